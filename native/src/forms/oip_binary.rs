@@ -177,7 +177,7 @@ pub(super) fn output_indexes(
     Ok(indexes)
 }
 
-/// Returns the size of an output's binary data in bytes.
+/// Returns the size in bytes of an output's binary data in an Open Inference answer.
 pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
     let shape = &work.outputs()[index];
     if shape.dtype == DataType::String {
@@ -188,7 +188,7 @@ pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
     }
 }
 
-/// Appends the binary data of an output to the answer.
+/// Appends the binary data of an output to an Open Inference answer.
 pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
     if work.outputs()[index].dtype == DataType::String {
         for element in work.strings(index) {

@@ -17,7 +17,7 @@ use crate::plan::{
     Servable, Signature, Tensor,
 };
 
-/// All dtypes of the protocol, in the order of the inputs and outputs of the test signature "echo".
+/// All dtypes of the Open Inference Protocol, in the order of the inputs and outputs of the test signature "echo".
 pub const DTYPES: [DataType; 14] = [
     DataType::Float32,
     DataType::Float64,
@@ -145,7 +145,7 @@ pub fn call(routes: &Routes) -> Call<'_> {
     }
 }
 
-/// A graph whose outputs are its inputs; an input that the request lacks becomes a tensor without elements.
+/// A test graph whose outputs are its inputs; an input that the request lacks becomes a tensor without elements.
 #[derive(Debug)]
 struct Echo;
 
@@ -264,7 +264,7 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Returns the tensors of the test request with their names.
+    /// Returns the input tensors of the test request with their names.
     pub fn tensors(&self) -> Vec<(&'static str, SentTensor)> {
         let ids = |numbers: &[i64]| SentTensor {
             dtype: DataType::Int64,

@@ -25,7 +25,7 @@ use crate::plan::{DataType, Effort, OutputShape, Servable, Signature, Work};
 const SMALL_JSON_BYTES: usize = 32 << 10;
 /// An answer with more JSON numbers is written on the thread pool for large work; writing a number takes some 15 ns.
 const SMALL_JSON_NUMBERS: usize = 4096;
-/// Bytes of text that are reserved for each number.
+/// Bytes of JSON text that are reserved for each number of an Open Inference answer.
 const NUMBER_BYTES: usize = 12;
 
 type Result<T> = std::result::Result<T, Declined>;

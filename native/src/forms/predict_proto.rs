@@ -126,7 +126,7 @@ fn wrapped_integer(message: &[u8]) -> Result<i64, Declined> {
 /// The indexes of a signature's outputs that a request names.
 type OutputIndexes = SmallVec<[usize; 8]>;
 
-/// Parses the inputs of a request; returns them, and the indexes of the outputs that its `output_filter` names.
+/// Parses the inputs of a `PredictRequest`; returns them, and the indexes of the outputs that `output_filter` names.
 fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, OutputIndexes), Declined> {
     let mut inputs = Inputs::new();
     inputs.resize_with(signature.inputs.len(), || None);

@@ -29,13 +29,13 @@ impl From<Malformed> for Declined {
 /// The value of one field of a protobuf message, by its wire type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// A varint: an integer, a bool or an enum.
+    /// The value of a varint field: an integer, a bool or an enum.
     Varint(u64),
-    /// A fixed64, sfixed64 or double, in little-endian bytes.
+    /// The little-endian bytes of a field of type fixed64, sfixed64 or double.
     Fixed64(&'a [u8; 8]),
     /// The bytes of a length-delimited field: a string, bytes, a message or packed numbers.
     Delimited(&'a [u8]),
-    /// A fixed32, sfixed32 or float, in little-endian bytes.
+    /// The little-endian bytes of a field of type fixed32, sfixed32 or float.
     Fixed32(&'a [u8; 4]),
 }
 

@@ -321,13 +321,13 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
 enum Values {
     /// The tensor has no elements, so its `TensorProto` has no field of values.
     None,
-    /// Values whose encoding is their bytes in memory: the number of the field, and the size of the bytes.
+    /// The values are encoded as their bytes in memory; holds the number of the field, and the size of the bytes.
     Raw(u32, usize),
-    /// Values that are encoded as packed varints: the field's number and the varints.
+    /// The values are encoded as packed varints; holds the number of the field, and the varints.
     Packed(u32, Vec<u8>),
-    /// Strings, each encoded as one field `string_val`.
+    /// The values are strings, each encoded as one field `string_val`.
     Strings,
-    /// Strings that are joined in the field `tensor_content`; holds the size of that field's bytes.
+    /// The values are strings, joined in the field `tensor_content`; holds the size of that field's bytes.
     JoinedStrings(usize),
 }
 

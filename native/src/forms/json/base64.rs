@@ -2,7 +2,7 @@
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Stands in the table `VALUES` for a byte that is not a base64 character.
+/// The value in the table `VALUES` for a byte that is no base64 character.
 const NONE: u8 = 255;
 
 const VALUES: [u8; 256] = {

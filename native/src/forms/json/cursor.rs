@@ -12,11 +12,11 @@ use super::base64;
 use super::nested::Nested;
 use crate::declined::Declined;
 
-/// A parsed value, or the reason why the request must be forwarded to the reference server.
+/// The result of parsing JSON: a value, or the reason why the request must be forwarded to the reference server.
 pub type Parsed<T> = Result<T, Declined>;
 
-/// The reference server refuses a document with more colons, or more opening brackets and braces, than this. It also
-/// counts those within strings. Source: `service/wire/json_document.py`.
+/// The reference server refuses a JSON document with more colons, or more opening brackets and braces, than this. It
+/// also counts those within strings. Source: `service/wire/json_document.py`.
 const MAX_DOCUMENT_KEYS: usize = 1 << 18;
 const MAX_DOCUMENT_LISTS: usize = 1 << 19;
 /// Maximal number of decimal digits with which every integer fits an i64.
@@ -301,7 +301,7 @@ impl<'a> Cursor<'a> {
         Ok(is_null)
     }
 
-    /// Reads `null` as None, and any other value with the function `read`.
+    /// Reads a JSON value: `null` as None, and any other value with the function `read`.
     ///
     /// # Errors
     /// As `read`.

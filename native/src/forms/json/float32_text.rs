@@ -14,9 +14,9 @@ use std::hint::select_unpredictable;
 
 use super::floats::NonFinite;
 
-/// Maximal number of bytes that the code writes for a float32, with the comma behind it. The longest text, such as
-/// `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes behind the
-/// point.
+/// Maximal number of bytes that this file's code writes for a float32, with the comma behind the number. The longest
+/// text, such as `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes
+/// behind the point.
 const MAX_BYTES: usize = 18;
 
 /// Number of floats that are converted to digits before the first of them is written as text. One loop for both steps
@@ -83,11 +83,11 @@ const fn scales() -> [Scale; 256] {
     table
 }
 
-/// Returns the conversion constants for floats whose factor 2^q 10^-k is `step`, in units of 2^-123.
+/// Returns the [`Scale`] of floats whose factor 2^q 10^-k is `step`, in units of 2^-123.
 #[allow(clippy::cast_possible_truncation)] // A step is below 10.
 const fn scale(step: u128, k: i8) -> Scale {
     let step = (step >> (123 - POINT)) as u64;
-    // The threshold is 10^7 if the scaled float of the smallest mantissa, 2^23, is below 10^7; else it is 10^8.
+    // `Scale::threshold` is 10^7 if the scaled float of the smallest mantissa, 2^23, is below 10^7; else it is 10^8.
     let is_short = (step as u128) << 23 < 10_000_000 << POINT;
     Scale {
         step,
@@ -217,7 +217,7 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     }
 }
 
-/// Stores the eight bytes of an integer, the lowest first.
+/// Writes the eight bytes of an integer to the address `at`, the lowest byte first.
 ///
 /// # Safety
 /// Eight bytes may be written at `at`.

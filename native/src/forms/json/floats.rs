@@ -166,7 +166,7 @@ fn append_short(text: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(last);
 }
 
-/// Appends a float64 as JSON text; `non_finite` gives the text of NaN and infinity.
+/// Appends a float64 as JSON text; `non_finite` chooses the text of NaN and infinity.
 #[inline]
 fn write_f64(number: f64, non_finite: NonFinite, out: &mut Vec<u8>) {
     if number.is_finite() {
@@ -239,7 +239,7 @@ fn write_elements<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinit
     write_level::<E>(dims, bytes, non_finite, out);
 }
 
-/// Appends a tensor's nested JSON lists of one level, with all deeper levels.
+/// Appends one level of a tensor's nested JSON lists, with all deeper levels.
 fn write_level<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
     let Some((&length, inner)) = dims.split_first() else {
         E::write_row(bytes, non_finite, out);

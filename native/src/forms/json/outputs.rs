@@ -53,7 +53,7 @@ pub fn check_numbers(effort: Effort<'_>, count: usize) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Returns an empty buffer with capacity for the text of `count` numbers.
+/// Returns an empty buffer with capacity for the JSON text of `count` numbers.
 #[must_use]
 pub fn text_buffer(count: usize) -> Vec<u8> {
     Vec::with_capacity(count.saturating_mul(NUMBER_BYTES).saturating_add(64))

@@ -37,7 +37,7 @@ pub enum Payload<'a> {
 pub struct PredictBody<'a> {
     /// Name of the signature that the `:predict` body asks for; empty if the client named none.
     pub signature_name: Cow<'a, str>,
-    /// Whether the body has `instances`, so that the answer is written by row.
+    /// Whether the `:predict` body has `instances`, so that the answer is written by row.
     pub is_by_row: bool,
     /// The inputs.
     pub payload: Payload<'a>,

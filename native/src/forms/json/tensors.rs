@@ -15,7 +15,7 @@ pub fn no_inputs<'a>(signature: &Signature) -> Inputs<'a> {
     inputs
 }
 
-/// Says whether an input holds ids, row splits or weights of a ragged feature.
+/// Says whether the signature's input with this index holds ids, row splits or weights of a ragged feature.
 #[must_use]
 pub fn is_ragged_part(signature: &Signature, index: usize) -> bool {
     let mut ragged = signature.features.iter().filter(|feature| feature.row_splits.is_some());

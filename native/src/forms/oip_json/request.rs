@@ -12,9 +12,9 @@ use crate::plan::{Data, DataType, Dims, Strings, Tensor};
 
 /// One input tensor of an Open Inference request.
 pub struct Input<'a> {
-    /// Name of the input tensor.
+    /// Name of the input tensor in the Open Inference request.
     pub name: Cow<'a, str>,
-    /// Dtype, sizes and elements of the input.
+    /// Dtype, sizes and elements of the input tensor.
     pub tensor: Tensor<'a>,
 }
 
@@ -31,11 +31,11 @@ pub struct Output<'a> {
 pub struct Request<'a> {
     /// Id of the Open Inference request; None if the client sent none.
     pub id: Option<Cow<'a, str>>,
-    /// Name of the signature; empty if the client named none.
+    /// Name of the signature that the Open Inference request asks for; empty if the client named none.
     pub signature: Cow<'a, str>,
     /// The request's `binary_data_output` parameter: whether outputs without `binary_data` are binary.
     pub is_binary: bool,
-    /// Input tensors in the order of the request.
+    /// The request's input tensors, in the order of the JSON text.
     pub inputs: SmallVec<[Input<'a>; 4]>,
     /// Outputs that the request names; an empty list means all outputs.
     pub outputs: SmallVec<[Output<'a>; 4]>,
@@ -187,7 +187,7 @@ fn size(cursor: &mut Cursor<'_>) -> Result<usize> {
     cursor.whole::<i64>()?.try_into().map_err(|_| Declined::Unusual)
 }
 
-/// Reads a list of elements, flat or nested in lists of equal lengths; returns the elements and their number.
+/// Reads a JSON list of elements, flat or nested in lists of equal lengths; returns the elements and their number.
 fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -> Result<(Data<'a>, usize)> {
     // The shape may be wrong, so the size of the remaining text bounds the allocation: an element takes at least two
     // bytes.
