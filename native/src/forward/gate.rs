@@ -15,7 +15,7 @@ const CONTROL_SLOTS: usize = 16;
 /// The kind of a forwarded request, which decides in which queue, if any, the request waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Predict and lookup requests.
+    /// Predict and lookup requests, which have a queue of their own.
     Work,
     /// Requests for status, metadata, metrics and administration, which never wait for predicts and lookups.
     Control,

@@ -36,9 +36,9 @@ pub struct GrpcUpstream {
 
 /// The reason why a gRPC stream was copied only in part.
 enum StreamEnded {
-    /// The side that sends the bytes disconnected, or reset its HTTP/2 stream for this reason.
+    /// The sender of the bytes disconnected, or reset its HTTP/2 stream; the value is the reason of the reset.
     Source(Option<Reason>),
-    /// The side that receives the bytes accepts no more of them.
+    /// The receiver of the bytes accepts no more of them.
     Sink,
 }
 
@@ -148,7 +148,7 @@ impl GrpcUpstream {
     }
 }
 
-/// Converts the head of a client's request to a request to the reference server; None if its path is invalid.
+/// Converts the head of a client's request to a request to the reference server; None if the client's path is invalid.
 fn request(head: Parts) -> Option<Request<()>> {
     let Parts { method, uri, headers, .. } = head;
     let parts = uri.into_parts();

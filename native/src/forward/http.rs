@@ -51,7 +51,7 @@ pub enum UnreadReason {
 }
 
 impl Upload {
-    /// Returns the body of a request whose bytes have all been received.
+    /// Returns the body of a forwarded request whose bytes have all been received.
     #[must_use]
     pub fn whole(data: Bytes) -> Self {
         let (prefix, alive) = ((!data.is_empty()).then_some(data), Arc::new(()));
@@ -180,9 +180,9 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// A connection to the reference server; dropping it closes the connection. Without that, a connection whose server
-/// answered before it had read the whole body would stay open: the rest of the body waits for a reader that does not
-/// come.
+/// A connection to the HTTP reference server; dropping it closes the connection. Without that, a connection whose
+/// server answered before it had read the whole body would stay open: the rest of the body waits for a reader that does
+/// not come.
 struct Sender {
     requests: SendRequest<Upload>,
     driver: AbortHandle,
@@ -220,7 +220,7 @@ impl IdleConnections {
 
     fn push(&self, sender: Sender) {
         let mut all = self.lock();
-        // The oldest idle connections are at the start of the list.
+        // In the list of idle connections, the oldest ones are at the start.
         let num_old = all.iter().take_while(|(_, since)| since.elapsed() > IDLE_TIMEOUT).count();
         all.drain(..num_old);
         if all.len() < MAX_IDLE && !sender.requests.is_closed() {
