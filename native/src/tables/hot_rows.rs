@@ -39,7 +39,7 @@ thread_local! {
     };
 }
 
-/// The rows of one table that lookups read most. Concurrency: any thread.
+/// A sampler that finds the rows of one table that lookups read most. Concurrency: any thread.
 #[derive(Debug)]
 pub struct HotRows {
     /// V, the number of rows of the table; ids outside the table are not counted.
@@ -127,7 +127,7 @@ impl HotRows {
         next - num_ids
     }
 
-    /// Counts the ids of all buffers; returns the counts so far, with the `most` rows that have the highest counts.
+    /// Counts the drawn ids of all buffers; returns the counts, with the `most` rows of the highest counts.
     #[must_use]
     pub fn snapshot(&self, most: usize) -> HotSnapshot {
         let mut sketch = lock(&self.sketch);

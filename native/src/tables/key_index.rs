@@ -84,7 +84,7 @@ impl<'a> Lines<'a> {
         self.len() == 0
     }
 
-    /// Returns a line without its ending: newline or CR LF, as in TensorFlow's file initializer.
+    /// Returns a line of the file without its ending: newline or CR LF, as in TensorFlow's file initializer.
     ///
     /// # Panics
     /// The file has no such line, or `starts` has offsets outside the file.
@@ -357,8 +357,8 @@ pub fn count_lines(data: &[u8]) -> usize {
     count + usize::from(data.last().is_some_and(|&byte| byte != b'\n'))
 }
 
-/// Writes to `starts` the offset of each line of a file, and the offset where one more line would start. Returns false
-/// if the length of `starts` is not the number of lines plus one.
+/// Writes to `starts` the offset of each line of a vocabulary file, and the offset where one more line would start.
+/// Returns false if the length of `starts` is not the number of lines plus one.
 pub fn find_lines(data: &[u8], starts: &mut [i64]) -> bool {
     let mut line = 0;
     if let Some(first) = starts.first_mut() {

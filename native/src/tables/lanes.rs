@@ -1,6 +1,6 @@
 //! Vectors of eight float32 numbers, with one implementation for each instruction set of processors.
 
-/// Eight float32 numbers, which a processor with AVX2 reads, multiplies, adds or writes by one instruction.
+/// A vector of eight float32 numbers, which a processor with AVX2 reads, multiplies, adds or writes by one instruction.
 ///
 /// All implementations give the same bits, but for [`Lanes::times_plus`]: every other operation rounds to float32, and
 /// fuses no multiplication with an addition.

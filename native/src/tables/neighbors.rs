@@ -345,7 +345,7 @@ fn add_group(scores: &[f32], start: usize, search: &Search<'_>, own: i64, neares
     }
 }
 
-/// Copies rows to `copies` as float32; each row begins `width` numbers after the row before it.
+/// Copies rows of the table to `copies` as float32; each row begins `width` numbers after the row before it.
 ///
 /// # Safety
 /// `places` are row numbers of the table, or positions in the search's list; `copies` has space for them.

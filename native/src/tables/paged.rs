@@ -361,8 +361,8 @@ impl Pager {
 }
 
 impl Clock {
-    /// Moves the clock hand until it has chosen `num_pages` pages to drop, or finds no more. Sets the use counts of
-    /// chosen pages to 0. Returns the chosen pages by range, in the order of their addresses.
+    /// Moves the pager's clock hand until `num_pages` pages to drop are chosen, or no more can be found. Sets the use
+    /// counts of chosen pages to 0. Returns the chosen pages by range, in the order of their addresses.
     fn choose(&mut self, num_pages: usize) -> Vec<(Arc<PagedRange>, Vec<usize>)> {
         let ranges: Vec<_> = self.ranges.iter().map(Weak::upgrade).collect();
         let total: usize = ranges.iter().flatten().map(|range| range.uses.len()).sum();

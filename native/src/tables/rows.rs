@@ -97,7 +97,7 @@ impl TableView {
         self.scales.wrapping_add((id as usize).wrapping_mul(4))
     }
 
-    /// Reads the scale of a row; 1 if the dtype has no scales.
+    /// Reads the float32 scale of a row; returns 1 if the dtype has no scales.
     #[inline(always)]
     unsafe fn scale<S: Stored>(&self, id: i64) -> f32 {
         if S::IS_SCALED {
@@ -109,7 +109,7 @@ impl TableView {
         }
     }
 
-    /// Writes one row to `to` as float32, multiplied by its scale if the dtype has scales.
+    /// Writes one row of the table to `to` as float32, multiplied by the row's scale if the dtype has scales.
     ///
     /// # Safety
     /// The id lies in the table, the table stores `S`, and `to` has space for D float32.

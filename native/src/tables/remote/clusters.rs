@@ -10,7 +10,7 @@ use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
 use super::topology::{InSync, Node, Topology};
 
-/// Expected size of a row, for a cache that is created before the first table is opened.
+/// Expected size of a row in bytes, for a row cache that is created before the first table is opened.
 const TYPICAL_ROW_BYTES: usize = 256;
 /// Number of rows that the server reads together when it fills the cache in advance.
 const FILLED_TOGETHER: usize = 1000;
@@ -107,7 +107,7 @@ impl Clusters {
         let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();
         drop(opened);
         for topology in topologies {
-            // An error of this refresh is ignored: a later read that needs the slot map reports an error of its own.
+            // An error of a slot map's refresh is ignored: a later read that needs the map reports its own error.
             let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
         }
     }

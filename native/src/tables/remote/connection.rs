@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Reads and decodes one answer, which may be any value of the RESP protocol.
+    /// Reads and decodes one answer of the node, which may be any value of the RESP protocol.
     ///
     /// # Errors
     /// The connection broke, an answer did not come before `until`, or the received bytes are no valid answer.

@@ -28,7 +28,7 @@ const SECOND_CONNECT: Duration = Duration::from_millis(20);
 /// Kinds of error answers after which another try may succeed: the slot map is outdated, or a node is not ready yet.
 const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];
 
-/// The rows of one table that a read must get.
+/// A list of rows of one table that a read must get, with the buffer for the rows.
 pub struct Want<'t> {
     /// The table.
     pub table: &'t RemoteTable,
@@ -142,12 +142,12 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     why
 }
 
-/// Rows that one node is asked for, with one command for each row.
+/// A group of rows that one node is asked for, with one command for each row.
 struct Group {
     node: Node,
     /// Whether the slot of these rows is moving to this node: the slot's present node named this node in an ASK error.
     asks: bool,
-    /// Whether the node is the primary: a replica may lack the last changes, so its rows are not cached.
+    /// Whether the asked node is the primary: a replica may lack the last changes, so its rows are not cached.
     is_primary: bool,
     items: Vec<Item>,
 }
@@ -431,7 +431,7 @@ impl Task<'_, '_> {
         None
     }
 
-    /// Reads the second node's answers and copies their rows to the buffers; returns true if each answer has a row.
+    /// Reads the answers of a hedged read's second node, and copies their rows; returns true if each answer has a row.
     fn has_all(&mut self, items: &[Item], connection: &mut Connection) -> bool {
         let until = self.node_until();
         if connection.skip_owed(until).is_err() {

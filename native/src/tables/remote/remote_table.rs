@@ -36,7 +36,7 @@ pub struct TableCounts {
     pub errors: u64,
     /// Number of rows of the table that a default row replaced in answers, because they could not be read.
     pub default_rows: u64,
-    /// Number of rows that could not be read and were taken from the cache.
+    /// Number of rows of the table that could not be read from the cluster and were taken from the cache.
     pub stale_rows: u64,
     /// Number of hedged reads: their commands were also sent to a second node, because the first was slow.
     pub hedges: u64,
@@ -83,9 +83,9 @@ pub struct RemoteTable {
     default_rows: Vec<(usize, Vec<u8>)>,
     /// Whether a default row has changed in the Valkey or Redis cluster since its bytes were copied to this server.
     has_old_default_rows: AtomicBool,
-    /// Whether a cached row of the table, however old, may replace a row that can not be read from the cluster.
+    /// Whether [`Self::read_stale`] may replace a row that can not be read by the table's cached row, however old.
     pub(super) serves_stale: bool,
-    /// For how long cached rows are valid after the server last read the table's changes; None: always.
+    /// For how long cached rows of this table are valid after the server last read the table's changes; None: always.
     fresh: Option<Duration>,
     opened: Instant,
     /// Time at which the server last read the table's changes, in milliseconds after the table was opened.
@@ -238,7 +238,7 @@ impl RemoteTable {
         self.serves_stale && self.cache.as_ref().is_some_and(|cache| cache.has(self.serial, id))
     }
 
-    /// Copies one row from the cache, whatever its age; says whether the cache has it.
+    /// Copies one row of this table from the cache, whatever the row's age; says whether the cache has the row.
     pub fn copy_cached(&self, id: u64, to: &mut [u8]) -> bool {
         self.cache.as_ref().is_some_and(|cache| cache.copy(self.serial, id, to))
     }

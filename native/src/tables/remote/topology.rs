@@ -143,7 +143,7 @@ impl Topology {
         self.map.load_full()
     }
 
-    /// Returns the nodes of a slot that may be read: the primary, and replicas that are in sync.
+    /// Returns the nodes from which rows of a hash slot may be read: the primary, and replicas that are in sync.
     pub(super) fn readable<'n>(&'n self, map: &'n Map, slot: u16) -> impl Iterator<Item = &'n Node> {
         let primary = map.primary(slot);
         map.nodes(slot).iter().filter(move |node| Some(*node) == primary || self.in_sync.has(node))

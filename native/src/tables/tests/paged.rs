@@ -43,7 +43,7 @@ impl Rows {
         rows
     }
 
-    /// Drops all pages of the file from memory, as the kernel does if memory is short.
+    /// Drops all pages of the test file from memory, as the kernel does if memory is short.
     fn drop_all(&self) {
         // SAFETY: dropping pages loses no data, because the memory map of the test file is shared and read-only.
         unsafe {
@@ -58,7 +58,7 @@ impl Rows {
         unsafe { ((self.at + 100 + row * STRIDE) as *const usize).read_unaligned() }
     }
 
-    /// Returns the number of the file's pages that are in memory.
+    /// Returns how many pages of the test file are in memory.
     fn resident(&self) -> usize {
         let mut found = vec![0_u8; self.size.div_ceil(4096)];
         // SAFETY: mincore writes one byte for each page of the map, and `found` has as many.
