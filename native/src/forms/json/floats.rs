@@ -7,7 +7,7 @@
 use super::float32_text;
 use crate::plan::DataType;
 
-/// How NaN and infinity are written in JSON answers, because JSON has no numbers for them.
+/// How NaN and infinity, for which JSON has no numbers, are written in JSON answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
     /// NaN and infinity are written as the words `NaN`, `Infinity` and `-Infinity`, as TensorFlow Serving writes them.

@@ -23,7 +23,7 @@ use super::topology::{Node, Topology};
 const MOST_COMMANDS: usize = 4096;
 /// The pause before a read asks nodes again for rows that it did not get.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Longest time to connect to the second node of a hedged read, because the first node may answer at any moment.
+/// Longest time to connect and send to a hedged read's second node, because the first may answer at any moment.
 const SECOND_CONNECT: Duration = Duration::from_millis(20);
 /// Kinds of error answers after which another try may succeed: the slot map is outdated, or a node is not ready yet.
 const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];

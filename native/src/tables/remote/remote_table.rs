@@ -38,7 +38,7 @@ pub struct TableCounts {
     pub default_rows: u64,
     /// Number of rows of the table that could not be read from the cluster and were taken from the cache.
     pub stale_rows: u64,
-    /// Number of hedged reads: their commands were also sent to a second node, because the first was slow.
+    /// Number of hedged reads: reads of a node for which a second node was asked, too, because the first was slow.
     pub hedges: u64,
     /// Number of hedged reads that the second node answered first.
     pub hedge_wins: u64,
