@@ -24,7 +24,7 @@ pub mod tensorflow_json;
 
 /// The context of one request: all that a wire format's handler (form) needs besides the request's bytes.
 pub struct Call<'a> {
-    /// The routing table of published servables.
+    /// The routing table, which gives the published servable for a model and a version.
     pub routes: &'a Routes,
     /// How much work the calling thread may do for the request.
     pub effort: Effort<'a>,
@@ -34,7 +34,7 @@ pub struct Call<'a> {
     pub as_content: bool,
     /// Whether JSON answers have `null` in place of NaN and infinity, and JSON requests with such numbers are refused.
     pub strict_json: bool,
-    /// The models that the caller may run; None: all.
+    /// The models that the caller of the request may run; None: all models.
     pub grant: Option<&'a Grant>,
     /// A random number from 0 to below 1; if it is below the model's log rate, the core forwards the request to be
     /// logged. None if no request is logged.
@@ -59,7 +59,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The model version that a request names.
+/// How a request names the version of a model: the latest version, a number or a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version<'a> {
     /// The latest version.
@@ -72,15 +72,15 @@ pub enum Version<'a> {
 
 /// A finished answer, with the figures that the metrics count.
 pub struct Answered {
-    /// The HTTP body, or the gRPC message without its five-byte prefix.
+    /// The answer's bytes: the HTTP body, or the gRPC message without its five-byte prefix.
     pub body: Bytes,
     /// B, the number of rows of the request.
     pub rows: usize,
-    /// The servable that answered; its version can not be unloaded before this reference is dropped.
+    /// The servable that answered the request; its version can not be unloaded before this reference is dropped.
     pub servable: Arc<Servable>,
-    /// Index of the signature in `servable.signatures()`.
+    /// Index, in `servable.signatures()`, of the signature that the request ran.
     pub signature: usize,
-    /// Time that the lookup or the graph took, without parsing and writing.
+    /// Time of the lookup or the graph run; for gRPC answers and binary tensors, with the time of writing them.
     pub ran: Duration,
     /// For an Open Inference answer with binary tensors, the number of bytes of JSON text before the tensors.
     pub json_length: Option<usize>,

@@ -15,11 +15,11 @@ use crate::plan::{Data, DataType, Dims, Inputs, Servable, Signature, Strings, Te
 
 /// Name of the signature that a request runs if the request names none and the model has no `serving_default`.
 const FALLBACK_SIGNATURE: &str = "lookup";
-/// Name of the request parameter that chooses the signature; an answer has it, too.
+/// Name of the Open Inference parameter with which a request chooses its signature; an answer has the parameter, too.
 pub(super) const SIGNATURE_PARAMETER: &str = "signature_name";
-/// Maximal number of dimensions of a tensor in a request.
+/// Maximal number of dimensions of a tensor in an Open Inference request.
 const MAX_RANK: usize = 64;
-/// Size in bytes of the length field before each BYTES element.
+/// Size in bytes of the length that stands before each string (BYTES element) in binary tensor data.
 const LENGTH_BYTES: usize = 4;
 
 /// Parses the version in a request: digits are a version number, other text is a label, and an empty text is the latest
@@ -37,7 +37,7 @@ pub fn version(text: &str) -> Result<Version<'_>, Declined> {
     text.parse().map(Version::Number).map_err(|_| Declined::Unusual)
 }
 
-/// Returns the dtype for a datatype name of the protocol; None for an unknown name.
+/// Returns the dtype for a datatype name of the Open Inference Protocol; None for an unknown name.
 pub(super) fn dtype_of(datatype: &[u8]) -> Option<DataType> {
     Some(match datatype {
         b"BOOL" => DataType::Bool,
@@ -58,7 +58,7 @@ pub(super) fn dtype_of(datatype: &[u8]) -> Option<DataType> {
     })
 }
 
-/// Returns the protocol's datatype name for a dtype.
+/// Returns the datatype name of the Open Inference Protocol for a dtype.
 pub(super) fn datatype_of(dtype: DataType) -> &'static str {
     match dtype {
         DataType::Bool => "BOOL",
@@ -91,7 +91,7 @@ pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
     }
 }
 
-/// Parses a tensor from its binary data.
+/// Parses an Open Inference tensor from its binary data.
 pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<Tensor<'_>, Declined> {
     let count = num_elements(&dims)?;
     let data = if dtype == DataType::String {
@@ -177,7 +177,7 @@ pub(super) fn output_indexes(
     Ok(indexes)
 }
 
-/// Returns the size of an output's binary data in bytes.
+/// Returns the size in bytes of an output's binary data in an Open Inference answer.
 pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
     let shape = &work.outputs()[index];
     if shape.dtype == DataType::String {
@@ -188,7 +188,7 @@ pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
     }
 }
 
-/// Appends the binary data of an output to the answer.
+/// Appends the binary data of an output to an Open Inference answer.
 pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
     if work.outputs()[index].dtype == DataType::String {
         for element in work.strings(index) {

@@ -17,7 +17,7 @@ use crate::plan::{
     Servable, Signature, Tensor,
 };
 
-/// All dtypes of the protocol, in the order of the inputs and outputs of the test signature "echo".
+/// All dtypes of the Open Inference Protocol, in the order of the inputs and outputs of the test signature "echo".
 pub const DTYPES: [DataType; 14] = [
     DataType::Float32,
     DataType::Float64,
@@ -41,12 +41,12 @@ pub const USER_DIM: usize = 3;
 /// D, the number of columns, of the test model's table of items.
 pub const ITEM_DIM: usize = 2;
 
-/// Returns the number in row `id` and column `column` of the table of users.
+/// Returns the number in row `id` and column `column` of the test model's table of users.
 pub fn user_number(id: i64, column: usize) -> f32 {
     id as f32 / 8.0 + column as f32
 }
 
-/// Returns the number in row `id` and column `column` of the table of items.
+/// Returns the number in row `id` and column `column` of the test model's table of items.
 pub fn item_number(id: i64, column: usize) -> f32 {
     id as f32 * -1.5 + column as f32 * 0.1
 }
@@ -145,7 +145,7 @@ pub fn call(routes: &Routes) -> Call<'_> {
     }
 }
 
-/// A graph whose outputs are its inputs; an input that the request lacks becomes a tensor without elements.
+/// A test graph whose outputs are its inputs; an input that the request lacks becomes a tensor without elements.
 #[derive(Debug)]
 struct Echo;
 
@@ -180,7 +180,7 @@ impl Graph for Echo {
     }
 }
 
-/// The elements of a tensor: the bytes of its numbers, or its strings.
+/// The elements of a test tensor: the bytes of its numbers, or its strings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
     Numbers(Vec<u8>),
@@ -264,7 +264,7 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Returns the tensors of the test request with their names.
+    /// Returns the input tensors of the test request with their names.
     pub fn tensors(&self) -> Vec<(&'static str, SentTensor)> {
         let ids = |numbers: &[i64]| SentTensor {
             dtype: DataType::Int64,

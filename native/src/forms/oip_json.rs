@@ -25,12 +25,12 @@ use crate::plan::{DataType, Effort, OutputShape, Servable, Signature, Work};
 const SMALL_JSON_BYTES: usize = 32 << 10;
 /// An answer with more JSON numbers is written on the thread pool for large work; writing a number takes some 15 ns.
 const SMALL_JSON_NUMBERS: usize = 4096;
-/// Bytes of text that are reserved for each number.
+/// Bytes of JSON text that are reserved for each number of an Open Inference answer.
 const NUMBER_BYTES: usize = 12;
 
 type Result<T> = std::result::Result<T, Declined>;
 
-/// Answers an Open Inference `infer` request.
+/// Answers an Open Inference `infer` request whose body is JSON, perhaps with binary tensors behind the JSON.
 ///
 /// `header_length` is the value of the request header Inference-Header-Content-Length: the length of the JSON.
 ///
@@ -148,7 +148,7 @@ fn answer_capacity(work: &Work<'_, '_>, formats: &OutputFormats) -> usize {
     256 + 128 * work.outputs().len() + NUMBER_BYTES * json_numbers(work, formats) + binary
 }
 
-/// Writes the beginning of the answer's JSON, up to its first output.
+/// Appends the beginning of an Open Inference answer's JSON, up to the answer's first output.
 fn write_head(servable: &Servable, id: Option<&str>, signature: &Signature, out: &mut Vec<u8>) {
     out.extend_from_slice(b"{\"model_name\":");
     floats::write_string(servable.model(), out);
@@ -166,7 +166,7 @@ fn write_head(servable: &Servable, id: Option<&str>, signature: &Signature, out:
     out.extend_from_slice(b"},\"outputs\":[");
 }
 
-/// Writes an output's datatype and shape as JSON.
+/// Appends the datatype and the shape of an output to the JSON of an Open Inference answer.
 fn write_shape(shape: &OutputShape, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"datatype\":\"");
     out.extend_from_slice(datatype_of(shape.dtype).as_bytes());

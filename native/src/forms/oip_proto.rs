@@ -25,7 +25,7 @@ use crate::plan::{Data, DataType, Dims, Effort, Strings, Tensor, Work};
 
 /// A message with more bytes is parsed on the thread pool for large work; parsing integers runs at some 1 GB/s.
 const SMALL_MESSAGE_BYTES: usize = 64 << 10;
-/// Maximal number of dimensions of a tensor.
+/// Maximal number of dimensions of a tensor in a `ModelInferRequest`.
 const MAX_SIZES: usize = 64;
 
 type Result<T> = std::result::Result<T, Declined>;
@@ -62,7 +62,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     let mut number_text = itoa::Buffer::new();
     let version = number_text.format(servable.version()).as_bytes();
     let names = [servable.model().as_bytes(), version, request.id.as_bytes(), signature.name.as_bytes()];
-    // 64 bytes suffice for the protobuf tags and lengths of the names and of the parameter.
+    // In the answer, 64 bytes suffice for the protobuf tags and lengths of the names and of the parameter.
     let capacity =
         64 + names.iter().map(|name| name.len()).sum::<usize>() + outputs.iter().map(Output::len).sum::<usize>();
     let mut out = Vec::with_capacity(capacity);
@@ -111,7 +111,7 @@ fn write_signature_parameter(out: &mut Vec<u8>, name: &[u8]) {
     write_delimited(out, 3, name);
 }
 
-/// One output tensor of an answer.
+/// One output tensor of a `ModelInferResponse`, before it is written.
 struct Output<'a> {
     name: &'a [u8],
     datatype: &'a [u8],
@@ -194,7 +194,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// Decodes the tensors of all inputs; returns each tensor with its name.
+    /// Decodes the tensors of all inputs of the request; returns each tensor with its name.
     fn tensors(&self) -> Result<SmallVec<[(&'a str, Tensor<'a>); 4]>> {
         let tensors = self.inputs.iter().enumerate().map(|(i, input)| {
             let dtype = dtype_of(input.datatype.as_bytes()).ok_or(Declined::Unusual)?;
@@ -322,7 +322,7 @@ fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<T
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Decodes the numbers of a packed field; returns them with their count.
+/// Decodes the numbers of a packed field as elements of the dtype; returns the elements and their number.
 fn numbers(dtype: DataType, packed: &[u8]) -> Result<(Data<'_>, usize)> {
     let is_short = |byte: &u8| *byte < 0x80;
     let size = dtype.size();

@@ -67,14 +67,14 @@ pub fn model(message: &[u8]) -> &str {
     spec.and_then(|spec| ModelSpec::read(spec).ok()).map_or("", |spec| spec.model)
 }
 
-/// Parses any bytes as a request, for the fuzz targets.
+/// Parses any bytes as a `PredictRequest`, for the fuzz targets.
 #[doc(hidden)]
 pub fn fuzz(message: &[u8], signature: &Signature) {
     let _ = ModelSpec::of_request(message);
     let _ = read(message, signature);
 }
 
-/// The model, version and signature that a request names.
+/// The model, version and signature that a `PredictRequest` names.
 struct ModelSpec<'a> {
     model: &'a str,
     version: Version<'a>,
@@ -126,7 +126,7 @@ fn wrapped_integer(message: &[u8]) -> Result<i64, Declined> {
 /// The indexes of a signature's outputs that a request names.
 type OutputIndexes = SmallVec<[usize; 8]>;
 
-/// Parses the inputs of a request; returns them, and the indexes of the outputs that its `output_filter` names.
+/// Parses the inputs of a `PredictRequest`; returns them, and the indexes of the outputs that `output_filter` names.
 fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, OutputIndexes), Declined> {
     let mut inputs = Inputs::new();
     inputs.resize_with(signature.inputs.len(), || None);

@@ -12,7 +12,7 @@ const CONTINUATION_BITS: u64 = 0x8080_8080_8080_8080;
 /// Number of bytes of a packed field in which the decoder looks for the ends of varints at once.
 const BLOCK: usize = 64;
 const WORD: usize = 8;
-/// Maximal size in bytes of a varint of 64 bits, and of a tag or length.
+/// Maximal sizes in bytes of varints: of 64 bits, and of 32 bits as tags and lengths are.
 const MAX_VARINT_BYTES: usize = 10;
 const MAX_VARINT32_BYTES: usize = 5;
 
@@ -29,13 +29,13 @@ impl From<Malformed> for Declined {
 /// The value of one field of a protobuf message, by its wire type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// A varint: an integer, a bool or an enum.
+    /// The value of a varint field: an integer, a bool or an enum.
     Varint(u64),
-    /// A fixed64, sfixed64 or double, in little-endian bytes.
+    /// The little-endian bytes of a field of type fixed64, sfixed64 or double.
     Fixed64(&'a [u8; 8]),
     /// The bytes of a length-delimited field: a string, bytes, a message or packed numbers.
     Delimited(&'a [u8]),
-    /// A fixed32, sfixed32 or float, in little-endian bytes.
+    /// The little-endian bytes of a field of type fixed32, sfixed32 or float.
     Fixed32(&'a [u8; 4]),
 }
 
@@ -46,7 +46,7 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Iterates over the fields of a message.
+    /// Returns an iterator over the fields of an encoded protobuf message.
     #[must_use]
     #[inline]
     pub fn of(message: &'a [u8]) -> Self {
@@ -100,7 +100,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Stores the value of a field that may come only once.
+/// Stores the value of a protobuf field that may come only once in a message.
 ///
 /// # Errors
 /// The message has the field twice.
@@ -244,7 +244,7 @@ pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malfo
     if rest.is_empty() { Ok(()) } else { Err(Malformed) }
 }
 
-/// Returns one bit for each byte of a block, set if the byte is the last of a varint.
+/// Returns one bit for each byte of a block of a packed field, set if the byte is the last of a varint.
 #[inline]
 fn varint_ends(block: &[u8; BLOCK]) -> u64 {
     block.chunks_exact(WORD).rev().fold(0, |ends, word| {
@@ -279,7 +279,7 @@ fn decode_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malform
     }
 }
 
-/// Returns the size in bytes of a value as a varint.
+/// Returns the number of bytes that an integer takes as a varint.
 #[must_use]
 #[inline]
 pub fn varint_len(value: u64) -> usize {
@@ -287,7 +287,7 @@ pub fn varint_len(value: u64) -> usize {
     (70 - (value | 1).leading_zeros() as usize) / 7
 }
 
-/// Returns the size of a field's tag in bytes.
+/// Returns the size of a protobuf field's tag in bytes.
 #[must_use]
 #[inline]
 pub fn tag_len(field: u32) -> usize {
@@ -326,7 +326,7 @@ pub fn write_delimited_header(to: &mut Vec<u8>, field: u32, length: usize) {
     write_varint(to, length as u64);
 }
 
-/// Appends a length-delimited field.
+/// Appends a length-delimited protobuf field: its tag, its length and its bytes.
 #[inline]
 pub fn write_delimited(to: &mut Vec<u8>, field: u32, bytes: &[u8]) {
     write_delimited_header(to, field, bytes.len());
@@ -356,7 +356,7 @@ mod tests {
         bytes
     }
 
-    /// The oracle: decodes the varints of a packed field one after the other.
+    /// Decodes the varints of a packed field one after the other, as the oracle of the tests.
     fn decode_one_by_one(packed: &[u8]) -> Result<Vec<i64>, Malformed> {
         let (mut rest, mut numbers) = (packed, Vec::new());
         while !rest.is_empty() {

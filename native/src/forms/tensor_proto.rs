@@ -89,7 +89,7 @@ impl<'a> TensorProto<'a> {
         Ok((dtype, tensor))
     }
 
-    /// Iterates over all occurrences of the field with the tensor's values.
+    /// Iterates over the values of all occurrences of the protobuf field with the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
         // The iterator meets no malformed field, because TensorProto::read has already read the whole message without
@@ -317,17 +317,17 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     }
 }
 
-/// The encoding of one output's values in its `TensorProto`.
+/// How the values of one output are encoded in the output's `TensorProto`.
 enum Values {
     /// The tensor has no elements, so its `TensorProto` has no field of values.
     None,
-    /// Values whose encoding is their bytes in memory: the number of the field, and the size of the bytes.
+    /// The values are encoded as their bytes in memory; holds the number of the field, and the size of the bytes.
     Raw(u32, usize),
-    /// Values that are encoded as packed varints: the field's number and the varints.
+    /// The values are encoded as packed varints; holds the number of the field, and the varints.
     Packed(u32, Vec<u8>),
-    /// Strings, each encoded as one field `string_val`.
+    /// The values are strings, each encoded as one field `string_val`.
     Strings,
-    /// Strings that are joined in the field `tensor_content`; holds the size of that field's bytes.
+    /// The values are strings, joined in the field `tensor_content`; holds the size of that field's bytes.
     JoinedStrings(usize),
 }
 
@@ -419,7 +419,7 @@ impl MessageLayout {
     }
 }
 
-/// Returns the size of a `Dim` message in bytes.
+/// Returns the size in bytes of a `Dim` message, which holds one size of a tensor's shape.
 fn dim_len(size: usize) -> usize {
     varint_field_len(1, size as u64)
 }

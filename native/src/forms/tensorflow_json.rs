@@ -29,18 +29,18 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
     outputs::answer(call, servable, index, inputs, layout)
 }
 
-/// The meaning of one column of a `:predict` body.
+/// What one column of a `:predict` body is: ids of a feature, weights of a feature, or a whole input.
 #[derive(Clone, Copy)]
 enum ColumnRole {
     /// The column has a list of ids for each row, for the feature with this index.
     Ragged(usize),
-    /// Lists of weights for a feature, which are read together with the feature's ids.
+    /// The column has lists of weights for a feature, which are read together with the feature's ids.
     Weights,
     /// The column has the whole value of the signature's input with this index.
     Input(usize),
 }
 
-/// Converts a parsed body to the signature's inputs.
+/// Converts a parsed `:predict` body to the signature's inputs.
 pub(super) fn inputs_of<'a>(
     signature: &Signature,
     payload: Payload<'a>,

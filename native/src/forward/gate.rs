@@ -12,10 +12,10 @@ use crate::edge::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 /// take long.
 const CONTROL_SLOTS: usize = 16;
 
-/// The queue in which a forwarded request waits for a slot.
+/// The kind of a forwarded request, which decides in which queue, if any, the request waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Predict and lookup requests.
+    /// Predict and lookup requests, which have a queue of their own.
     Work,
     /// Requests for status, metadata, metrics and administration, which never wait for predicts and lookups.
     Control,
@@ -30,7 +30,7 @@ pub struct Gates {
 }
 
 impl Gates {
-    /// Returns empty queues. `limits` are those of the lane for predicts and lookups.
+    /// Returns empty queues. Both lanes have these `limits`, but the control lane has `CONTROL_SLOTS` slots.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Gates { work: Gate::new(limits), control: Gate::new(Limits { slots: CONTROL_SLOTS, ..limits }) }
@@ -70,7 +70,7 @@ impl Inner {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives each free slot to the next waiting request.
+    /// Gives each free slot of a lane to the next request that waits in the lane's queue.
     fn admit_waiting(self: &Arc<Self>) {
         loop {
             let Some(taken) = self.lock().take(Instant::now()) else {
@@ -115,7 +115,7 @@ impl Drop for Slot {
 /// The permit to forward one request. Dropping it gives the slot to the next waiting request.
 pub struct Permit {
     _slot: Slot,
-    /// Time for which the request waited for its slot.
+    /// Time for which the request waited in the queue before it got its slot.
     pub waited: Duration,
 }
 

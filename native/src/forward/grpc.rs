@@ -36,14 +36,14 @@ pub struct GrpcUpstream {
 
 /// The reason why a gRPC stream was copied only in part.
 enum StreamEnded {
-    /// The side that sends the bytes disconnected, or reset its HTTP/2 stream for this reason.
+    /// The sender of the bytes disconnected, or reset its HTTP/2 stream; the value is the reason of the reset.
     Source(Option<Reason>),
-    /// The side that receives the bytes accepts no more of them.
+    /// The receiver of the bytes accepts no more of them.
     Sink,
 }
 
 impl GrpcUpstream {
-    /// Returns a client of the reference server at this Unix socket; the first call connects.
+    /// Returns a client of the gRPC reference server at this Unix socket; the first call connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         GrpcUpstream { path, sender: Mutex::default(), connecting: tokio::sync::Mutex::default() }
@@ -138,8 +138,8 @@ impl GrpcUpstream {
         let (mut upload, mut download) = (std::pin::pin!(upload), std::pin::pin!(download));
         let mut is_uploading = true;
         loop {
-            // The call ends when its answer ends. Dropping an unfinished upload resets the stream to the reference
-            // server.
+            // A forwarded gRPC call ends when its answer ends. Dropping an unfinished upload resets the stream to the
+            // reference server.
             tokio::select! {
                 () = &mut upload, if is_uploading => is_uploading = false,
                 is_served = &mut download => return is_served,
@@ -148,7 +148,7 @@ impl GrpcUpstream {
     }
 }
 
-/// Converts the head of a client's request to a request to the reference server; None if its path is invalid.
+/// Converts the head of a client's request to a request to the reference server; None if the client's path is invalid.
 fn request(head: Parts) -> Option<Request<()>> {
     let Parts { method, uri, headers, .. } = head;
     let parts = uri.into_parts();
@@ -175,7 +175,7 @@ async fn upload(prefix: Bytes, body: &mut RecvStream, upstream: &mut SendStream<
     pump(body, upstream).await
 }
 
-/// Forwards an answer to the client; returns false if the reference server was lost before its end.
+/// Forwards the reference server's answer to the client; returns false if the server was lost before the answer's end.
 async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payload>) -> bool {
     let (head, mut body) = response.into_parts();
     let is_end = body.is_end_stream();

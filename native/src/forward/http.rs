@@ -40,7 +40,7 @@ pub struct Upload {
     alive: Arc<()>,
 }
 
-/// The reason why the rest of a request's body is not read.
+/// The reason why the rest of a forwarded request's body is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreadReason {
     /// The forwarding ended before the rest of the body was read, for example because the reference server answered
@@ -51,7 +51,7 @@ pub enum UnreadReason {
 }
 
 impl Upload {
-    /// Returns the body of a request whose bytes have all been received.
+    /// Returns the body of a forwarded request whose bytes have all been received.
     #[must_use]
     pub fn whole(data: Bytes) -> Self {
         let (prefix, alive) = ((!data.is_empty()).then_some(data), Arc::new(()));
@@ -76,7 +76,7 @@ impl Upload {
         self
     }
 
-    /// Says whether a part of the body is not read yet, so that the client may still send that part.
+    /// Says whether a part of the request's body is not read yet, so that the client may still send that part.
     #[must_use]
     pub fn is_unread(&self) -> bool {
         self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream())
@@ -180,9 +180,9 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// A connection to the reference server; dropping it closes the connection. Without that, a connection whose server
-/// answered before it had read the whole body would stay open: the rest of the body waits for a reader that does not
-/// come.
+/// A connection to the HTTP reference server; dropping it closes the connection. Without that, a connection whose
+/// server answered before it had read the whole body would stay open: the rest of the body waits for a reader that does
+/// not come.
 struct Sender {
     requests: SendRequest<Upload>,
     driver: AbortHandle,
@@ -220,7 +220,7 @@ impl IdleConnections {
 
     fn push(&self, sender: Sender) {
         let mut all = self.lock();
-        // The oldest idle connections are at the start of the list.
+        // In the list of idle connections, the oldest ones are at the start.
         let num_old = all.iter().take_while(|(_, since)| since.elapsed() > IDLE_TIMEOUT).count();
         all.drain(..num_old);
         if all.len() < MAX_IDLE && !sender.requests.is_closed() {
@@ -282,7 +282,7 @@ impl Body for Forwarded {
 }
 
 impl HttpUpstream {
-    /// Returns a client of the reference server at this Unix socket; the first request connects.
+    /// Returns a client of the HTTP reference server at this Unix socket; the first request connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         HttpUpstream { path, idle: Arc::default() }
@@ -353,7 +353,7 @@ fn request(mut head: Parts, body: Upload) -> Request<Upload> {
     Request::from_parts(head, body)
 }
 
-/// Removes the headers that apply to one connection only. Source: RFC 9110, section 7.6.1.
+/// Removes the hop-by-hop headers, which apply to one connection only. Source: RFC 9110, section 7.6.1.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)

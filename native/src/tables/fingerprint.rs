@@ -1,4 +1,4 @@
-//! FarmHash's Fingerprint64, the hash by which TensorFlow chooses OOV buckets; the same on every machine.
+//! FarmHash's Fingerprint64, the hash by which TensorFlow chooses OOV buckets; it is the same on every machine.
 //!
 //! Source: google/farmhash 0d859a8, src/farmhash.cc, `farmhashna::Hash64`.
 #![allow(clippy::many_single_char_names, reason = "the names are FarmHash's")]

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Maximal number of memory maps of files that are guarded against bus errors at a time. A further map stays unguarded.
 pub const MAX_MAPS: usize = 1 << 14;
 
-/// One guarded map. `version` is odd while a thread changes the entry; an entry whose `end` is 0 is free.
+/// One guarded memory map. `version` is odd while a thread changes the entry; an entry whose `end` is 0 is free.
 struct Entry {
     version: AtomicU64,
     start: AtomicUsize,
@@ -31,7 +31,7 @@ struct Entry {
     flag_at: AtomicUsize,
 }
 
-/// Entries of this array that were never written take no memory, because the system stores no pages of zeros.
+/// The guarded memory maps. Entries never written take no memory, because the system stores no pages of zeros.
 static ENTRIES: [Entry; MAX_MAPS] = [const {
     Entry {
         version: AtomicU64::new(0),
@@ -150,9 +150,9 @@ fn replace_with_zeros(address: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Calls the handler that this module replaced; without one, lets the signal end the process.
+/// Calls the SIGBUS handler that this module replaced; without one, lets the signal end the process.
 fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_from_process: bool) {
-    // A signal may come before `PREVIOUS` is set; the handler then uses the default action.
+    // A SIGBUS may come before `PREVIOUS` is set; this function then takes the default action as the earlier handler.
     let previous = PREVIOUS.get().copied().flatten();
     let handler = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
     if handler == libc::SIG_IGN && is_from_process {

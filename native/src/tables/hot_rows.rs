@@ -17,11 +17,11 @@ use std::sync::{Mutex, PoisonError};
 
 use super::table::Ints;
 
-/// In lookups with few ids, one id of this many is drawn for the sample on average.
+/// In lookups of few ids, one of this many ids is drawn, on average, for the sample that finds the hot rows.
 const SAMPLE_EVERY: u32 = 32;
 /// Approximate number of ids that are drawn of a lookup with more than `SAMPLE_EVERY * DRAWS` ids.
 const DRAWS: u32 = 4;
-/// Number of rows to which a sketch is reduced when it has counts of more than twice as many rows.
+/// Number of rows to which a sketch reduces its counts when it counts more than twice as many rows.
 const KEPT_COUNTERS: usize = 2048;
 /// A HyperLogLog has `2^REGISTER_BITS` registers of one byte; the standard error of its estimate is 1.04 / 64.
 const REGISTER_BITS: u32 = 12;
@@ -39,7 +39,7 @@ thread_local! {
     };
 }
 
-/// The rows of one table that lookups read most. Concurrency: any thread.
+/// A sampler that finds the rows of one table that lookups read most. Concurrency: any thread.
 #[derive(Debug)]
 pub struct HotRows {
     /// V, the number of rows of the table; ids outside the table are not counted.
@@ -58,9 +58,9 @@ struct Drawn {
 /// Counts of the ids that were drawn from a table's lookups, and estimates from these counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HotSnapshot {
-    /// Number of drawn ids that are numbers of rows.
+    /// Number of drawn ids that are row numbers of the table.
     pub samples: u64,
-    /// Estimated number of looked-up ids that are numbers of rows.
+    /// Estimated number of looked-up ids that are row numbers of the table.
     pub lookups: u64,
     /// Estimated number of distinct rows among the drawn ids.
     pub distinct: u64,
@@ -127,7 +127,7 @@ impl HotRows {
         next - num_ids
     }
 
-    /// Counts the ids of all buffers; returns the counts so far, with the `most` rows that have the highest counts.
+    /// Counts the drawn ids of all buffers; returns the counts, with the `most` rows of the highest counts.
     #[must_use]
     pub fn snapshot(&self, most: usize) -> HotSnapshot {
         let mut sketch = lock(&self.sketch);
@@ -140,7 +140,7 @@ impl HotRows {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // The counts stay valid if another thread panics while it holds the lock.
+    // The buffers and the sketch stay usable after a panic of another thread: some drawn ids may not be counted.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,6 +1,6 @@
 //! Vectors of eight float32 numbers, with one implementation for each instruction set of processors.
 
-/// Eight float32 numbers, which a processor with AVX2 reads, multiplies, adds or writes by one instruction.
+/// A vector of eight float32 numbers, which a processor with AVX2 reads, multiplies, adds or writes by one instruction.
 ///
 /// All implementations give the same bits, but for [`Lanes::times_plus`]: every other operation rounds to float32, and
 /// fuses no multiplication with an addition.
@@ -11,7 +11,7 @@
 pub(super) trait Lanes: Copy {
     /// Returns eight zeros.
     unsafe fn zero() -> Self;
-    /// Returns a vector that has the same number eight times.
+    /// Returns a vector of eight numbers that are all `number`.
     unsafe fn splat(number: f32) -> Self;
     /// Reads eight float32 numbers from 32 bytes.
     unsafe fn float32(at: *const u8) -> Self;
@@ -27,9 +27,9 @@ pub(super) trait Lanes: Copy {
     unsafe fn plus(self, other: Self) -> Self;
     /// Returns `self * other`.
     unsafe fn times(self, other: Self) -> Self;
-    /// Returns `self * other + sum`, rounded once or twice.
+    /// Returns `self * other + sum` for each of the eight numbers; `Avx2` rounds each result once, `Plain` twice.
     unsafe fn times_plus(self, other: Self, sum: Self) -> Self;
-    /// Returns the sum of each value's eight numbers: number `i` is the sum of `all[i]`.
+    /// Returns a vector whose number `i` is the sum of the eight numbers of the vector `all[i]`.
     unsafe fn totals(all: [Self; LANES]) -> Self;
     /// Writes 32 bytes.
     unsafe fn write(self, at: *mut u8);
@@ -38,7 +38,7 @@ pub(super) trait Lanes: Copy {
 /// Number of float32 numbers in a [`Lanes`] value.
 pub(super) const LANES: usize = 8;
 
-/// Lanes for any processor, in loops that the compiler can turn into vector instructions (SSE2, NEON).
+/// A vector of eight numbers for any processor; the compiler can turn its loops into vector instructions (SSE2, NEON).
 #[derive(Clone, Copy)]
 pub(super) struct Plain([f32; LANES]);
 
@@ -153,7 +153,7 @@ pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
     f32::from(i8::from_ne_bytes([low_half_up]) >> 4)
 }
 
-/// Converts an int8 byte to float32.
+/// Converts an int8, which is given as a byte, to float32.
 #[inline(always)]
 pub(super) fn signed_byte(byte: u8) -> f32 {
     f32::from(i8::from_ne_bytes([byte]))
@@ -173,7 +173,7 @@ mod avx2 {
 
     use super::{LANES, Lanes};
 
-    /// Lanes of an x86-64 processor with AVX2, F16C and FMA.
+    /// A vector of eight numbers for an x86-64 processor with AVX2, F16C and FMA.
     #[derive(Clone, Copy)]
     pub(in crate::tables) struct Avx2(__m256);
 

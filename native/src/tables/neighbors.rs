@@ -17,7 +17,7 @@ use super::table::{LookupResult, OnBadId, Policy, Table};
 
 /// A search compares the rows of a table block by block; the rows of one block take about this many bytes as float32.
 const BLOCK_BYTES: usize = 16 << 10;
-/// Largest number of rows of one block; a multiple of eight.
+/// Largest number of rows in one of the blocks in which a search compares the table's rows; a multiple of eight.
 const MAX_BLOCK_ROWS: usize = 512;
 /// Number of blocks that a search compares between two checks of its time limit.
 const CLOCK_BLOCKS: usize = 64;
@@ -27,21 +27,21 @@ const LEAST_ROWS: usize = 32 << 10;
 /// The value that is added to the nice value of threads that scan, so that the system prefers lookups.
 const SCAN_NICE: libc::c_int = 10;
 
-/// The measure of how near two vectors are.
+/// How the nearness of two vectors is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// The scalar product; larger is nearer.
+    /// The scalar product of a query and a row; larger is nearer.
     Dot,
-    /// The cosine of the angle, 0 if a vector has the length 0; larger is nearer.
+    /// The cosine of the angle between a query and a row, 0 if either has the length 0; larger is nearer.
     Cosine,
-    /// The squared Euclidean distance; smaller is nearer.
+    /// The squared Euclidean distance between a query and a row; smaller is nearer.
     L2,
 }
 
-/// A search for the nearest rows of a table.
+/// The arguments of a search for the rows of a table that are nearest to some query vectors.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
-    /// The query vectors, D float32 each, end to end.
+    /// The query vectors of the search, D float32 each, end to end.
     pub queries: &'a [f32],
     /// For each query, the id of one row that is left out of its neighbours, such as the row of the query itself; -1
     /// for none.
@@ -67,10 +67,10 @@ pub struct Neighbor {
     pub score: f32,
 }
 
-/// A candidate in a heap whose greatest element is the farthest row.
+/// A row that may be among the nearest rows of a query; in a heap of candidates, the farthest row is the greatest.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    /// The score, or the negative distance: larger is nearer; never NaN.
+    /// The row's score, or its negative distance for the metric L2: larger is nearer; never NaN.
     nearness: f32,
     id: i64,
 }
@@ -96,7 +96,7 @@ impl PartialEq for Candidate {
 
 impl Eq for Candidate {}
 
-/// The nearest rows of one query among the rows that are compared so far.
+/// The nearest rows of one query among the rows that a scan has compared so far.
 #[derive(Clone, Debug)]
 struct Nearest {
     heap: BinaryHeap<Candidate>,
@@ -134,7 +134,7 @@ struct Queries {
     /// The numbers of all queries, each query padded with zeros to `width` numbers. Queries are scaled to length 1 for
     /// the cosine, and negated for the distance.
     numbers: Vec<f32>,
-    /// D, rounded up to a multiple of eight.
+    /// Number of float32 in a padded query: D, rounded up to a multiple of eight.
     width: usize,
 }
 
@@ -241,14 +241,14 @@ fn ordered(nearest: Nearest, metric: Metric) -> Vec<Neighbor> {
         .collect()
 }
 
-/// A scan of a part of the table: compares all queries of a search with its rows.
+/// A kernel that scans a part of a table: compares the rows of the part with all queries of a search.
 struct Scan<'a> {
     table: TableView,
     search: &'a Search<'a>,
     queries: &'a Queries,
-    /// Numbers of the rows to compare, or positions in the search's list of rows.
+    /// Numbers of the rows that the scan compares, or their positions in `Search::listed` if the search has that list.
     places: Range<usize>,
-    /// The nearest rows so far, one element for each query.
+    /// The nearest rows that the scan has found so far: one element for each query.
     found: &'a mut [Nearest],
     is_late: &'a mut bool,
 }
@@ -345,7 +345,7 @@ fn add_group(scores: &[f32], start: usize, search: &Search<'_>, own: i64, neares
     }
 }
 
-/// Copies rows to `copies` as float32; each row begins `width` numbers after the row before it.
+/// Copies rows of the table to `copies` as float32; each row begins `width` numbers after the row before it.
 ///
 /// # Safety
 /// `places` are row numbers of the table, or positions in the search's list; `copies` has space for them.
@@ -372,17 +372,17 @@ unsafe fn copy_rows<L: Lanes, S: Stored>(
     }
 }
 
-/// A term that is summed over the columns of a row, such as row times query.
+/// A term, such as row times query, that a search sums over the columns of a row.
 trait Term {
     /// Adds the terms of eight columns to `sum`; `query` is the address of the query's numbers for these columns.
     unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L;
 }
 
-/// A term: the row's number in a column times the query's number there.
+/// The term of the scalar product: the row's number in a column times the query's number in that column.
 struct Product;
 /// A term: the square of the difference between row and query in a column; the query's numbers are already negated.
 struct Distance;
-/// A term: the square of the row's number in a column.
+/// The term of a row's squared length: the square of the row's number in a column.
 struct Square;
 
 impl Term for Product {

@@ -11,11 +11,11 @@ pub(super) trait Stored {
     const IS_SCALED: bool = false;
     /// Whether the stored numbers are float32, so that a kernel can read a row where it lies.
     const IS_FLOAT32: bool = false;
-    /// Returns how many bytes a row of `dim` numbers takes.
+    /// Returns how many bytes a stored row of `dim` numbers takes, without its scale.
     fn row_bytes(dim: usize) -> usize;
-    /// Reads the number in one column of a row as float32.
+    /// Reads the number in one column of a stored row as float32.
     unsafe fn one(row: *const u8, column: usize) -> f32;
-    /// Reads the numbers in eight columns of a row, from `column` on; `column` is a multiple of eight.
+    /// Reads the numbers in eight columns of a stored row as float32, from `column` on, which is a multiple of eight.
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L;
 }
 

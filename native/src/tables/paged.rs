@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::table::{Ints, Policy};
 
-/// The highest use count of a page.
+/// The highest use count of a page; further lookups of the page do not raise its count.
 const MOST_USES: u8 = 4;
 /// Maximal number of pages that a thread asks the kernel to read at a time (a batch).
 const BATCH_PAGES: usize = 256;
@@ -54,7 +54,7 @@ const AUDIT_CHUNK: usize = 1024;
 const AUDITED_PAGES: usize = 16 * AUDIT_CHUNK;
 const AUDITED_BYTES: usize = 4 << 20;
 
-/// The rows of a paged table, or its scales, in a mapped file.
+/// Where the rows of a paged table, or its scales, lie in a mapped file.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RangeDescription {
@@ -62,9 +62,9 @@ pub struct RangeDescription {
     pub at: usize,
     /// Bytes of a row.
     pub stride: usize,
-    /// File descriptor of the mapped file.
+    /// File descriptor of the mapped file that has the rows or the scales.
     pub fd: i32,
-    /// Address at which the file's first byte is mapped.
+    /// Address in memory at which the first byte of the file is mapped.
     pub map_at: usize,
 }
 
@@ -77,17 +77,17 @@ pub struct PageCounts {
     pub reads: u64,
     /// Number of pages that the pager dropped to keep the limit on pages in memory.
     pub drops: u64,
-    /// Number of pages that the kernel had dropped, as an audit found.
+    /// Number of pages that an audit found to be dropped from memory by the kernel, not by the pager.
     pub losses: u64,
     /// Time that threads spent on reading pages, in nanoseconds.
     pub nanos: u64,
     /// Number of bytes of the pages that are in memory or that threads are reading.
     pub bytes: u64,
-    /// The limit on the bytes of pages in memory.
+    /// The limit on the bytes of pages in memory, for all paged tables of the server together.
     pub max_bytes: u64,
 }
 
-/// A page of a paged table: the page that the clock hand, or the audit, checks next.
+/// The place of a page in the pager's list of ranges: the page that the clock hand, or the audit, checks next.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     range: usize,
@@ -99,7 +99,7 @@ struct Clock {
     ranges: Vec<Weak<PagedRange>>,
     hand: Place,
     audited: Place,
-    /// Whether the audit thread was started.
+    /// Whether the pager's audit thread was started.
     is_audited: bool,
 }
 
@@ -108,9 +108,9 @@ struct Clock {
 pub struct Pager {
     page_bytes: usize,
     max_pages: usize,
-    /// The page table of this process; None where the system does not show it.
+    /// The page table of this process, /proc/self/pagemap; None where the system does not show it.
     page_table: Option<File>,
-    /// Number of pages in memory, and of pages that threads are reading.
+    /// Number of pages, of all paged tables, that are in memory or that threads are reading.
     held: AtomicUsize,
     /// Number of pages that threads are reading now.
     in_flight: Mutex<usize>,
@@ -126,9 +126,9 @@ pub struct Pager {
 /// The pages of a table's rows, or of the table's scales, in a mapped file.
 #[derive(Debug)]
 struct PagedRange {
-    /// Address of the first page that has a part of the table.
+    /// Address of the first page that has a part of the rows or scales.
     first: usize,
-    /// Number of bytes from the beginning of the first page to row 0.
+    /// Number of bytes from the beginning of the range's first page to the row, or scale, with number 0.
     skip: usize,
     stride: usize,
     page_bytes: usize,
@@ -136,7 +136,7 @@ struct PagedRange {
     /// the clock hand lowers it.
     uses: Box<[AtomicU8]>,
     file: OwnedFd,
-    /// Offset in the file of the first page that has a part of the table.
+    /// Offset, in the mapped file, of the first page of the range.
     offset: usize,
     /// Whether the range is still mapped. The pager holds this lock while it drops or checks pages, because another map
     /// may get the addresses later.
@@ -326,7 +326,7 @@ impl Pager {
         result == 0
     }
 
-    /// Checks some pages, and sets the use counts of pages that the kernel has dropped to 0.
+    /// Audits some pages: sets the use count of each page that the kernel has dropped to 0.
     pub(super) fn audit(&self) {
         let mut clock = self.lock();
         let ranges: Vec<_> = clock.ranges.iter().filter_map(Weak::upgrade).collect();
@@ -361,8 +361,8 @@ impl Pager {
 }
 
 impl Clock {
-    /// Moves the clock hand until it has chosen `num_pages` pages to drop, or finds no more. Sets the use counts of
-    /// chosen pages to 0. Returns the chosen pages by range, in the order of their addresses.
+    /// Moves the pager's clock hand until `num_pages` pages to drop are chosen, or no more can be found. Sets the use
+    /// counts of chosen pages to 0. Returns the chosen pages by range, in the order of their addresses.
     fn choose(&mut self, num_pages: usize) -> Vec<(Arc<PagedRange>, Vec<usize>)> {
         let ranges: Vec<_> = self.ranges.iter().map(Weak::upgrade).collect();
         let total: usize = ranges.iter().flatten().map(|range| range.uses.len()).sum();
@@ -406,14 +406,14 @@ impl PagedRange {
         (self.first + page * self.page_bytes) as *mut libc::c_void
     }
 
-    /// Returns the numbers of the pages in which a row lies.
+    /// Returns the indexes, within the range, of the pages in which a row lies.
     #[inline]
     fn pages(&self, row: usize) -> std::ops::RangeInclusive<usize> {
         let begin = self.skip + row * self.stride;
         begin / self.page_bytes..=(begin + self.stride - 1) / self.page_bytes
     }
 
-    /// Says whether a page is in memory, and counts its use.
+    /// Says whether a page of the range is in memory, and raises the page's use count if it is.
     #[inline]
     fn uses(&self, page: usize) -> bool {
         let uses = &self.uses[page];

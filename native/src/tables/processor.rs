@@ -6,7 +6,7 @@ use super::table::{Dtype, LookupResult};
 
 /// A kernel with its arguments: gather, combine, sequence, or a search for neighbours.
 pub(super) trait Kernel {
-    /// Runs the kernel.
+    /// Runs the kernel with the instruction set `L`, on a table whose rows are stored as `S`.
     ///
     /// # Safety
     /// The processor has the instructions of `L`, and the table stores `S`.
@@ -36,7 +36,7 @@ impl Processor {
         Processor::Any
     }
 
-    /// Runs a kernel on a table of this dtype.
+    /// Runs `kernel` with the instruction set `self`, on a table whose rows are stored as `dtype`.
     ///
     /// # Safety
     /// `self` is the result of `best`, or `Any`.

@@ -96,7 +96,7 @@ impl<const SIZE: usize> Array<SIZE> {
         }
     }
 
-    /// Returns the elements of the array as a slice; an error if the array is not aligned for `T`.
+    /// Returns the elements of the numpy array as a slice; an error if the array is not aligned for `T`.
     fn numbers<T: Copy>(&self) -> PyResult<&[T]> {
         // SAFETY: T is i64, i32 or f32, so any bytes that `align_to` reinterprets are valid numbers.
         match unsafe { self.bytes().align_to() } {

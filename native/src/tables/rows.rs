@@ -19,7 +19,7 @@ pub(super) const PREFETCH_DISTANCE: usize = 16;
 pub(super) struct TableView {
     rows: *const u8,
     scales: *const u8,
-    /// V, the number of rows; 0 for a dtype that no kernel reads.
+    /// V, the number of rows of the table; 0 for a dtype that no kernel reads.
     size: u64,
     /// D, the number of columns of the table.
     pub(super) dim: usize,
@@ -38,7 +38,7 @@ impl TableView {
         TableView { rows: table.rows, scales: table.scales.cast(), size, dim: table.embedding_dim, policy }
     }
 
-    /// Returns V, the number of rows; 0 for a dtype that no kernel reads.
+    /// Returns the number of rows that kernels may read: V, or 0 for a dtype that no kernel reads.
     pub(super) fn num_rows(&self) -> usize {
         self.size as usize
     }
@@ -49,7 +49,7 @@ impl TableView {
         (id as u64) < self.size
     }
 
-    /// Says whether all ids are numbers of rows of the table.
+    /// Says whether all of `ids` are numbers of rows of the table.
     #[inline(always)]
     pub(super) fn have_rows(&self, ids: Ints<'_>) -> bool {
         // The loop does not stop at the first bad id: without that branch the compiler can turn the loop into vector
@@ -85,7 +85,7 @@ impl TableView {
         }
     }
 
-    /// Returns the address of a row of the table.
+    /// Returns the address of the row with the number `id`, which must be in the table.
     #[inline(always)]
     pub(super) fn row<S: Stored>(&self, id: i64) -> *const u8 {
         // For a row of the table, the product of id and row size can not overflow, because the table lies in memory.
@@ -97,7 +97,7 @@ impl TableView {
         self.scales.wrapping_add((id as usize).wrapping_mul(4))
     }
 
-    /// Reads the scale of a row; 1 if the dtype has no scales.
+    /// Reads the float32 scale of a row; returns 1 if the dtype has no scales.
     #[inline(always)]
     unsafe fn scale<S: Stored>(&self, id: i64) -> f32 {
         if S::IS_SCALED {
@@ -109,7 +109,7 @@ impl TableView {
         }
     }
 
-    /// Writes one row to `to` as float32, multiplied by its scale if the dtype has scales.
+    /// Writes one row of the table to `to` as float32, multiplied by the row's scale if the dtype has scales.
     ///
     /// # Safety
     /// The id lies in the table, the table stores `S`, and `to` has space for D float32.
@@ -305,7 +305,7 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// Returns `count` terms of this sum: the term at position `start`, and every `stride`-th term after it.
+    /// Returns `count` terms of the weighted sum: the term at position `start`, and every `stride`-th term after it.
     ///
     /// # Safety
     /// These terms have a stride of 1 and hold all of the returned terms.
@@ -349,7 +349,7 @@ pub(super) struct SumTarget {
     pub(super) adds: bool,
 }
 
-/// Prefetches the cache lines of `num_bytes` bytes at `at`.
+/// Prefetches the `num_bytes` bytes from the address `at` on into the processor's cache.
 #[inline(always)]
 fn prefetch(at: *const u8, num_bytes: usize) {
     // Most rows take two or three cache lines: to prefetch the first and the last line before the loop is twice as fast

@@ -8,7 +8,7 @@ use super::processor::{Kernel, Processor};
 use super::rows::TableView;
 use super::sequence::Sequence;
 
-/// Dtype of a table's stored numbers.
+/// A dtype in which a table can store its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -26,7 +26,7 @@ pub enum Dtype {
     Float64,
 }
 
-/// The policy for an id outside `[0, V)`.
+/// What a lookup does with an id outside `[0, V)`, where V is the table's number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadId {
@@ -38,7 +38,7 @@ pub enum OnBadId {
     DropNegative,
     /// Reads the feature's default row in place of the id's row.
     DefaultRow,
-    /// Reads row 0 for a negative id, row V - 1 for an id of V or more.
+    /// Reads row 0 in place of a negative id, and the last row, V - 1, in place of an id of V or more.
     Clamp,
     /// Reads row `V + id` for an id from -V to -1; any other id stops the lookup.
     Wrap,
@@ -223,7 +223,7 @@ impl<'a> OutputRows<'a> {
         OutputRows { start, stride, width, rows, lives: PhantomData }
     }
 
-    /// Returns the number of rows of the answer.
+    /// Returns the number of rows of the answer to which this memory belongs.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
@@ -250,9 +250,9 @@ impl<'a> OutputRows<'a> {
 /// Why a lookup stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupError {
-    /// The id at this position lies outside the table, and the policy refuses such ids.
+    /// The lookup's id at this position lies outside the table, and the policy refuses such ids.
     BadId(usize),
-    /// This row of ids has more than `max_ids` ids, and the feature does not truncate.
+    /// The lookup's row of ids with this number has more than `max_ids` ids, and the feature does not truncate rows.
     TooMany(usize),
 }
 
@@ -301,7 +301,7 @@ pub struct CombineOptions {
     pub summation: Summation,
     /// Whether the combiner mean divides by `max(sum(w), 1)`, where w are the weights of a row.
     pub at_least_one: bool,
-    /// Whether ids whose weight is not above 0 are left out.
+    /// Whether the lookup leaves out ids whose weight is not above 0.
     pub positive_only: bool,
     /// K, the maximal number of ids in a row; 0 for no limit.
     pub max_ids: usize,
@@ -314,9 +314,9 @@ pub struct CombineOptions {
 pub struct Table {
     /// The dtype in which the table stores its numbers.
     pub dtype: Dtype,
-    /// V, the number of rows.
+    /// V, the table's number of rows.
     pub vocabulary_size: usize,
-    /// D, the number of columns.
+    /// D, the table's number of columns.
     pub embedding_dim: usize,
     pub(super) rows: *const u8,
     pub(super) scales: *const f32,
@@ -345,7 +345,7 @@ impl Table {
         Table { dtype, vocabulary_size, embedding_dim, rows, scales }
     }
 
-    /// Says whether the other table has its rows and scales at the same addresses as this table.
+    /// Says whether two tables have their rows and scales at the same addresses.
     #[must_use]
     pub fn is_at(&self, other: &Table) -> bool {
         self.rows == other.rows && self.scales == other.scales
@@ -436,7 +436,7 @@ impl Table {
         self.run_on(Processor::best(), kernel)
     }
 
-    /// Runs a kernel; `processor` is [`Processor::Any`] or the result of [`Processor::best`].
+    /// Runs a kernel on this table; `processor` is [`Processor::Any`] or the result of [`Processor::best`].
     pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> LookupResult {
         // SAFETY: the processor has the instructions for which the kernel is compiled, and the caller of `new` passed
         // rows of `self.dtype`.

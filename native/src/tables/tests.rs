@@ -1,4 +1,4 @@
-//! Compares the kernels with the oracle, bit for bit, over every dtype, combiner, order of additions and policy.
+//! Compares the lookup kernels with the oracle, bit for bit, over every dtype, combiner, order of additions and policy.
 
 mod neighbors;
 mod paged;

@@ -8,9 +8,9 @@ use super::key_index::{Integers, Lines, UnknownKeys, find};
 pub struct RowMapping {
     /// Table row of the key in line 0 of the vocabulary file.
     pub first_id: i64,
-    /// Row of the first OOV bucket; buckets hold the keys that the vocabulary lacks.
+    /// Table row of the first OOV bucket; buckets hold the keys that the vocabulary lacks.
     pub first_bucket: i64,
-    /// Number of OOV buckets.
+    /// Number of OOV buckets, each of which is one table row.
     pub num_oov_buckets: u64,
     /// Table row of all keys that the vocabulary lacks, if there are no OOV buckets; with -1 such a key is dropped or
     /// refused.
@@ -23,14 +23,14 @@ pub struct RowMapping {
     pub is_hashed: bool,
 }
 
-/// The vocabulary lacks the key at this position of the request's keys, and refuses such keys.
+/// The error that the vocabulary lacks the key at this position of the request's keys, and refuses such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownKey(pub usize);
 
 /// One vocabulary, in memory that the caller of [`Vocabulary::new`] keeps mapped.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
-    /// Whether keys are strings; else they are int64.
+    /// Whether the vocabulary's keys are strings; else they are int64.
     pub has_strings: bool,
     data: (*const u8, usize),
     keys: (*const i64, usize),

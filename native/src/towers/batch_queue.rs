@@ -31,7 +31,7 @@ enum WaiterState<T, R> {
     Waiting,
     /// The waiting thread must run the next batch, which starts with the thread's own item.
     RunsBatch(T),
-    /// The item's result; None if the thread that ran the batch panicked.
+    /// The result of the waiting thread's item; None if the thread that ran the batch panicked.
     Done(Option<R>),
 }
 

@@ -42,7 +42,7 @@ pub struct Status {
     _opaque: [u8; 0],
 }
 
-/// `TF_Buffer`; only functions of the C API create and free it.
+/// `TF_Buffer`, bytes in memory that only functions of TensorFlow's C API create and free.
 #[repr(C)]
 pub struct Buffer {
     _opaque: [u8; 0],
@@ -85,7 +85,7 @@ pub const OK: c_int = 0;
 
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// Pointers to the C functions, named without the prefix `TF_`.
+        /// Pointers to the functions of TensorFlow's C API, named without the prefix `TF_`.
         #[allow(missing_docs)]
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*

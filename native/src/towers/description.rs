@@ -15,7 +15,7 @@ pub struct GraphDescription {
     pub rows: Vec<FedRows>,
     /// Tensors of the graph to which inputs of the request are fed.
     pub inputs: Vec<FedInput>,
-    /// Names of the tensors of the signature's outputs.
+    /// Names of the graph's tensors that are the outputs of the signature.
     pub outputs: Vec<String>,
     /// Names of operations that must run with the fetches of each request, such as assertions, which may refuse the
     /// request.
@@ -28,7 +28,7 @@ pub struct GraphDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ComputingDescription {
-    /// Tensors that the first run feeds with inputs of the request.
+    /// Tensors of the graph to which the first run is fed inputs of the request.
     pub inputs: Vec<FedInput>,
     /// Names of the id tensors that the first run fetches, in the order of their indexes, which follow the indexes of
     /// the signature's inputs.
@@ -41,7 +41,7 @@ pub struct ComputingDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedRows {
-    /// Name of the tensor.
+    /// Name of the tensor to which the vectors are fed.
     pub tensor: String,
     /// The features whose vectors the tensor is fed, in the order of their columns.
     pub parts: Vec<FedPart>,
@@ -64,7 +64,7 @@ pub struct FedPart {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedInput {
-    /// Name of the tensor.
+    /// Name of the tensor to which the input is fed.
     pub tensor: String,
     /// Index of the input in the signature.
     pub input: usize,

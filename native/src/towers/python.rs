@@ -39,7 +39,7 @@ fn open_session(session: &SharedSession) -> PyResult<Arc<Session>> {
     session.ok_or_else(|| failure(GraphError { code: 1, message: "the session is closed".to_owned() }))
 }
 
-/// A TensorFlow session with a graph and its variables. Concurrency: any thread.
+/// A TensorFlow session that Python opens, with a graph and its variables. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphSession {
     session: SharedSession,

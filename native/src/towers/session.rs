@@ -13,7 +13,7 @@ use super::tensor::Tensor;
 /// An error from TensorFlow, or from the functions of this file, with a status code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphError {
-    /// The status code, a number of google.rpc.Code.
+    /// The status code of the error, a number of google.rpc.Code.
     pub code: u32,
     /// TensorFlow's message.
     pub message: String,
@@ -38,7 +38,7 @@ impl std::error::Error for GraphError {}
 /// An operation that prepares a new session: it restores variables or initialises vocabularies.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// Name of the operation to run.
+    /// Name of the operation that the step runs.
     pub operation: String,
     /// Names of scalar string tensors to feed, each with its value, such as the checkpoint's path or an asset's path.
     pub feeds: Vec<(String, Vec<u8>)>,
@@ -163,7 +163,7 @@ impl Session {
         self.api
     }
 
-    /// Prepares a part of the graph for runs: resolves the names of its tensors and operations.
+    /// Prepares a part of the session's graph for runs: resolves the names of its tensors and operations.
     ///
     /// `feeds` and `fetches` are names of tensors, "operation:output"; `targets` are names of operations that run too.
     ///

@@ -132,7 +132,7 @@ impl Tensor {
         from_memory(api, dtype, dims, start, len, free_buffer)
     }
 
-    /// Makes a tensor with copies of strings; None if there are not as many as the shape says.
+    /// Makes a string tensor with copies of `strings`; None if the shape does not have as many elements.
     #[must_use]
     pub fn of_strings<'a>(
         api: &'static Api,

@@ -33,7 +33,7 @@ pub struct Tower {
     batch_queue: Option<BatchQueue<Request, Result<Vec<GraphOutput>, Declined>>>,
 }
 
-/// The tensors that one request feeds to the graph, each with `rows` rows.
+/// A request in the batch queue: the callable that it runs, and the tensors, each of `rows` rows, that it feeds.
 struct Request {
     callable: Arc<Callable>,
     feeds: Vec<Tensor>,
@@ -196,7 +196,7 @@ impl Tower {
     }
 }
 
-/// Splits the outputs of a batch by request.
+/// Splits the outputs of a batch's graph run by request.
 fn split_outputs(fetched: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<GraphOutput>>, Declined> {
     let rows: usize = requests.iter().map(|request| request.rows).sum();
     let mut all: Vec<Vec<GraphOutput>> = requests.iter().map(|_| Vec::with_capacity(fetched.len())).collect();
@@ -306,7 +306,7 @@ fn can_join(one: &Request, other: &Request) -> bool {
     Arc::ptr_eq(&one.callable, &other.callable) && one.feeds.iter().zip(&other.feeds).all(is_like)
 }
 
-/// Returns the shape of one fed tensor of vectors.
+/// Returns the shape of one tensor to which vectors of features are fed.
 fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Dims, Declined> {
     if let [part] = fed.parts[..] {
         let vectors = features.dims(part.feature, false)?;
@@ -339,7 +339,7 @@ fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Dims, Declined
     Ok([rows].into_iter().chain(shape.iter().copied()).collect())
 }
 
-/// Looks up the vectors for one fed tensor of shape `dims`; returns them in a new buffer.
+/// Looks up the vectors that one tensor of shape `dims` is fed; returns them in a new buffer.
 fn gather_rows(features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<AlignedBuffer, Declined> {
     let mut buffer = AlignedBuffer::new(bytes_of(product(dims)?)?);
     if let [part] = fed.parts[..] {

@@ -2,7 +2,7 @@
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Stands in the table `VALUES` for a byte that is not a base64 character.
+/// The value in the table `VALUES` for a byte that is no base64 character.
 const NONE: u8 = 255;
 
 const VALUES: [u8; 256] = {
@@ -30,8 +30,8 @@ pub fn encode(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Decodes base64, with or without padding; None if the text has another character or another length. White space is
-/// refused here, too, though the reference server skips it.
+/// Decodes base64, with or without padding; None if the text has a character or a length that base64 can not have.
+/// White space is refused here, too, though the reference server skips it.
 #[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let letters = text.trim_end_matches('=').as_bytes();

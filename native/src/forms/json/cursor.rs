@@ -12,24 +12,24 @@ use super::base64;
 use super::nested::Nested;
 use crate::declined::Declined;
 
-/// A parsed value, or the reason why the request must be forwarded to the reference server.
+/// The result of parsing JSON: a value, or the reason why the request must be forwarded to the reference server.
 pub type Parsed<T> = Result<T, Declined>;
 
-/// The reference server refuses a document with more colons, or more opening brackets and braces, than this. It also
-/// counts those within strings. Source: `service/wire/json_document.py`.
+/// The reference server refuses a JSON document with more colons, or more opening brackets and braces, than this. It
+/// also counts those within strings. Source: `service/wire/json_document.py`.
 const MAX_DOCUMENT_KEYS: usize = 1 << 18;
 const MAX_DOCUMENT_LISTS: usize = 1 << 19;
 /// Maximal number of decimal digits with which every integer fits an i64.
 const SAFE_DIGITS: usize = 18;
-/// Maximal number of keys in an object, because each key is compared with all others.
+/// Maximal number of keys in a JSON object that `Cursor::object` reads, because each key is compared with all others.
 const MAX_KEYS: usize = 32;
-/// Maximal number of levels of a nested list; a deeper list is declined, and the reference server reads it.
+/// Maximal number of levels of a nested JSON list; a deeper list is declined, and the reference server reads it.
 const MAX_LEVELS: usize = 16;
 
-/// Says whether a document has more keys or lists than the reference server accepts.
+/// Says whether a JSON body has more keys or lists than the reference server accepts.
 fn has_too_many_tokens(body: &[u8]) -> bool {
     let count = |byte| memchr::memchr_iter(byte, body).count();
-    // A body of at most MAX_DOCUMENT_KEYS bytes can exceed neither limit, so its tokens are not counted.
+    // A body of at most MAX_DOCUMENT_KEYS bytes has at most as many colons and brackets, so they are not counted.
     body.len() > MAX_DOCUMENT_KEYS
         && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
 }
@@ -57,7 +57,7 @@ impl<'a> Cursor<'a> {
         Ok(cursor)
     }
 
-    /// Returns the next byte of the body, or 0 at its end, without moving the position.
+    /// Returns the byte of the body at the cursor, or 0 at the end of the body; does not move the cursor.
     #[inline]
     fn peek(&self) -> u8 {
         self.text.as_bytes().get(self.at).copied().unwrap_or(0)
@@ -70,13 +70,13 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Says whether the next token is `byte`.
+    /// Says whether the next token of the JSON body begins with the character `byte`.
     #[inline]
     pub fn is_at(&self, byte: u8) -> bool {
         self.peek() == byte
     }
 
-    /// Skips `byte` and the white space behind it if `byte` is next; says whether it was.
+    /// Skips the character `byte` and the white space behind it if it is next in the JSON body; says whether it was.
     #[inline]
     pub fn accept(&mut self, byte: u8) -> bool {
         let is_there = self.peek() == byte;
@@ -87,7 +87,7 @@ impl<'a> Cursor<'a> {
         is_there
     }
 
-    /// Skips `byte` and the white space behind it.
+    /// Skips the character `byte`, which must be next in the JSON body, and the white space behind it.
     ///
     /// # Errors
     /// Another byte is next.
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
         Ok(false)
     }
 
-    /// Checks that the body ends at this position.
+    /// Checks that the JSON body ends at the cursor.
     ///
     /// # Errors
     /// The body has more text.
@@ -151,7 +151,7 @@ impl<'a> Cursor<'a> {
         Ok(Cow::Borrowed(&quoted[1..quoted.len() - 1]))
     }
 
-    /// Reads the key of a member and the colon behind it.
+    /// Reads the key of a member of a JSON object, and the colon behind the key.
     ///
     /// # Errors
     /// The next token is no key.
@@ -161,7 +161,7 @@ impl<'a> Cursor<'a> {
         Ok(key)
     }
 
-    /// Skips one or more decimal digits of the body.
+    /// Skips one or more decimal digits of a JSON number.
     #[inline]
     fn digits(&mut self) -> Parsed<()> {
         let start = self.at;
@@ -171,7 +171,7 @@ impl<'a> Cursor<'a> {
         if self.at == start { Err(Declined::Unusual) } else { Ok(()) }
     }
 
-    /// Parses a number and adds it to the tensor value `nested`; `depth` is the number of lists around it.
+    /// Parses a JSON number and adds it to the tensor value `nested`; `depth` is the number of lists around the number.
     #[inline]
     fn number(&mut self, nested: &mut Nested<'a>, depth: usize) -> Parsed<()> {
         let start = self.at;
@@ -232,7 +232,7 @@ impl<'a> Cursor<'a> {
         Ok(if is_whole { number + 0.0 } else { number })
     }
 
-    /// Reads an integer.
+    /// Reads a JSON integer as the type `N`.
     ///
     /// # Errors
     /// The next token is no integer, or the integer does not fit into N.
@@ -279,7 +279,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Reads true or false.
+    /// Reads a JSON boolean, `true` or `false`.
     ///
     /// # Errors
     /// The next token is neither true nor false.
@@ -289,7 +289,7 @@ impl<'a> Cursor<'a> {
         Ok(is_true)
     }
 
-    /// Skips `null` if it is next; says whether it was.
+    /// Skips the JSON word `null` if it is next; says whether it was.
     ///
     /// # Errors
     /// The next token starts with n and is not `null`.
@@ -301,7 +301,7 @@ impl<'a> Cursor<'a> {
         Ok(is_null)
     }
 
-    /// Reads `null` as None, and any other value with the function `read`.
+    /// Reads a JSON value: `null` as None, and any other value with the function `read`.
     ///
     /// # Errors
     /// As `read`.
@@ -309,7 +309,7 @@ impl<'a> Cursor<'a> {
         if self.accept_null()? { Ok(None) } else { read(self).map(Some) }
     }
 
-    /// Returns the number of bytes of the body from this position on.
+    /// Returns how many bytes the JSON body has from the cursor on.
     pub fn num_remaining(&self) -> usize {
         self.text.len() - self.at
     }
@@ -356,7 +356,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Reads a byte string in base64: `{"b64": "..."}`.
+    /// Reads a byte string in base64, `{"b64": "..."}`, and adds it to the tensor value `nested`.
     fn base64(&mut self, nested: &mut Nested<'a>, depth: usize) -> Parsed<()> {
         self.expect(b'{')?;
         if self.key()? != "b64" {
@@ -383,7 +383,7 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub fn rectangular_list(&mut self, mut leaf: impl FnMut(&mut Self) -> Parsed<()>) -> Parsed<()> {
         self.expect(b'[')?;
-        // `lengths` has for each level the length of its lists, or None until the first such list has ended.
+        // `lengths` has the length of the lists at each level of nesting; None until a list of that level has ended.
         let mut lengths: SmallVec<[Option<usize>; MAX_LEVELS]> = SmallVec::from_elem(None, 1);
         let mut counts: SmallVec<[usize; MAX_LEVELS]> = SmallVec::new();
         let mut count = 0;
@@ -421,7 +421,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads an object whose keys all differ, and calls `each` to read the value of each key.
+    /// Reads a JSON object whose keys all differ, and calls `each` to read the value of each key.
     ///
     /// # Errors
     /// The next token is no object, the object has too many keys or one key twice, or `each` fails.
@@ -444,7 +444,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads a list, and calls `each` to read each element.
+    /// Reads a JSON list, and calls `each` to read each element.
     ///
     /// # Errors
     /// The next token is no list, or `each` fails.
@@ -485,7 +485,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Skips a string, a number, a boolean or `null`.
+    /// Skips a JSON string, number, boolean or `null`.
     ///
     /// # Errors
     /// The next token is no such value.

@@ -14,9 +14,9 @@ use std::hint::select_unpredictable;
 
 use super::floats::NonFinite;
 
-/// Maximal number of bytes that the code writes for a float32, with the comma behind it. The longest text, such as
-/// `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes behind the
-/// point.
+/// Maximal number of bytes that this file's code writes for a float32, with the comma behind the number. The longest
+/// text, such as `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes
+/// behind the point.
 const MAX_BYTES: usize = 18;
 
 /// Number of floats that are converted to digits before the first of them is written as text. One loop for both steps
@@ -37,7 +37,7 @@ const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
 /// The constants that convert floats with one binary exponent to decimal digits; the module's text defines q, k and x.
 #[derive(Clone, Copy)]
 struct Scale {
-    /// The factor 2^q 10^-k as a fixed-point number in units of 2^-60, rounded down.
+    /// The factor 2^q 10^-k, which scales a float's mantissa, as a fixed-point number in units of 2^-60, rounded down.
     step: u64,
     /// A power of ten. Of the scaled floats x of this binary exponent, those below the threshold have one digit fewer
     /// before the point than the others.
@@ -48,7 +48,7 @@ struct Scale {
     /// The power of ten by which a scaled float x that is at least the threshold is multiplied, so that it has nine
     /// digits before the point.
     if_above: u8,
-    /// The decimal exponent of the first digit of a float whose scaled x is at least the threshold.
+    /// The decimal exponent of the first digit of a float whose scaled value x is at least `threshold`.
     exponent: i8,
 }
 
@@ -83,11 +83,11 @@ const fn scales() -> [Scale; 256] {
     table
 }
 
-/// Returns the conversion constants for floats whose factor 2^q 10^-k is `step`, in units of 2^-123.
+/// Returns the [`Scale`] of floats whose factor 2^q 10^-k is `step`, in units of 2^-123.
 #[allow(clippy::cast_possible_truncation)] // A step is below 10.
 const fn scale(step: u128, k: i8) -> Scale {
     let step = (step >> (123 - POINT)) as u64;
-    // The threshold is 10^7 if the scaled float of the smallest mantissa, 2^23, is below 10^7; else it is 10^8.
+    // `Scale::threshold` is 10^7 if the scaled float of the smallest mantissa, 2^23, is below 10^7; else it is 10^8.
     let is_short = (step as u128) << 23 < 10_000_000 << POINT;
     Scale {
         step,
@@ -98,13 +98,13 @@ const fn scale(step: u128, k: i8) -> Scale {
     }
 }
 
-/// A float and its decimal digits.
+/// A float32 with the shortest decimal digits that read back as the same float32.
 #[derive(Clone, Copy, Default)]
 struct Decimal {
     number: f32,
     /// The shortest decimal digits of the float, with zeros appended up to nine digits, as an integer.
     digits: u32,
-    /// Decimal exponent of the first digit; [`RARE`] if zmij must write the float.
+    /// Decimal exponent of the float's first digit; [`RARE`] if the crate zmij must write the float.
     exponent: i32,
 }
 
@@ -217,7 +217,7 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     }
 }
 
-/// Stores the eight bytes of an integer, the lowest first.
+/// Writes the eight bytes of an integer to the address `at`, the lowest byte first.
 ///
 /// # Safety
 /// Eight bytes may be written at `at`.

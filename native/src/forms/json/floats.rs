@@ -7,7 +7,7 @@
 use super::float32_text;
 use crate::plan::DataType;
 
-/// The JSON text for NaN and infinity, for which standard JSON has none.
+/// How NaN and infinity, for which JSON has no numbers, are written in JSON answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
     /// NaN and infinity are written as the words `NaN`, `Infinity` and `-Infinity`, as TensorFlow Serving writes them.
@@ -24,7 +24,7 @@ impl NonFinite {
         if strict_json { NonFinite::Null } else { NonFinite::Tokens }
     }
 
-    /// Returns the text for NaN or an infinity.
+    /// Returns the JSON text for `number`, which is NaN or an infinity.
     pub(super) fn text(self, number: f64) -> &'static [u8] {
         match self {
             NonFinite::Null => b"null",
@@ -35,7 +35,7 @@ impl NonFinite {
     }
 }
 
-/// Bytes that are reserved for a number and the comma behind it.
+/// Bytes of JSON text that `write_each` reserves for an element and the comma behind it.
 const MAX_CHARS: usize = 17;
 
 /// A dtype of numbers or booleans whose elements `write_row` writes as JSON text.
@@ -43,16 +43,16 @@ trait Element {
     /// Size of one element of this dtype in bytes.
     const SIZE: usize;
 
-    /// Appends the text of each little-endian element in `bytes`, with commas between them.
+    /// Appends the JSON text of each element of `bytes`, which are little-endian, with commas between the texts.
     fn write_row(bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>);
 }
 
-/// IEEE float16; an element is written as the float32 of the same value.
+/// The dtype IEEE float16, whose elements are written as the float32 of the same value.
 struct Float16;
 struct Bfloat16;
 struct Bool;
 
-/// Calls `write` for each element of `bytes`, and appends commas between the texts.
+/// Calls `write` to append the text of each element of `bytes`, and appends commas between the texts.
 #[inline]
 fn write_each<const SIZE: usize>(bytes: &[u8], out: &mut Vec<u8>, write: impl Fn([u8; SIZE], &mut Vec<u8>)) {
     let (elements, _) = bytes.as_chunks::<SIZE>();
@@ -129,7 +129,7 @@ impl Element for Bool {
     }
 }
 
-/// Converts a float16 to float32.
+/// Converts the bits of a float16 to the float32 of the same value.
 fn of_half(half: u16) -> f32 {
     let sign = u32::from(half >> 15) << 31;
     let exponent = u32::from(half >> 10) & 31;
@@ -166,7 +166,7 @@ fn append_short(text: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(last);
 }
 
-/// Appends a float64 as JSON text; `non_finite` gives the text of NaN and infinity.
+/// Appends a float64 as JSON text; `non_finite` chooses the text of NaN and infinity.
 #[inline]
 fn write_f64(number: f64, non_finite: NonFinite, out: &mut Vec<u8>) {
     if number.is_finite() {
@@ -239,7 +239,7 @@ fn write_elements<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinit
     write_level::<E>(dims, bytes, non_finite, out);
 }
 
-/// Appends a tensor's nested JSON lists of one level, with all deeper levels.
+/// Appends one level of a tensor's nested JSON lists, with all deeper levels.
 fn write_level<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
     let Some((&length, inner)) = dims.split_first() else {
         E::write_row(bytes, non_finite, out);

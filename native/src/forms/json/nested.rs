@@ -21,11 +21,11 @@ pub enum Leaves<'a> {
     None,
     /// Integers.
     Ints(Vec<i64>),
-    /// Numbers, at least one of which is written with a point or an exponent.
+    /// Leaves that are numbers, at least one of which is written with a point or an exponent.
     Floats(Vec<f64>),
     /// Booleans, as 0 or 1.
     Bools(Vec<u8>),
-    /// Byte strings: from JSON strings, and from objects `{"b64": ...}` in base64.
+    /// Leaves that are byte strings: JSON strings, or objects `{"b64": ...}` in base64.
     Strings(Vec<Cow<'a, [u8]>>),
 }
 
@@ -49,7 +49,7 @@ impl Leaves<'_> {
     }
 }
 
-/// The element of `sizes` for a depth at which no list has ended yet, so that its length is unknown.
+/// The element of `Nested::sizes` for a depth at which no list has ended yet, so that its length is unknown.
 const OPEN: usize = usize::MAX;
 
 /// A JSON value that is built element by element. The depth of an element is the number of lists around it.
@@ -60,9 +60,9 @@ pub struct Nested<'a> {
     sizes: SmallVec<[usize; 4]>,
     /// For each depth in the JSON value, whether the lists at this depth have different lengths.
     is_uneven: [bool; MAX_DEPTH],
-    /// Depth of the leaves, which are the elements that are no lists; None before the first leaf is added.
+    /// Depth of the JSON value's leaves, which are the elements that are no lists; None before the first leaf is added.
     leaf_depth: Option<usize>,
-    /// For each list of depth 1, the number of leaves up to its end.
+    /// For each list at depth 1, the number of leaves of the JSON value up to the end of that list.
     ends: Vec<i64>,
 }
 
@@ -90,7 +90,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Ends a list of the JSON value, which has `length` elements; `depth` is the number of lists around it.
+    /// Ends a list of `length` elements in the JSON value; `depth` is the number of lists around that list.
     #[inline]
     pub fn close(&mut self, depth: usize, length: usize) {
         let size = &mut self.sizes[depth];
@@ -187,14 +187,14 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Returns the leaves and the sizes of the tensor; None if lists of one depth differ in length.
+    /// Returns the leaves and sizes of the tensor that the value forms; None if lists of one depth differ in length.
     #[must_use]
     pub fn into_dense(self) -> Option<(Leaves<'a>, SmallVec<[usize; 4]>)> {
         let is_even = !self.is_uneven.contains(&true);
         is_even.then_some((self.leaves, self.sizes))
     }
 
-    /// Returns the leaves and the row splits of a list with one flat list for each row; None for any other value.
+    /// Returns the leaves and the row splits of a value that is a list with one flat list for each row; else None.
     #[must_use]
     pub fn into_rows(self) -> Option<(Leaves<'a>, Vec<i64>)> {
         let is_empty = self.sizes.len() == 1 && self.sizes[0] == 0;

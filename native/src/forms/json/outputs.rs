@@ -17,17 +17,17 @@ const SMALL_BODY_BYTES: usize = 8 << 10;
 /// An answer with more numbers is written on the thread pool for large work, because writing a number as text takes 10
 /// to 20 ns.
 const SMALL_NUMBERS: usize = 4096;
-/// Bytes of text that are reserved for each number.
+/// Bytes of JSON text that are reserved for each number of an answer.
 const NUMBER_BYTES: usize = 12;
 
-/// The JSON structure of an answer.
+/// How the JSON body of an answer arranges the outputs of the signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JsonLayout {
     /// `{"embeddings": {name: [...]}}`
     Embeddings,
-    /// `{"outputs": {name: [...]}}`, or `{"outputs": [...]}` for a single output.
+    /// `{"outputs": {name: [...]}}`, one list for each output, or `{"outputs": [...]}` for a single output.
     Columns,
-    /// `{"predictions": [{name: ...}, ...]}`, or `{"predictions": [...]}` for a single output.
+    /// `{"predictions": [{name: ...}, ...]}`, one object for each row, or `{"predictions": [...]}` for a single output.
     Rows,
 }
 
@@ -53,7 +53,7 @@ pub fn check_numbers(effort: Effort<'_>, count: usize) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Returns an empty buffer with capacity for the text of `count` numbers.
+/// Returns an empty buffer with capacity for the JSON text of `count` numbers.
 #[must_use]
 pub fn text_buffer(count: usize) -> Vec<u8> {
     Vec::with_capacity(count.saturating_mul(NUMBER_BYTES).saturating_add(64))
@@ -100,7 +100,7 @@ fn size(shape: &OutputShape) -> usize {
     shape.dims.iter().product()
 }
 
-/// Appends the JSON body of an answer.
+/// Appends the JSON body of an answer with these outputs, arranged by `layout`.
 fn write(outputs: &[Output<'_>], layout: JsonLayout, non_finite: NonFinite, out: &mut Vec<u8>) -> Result<(), Declined> {
     match (layout, outputs) {
         (JsonLayout::Rows, outputs) => rows(outputs, non_finite, out)?,

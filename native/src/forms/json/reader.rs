@@ -12,18 +12,18 @@ use crate::declined::Declined;
 /// Maximal number of columns in a body, because each name is compared with all others; no signature has so many inputs.
 const MAX_COLUMNS: usize = 256;
 
-/// The name and the value of one input or feature in a body.
+/// The name of one input or feature in a JSON request, and the value that the request gives it.
 #[derive(Debug)]
 pub struct Column<'a> {
-    /// Name of the input or feature.
+    /// Name of the input or feature that the JSON request gives a value.
     pub name: Cow<'a, str>,
-    /// Value of the input or feature.
+    /// Value that the JSON request gives the input or feature.
     pub value: Nested<'a>,
-    /// Number of rows of `instances` that had a value for this column so far.
+    /// Number of rows of `instances`, among the rows read so far, that had a value for this column.
     rows: usize,
 }
 
-/// The tensors of a `:predict` body.
+/// The inputs of a `:predict` body: values by name, or one value without a name.
 #[derive(Debug)]
 pub enum Payload<'a> {
     /// The values of the inputs with their names, if the body names the inputs.
@@ -35,18 +35,18 @@ pub enum Payload<'a> {
 /// A parsed `:predict` body.
 #[derive(Debug)]
 pub struct PredictBody<'a> {
-    /// Name of the signature; empty if the client named none.
+    /// Name of the signature that the `:predict` body asks for; empty if the client named none.
     pub signature_name: Cow<'a, str>,
-    /// Whether the body has `instances`, so that the answer is written by row.
+    /// Whether the `:predict` body has `instances`, so that the answer is written by row.
     pub is_by_row: bool,
-    /// The tensors.
+    /// The inputs.
     pub payload: Payload<'a>,
 }
 
 /// A parsed `:lookup` body.
 #[derive(Debug)]
 pub struct LookupBody<'a> {
-    /// Name of the signature; empty if the client named none.
+    /// Name of the signature that the `:lookup` body asks for; empty if the client named none.
     pub signature_name: Cow<'a, str>,
     /// Ids by feature.
     pub features: Vec<Column<'a>>,
@@ -110,7 +110,7 @@ pub fn read_ids(body: &[u8]) -> Parsed<Nested<'_>> {
     ids.ok_or(Declined::Unusual)
 }
 
-/// Reads a body that is one object; calls `member` to read the value of each key.
+/// Reads a JSON body that is one object; calls `member` to read the value of each key.
 fn members<'a>(body: &'a [u8], mut member: impl FnMut(&str, &mut Cursor<'a>) -> Parsed<()>) -> Parsed<()> {
     let mut cursor = Cursor::new(body)?;
     cursor.expect(b'{')?;
@@ -123,7 +123,7 @@ fn members<'a>(body: &'a [u8], mut member: impl FnMut(&str, &mut Cursor<'a>) -> 
     }
 }
 
-/// Reads an object whose keys are names of columns; it may be empty.
+/// Reads a JSON object, perhaps empty, whose keys are names of inputs or features (columns).
 fn columns<'a>(cursor: &mut Cursor<'a>) -> Parsed<Vec<Column<'a>>> {
     let mut columns = Vec::new();
     cursor.expect(b'{')?;
@@ -148,7 +148,7 @@ fn add<'c, 'a>(columns: &'c mut Vec<Column<'a>>, name: Cow<'a, str>, value: Nest
     columns.last_mut().ok_or(Declined::Unusual)
 }
 
-/// Reads `inputs`: an object of columns, or the value of the only input.
+/// Reads the value of the key `inputs` of a `:predict` body: an object of columns, or the value of the only input.
 fn inputs<'a>(cursor: &mut Cursor<'a>) -> Parsed<Payload<'a>> {
     if cursor.is_at(b'{') && !cursor.is_at_base64() {
         return columns(cursor).map(Payload::Columns);

@@ -15,14 +15,14 @@ pub fn no_inputs<'a>(signature: &Signature) -> Inputs<'a> {
     inputs
 }
 
-/// Says whether an input holds ids, row splits or weights of a ragged feature.
+/// Says whether the signature's input with this index holds ids, row splits or weights of a ragged feature.
 #[must_use]
 pub fn is_ragged_part(signature: &Signature, index: usize) -> bool {
     let mut ragged = signature.features.iter().filter(|feature| feature.row_splits.is_some());
     signature.inputs[index].role == InputRole::SplitsOrWeights || ragged.any(|feature| feature.ids == index)
 }
 
-/// Converts a value to the tensor of one input, and adds it to `inputs`.
+/// Converts a parsed JSON value to the tensor of one input of the signature, and adds the tensor to `inputs`.
 ///
 /// # Errors
 /// Lists of one depth differ in length, an element has another dtype than the input, or `inputs` has the input already.

@@ -14,7 +14,7 @@ use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, output, servable, toy};
 use crate::plan::{Data, DataType, Effort, ModelRoutes, Routes, Servable, Tensor};
 
-/// The function of a wire format that a test calls with a JSON body.
+/// The kind of JSON request that a test sends: `:lookup`, `:predict` or `:rows`.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Lookup,
@@ -362,8 +362,9 @@ fn shown(tensor: &Tensor<'_>) -> Value {
     json!([format!("{:?}", tensor.dtype).to_lowercase(), tensor.dims.to_vec(), data])
 }
 
-/// Compares the arrays that are parsed from bodies with those of the reference implementation. `JSON_PARITY` names a
-/// file whose lines are `[signature, form, body, arrays]`; `arrays` is null if the reference server refuses the body.
+/// Compares the arrays that the core parses from JSON bodies with the arrays that the reference server parses.
+/// `JSON_PARITY` names a file whose lines are `[signature, form, body, arrays]`; `arrays` is null if the reference
+/// server refuses the body.
 #[test]
 #[ignore = "needs the file that JSON_PARITY names"]
 fn bodies_are_read_as_the_reference_reads_them() {

@@ -10,15 +10,15 @@ use crate::declined::Declined;
 use crate::forms::json::cursor::Cursor;
 use crate::plan::{Data, DataType, Dims, Strings, Tensor};
 
-/// One input tensor of a request.
+/// One input tensor of an Open Inference request.
 pub struct Input<'a> {
-    /// Name of the input tensor.
+    /// Name of the input tensor in the Open Inference request.
     pub name: Cow<'a, str>,
-    /// Dtype, sizes and elements of the input.
+    /// Dtype, sizes and elements of the input tensor.
     pub tensor: Tensor<'a>,
 }
 
-/// One output that a request names.
+/// One output that an Open Inference request names.
 pub struct Output<'a> {
     /// Name of the output that the request asks for.
     pub name: Cow<'a, str>,
@@ -29,13 +29,13 @@ pub struct Output<'a> {
 /// A parsed request body.
 #[derive(Default)]
 pub struct Request<'a> {
-    /// Id of the request; None if the client sent none.
+    /// Id of the Open Inference request; None if the client sent none.
     pub id: Option<Cow<'a, str>>,
-    /// Name of the signature; empty if the client named none.
+    /// Name of the signature that the Open Inference request asks for; empty if the client named none.
     pub signature: Cow<'a, str>,
     /// The request's `binary_data_output` parameter: whether outputs without `binary_data` are binary.
     pub is_binary: bool,
-    /// Input tensors in the order of the request.
+    /// The request's input tensors, in the order of the JSON text.
     pub inputs: SmallVec<[Input<'a>; 4]>,
     /// Outputs that the request names; an empty list means all outputs.
     pub outputs: SmallVec<[Output<'a>; 4]>,
@@ -83,7 +83,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The elements of an input, or their position in the body.
+/// Where the elements of a JSON request's input are: absent, parsed, or still in the text.
 enum ElementSource<'a> {
     Absent,
     /// Elements that were parsed from JSON, and the number of these elements.
@@ -187,7 +187,7 @@ fn size(cursor: &mut Cursor<'_>) -> Result<usize> {
     cursor.whole::<i64>()?.try_into().map_err(|_| Declined::Unusual)
 }
 
-/// Reads a list of elements, flat or nested in lists of equal lengths; returns the elements and their number.
+/// Reads a JSON list of elements, flat or nested in lists of equal lengths; returns the elements and their number.
 fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -> Result<(Data<'a>, usize)> {
     // The shape may be wrong, so the size of the remaining text bounds the allocation: an element takes at least two
     // bytes.

@@ -22,7 +22,7 @@ pub struct Shape {
     unknown_rank: bool,
 }
 
-/// The oracle: `TensorProto` as a message of prost.
+/// A `TensorProto` as a message of the library prost, the oracle of these tests.
 #[derive(Clone, PartialEq, Message)]
 pub struct ProstTensor {
     #[prost(int32, tag = "1")]

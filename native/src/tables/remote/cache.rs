@@ -1,4 +1,4 @@
-//! Rows of remote tables that are read often, in this server's memory.
+//! A cache, in this server's memory, of rows of remote tables that are read often.
 //!
 //! A row is removed when it changes in its cluster; the rows of a version leave with the version.
 
@@ -17,11 +17,11 @@ const ROW_BITS: u32 = 40;
 /// Counts of the cache that holds rows of Valkey or Redis clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheCounts {
-    /// Number of rows in the cache.
+    /// Number of rows of remote tables that the cache holds.
     pub rows: u64,
     /// Bytes of memory that the cached rows use, including `ENTRY_BYTES` for each row.
     pub bytes: u64,
-    /// Number of rows that the cache evicted because it was full.
+    /// Number of rows that the cache of remote rows evicted because it was full.
     pub evictions: u64,
 }
 
@@ -45,7 +45,7 @@ impl Lifecycle<u64, Arc<[u8]>> for Evictions {
     }
 }
 
-/// A cache of rows that keeps a row if it is read often. Concurrency: any thread.
+/// A cache of rows of remote tables that keeps a row if it is read often. Concurrency: any thread.
 pub(super) struct Cache {
     rows: QuickCache<u64, Arc<[u8]>, Bytes, DefaultHashBuilder, Evictions>,
     evictions: Arc<AtomicU64>,

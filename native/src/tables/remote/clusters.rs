@@ -10,7 +10,7 @@ use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
 use super::topology::{InSync, Node, Topology};
 
-/// Expected size of a row, for a cache that is created before the first table is opened.
+/// Expected size of a row in bytes, for a row cache that is created before the first table is opened.
 const TYPICAL_ROW_BYTES: usize = 256;
 /// Number of rows that the server reads together when it fills the cache in advance.
 const FILLED_TOGETHER: usize = 1000;
@@ -40,7 +40,7 @@ impl Clusters {
         Clusters { opened: Mutex::default(), cache, in_sync: Arc::default() }
     }
 
-    /// Opens a table; `rows` is V, its number of rows. Two servables of one version get the same table.
+    /// Opens a table in a cluster; `rows` is V, its number of rows. Two servables of one version get the same table.
     #[must_use]
     pub fn open(
         &self,
@@ -107,7 +107,7 @@ impl Clusters {
         let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();
         drop(opened);
         for topology in topologies {
-            // An error of the refresh is ignored, because a later read that needs the slot map reports its own error.
+            // An error of a slot map's refresh is ignored: a later read that needs the map reports its own error.
             let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
         }
     }
@@ -151,7 +151,7 @@ impl Clusters {
         self.tables().iter().map(|table| table.counts()).collect()
     }
 
-    /// Returns the counts of the row cache; None if the server has no row cache.
+    /// Returns how many rows and bytes the row cache holds, and its number of evictions; None if there is no row cache.
     #[must_use]
     pub fn cache_counts(&self) -> Option<CacheCounts> {
         self.cache.as_ref().map(|cache| cache.counts())

@@ -23,7 +23,7 @@ use super::topology::Node;
 
 /// Number of bytes that one system call reads from a node at most, unless a single answer is larger.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Maximal size of an answer. A larger answer can not belong to a command that this module sends.
+/// Maximal size of a node's answer in bytes. No command that this module sends has a larger answer.
 const MOST_BYTES: usize = 64 << 20;
 
 /// How many times an empty password file is read, and the pause between two of these reads. Source:
@@ -58,7 +58,7 @@ pub(super) enum Reply {
 /// commands.
 pub(super) struct Connection {
     stream: Stream,
-    /// Received bytes; the bytes from `start` to `end` are not parsed yet.
+    /// Bytes that the node sent; the bytes from `start` to `end` are not parsed yet.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -70,7 +70,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects and authenticates.
+    /// Opens a connection to a node of the cluster, and logs in.
     ///
     /// # Errors
     /// The node does not answer before `until`, or refuses the user.
@@ -144,7 +144,7 @@ impl Connection {
         sent.map_err(told)
     }
 
-    /// Reads the answer to one command. If the answer begins with `head`, it has a row, which is copied to `to`.
+    /// Reads the node's answer to one command. An answer that begins with `head` has a row, which is copied to `to`.
     ///
     /// # Errors
     /// The connection broke, the answer did not come before `until`, or the received bytes are no valid answer.
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Reads and decodes one answer, which may be any value of the RESP protocol.
+    /// Reads and decodes one answer of the node, which may be any value of the RESP protocol.
     ///
     /// # Errors
     /// The connection broke, an answer did not come before `until`, or the received bytes are no valid answer.
@@ -189,7 +189,7 @@ impl Connection {
         }
     }
 
-    /// Returns the socket, so that the caller can wait until it has bytes.
+    /// Returns the connection's socket, so that the caller can wait until the node has sent bytes.
     pub(super) fn socket(&self) -> &TcpStream {
         self.stream.socket()
     }
@@ -206,7 +206,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Says whether the buffer has no received bytes that are not parsed yet.
+    /// Says whether the connection has no received bytes that are not parsed yet.
     pub(super) fn is_idle(&self) -> bool {
         self.start == self.end
     }

@@ -18,14 +18,14 @@ pub struct Address {
     pub ca_file: String,
     /// Name of the Valkey or Redis user as which the server logs in; empty for the default user.
     pub user: String,
-    /// Path of the file whose first line is the password; empty for none.
+    /// Path of the file whose first line is the password for the cluster; empty if there is no such file.
     pub password_file: String,
-    /// The password if `password_file` is empty; an empty password means no authentication.
+    /// The password for the cluster if `password_file` is empty; an empty password means no authentication.
     #[serde(default)]
     pub own_password: String,
-    /// Longest time for one read to get all its rows, in milliseconds.
+    /// Longest time for one read to get all its rows from the cluster, in milliseconds.
     pub timeout_ms: u64,
-    /// Longest time that a read waits for one node before it asks another one, in milliseconds.
+    /// Longest time that a read waits for one node of the cluster before it asks another one, in milliseconds.
     pub node_timeout_ms: u64,
     /// How many of a hundred reads the server may also send to a second node, because the first is slow; 0: none.
     pub hedge_percent: u32,
@@ -48,7 +48,7 @@ impl Address {
     }
 }
 
-/// Where the rows of one table of one version lie; fields as in `TableLayout` of service/remote/layout.py.
+/// Where the rows of a table of a version lie in a cluster; fields as in `TableLayout` of service/remote/layout.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoteDescription {
@@ -60,14 +60,14 @@ pub struct RemoteDescription {
     pub block_rows: usize,
     /// Number of shards; block `b` of the table belongs to shard `b % num_shards`.
     pub num_shards: usize,
-    /// Bytes of one row, including the row's scale.
+    /// Bytes of one row of the table, including the row's scale.
     pub row_bytes: usize,
     /// Pairs of a default row's number and its bytes. A feature's default row replaces a row that can not be read; if
     /// the list is empty, such a read fails.
     pub default_rows: Vec<(usize, Vec<u8>)>,
-    /// Whether a cached row, however old, may replace a row that can not be read.
+    /// Whether a cached row of the table, however old, may replace a row that can not be read from the cluster.
     pub serves_stale: bool,
-    /// For how long cached rows are valid after the server last read the table's changes. None: the server does not
-    /// follow the changes, and cached rows are always valid.
+    /// For how long cached rows of the table are valid after the server last read the table's changes. None: the server
+    /// does not follow the changes, and cached rows are always valid.
     pub fresh_ms: Option<u64>,
 }

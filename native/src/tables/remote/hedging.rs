@@ -15,7 +15,7 @@ const EVERY: usize = 16;
 /// Maximal number of hedged reads (reads that are also sent to a second node) that a cluster's budget can save up.
 const MOST_SAVED: u32 = 50;
 
-/// How long the last answers of one node took, from the sending of the commands to the first byte of the answers.
+/// The response times of one node's last answers, each from sending the commands to the first byte of the answers.
 #[derive(Debug)]
 pub(super) struct Times {
     micros: [u32; SAMPLES],
@@ -41,7 +41,7 @@ impl Times {
         }
     }
 
-    /// Returns the time within which 95 of 100 of the last answers came; None while too few came.
+    /// Returns the time within which 95 of 100 of the node's last answers came; None while too few came.
     pub(super) fn slow(&self) -> Option<Duration> {
         self.slow
     }
@@ -52,7 +52,7 @@ impl Times {
 #[derive(Debug)]
 pub(super) struct Budget {
     percent: u32,
-    /// The hedged reads that the budget allows now, in hundredths of a hedged read.
+    /// How many hedged reads the budget allows now, in hundredths of a hedged read.
     saved: AtomicU32,
 }
 
@@ -66,7 +66,7 @@ impl Budget {
         self.percent > 0
     }
 
-    /// Adds to the budget the part of a hedged read that one read of a node earns.
+    /// Adds `percent` hundredths of a hedged read to the budget, for one read of a node.
     pub(super) fn earn(&self) {
         let add = |saved: u32| (saved < MOST_SAVED * 100).then_some(saved + self.percent);
         let _ = self.saved.fetch_update(Relaxed, Relaxed, add);

@@ -23,22 +23,22 @@ use super::topology::{Node, Topology};
 const MOST_COMMANDS: usize = 4096;
 /// The pause before a read asks nodes again for rows that it did not get.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Longest time to connect to the second node of a hedged read, because the first node may answer at any moment.
+/// Longest time to connect and send to a hedged read's second node, because the first may answer at any moment.
 const SECOND_CONNECT: Duration = Duration::from_millis(20);
 /// Kinds of error answers after which another try may succeed: the slot map is outdated, or a node is not ready yet.
 const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];
 
-/// The rows of one table that a read must get.
+/// A list of rows of one table that a read must get, with the buffer for the rows.
 pub struct Want<'t> {
     /// The table.
     pub table: &'t RemoteTable,
     /// Numbers of the rows to read, each below V.
     pub ids: Vec<u64>,
-    /// The buffer for the bytes of the rows, end to end.
+    /// The buffer to which the read copies the rows' bytes, end to end, in the order of `ids`.
     pub rows: Vec<u8>,
     /// Positions in `ids` of the rows that are not read yet; after the read, of the rows that could not be read.
     pub left: Vec<u32>,
-    /// Number of rows that could not be read and were taken from the cache.
+    /// Number of rows that could not be read from the cluster, so that old copies in the cache replaced them.
     pub num_stale: usize,
     /// The table's count of reported changes when the read began; rows are cached only if the count is still the same.
     changes: u64,
@@ -142,12 +142,12 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     why
 }
 
-/// Rows that one node is asked for, with one command for each row.
+/// A group of rows that one node is asked for, with one command for each row.
 struct Group {
     node: Node,
     /// Whether the slot of these rows is moving to this node: the slot's present node named this node in an ASK error.
     asks: bool,
-    /// Whether the node is the primary: a replica may lack the last changes, so its rows are not cached.
+    /// Whether the asked node is the primary: a replica may lack the last changes, so its rows are not cached.
     is_primary: bool,
     items: Vec<Item>,
 }
@@ -157,9 +157,9 @@ struct Asked {
     group: Group,
     connection: Connection,
     at: Instant,
-    /// Time at which the read stops waiting for the group's answers.
+    /// Time at which the read stops waiting for the answers to the group's commands.
     until: Instant,
-    /// Time at which a second node is asked, too; None if none is to be asked, or one was asked already.
+    /// Time at which the read also asks a second node for the group's rows; None if it does not, or already did.
     hedge_at: Option<Instant>,
     second: Option<(Node, Connection)>,
 }
@@ -431,7 +431,7 @@ impl Task<'_, '_> {
         None
     }
 
-    /// Reads the second node's answers and copies their rows to the buffers; returns true if each answer has a row.
+    /// Reads the answers of a hedged read's second node, and copies their rows; returns true if each answer has a row.
     fn has_all(&mut self, items: &[Item], connection: &mut Connection) -> bool {
         let until = self.node_until();
         if connection.skip_owed(until).is_err() {
@@ -537,7 +537,7 @@ impl Task<'_, '_> {
         Ok(is_old)
     }
 
-    /// Handles an answer without a row, such as an error; returns true if the slot map may be outdated.
+    /// Handles a node's answer that has no row, such as an error; returns true if the slot map may be outdated.
     fn judge(&mut self, node: &Node, item: Item, frame: &OwnedFrame) -> bool {
         let OwnedFrame::Error(text) = frame else {
             self.lacking.entry(item).or_default().push(node.clone());

@@ -18,11 +18,11 @@ use super::topology::Topology;
 /// Counts of the reads of one table's rows; fields as in `ReadCounts` of service/remote/counts.py.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TableCounts {
-    /// Name of the model.
+    /// Name of the model to which the table belongs.
     pub model: String,
     /// Version number.
     pub version: i64,
-    /// Name of the table.
+    /// Name of the table whose reads are counted.
     pub table: String,
     /// Number of reads of the table's rows from the Valkey or Redis cluster.
     pub reads: u64,
@@ -32,21 +32,21 @@ pub struct TableCounts {
     pub bytes: u64,
     /// Number of times that a read asked nodes again, because it had not got all rows.
     pub retries: u64,
-    /// Number of reads that ended without all their rows.
+    /// Number of reads that did not get all the rows of the table that they needed from the cluster.
     pub errors: u64,
-    /// Number of rows that were replaced by a default row, because they could not be read.
+    /// Number of rows of the table that a default row replaced in answers, because they could not be read.
     pub default_rows: u64,
-    /// Number of rows that could not be read and were taken from the cache.
+    /// Number of rows of the table that could not be read from the cluster and were taken from the cache.
     pub stale_rows: u64,
-    /// Number of hedged reads: their commands were also sent to a second node, because the first was slow.
+    /// Number of hedged reads: reads of a node for which a second node was asked, too, because the first was slow.
     pub hedges: u64,
     /// Number of hedged reads that the second node answered first.
     pub hedge_wins: u64,
-    /// Time that all reads took together, waiting included, in nanoseconds.
+    /// Time that all reads of the table's rows took together, waiting included, in nanoseconds.
     pub nanos: u64,
-    /// Number of rows that reads found in the cache.
+    /// Number of rows of the table that reads found in the cache.
     pub cache_hits: u64,
-    /// Number of rows that reads did not find in the cache.
+    /// Number of rows of the table that reads did not find in the cache.
     pub cache_misses: u64,
 }
 
@@ -68,14 +68,14 @@ pub(super) struct Counters {
 
 /// One `[V, D]` table of one model version, whose rows lie in a Valkey or Redis cluster. Concurrency: any thread.
 pub struct RemoteTable {
-    /// Name of the model, number of the version, and name of the table.
+    /// What identifies the table: name of the model, number of the version, and name of the table.
     pub(super) subject: (String, i64, String),
     pub(super) topology: Arc<Topology>,
     pub(super) counters: Counters,
     cache: Option<Arc<Cache>>,
     /// Counts the changes of rows, so that a read that began before a change does not cache an old row.
     changes: AtomicU64,
-    /// Number of the table in the keys of the cache, which tells its rows from those of other tables and versions.
+    /// Serial number of the table in the keys of the cache, different for each open table of each version.
     serial: u64,
     num_rows: u64,
     row_bytes: usize,
@@ -83,9 +83,9 @@ pub struct RemoteTable {
     default_rows: Vec<(usize, Vec<u8>)>,
     /// Whether a default row has changed in the Valkey or Redis cluster since its bytes were copied to this server.
     has_old_default_rows: AtomicBool,
-    /// Whether a cached row, however old, may replace a row that can not be read.
+    /// Whether [`Self::read_stale`] may replace a row that can not be read by the table's cached row, however old.
     pub(super) serves_stale: bool,
-    /// For how long cached rows are valid after the server last read the table's changes; None: always.
+    /// For how long cached rows of this table are valid after the server last read the table's changes; None: always.
     fresh: Option<Duration>,
     opened: Instant,
     /// Time at which the server last read the table's changes, in milliseconds after the table was opened.
@@ -158,13 +158,13 @@ impl RemoteTable {
         }
     }
 
-    /// Returns V, the number of rows.
+    /// Returns V, the number of rows of the remote table.
     #[must_use]
     pub fn num_rows(&self) -> u64 {
         self.num_rows
     }
 
-    /// Returns the number of bytes of one row, including the row's scale.
+    /// Returns the number of bytes of one row of the remote table, including the row's scale.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
@@ -190,7 +190,7 @@ impl RemoteTable {
         self.has_old_default_rows.load(Relaxed)
     }
 
-    /// Counts rows that were replaced by a default row, because they could not be read.
+    /// Adds to the count of rows that a default row replaced, because they could not be read.
     pub fn count_default_rows(&self, count: usize) {
         self.counters.default_rows.fetch_add(count as u64, Relaxed);
     }
@@ -233,17 +233,17 @@ impl RemoteTable {
         copied
     }
 
-    /// Says whether the cache has a row, however old, and [`Self::read_stale`] may copy old rows of this table.
+    /// Says whether the cache has a copy of a row, however old, that [`Self::read_stale`] may use for this table.
     pub(super) fn has_stale(&self, id: u64) -> bool {
         self.serves_stale && self.cache.as_ref().is_some_and(|cache| cache.has(self.serial, id))
     }
 
-    /// Copies one row from the cache, whatever its age; says whether the cache has it.
+    /// Copies one row of this table from the cache, whatever the row's age; says whether the cache has the row.
     pub fn copy_cached(&self, id: u64, to: &mut [u8]) -> bool {
         self.cache.as_ref().is_some_and(|cache| cache.copy(self.serial, id, to))
     }
 
-    /// Counts the cache's hits and misses of one read.
+    /// Counts how many rows of one read were in the cache (hits), and how many were not (misses).
     pub(super) fn count_cached(&self, ids: usize, missed: usize) {
         if self.cache.is_some() {
             self.counters.cache_hits.fetch_add((ids - missed) as u64, Relaxed);
@@ -300,7 +300,7 @@ impl RemoteTable {
         self.slots[id as usize / self.block_rows % self.slots.len()]
     }
 
-    /// Appends the GETRANGE command that reads a row.
+    /// Appends to `to` the GETRANGE command that reads a row.
     pub(super) fn write_command(&self, id: u64, to: &mut Vec<u8>) {
         let (block, row) = (id as usize / self.block_rows, id as usize % self.block_rows);
         to.extend_from_slice(&self.head);
@@ -315,7 +315,7 @@ impl RemoteTable {
         &self.reply_head
     }
 
-    /// Returns the counts of the table's reads so far.
+    /// Returns the counts of the reads of this table's rows so far.
     pub(super) fn counts(&self) -> TableCounts {
         let (model, version, table) = self.subject.clone();
         let counters = &self.counters;

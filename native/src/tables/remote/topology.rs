@@ -20,14 +20,14 @@ const NUM_SLOTS: usize = 16384;
 /// After a node failed, reads avoid the node for this time, unless its slots have no other node. Then one read tries
 /// the node, and the other reads wait for the result, or for this time again.
 const BREAK: Duration = Duration::from_millis(500);
-/// After a node gave the slot map, no node is asked for it again for this time.
+/// After a node gave the slot map, the server asks no node for the map again for this time.
 const REFRESH: Duration = Duration::from_millis(100);
 /// The server closes a connection on which a node owes more answers than this.
 const MOST_OWED: usize = 1 << 14;
-/// Maximal number of idle connections that are kept for each node.
+/// Maximal number of idle connections that the server keeps for each node of a cluster.
 const IDLE_CONNECTIONS: usize = 64;
 
-/// Host and port of one node.
+/// Host and port of one node of a Valkey or Redis cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Node {
     pub(super) host: Arc<str>,
@@ -46,8 +46,9 @@ impl std::fmt::Display for Node {
     }
 }
 
-/// The cluster's slot map. Each element of `holders` is the nodes of some slots, the primary first; `has_primary` says for
-/// each element whether its first node is a primary, which may have failed; `by_slot` has each slot's index in both.
+/// The slot map of a Valkey or Redis cluster: the nodes of each hash slot. Each element of `holders` is the nodes of
+/// some slots, the primary first; `has_primary` says for each element whether its first node is a primary, which may
+/// have failed; `by_slot` has each slot's index in both.
 #[derive(Debug, Default)]
 pub(super) struct Map {
     pub(super) holders: Vec<Vec<Node>>,
@@ -61,7 +62,7 @@ impl Map {
         self.by_slot.get(usize::from(slot)).copied().flatten()
     }
 
-    /// Returns a slot's nodes, the primary first.
+    /// Returns the nodes of a hash slot, the primary first.
     pub(super) fn nodes(&self, slot: u16) -> &[Node] {
         self.holder(slot).map_or(&[], |holder| &self.holders[usize::from(holder)])
     }
@@ -79,7 +80,7 @@ impl Map {
 pub(super) struct InSync(Mutex<HashMap<Node, Instant>>);
 
 impl InSync {
-    /// Notes replicas whose rows may be read until `until`.
+    /// Notes that the rows of these replicas may be read until the time `until`.
     pub(super) fn set(&self, nodes: impl Iterator<Item = Node>, until: Instant) {
         let mut known = lock(&self.0);
         known.retain(|_, until| Instant::now() < *until);
@@ -102,7 +103,7 @@ pub(super) struct Topology {
     asked: Mutex<Asked>,
     /// How long the recent answers of each node took.
     times: Mutex<HashMap<Node, Times>>,
-    /// The number of hedged reads, which also ask a second node, that are allowed now.
+    /// The budget of hedged reads, in which a second node is asked, too.
     pub(super) budget: Budget,
     in_sync: Arc<InSync>,
     /// The open tables whose rows lie in the cluster.
@@ -118,7 +119,7 @@ struct Asked {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic can not leave the data behind these locks half-changed, so a lock is used even after a panic.
+    // The maps and lists behind these locks stay usable after a panic of another thread, so poisoned locks are used.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -142,7 +143,7 @@ impl Topology {
         self.map.load_full()
     }
 
-    /// Returns the nodes of a slot that may be read: the primary, and replicas that are in sync.
+    /// Returns the nodes from which rows of a hash slot may be read: the primary, and replicas that are in sync.
     pub(super) fn readable<'n>(&'n self, map: &'n Map, slot: u16) -> impl Iterator<Item = &'n Node> {
         let primary = map.primary(slot);
         map.nodes(slot).iter().filter(move |node| Some(*node) == primary || self.in_sync.has(node))
@@ -178,7 +179,7 @@ impl Topology {
         self.drop_idle(node);
     }
 
-    /// Records that a node answered, so that reads use the node again.
+    /// Records that a node answered, so that reads no longer avoid the node.
     pub(super) fn answered(&self, node: &Node) {
         if self.has_down.load(Relaxed) {
             let mut down = lock(&self.down);
@@ -212,7 +213,7 @@ impl Topology {
         }
     }
 
-    /// Closes a node's idle connections.
+    /// Closes the idle connections to a node.
     pub(super) fn drop_idle(&self, node: &Node) {
         let closed = lock(&self.idle).remove(node);
         drop(closed);
@@ -261,7 +262,7 @@ impl Topology {
             if ordered[..index].contains(node) {
                 continue;
             }
-            // The read asks one node after the other for the slot map. It waits for each node only a part of the time
+            // The server asks one node after the other for the slot map. It waits for each node only a part of the time
             // that is left, so that a node that hangs leaves time for the next.
             let share = left.min((left / 3).max(self.address.node_timeout()));
             match self.ask_for_map(node, Instant::now() + share) {
@@ -281,8 +282,8 @@ impl Topology {
         Err(why)
     }
 
-    /// Removes the cached rows of slots that have another primary now. The former one may have been a replica already
-    /// when they were read, or may have had changes that are lost.
+    /// Removes from the cache the rows of hash slots whose primary is another node now. The former primary may already
+    /// have been a replica when the rows were read, or may have had changes that are lost.
     pub(super) fn forget_moved(&self, primaries: &mut Vec<Option<Node>>) {
         let map = self.map.load();
         primaries.resize(NUM_SLOTS, None);

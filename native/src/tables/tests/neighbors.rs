@@ -8,7 +8,7 @@ use super::{Numbers, Unaligned, processors};
 use crate::tables::neighbors::{Metric, Neighbor, Search};
 use crate::tables::table::{Dtype, Table};
 
-/// Returns the nearest rows of each query: computes all scores in float64, as the metrics are defined.
+/// Returns the nearest rows of each query, from scores in float64 by the definitions of the metrics, as the oracle.
 fn slow_neighbors(numbers: &Numbers, search: &Search<'_>) -> Vec<Vec<(i64, f64)>> {
     let dim = numbers.dim;
     let row = |id: i64| -> Vec<f64> { (0..dim).map(|column| f64::from(numbers.get(id as usize, column))).collect() };
@@ -105,7 +105,7 @@ proptest! {
 #[test]
 fn equal_scores_are_ordered_by_id_whatever_the_number_of_threads() {
     let size = 100_000;
-    // Rows 0, 1, 2 repeat, so each score occurs thousands of times.
+    // The rows of the test's table hold 0, 1 and 2 in turn, so each score occurs thousands of times.
     let raw: Vec<u8> = (0..size).flat_map(|id| ((id % 3) as f32).to_le_bytes()).collect();
     // SAFETY: the test's array `raw` has `size` rows of one float32, and lives as long as the table that reads it.
     let table = unsafe { Table::new(Dtype::Float32, size, 1, raw.as_ptr(), std::ptr::null()) };

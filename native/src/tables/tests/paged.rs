@@ -13,7 +13,7 @@ const ROWS: usize = 4096;
 const STRIDE: usize = 1000;
 const ERROR: Policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
 
-/// A mapped file of rows whose first eight bytes are the row's number; the rows begin at byte 100.
+/// A mapped test file of rows; each row begins with its number in eight bytes, and row 0 begins at byte 100.
 struct Rows {
     at: usize,
     size: usize,
@@ -43,7 +43,7 @@ impl Rows {
         rows
     }
 
-    /// Drops all pages of the file from memory, as the kernel does if memory is short.
+    /// Drops all pages of the test file from memory, as the kernel does if memory is short.
     fn drop_all(&self) {
         // SAFETY: dropping pages loses no data, because the memory map of the test file is shared and read-only.
         unsafe {
@@ -58,7 +58,7 @@ impl Rows {
         unsafe { ((self.at + 100 + row * STRIDE) as *const usize).read_unaligned() }
     }
 
-    /// Returns the number of the file's pages that are in memory.
+    /// Returns how many pages of the test file are in memory.
     fn resident(&self) -> usize {
         let mut found = vec![0_u8; self.size.div_ceil(4096)];
         // SAFETY: mincore writes one byte for each page of the map, and `found` has as many.
@@ -171,7 +171,7 @@ fn pages_that_the_kernel_dropped_are_found() {
 fn pages_that_the_kernel_dropped_are_found_by_a_user_who_may_not_write_the_file() {
     // SAFETY: the call changes the effective user of this thread alone, as glibc's function would not.
     let become_user = |user: libc::uid_t| unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
-    // SAFETY: `geteuid` gets and changes nothing.
+    // SAFETY: `geteuid` takes no arguments and changes nothing.
     if unsafe { libc::geteuid() } != 0 {
         let _ = writeln!(std::io::stderr(), "this user can not become another one: NO FOREIGN FILE WAS TESTED");
         return;
