@@ -72,8 +72,8 @@ impl<T, R> BatchQueue<T, R> {
         batch.add_queued_items(rows, can_join);
         let mut results = run(&batch.items).into_iter();
         let own = results.next();
-        for (waiter, result) in batch.waiters.drain(..).zip(results) {
-            waiter.set(WaiterState::Done(Some(result)));
+        for waiter in batch.waiters.drain(..) {
+            waiter.set(WaiterState::Done(results.next()));
         }
         own
     }
