@@ -31,7 +31,7 @@ const TRUSTED_BYTES: usize = 1 << 20;
 pub struct Plain {
     pub method: Method,
     pub terms: Terms,
-    // The request id that the client chose; the answer's headers return it.
+    // The request id that the call's client chose; the answer's headers return it.
     pub request_id: Option<HeaderValue>,
 }
 
@@ -325,18 +325,18 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
     if is_whole(&data) { Gathered::Message(data) } else { Gathered::Unusual(data) }
 }
 
-/// Returns the error text for a call whose deadline passed while it waited for a thread.
+/// Returns the error text for a request whose deadline passed while it waited for a thread.
 pub fn late() -> String {
     "The deadline passed while the request waited for a thread.".into()
 }
 
-/// Returns the error for a request that the called method does not support.
+/// Returns the error for a gRPC request that the called method does not support.
 pub fn unimplemented(text: &str) -> Status {
     Status { code: Code::Unimplemented, text: text.into(), may_retry: false }
 }
 
-/// Returns the error for a call with a second request message. Source: gRPC's statuscodes.md, "Request cardinality
-/// violation". grpcio answers the first message without an error.
+/// Returns the error for a gRPC call that sends a second request message. Source: gRPC's statuscodes.md, "Request
+/// cardinality violation". grpcio answers the first message without an error.
 pub fn too_many() -> Status {
     unimplemented("The method takes exactly one request message, and the client sent more.")
 }

@@ -278,7 +278,7 @@ enum Gathered {
     /// may follow.
     TooMuch(Bytes),
     NoRoom,
-    /// The queue of large work refuses the request, so the server does not read its body.
+    /// The queue of large work refuses the large request, so the server does not read its body.
     Refused(Refusal),
     /// The client sent the body too slowly.
     Stalled,

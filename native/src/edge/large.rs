@@ -58,8 +58,8 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let job = self.inner.lock().queue.remove(&self.ask, self.id);
-        // The job is dropped after the lock is released, because dropping its data may take long, or need the same
-        // lock.
+        // The job is dropped after the lock of the pool's queue is released, because dropping the job's data may take
+        // long, or need that lock.
         drop(job);
     }
 }
@@ -129,7 +129,7 @@ impl Pool {
         Ok(Announcement { inner: Arc::clone(&self.inner), ask, id })
     }
 
-    /// Returns the maximal time that a job may wait before the queue refuses it, if other jobs wait behind.
+    /// Returns the maximal time that a job may wait before the pool's queue refuses it, if other jobs wait behind.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.inner.lock().queue.patience()
