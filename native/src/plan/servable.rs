@@ -30,7 +30,7 @@ pub enum InputRole {
     SplitsOrWeights,
 }
 
-/// One input of a signature.
+/// One input of a signature, compiled for requests.
 #[derive(Debug)]
 pub struct InputPlan {
     /// Name of the input.
@@ -45,7 +45,7 @@ pub struct InputPlan {
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
-    /// Whether clients send only keys, never ids.
+    /// Whether clients send only keys, never ids, as the values of this input.
     pub takes_keys: bool,
     /// Whether clients may send strings as the values of this input.
     pub takes_strings: bool,
@@ -69,9 +69,9 @@ pub enum NeedsIds {
 /// The way in which table rows become the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
-    /// Each id gives one vector, its table row.
+    /// No combiner: each id of the feature gives one vector, its row of the table.
     Gather {
-        /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
+        /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if the signature allows any rank except 0.
         ids_rank: Option<usize>,
     },
     /// Each row of ids gives one vector, combined from the table rows of its ids.
@@ -83,7 +83,7 @@ pub enum LookupKind {
     },
 }
 
-/// One feature of a signature.
+/// One feature of a signature, compiled for requests.
 #[derive(Debug)]
 pub struct FeaturePlan {
     /// Name of the feature's ids in JSON requests.
@@ -104,10 +104,10 @@ pub struct FeaturePlan {
     pub needs_ids: NeedsIds,
 }
 
-/// One output of a signature.
+/// One output of a signature, compiled for requests.
 #[derive(Debug)]
 pub struct OutputPlan {
-    /// Name of the output.
+    /// Name of the output in its signature.
     pub name: String,
     /// Dtype of the output.
     pub dtype: DataType,
@@ -142,7 +142,7 @@ pub struct Signature {
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
     output_names: Names,
-    /// Indexes of the features that have row splits, by name.
+    /// Map from the name of each feature with row splits to the feature's index.
     ragged_names: Names,
 }
 
@@ -215,7 +215,7 @@ pub struct SharedParts {
     pub tables: Vec<TableDescription>,
     /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
-    /// Counts of ids, by signature and feature.
+    /// Counts of the ids that lookups had, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
     /// For each vocabulary, the number of keys in requests that the vocabulary lacked so far. A key counts once for its
     /// input, even if several features read the input.
@@ -375,7 +375,8 @@ impl Servable {
         self.paged_tables.get(table)?.as_deref()
     }
 
-    /// Opens the tables that lie in Valkey or Redis clusters. Until then, requests for such tables are declined.
+    /// Opens the version's tables that lie in Valkey or Redis clusters. Before this call, requests for these tables are
+    /// declined.
     #[must_use]
     pub fn with_clusters(self, clusters: &Clusters) -> Self {
         let SharedParts { model, version, tables, .. } = &*self.shared;
@@ -404,13 +405,13 @@ impl Servable {
         Some((remote, self.shared.tables[table].vocabulary_size))
     }
 
-    /// Returns the name of the model.
+    /// Returns the name of the servable's model.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.shared.model
     }
 
-    /// Returns the number of the version.
+    /// Returns the number of the servable's version.
     #[must_use]
     pub fn version(&self) -> i64 {
         self.shared.version
