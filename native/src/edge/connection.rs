@@ -48,7 +48,7 @@ pub struct Connection {
     pub streaming: Arc<Semaphore>,
     /// Semaphore whose permits are the bytes that large headers of this connection's open calls may still take.
     pub heads: Arc<Semaphore>,
-    /// Lock for the one request that may continue while the client has too many unread answers.
+    /// Lock for the one request of this connection that may continue while its client has too many unread answers.
     pub turn: tokio::sync::Mutex<()>,
     limit: usize,
     pub(super) read: AtomicU64,
@@ -422,7 +422,7 @@ impl Drop for Open {
     }
 }
 
-/// An accepted large request whose body has not arrived yet.
+/// An accepted large request, which counts as not arrived until this value is dropped.
 #[derive(Debug)]
 pub struct Arriving(Arc<Connection>);
 

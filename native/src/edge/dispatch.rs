@@ -151,12 +151,12 @@ fn version(text: &str) -> Option<(Version<'_>, &str)> {
 /// The web origins whose pages may read the server's answers; decides the CORS headers of answers.
 #[derive(Clone, Debug, Default)]
 pub enum Cors {
-    /// No web page of another origin may read answers.
+    /// No web page of another origin may read the server's answers.
     #[default]
     Off,
-    /// Web pages of all origins may read answers.
+    /// Web pages of all origins may read the server's answers.
     All,
-    /// Web pages of these origins may read answers.
+    /// Web pages of these origins may read the server's answers.
     Listed(Vec<String>),
 }
 

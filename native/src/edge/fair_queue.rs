@@ -182,9 +182,9 @@ impl<T> FairQueue<T> {
         Ok(id)
     }
 
-    /// Announces a request before the server reads the request's body. Until [`Self::withdraw`], and for the longest wait
-    /// at most, the queue judges further announcements as if this request waited already. Otherwise the server would read
-    /// the bodies of many requests, and refuse most of these requests afterwards.
+    /// Announces a large request to the queue before the server reads the request's body. Until [`Self::withdraw`], and
+    /// for the longest wait at most, the queue judges further announcements as if this request waited already.
+    /// Otherwise the server would read the bodies of many requests, and refuse most of these requests afterwards.
     ///
     /// # Errors
     /// [`Refusal`].

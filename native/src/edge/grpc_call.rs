@@ -53,7 +53,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Creates the call, and counts it as open on its connection.
+    /// Creates the record of a received gRPC call, and counts the call as open on its connection.
     pub fn new(
         shared: &Arc<Shared>,
         connection: &Arc<Connection>,
@@ -112,7 +112,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Describes this call to the queue of large work. Its message begins with `data` and has `size` bytes.
+    /// Describes this gRPC call to the queue of large work; the call's message begins with `data` and has `size` bytes.
     pub fn ask(&self, data: &[u8], size: usize) -> Ask {
         let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
         Ask::new(self.model(data), &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
@@ -131,7 +131,7 @@ impl Incoming {
         }
     }
 
-    /// Returns the byte counters for a call whose message begins with `data`.
+    /// Returns the connection's byte counters for the model of a gRPC call whose message begins with `data`.
     fn shares(&self, data: &[u8]) -> Arc<Shares> {
         self.connection.shares(&self.shared.account, self.model(data))
     }
@@ -156,7 +156,7 @@ pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
 }
 
-/// Counts a refusal on its connection if the reason is too much work: see [`super::refusal_pause`].
+/// Counts a refused gRPC call on its connection if the server has too much work: see [`super::refusal_pause`].
 fn note_refusal(connection: &Connection, status: &Status) {
     if status.code == Code::Unavailable && status.may_retry {
         connection.note_refused();
@@ -231,7 +231,7 @@ pub fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: 
 
 /// The request body of a call, as far as the server has read it.
 pub enum Gathered {
-    /// One whole message, with its five-byte prefix.
+    /// One whole gRPC message, with its five-byte prefix.
     Message(Bytes),
     /// The first bytes of a body that the core can not read and so forwards to the reference server; more bytes may
     /// follow.

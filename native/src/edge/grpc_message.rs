@@ -139,7 +139,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Wraps a message; returns None if it is too long for the four-byte length in a prefix.
+    /// Puts a gRPC prefix before an answer's message; returns None if the message is too long for the four-byte length.
     #[must_use]
     pub fn message(body: Bytes, debt: Debt) -> Option<Self> {
         let [a, b, c, d] = u32::try_from(body.len()).ok()?.to_be_bytes();

@@ -272,7 +272,7 @@ struct Exchange {
 /// The body of a request, as far as the server has read it.
 enum Gathered {
     Whole(Bytes, Hold),
-    /// The Content-Length is above the limit. The reference server refuses the request by its head.
+    /// The body's Content-Length is above the limit. The reference server refuses the request by its head.
     TooLong,
     /// The first bytes of a body that is larger than the limit. The reference server refuses the request; more bytes
     /// may follow.

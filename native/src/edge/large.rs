@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 
-/// The nice value of the pool's threads, so that the system prefers the threads that serve connections.
+/// The nice value of threads for large work, so that the system prefers the threads that serve connections.
 const NICENESS: i32 = 5;
 
 /// A function that does one piece of large work and returns whether the work was done. Its argument is the time that

@@ -54,9 +54,9 @@ pub struct Limits {
     pub max_part_bytes: usize,
     /// Maximal number of long-lived calls, such as health watches, of all gRPC connections together.
     pub max_long_calls: usize,
-    /// Maximal number of connections on each wire.
+    /// Maximal number of open connections on each wire, gRPC and HTTP.
     pub max_connections: usize,
-    /// Maximal number of streams on one HTTP/2 connection.
+    /// Maximal number of open streams, each with one call, on one HTTP/2 connection.
     pub max_streams: u32,
     /// Maximal size of an HTTP/1.1 request's head, in bytes; at least 8 KB.
     pub max_head_bytes: usize,
