@@ -53,7 +53,7 @@ pub struct TableDescription {
     /// The place of the rows in a Valkey or Redis cluster; None for a table in mapped memory.
     #[serde(default)]
     pub remote: Option<RemoteDescription>,
-    /// The rows and the scales in their mapped file, if the table is larger than memory; else empty.
+    /// The ranges of mapped files with the rows and the scales, if the table is larger than memory; else empty.
     #[serde(default)]
     pub paged: Vec<RangeDescription>,
 }
@@ -66,7 +66,7 @@ pub struct VocabularyDescription {
     pub has_strings: bool,
     /// Address and length, in bytes, of the mapped vocabulary file; 0 and 0 for int64 keys and for hashed keys.
     pub data: (usize, usize),
-    /// Address and length of the `[N + 1]` int64 offsets of the file's lines, or of the `[N]` int64 keys.
+    /// Address and length of the `[N + 1]` int64 offsets of the vocabulary file's lines, or of the `[N]` int64 keys.
     pub keys: (usize, usize),
     /// Address and length of the `[2^k]` int32 slots of the hash index.
     pub slots: (usize, usize),
@@ -148,7 +148,7 @@ pub struct FeatureDescription {
     pub row_splits: Option<usize>,
     /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
-    /// Index of the feature's table.
+    /// Index of the table that the feature reads, in the version's list of tables.
     pub table: usize,
     /// Combiner of the feature; None if it does not combine the vectors of a row.
     pub combiner: Option<Combiner>,

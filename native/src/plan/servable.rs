@@ -33,11 +33,11 @@ pub enum InputRole {
 /// One input of a signature, compiled for requests.
 #[derive(Debug)]
 pub struct InputPlan {
-    /// Name of the input.
+    /// Name of the input in its signature.
     pub name: String,
-    /// Dtype of the input.
+    /// Dtype of the input's tensor.
     pub dtype: DataType,
-    /// Sizes of the input; None for an unknown rank, or for one unknown size.
+    /// Sizes of the input's dimensions; None for an unknown rank, or in place of one unknown size.
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
@@ -94,7 +94,7 @@ pub struct FeaturePlan {
     pub row_splits: Option<usize>,
     /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
-    /// Index of the feature's table.
+    /// Index of the table that the feature reads, in the version's list of tables.
     pub table: usize,
     /// The way in which table rows become the feature's vectors.
     pub lookup: LookupKind,
@@ -109,7 +109,7 @@ pub struct FeaturePlan {
 pub struct OutputPlan {
     /// Name of the output in its signature.
     pub name: String,
-    /// Dtype of the output.
+    /// Dtype of the output tensor.
     pub dtype: DataType,
     /// Indexes of the features whose vectors stand side by side in the output.
     pub parts: Vec<usize>,
@@ -120,9 +120,9 @@ pub struct OutputPlan {
 /// One signature.
 #[derive(Debug)]
 pub struct Signature {
-    /// Name of the signature.
+    /// Name of the signature in its model version.
     pub name: String,
-    /// Kind of the signature.
+    /// Kind of the signature: a lookup or a predict.
     pub kind: SignatureKind,
     /// Inputs of the signature.
     pub inputs: Vec<InputPlan>,
@@ -132,7 +132,7 @@ pub struct Signature {
     pub outputs: Vec<OutputPlan>,
     /// Bytes of one row of all outputs together, for the limit on the size of an answer.
     pub row_bytes: usize,
-    /// Maximal number of rows in a request; None for no limit.
+    /// Maximal number of rows in a request for this signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
     pub num_computed: usize,
@@ -205,7 +205,7 @@ impl std::fmt::Debug for MemoryOwner {
 /// The parts of a version that stay the same when an update replaces its rows: everything but the tables' addresses.
 #[derive(Debug)]
 pub struct SharedParts {
-    /// Name of the model.
+    /// Name of the model to which this version belongs.
     pub model: String,
     /// Version number.
     pub version: i64,
@@ -417,7 +417,7 @@ impl Servable {
         self.shared.version
     }
 
-    /// Returns the signatures that the core itself can run.
+    /// Returns the version's signatures that the core itself can run.
     #[must_use]
     pub fn signatures(&self) -> &[Signature] {
         &self.shared.signatures

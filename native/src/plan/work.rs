@@ -101,7 +101,7 @@ pub struct Instead {
 pub struct OutputShape {
     /// Index of the output in the signature.
     pub output: usize,
-    /// Dtype of the output.
+    /// Dtype of the output tensor.
     pub dtype: DataType,
     /// Sizes of the output's dimensions in this answer.
     pub dims: Dims,
