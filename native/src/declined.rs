@@ -20,7 +20,7 @@ pub enum Declined {
     /// The request's bytes are not valid, or use a feature of the wire format that only the reference servers in Python
     /// read.
     Unusual,
-    /// The core is not certain that the request's caller may run the model.
+    /// The core could not confirm that the request's caller may run the model, so it forwards the request.
     Denied,
     /// The request is sampled for a trace or a request log, which only the reference servers write.
     Drawn,

@@ -30,7 +30,8 @@ extern "C" fn on_abort(number: libc::c_int) {
     // SAFETY: the signal handler calls only functions that signal-safety(7) allows in a handler, and they use only its
     // own buffer.
     unsafe {
-        // The descriptor becomes non-blocking, because a read of an empty socket would otherwise wait for ever.
+        // The descriptor `lines` becomes non-blocking, because a read of the empty socket would otherwise wait for
+        // ever.
         libc::fcntl(lines, libc::F_SETFL, libc::O_NONBLOCK);
         loop {
             let count = libc::read(lines, bytes.as_mut_ptr().cast(), bytes.len());

@@ -176,7 +176,8 @@ impl Clusters {
         (PyBytes::new(py, &bytes), has_row)
     }
 
-    /// Returns JSON text with the read counts of each remote table, and with the counts of the row cache or null.
+    /// Returns JSON text with the read counts of each remote table, then those of the row cache (null without a row
+    /// cache).
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
     }
@@ -288,7 +289,7 @@ fn body_or_error(py: Python<'_>, answered: Result<Answered, Declined>) -> PyResu
 #[pyclass(frozen, module = "service._native")]
 pub struct Server {
     inner: ArcSwapOption<edge::Server>,
-    /// The values of all counters at the time of `close`.
+    /// The last values of all counters, taken when Python called `close`.
     last: ArcSwapOption<Snapshot>,
 }
 
@@ -372,7 +373,7 @@ impl Server {
         .map_err(value_error)
     }
 
-    /// Removes the counts of a model version, and returns them as JSON text.
+    /// Removes the counts of a model version's answered requests, and returns them as JSON text.
     fn retire(&self, model: &str, version: i64) -> PyResult<String> {
         serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
     }

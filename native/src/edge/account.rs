@@ -38,13 +38,13 @@ impl Account {
         Arc::new(Account { limit, held: AtomicUsize::new(0), groups: Mutex::default() })
     }
 
-    /// Returns the number of bytes that requests and answers hold now.
+    /// Returns the number of bytes that requests and answers hold in memory now, all models together.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.load(Relaxed)
     }
 
-    /// Returns the number of bytes that requests and answers may hold.
+    /// Returns the limit on the number of bytes that requests and answers may hold in memory together.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit
@@ -109,7 +109,7 @@ impl Shares {
         [(&self.of_connection, CONNECTION_TIMES), (&self.of_address, ADDRESS_TIMES), (&self.of_model, MODEL_TIMES)]
     }
 
-    /// Returns true if the limits leave enough bytes for a request of this size now.
+    /// Returns true if the limits on held bytes leave enough for a request of this size now.
     #[must_use]
     pub fn has_room(&self, size: usize) -> bool {
         let held = self.account.held();
@@ -118,8 +118,9 @@ impl Shares {
         held == 0 || self.levels().into_iter().all(is_share)
     }
 
-    /// Counts more bytes of a request that already holds `own` bytes; returns false if they exceed a limit. A request
-    /// may hold all bytes if no other request holds any; otherwise the largest allowed request could never be answered.
+    /// Counts `size` more bytes of a request that already holds `own` bytes; returns false if the sum exceeds a limit.
+    /// A request may hold all bytes if no other request holds any; otherwise the largest allowed request could never be
+    /// answered.
     fn grow(&self, size: usize, own: usize) -> bool {
         let before = self.account.held.fetch_add(size, Relaxed);
         let groups = self.levels().map(|(group, times)| (group.fetch_add(size, Relaxed) + size, times));

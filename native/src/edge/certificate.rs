@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// Returns the names in a certificate in DER form, each with its kind, such as `CN:ranker` or `DNS:a.example`.
+/// Returns the names in a client's certificate in DER form, each with its kind, such as `CN:ranker` or `DNS:a.example`.
 ///
 /// If any name can not be read, none is returned: a missing name could hide that the certificate fits two callers.
 #[must_use]

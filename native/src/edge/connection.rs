@@ -40,7 +40,7 @@ pub enum Order {
 /// The state of one connection, which its task, its requests and the sweeper of idle connections share.
 #[derive(Debug)]
 pub struct Connection {
-    /// The client's address and port.
+    /// Address and port of the connection's client, as "address:port".
     pub peer: String,
     /// Semaphore that limits how many compressed messages of this connection are held in inflated form.
     pub inflating: Arc<Semaphore>,
@@ -48,7 +48,7 @@ pub struct Connection {
     pub streaming: Arc<Semaphore>,
     /// Semaphore whose permits are the bytes that large headers of this connection's open calls may still take.
     pub heads: Arc<Semaphore>,
-    /// Lock for the one request that may continue while the client has too many unread answers.
+    /// Lock for the one request of this connection that may continue while its client has too many unread answers.
     pub turn: tokio::sync::Mutex<()>,
     limit: usize,
     pub(super) read: AtomicU64,
@@ -73,8 +73,7 @@ pub struct Connection {
     part_shares: OnceLock<Arc<Shares>>,
     part_hold: Mutex<Hold>,
     names: OnceLock<Vec<String>>,
-    // The list has one entry for each model to which this connection sent large requests, or from which it got large
-    // answers.
+    // Counters of the bytes that large requests and answers of this connection hold, one entry for each model.
     shares: Mutex<Vec<Arc<Shares>>>,
 }
 
@@ -146,13 +145,13 @@ impl Connection {
     #[inline]
     pub fn finish_head(&self, size: impl FnOnce() -> usize) {
         if self.part.load(Relaxed) >= LARGE_PART_BYTES {
-            // The request is served even if, meanwhile, other connections have used up the limit on unfinished heads
-            // and frames.
+            // The result is ignored: a request whose head is complete is served even if, meanwhile, other connections
+            // have used up the limit on unfinished heads and frames.
             let _ = self.note_part(size());
         }
     }
 
-    /// Says whether a part of an HTTP/2 frame has come, and its rest has not.
+    /// Says whether only a part of an HTTP/2 frame has come on this gRPC connection so far.
     #[must_use]
     pub fn has_part(&self) -> bool {
         self.part.load(Relaxed) > 0
@@ -202,7 +201,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if the socket's send buffer is full.
+    /// Returns true if the send buffer of this connection's socket is full.
     #[must_use]
     #[inline]
     pub fn is_blocked(&self) -> bool {
@@ -298,7 +297,7 @@ impl Connection {
         self.is_paused.load(Relaxed)
     }
 
-    /// Stores that the socket's send buffer is full. Only the connection's task calls this.
+    /// Stores that the send buffer of this connection's socket is full. Only the connection's task calls this.
     pub fn note_blocked(&self) {
         self.is_blocked.store(true, Relaxed);
     }
@@ -314,13 +313,13 @@ impl Connection {
         self.has_unread.load(Relaxed)
     }
 
-    /// Adds an answer's size to the bytes that are not sent yet.
+    /// Adds an answer's size to the bytes of this connection's answers that are not sent yet.
     #[inline]
     pub fn owe(&self, size: usize) {
         self.owed.fetch_add(size, Relaxed);
     }
 
-    /// Subtracts bytes of an answer that were sent or dropped from the bytes that are not sent yet.
+    /// Subtracts bytes of an answer that were sent or dropped from the bytes of this connection that are not sent yet.
     #[inline]
     pub fn pay(&self, size: usize) {
         let before = self.owed.fetch_sub(size, Relaxed);
@@ -341,7 +340,7 @@ impl Connection {
         self.handed.store(self.handed().wrapping_add(size), Relaxed);
     }
 
-    /// Returns how many bytes of answers were handed to h2 so far.
+    /// Returns how many bytes of this connection's answers were handed to h2 so far.
     #[must_use]
     #[inline]
     pub fn handed(&self) -> usize {
@@ -355,7 +354,7 @@ impl Connection {
         self.owed() > self.limit
     }
 
-    /// Waits until the client has read so many answers that further requests may run.
+    /// Waits until the client has read so many of this connection's answers that its further requests may run.
     pub async fn room(&self) {
         loop {
             let mut notified = std::pin::pin!(self.has_room.notified());
@@ -423,7 +422,7 @@ impl Drop for Open {
     }
 }
 
-/// An accepted large request whose body has not arrived yet.
+/// An accepted large request, which counts as not arrived until this value is dropped.
 #[derive(Debug)]
 pub struct Arriving(Arc<Connection>);
 
@@ -454,7 +453,7 @@ impl Debt {
         Debt { connection: Arc::clone(connection), size, _hold: hold }
     }
 
-    /// Records that `size` more bytes of the answer were sent.
+    /// Records that `size` more bytes of this `Debt`'s answer were sent.
     #[inline]
     pub fn pay(&mut self, size: usize) {
         let size = size.min(self.size);

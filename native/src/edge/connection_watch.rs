@@ -8,7 +8,7 @@ use super::limits::Limits;
 
 /// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// A connection without an open request that has not ended this long after the order to close it is cut. A client needs
+/// Time between the order to close a connection and its cut, for a connection without an open request. A client needs
 /// less time to acknowledge the server's GOAWAY, or to read the end of the connection.
 const CLOSING: Duration = Duration::from_secs(3);
 
@@ -42,7 +42,7 @@ pub struct Watch {
     // The number of served requests, the number of received bytes, and the time when the sweeper first saw the
     // connection without a request.
     idle: Option<(u64, u64, Instant)>,
-    // The time of the first check that found a flood, or the order to close the connection.
+    // The time of the sweeper's first check that found a flood, or found the order to close the connection.
     ending: Option<Instant>,
 }
 
@@ -158,7 +158,7 @@ mod tests {
             connection.tell(Order::Close);
             assert_eq!(watch.look(&connection, &limits, at(start, 6)), Order::Close);
             assert_eq!(watch.look(&connection, &limits, at(start, 9)), Order::Close);
-            // An open request is waited for.
+            // The connection is not cut while it has an open request.
             let open = connection.open();
             assert_eq!(watch.look(&connection, &limits, at(start, 10)), Order::Serve);
             drop(open);

@@ -66,7 +66,7 @@ pub struct Target<'a> {
     pub method: Method,
     /// Name of the model that the path names.
     pub model: &'a str,
-    /// The model's version that the path names.
+    /// Version of the model that the path names: a number, a label, or the latest one.
     pub version: Version<'a>,
     /// Name of the table in the path of a [`Method::Rows`] request; "" for other methods.
     pub table: &'a str,
@@ -148,15 +148,15 @@ fn version(text: &str) -> Option<(Version<'_>, &str)> {
     Some((Version::Latest, text))
 }
 
-/// The CORS headers of answers, which let web pages of other origins read them.
+/// The web origins whose pages may read the server's answers; decides the CORS headers of answers.
 #[derive(Clone, Debug, Default)]
 pub enum Cors {
-    /// No web page of another origin may read answers.
+    /// No web page of another origin may read the server's answers.
     #[default]
     Off,
-    /// Web pages of all origins may read answers.
+    /// Web pages of all origins may read the server's answers.
     All,
-    /// Web pages of these origins may read answers.
+    /// Web pages of these origins may read the server's answers.
     Listed(Vec<String>),
 }
 

@@ -34,7 +34,7 @@ pub struct Encrypted<S> {
     turn: Option<Instant>,
     // Number of encrypted bytes that the client may still send before more application data is read or written.
     left: usize,
-    // Number of bytes of application data, read and written, for which `left` has already been raised.
+    // Number of bytes of application data, read and written, for which the limit `left` has already been raised.
     data: u64,
 }
 

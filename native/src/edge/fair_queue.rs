@@ -39,7 +39,7 @@ pub fn address_of(peer: &str) -> &str {
 pub struct Ask {
     /// The model, address and connection of the request; the model is a configured model, or "".
     pub path: Path,
-    /// Number of bytes of the request.
+    /// Number of bytes of the request's message or body.
     pub bytes: usize,
     /// The time at which the request's client stops waiting.
     pub deadline: Option<Instant>,
@@ -59,13 +59,13 @@ pub enum Refusal {
     /// The queue is full, or the model or the client has used up its share of the places. Holds the number of waiting
     /// requests.
     Queue(usize),
-    /// The request would wait longer than the limit. Holds the number of waiting requests.
+    /// The request would wait in the queue longer than the limit. Holds the number of waiting requests.
     Wait(usize),
-    /// The request would wait past its deadline. Holds the number of waiting requests.
+    /// The request would wait in the queue past its deadline. Holds the number of waiting requests.
     Deadline(usize),
-    /// The request waited longer than the queue allows. Holds how long it waited.
+    /// The request waited in the queue longer than the queue allows. Holds how long it waited.
     Waited(Duration),
-    /// The request's deadline passed while it waited.
+    /// The request's deadline passed while it waited in the queue for a slot.
     Late,
 }
 
@@ -84,24 +84,25 @@ impl Refusal {
 /// The numbers of running and of waiting requests that one queue allows, and the longest wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximal number of requests from the queue that run at the same time.
+    /// Maximal number of requests that have left the queue and run at the same time.
     pub slots: usize,
-    /// Maximal number of requests that wait in the queue.
+    /// Maximal number of requests that wait in the queue for a slot.
     pub queued: usize,
-    /// Maximal time that a request may be expected to wait when it arrives.
+    /// Maximal expected wait of a request: when a request arrives that would probably wait longer, the queue refuses
+    /// it.
     pub wait: Duration,
 }
 
-/// A request that has left the queue to run.
+/// A request that has left the `FairQueue` to run.
 #[derive(Debug)]
 pub struct Taken<T> {
     /// The value that the caller passed to [`FairQueue::push`] with this request.
     pub value: T,
     /// The reason why the request must not run, such as a passed deadline; None if it may run.
     pub refusal: Option<Refusal>,
-    /// Time for which the request waited in the queue.
+    /// Time for which the request waited in the `FairQueue` before it ran.
     pub waited: Duration,
-    /// The run, which the caller hands to [`FairQueue::done`] when the run has ended.
+    /// The request's run, which the caller hands to [`FairQueue::done`] when the run has ended.
     pub run: Run,
 }
 
@@ -148,12 +149,12 @@ pub struct FairQueue<T> {
     // Mean run times of each model's requests. Requests to models that are not configured are counted under the name
     // "", so the map stays small.
     means: HashMap<Arc<str>, Means>,
-    // Estimates of waits are multiplied by this factor, because real waits were longer than their estimates.
+    // The estimated waits of requests in the queue are multiplied by this factor, because real waits were longer.
     correction: f64,
 }
 
 impl<T> FairQueue<T> {
-    /// Returns an empty queue.
+    /// Returns an empty queue with these limits and no running request.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         FairQueue {
@@ -181,9 +182,9 @@ impl<T> FairQueue<T> {
         Ok(id)
     }
 
-    /// Announces a request before the server reads the request's body. Until [`Self::withdraw`], and for the longest wait
-    /// at most, the queue judges further announcements as if this request waited already. Otherwise the server would read
-    /// the bodies of many requests, and refuse most of these requests afterwards.
+    /// Announces a large request to the queue before the server reads the request's body. Until [`Self::withdraw`], and
+    /// for the longest wait at most, the queue judges further announcements as if this request waited already.
+    /// Otherwise the server would read the bodies of many requests, and refuse most of these requests afterwards.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -205,7 +206,7 @@ impl<T> FairQueue<T> {
         Ok(id)
     }
 
-    /// Removes the announcement of a request, because the request is queued now or was given up.
+    /// Removes the announcement of a request from the queue, because the request is queued now or was given up.
     pub fn withdraw(&mut self, ask: &Ask, id: u64) {
         self.coming.remove(&ask.path, id);
     }
@@ -233,7 +234,8 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Returns the expected run time of a request, in nanoseconds.
+    /// Returns the expected run time of a request: the mean of earlier requests to its model of similar size, in
+    /// nanoseconds.
     fn cost(&self, ask: &Ask) -> u64 {
         self.means.get(&ask.path[0]).map_or(0, |means| means.of(class_of(ask.bytes)))
     }
@@ -290,7 +292,7 @@ impl<T> FairQueue<T> {
         Some(Taken { value: request.value, refusal, waited, run })
     }
 
-    /// Frees the slot of a run. `took` is how long the request ran; None if it did not run.
+    /// Frees the queue's slot in which a request ran. `took` is how long the request ran; None if it did not run.
     pub fn done(&mut self, run: Run, took: Option<Duration>) {
         self.running -= 1;
         let Some(took) = took else { return };
@@ -306,7 +308,7 @@ impl<T> FairQueue<T> {
         Some(request.value)
     }
 
-    /// Returns the number of requests that wait in the queue.
+    /// Returns the number of requests that wait in the queue, without running and announced requests.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.root.waiting
@@ -523,7 +525,8 @@ mod tests {
         };
         assert_eq!(next(20), Some(Refusal::Late));
         assert_eq!(next(500), Some(Refusal::Waited(Duration::from_millis(500))));
-        // The last request has waited for 500 ms, too, but it may still run, because no other request waits behind it.
+        // The last request, too, has waited for 500 ms, but it may still run, because no other request waits in the
+        // queue.
         assert_eq!(next(500), None);
     }
 

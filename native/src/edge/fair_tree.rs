@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 /// one flooding client can fill four fifths of the queue, and two can fill four ninths each. Source:
 /// `service/engine/admission_limits.py`.
 pub const SHARE: usize = 4;
-/// A run counts as at least this many nanoseconds, so that models with unknown run times take turns too.
+/// In the queue's virtual time a run counts as at least this many nanoseconds, so that models with unknown run times
+/// take turns too.
 const LEAST_NANOS: u64 = 1_000;
 
 /// The model, the client's address and the connection of a request. The queue limits how many requests of each of the
 /// three may wait.
 pub type Path = [Arc<str>; 3];
 
-/// A request in the queue.
+/// A request that waits in a `FairQueue`, or is announced to it.
 #[derive(Debug)]
 pub struct Waiting<T> {
     pub id: u64,
@@ -29,16 +30,18 @@ pub struct Waiting<T> {
     pub deadline: Option<Instant>,
 }
 
-/// The virtual time at which a child node may next give a request, and a number that decides between equal times.
+/// A child node's key in the order of turns: the virtual time of its next request, and a number that decides between
+/// equal times.
 type Turn = (u64, u64);
 
 /// A node in the tree of waiting requests: the root's children are models, their children client addresses, and their
 /// children connections, which hold the requests.
 #[derive(Debug)]
 pub struct Node<T> {
-    /// Number of requests that wait in this node and in its children.
+    /// Number of requests that wait in this node of the queue's tree and in its children.
     pub waiting: usize,
-    // The sum of the expected run times of all requests that wait in this node and in its children, in nanoseconds.
+    // The sum of the expected run times of all requests that wait in this node of the tree and in its children, in
+    // nanoseconds.
     cost: u64,
     // The node's virtual time, in nanoseconds: it grows by the run time of each request, divided by the number of
     // children with waiting requests. A new child starts from it, so that a client with one request at a time neither
@@ -85,7 +88,7 @@ impl<T> Node<T> {
         child.1.push(rest, request);
     }
 
-    /// Removes the request that must run next; returns it with the name of the child node in which it waited.
+    /// Removes the node's request that must run next; returns it with the name of the child node in which it waited.
     pub fn take(&mut self) -> Option<(Waiting<T>, Option<Arc<str>>)> {
         let (request, name) = match self.turns.pop_first() {
             None => (self.requests.pop_front()?, None),

@@ -50,9 +50,10 @@ pub enum Flood {
     Ping,
     Window,
     Other,
-    /// TLS records without application data, which the counter of HTTP/2 frames does not see.
+    /// A flood of TLS records without application data, which the counter of HTTP/2 frames does not see.
     Tls,
-    /// Heads of requests, or HTTP/2 frames, that stay unfinished and exceed the limit on the bytes of such parts.
+    /// A flood of heads of requests, or HTTP/2 frames, that stay unfinished and exceed the limit on the bytes of such
+    /// parts.
     Unfinished,
 }
 

@@ -111,7 +111,7 @@ struct Task<'s, S> {
     connection: &'s Arc<Connection>,
     h2: h2::server::Connection<Socket<S>, Payload>,
     flushes: Arc<Flushes>,
-    // Requests that h2 has accepted, and whose answer the task has not begun.
+    // Requests of this connection that h2 has accepted, and whose answers the connection's task has not begun.
     batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
     calls: FuturesUnordered<PendingCall>,
     window: RequestWindow,
@@ -209,7 +209,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
 
     /// Moves requests that have arrived from h2 to `batch`; returns ready if the connection has ended.
     fn accept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // Each call of this method polls h2 at least once, because the poll also writes answers.
+        // Each call of `accept` polls h2 at least once, because the poll also writes answers.
         loop {
             match ready!(self.h2.poll_accept(cx)) {
                 Some(Ok(accepted)) => self.batch.push_back(accepted),

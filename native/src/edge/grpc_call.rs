@@ -31,7 +31,7 @@ const TRUSTED_BYTES: usize = 1 << 20;
 pub struct Plain {
     pub method: Method,
     pub terms: Terms,
-    // The request id that the client chose; the answer's headers return it.
+    // The request id that the call's client chose; the answer's headers return it.
     pub request_id: Option<HeaderValue>,
 }
 
@@ -53,7 +53,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Creates the call, and counts it as open on its connection.
+    /// Creates the record of a received gRPC call, and counts the call as open on its connection.
     pub fn new(
         shared: &Arc<Shared>,
         connection: &Arc<Connection>,
@@ -112,7 +112,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Describes this call to the queue of large work. Its message begins with `data` and has `size` bytes.
+    /// Describes this gRPC call to the queue of large work; the call's message begins with `data` and has `size` bytes.
     pub fn ask(&self, data: &[u8], size: usize) -> Ask {
         let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
         Ask::new(self.model(data), &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
@@ -131,7 +131,7 @@ impl Incoming {
         }
     }
 
-    /// Returns the byte counters for a call whose message begins with `data`.
+    /// Returns the connection's byte counters for the model of a gRPC call whose message begins with `data`.
     fn shares(&self, data: &[u8]) -> Arc<Shares> {
         self.connection.shares(&self.shared.account, self.model(data))
     }
@@ -156,7 +156,7 @@ pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
 }
 
-/// Counts a refusal on its connection if the reason is too much work: see [`super::refusal_pause`].
+/// Counts a refused gRPC call on its connection if the server has too much work: see [`super::refusal_pause`].
 fn note_refusal(connection: &Connection, status: &Status) {
     if status.code == Code::Unavailable && status.may_retry {
         connection.note_refused();
@@ -231,7 +231,7 @@ pub fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: 
 
 /// The request body of a call, as far as the server has read it.
 pub enum Gathered {
-    /// One whole message, with its five-byte prefix.
+    /// One whole gRPC message, with its five-byte prefix.
     Message(Bytes),
     /// The first bytes of a body that the core can not read and so forwards to the reference server; more bytes may
     /// follow.
@@ -325,18 +325,18 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
     if is_whole(&data) { Gathered::Message(data) } else { Gathered::Unusual(data) }
 }
 
-/// Returns the error text for a call whose deadline passed while it waited for a thread.
+/// Returns the error text for a request whose deadline passed while it waited for a thread.
 pub fn late() -> String {
     "The deadline passed while the request waited for a thread.".into()
 }
 
-/// Returns the error for a request that the called method does not support.
+/// Returns the error for a gRPC request that the called method does not support.
 pub fn unimplemented(text: &str) -> Status {
     Status { code: Code::Unimplemented, text: text.into(), may_retry: false }
 }
 
-/// Returns the error for a call with a second request message. Source: gRPC's statuscodes.md, "Request cardinality
-/// violation". grpcio answers the first message without an error.
+/// Returns the error for a gRPC call that sends a second request message. Source: gRPC's statuscodes.md, "Request
+/// cardinality violation". grpcio answers the first message without an error.
 pub fn too_many() -> Status {
     unimplemented("The method takes exactly one request message, and the client sent more.")
 }

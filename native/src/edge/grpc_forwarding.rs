@@ -174,7 +174,8 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
         let _ = sender.send(size);
         has_run
     };
-    // The task keeps the ticket while it waits: if the task is dropped, the ticket removes the job from the queue.
+    // The call's task keeps the queue's ticket while it waits: if the task is dropped, the ticket removes the job from
+    // the queue.
     let ticket = shared.large.submit(incoming.ask(&[], data.len()), None, job);
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
     match receiver.await {

@@ -70,11 +70,11 @@ pub enum Code {
 /// A gRPC status that refuses a request.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// The gRPC status code.
+    /// The gRPC status code of the refusal.
     pub code: Code,
-    /// The error text for the client.
+    /// The error text that tells the client why its gRPC call is refused.
     pub text: String,
-    /// Whether the same request may succeed if the client repeats it later.
+    /// Whether the refused request may succeed if the client sends it again later.
     pub may_retry: bool,
 }
 
@@ -139,7 +139,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Wraps a message; returns None if it is too long for the four-byte length in a prefix.
+    /// Puts a gRPC prefix before an answer's message; returns None if the message is too long for the four-byte length.
     #[must_use]
     pub fn message(body: Bytes, debt: Debt) -> Option<Self> {
         let [a, b, c, d] = u32::try_from(body.len()).ok()?.to_be_bytes();

@@ -272,13 +272,13 @@ struct Exchange {
 /// The body of a request, as far as the server has read it.
 enum Gathered {
     Whole(Bytes, Hold),
-    /// The Content-Length is above the limit. The reference server refuses the request by its head.
+    /// The body's Content-Length is above the limit. The reference server refuses the request by its head.
     TooLong,
     /// The first bytes of a body that is larger than the limit. The reference server refuses the request; more bytes
     /// may follow.
     TooMuch(Bytes),
     NoRoom,
-    /// The queue of large work refuses the request, so the server does not read its body.
+    /// The queue of large work refuses the large request, so the server does not read its body.
     Refused(Refusal),
     /// The client sent the body too slowly.
     Stalled,

@@ -26,12 +26,12 @@ pub enum Coding {
 pub enum TooLarge {
     /// The compressed message inflates to more bytes than the limit, which the variant holds.
     Bytes(usize),
-    /// The inflated size is too many times the compressed size.
+    /// The compressed message inflates to too many times its size.
     Ratio,
 }
 
 impl TooLarge {
-    /// Returns the error text for the client.
+    /// Returns the error text that tells the client why its compressed message is refused.
     #[must_use]
     pub fn text(self) -> String {
         match self {

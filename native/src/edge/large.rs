@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 
-/// The nice value of the pool's threads, so that the system prefers the threads that serve connections.
+/// The nice value of threads for large work, so that the system prefers the threads that serve connections.
 const NICENESS: i32 = 5;
 
 /// A function that does one piece of large work and returns whether the work was done. Its argument is the time that
@@ -58,8 +58,8 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let job = self.inner.lock().queue.remove(&self.ask, self.id);
-        // The job is dropped after the lock is released, because dropping its data may take long, or need the same
-        // lock.
+        // The job is dropped after the lock of the pool's queue is released, because dropping the job's data may take
+        // long, or need that lock.
         drop(job);
     }
 }
@@ -129,7 +129,7 @@ impl Pool {
         Ok(Announcement { inner: Arc::clone(&self.inner), ask, id })
     }
 
-    /// Returns the maximal time that a job may wait before the queue refuses it, if other jobs wait behind.
+    /// Returns the maximal time that a job may wait before the pool's queue refuses it, if other jobs wait behind.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.inner.lock().queue.patience()

@@ -54,15 +54,15 @@ pub struct Limits {
     pub max_part_bytes: usize,
     /// Maximal number of long-lived calls, such as health watches, of all gRPC connections together.
     pub max_long_calls: usize,
-    /// Maximal number of connections on each wire.
+    /// Maximal number of open connections on each wire, gRPC and HTTP.
     pub max_connections: usize,
-    /// Maximal number of streams on one HTTP/2 connection.
+    /// Maximal number of open streams, each with one call, on one HTTP/2 connection.
     pub max_streams: u32,
     /// Maximal size of an HTTP/1.1 request's head, in bytes; at least 8 KB.
     pub max_head_bytes: usize,
     /// Maximal size of a gRPC request's header list, in bytes.
     pub max_header_list_bytes: u32,
-    /// Number of bytes of unread answers from which on a connection's further requests wait.
+    /// Maximal number of bytes of a connection's unread answers; above it, the connection's further requests wait.
     pub max_owed_bytes: usize,
     /// Maximal number of waiting requests in each queue: of each thread pool, and of each lane of forwarded requests.
     pub max_queued_requests: usize,
@@ -115,7 +115,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a queue for `slots` slots.
+    /// Returns the limits of a queue whose requests run in `slots` slots.
     #[must_use]
     pub fn queue(&self, slots: usize) -> fair_queue::Limits {
         fair_queue::Limits { slots, queued: self.max_queued_requests, wait: self.max_queue }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One client address may have 1 in this many of the calls without end that the limit allows.
+/// Divisor of the limit on gRPC calls without end: the quotient is the limit for one client address.
 const ADDRESS_SHARE: usize = 10;
 
 /// The numbers of running gRPC calls without end, such as health watches, and the limit on their sum.

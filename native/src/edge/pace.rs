@@ -55,7 +55,7 @@ impl Pace {
         }
     }
 
-    /// Polls the timer of the current interval; ready if the client has sent too few bytes in the interval.
+    /// Polls the timer of the body's current interval; ready if the client has sent too few bytes in the interval.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<Stalled> {
         let end = match self.since {
             Some(since) => since + self.timeout,

@@ -58,7 +58,7 @@ pub struct Server {
     linger: Duration,
 }
 
-/// The list of all connections, with the state that they share.
+/// The list of all connections of the server, with the state that they share.
 struct Hub {
     shared: Arc<Shared>,
     grpc_tls: ArcSwapOption<ServerConfig>,
@@ -215,7 +215,7 @@ impl Server {
         self.hub.shared.statistics.retire(model, version)
     }
 
-    /// Closes all connections now, so that a waiting drain ends.
+    /// Closes all connections of the server now, so that a waiting drain ends.
     pub fn cut(&self) {
         self.hub.tell_all(Order::Cut);
     }

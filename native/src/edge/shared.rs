@@ -36,7 +36,8 @@ pub const NAMES_HEADER: &str = "x-embedding-server-names";
 /// Header with the random number by which the reference server decides whether to write the request to the model's
 /// request log.
 pub const LOG_DRAW_HEADER: &str = "x-embedding-server-log-draw";
-/// Header with the trace id for a request without a parent trace, in 32 hexadecimal digits.
+/// Header that tells the reference server the trace id that the core drew, in 32 hexadecimal digits; it counts only for
+/// a request without a parent trace.
 pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
 /// Header that proves to the reference server that the core wrote the other headers, because clients may also connect
 /// to the reference server directly.
@@ -75,14 +76,14 @@ pub struct Shared {
     pub large: Pool,
     /// The thread pool for requests that wait for disks or other machines; None if the system gave no thread.
     pub waiting: OnceLock<Option<Pool>>,
-    /// Limits how many threads of the pool `waiting` run graphs at the same time: the pool has more threads than the
-    /// machine has processors.
+    /// Limits how many threads of the pool `waiting` run graphs at the same time: the pool may have more threads than
+    /// the machine has processors.
     pub graph_limit: Arc<GraphLimit>,
     /// The count of connections that the server does not read now because it refused their requests.
     pub pauses: Pauses,
-    /// The generator of request ids.
+    /// The generator of request ids, for requests that bring no id of their own.
     pub ids: RequestIds,
-    /// The health state from which the core answers health checks.
+    /// The health state from which the core answers health checks, as Python published it.
     pub health: ArcSwapOption<Health>,
     /// Queues that limit how many gRPC calls are forwarded at the same time.
     pub grpc_gates: Gates,
@@ -106,16 +107,17 @@ pub struct Shared {
 pub enum Failed {
     /// The handler (form) left the request to the reference server, for this reason.
     Declined(Declined),
-    /// The request needs rows of a Valkey or Redis cluster, and they could not be read.
+    /// Rows of a Valkey or Redis cluster that the request needs could not be read, or its deadline passed after the
+    /// read.
     NoRows(Failure),
-    /// The handler (form) panicked.
+    /// The wire format's handler (form) panicked while it answered the request.
     Panicked,
 }
 
 /// The reason why large work did not run.
 #[derive(Debug)]
 pub enum NotRun {
-    /// The queue refused the work: the queue is full, or the work would wait or has waited too long.
+    /// The queue refused the work: the queue is full, or the work would wait or has waited in it too long.
     Refused(Refusal),
     /// The client has left too many answers unread since the work was queued.
     Unread,
@@ -127,19 +129,19 @@ pub enum NotRun {
 /// the request.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Whether the answer to a gRPC Predict has its numbers in `tensor_content`.
+    /// Whether the answer has its numbers in `tensor_content`, if the request is a gRPC Predict.
     pub as_content: bool,
     grant: Option<Arc<Grant>>,
     log_draw: f64,
 }
 
-/// An answer of a wire format's handler (form).
+/// An answer that a wire format's handler (form) has made, with its time and its count of unread bytes.
 pub struct Made {
     /// The answer.
     pub answered: Answered,
     /// Counts the answer's bytes as unread from the moment the answer is made until they are sent.
     pub debt: Debt,
-    /// Time that the handler took to make the answer.
+    /// Time that the wire format's handler (form) took to make the answer.
     pub took: Duration,
 }
 
@@ -217,12 +219,13 @@ impl Shared {
             grant: terms.grant.as_deref(),
             log_draw: Some(terms.log_draw),
         };
-        // A panic can leave no data half-changed, because a handler only reads a servable.
+        // A panic leaves no servable half-changed: a handler only reads a servable, and changes only its counters and
+        // caches.
         match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
             Ok(Ok(answered)) => {
-                // The answer's bytes count as unread as soon as the handler (form) has made them. The connection's task
-                // looks at no finished call while its socket is full, so the pool's threads would meanwhile make the
-                // answers of all its other calls.
+                // An answer's bytes count as unread as soon as the wire format's handler (form) has made them. The
+                // connection's task looks at no finished call while its socket is full, so the pool's threads would
+                // meanwhile make the answers of all its other calls.
                 let debt = Debt::new(connection, &self.account, answered.servable.model(), answered.body.len());
                 Ok(Made { answered, debt, took: started.elapsed() })
             }

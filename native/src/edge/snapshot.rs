@@ -28,7 +28,7 @@ pub struct SubjectSnapshot {
     pub model: String,
     pub version: i64,
     pub signature: String,
-    /// The kind of the signature: "lookup" or "predict".
+    /// The kind of the requests' signature: "lookup" or "predict".
     pub kind: &'static str,
     pub rows: u64,
     pub seconds: f64,
@@ -36,7 +36,8 @@ pub struct SubjectSnapshot {
     /// last bucket has no limit.
     pub counts: Vec<u64>,
     pub run_seconds: f64,
-    /// Number of requests in each bucket of the histogram of run times, which exclude parsing and writing.
+    /// Number of requests in each bucket of the histogram of run times. A run time excludes the parsing of the request
+    /// and the writing of JSON text, but includes the writing of binary and protobuf answers.
     pub run_counts: Vec<u64>,
 }
 
@@ -84,9 +85,9 @@ pub struct Snapshot {
     pub panicked: u64,
     /// Number of connections that are open now, by wire.
     pub connections: Vec<(&'static str, u64)>,
-    /// Number of bytes that requests and answers hold now.
+    /// Number of bytes that requests and answers hold in memory now, all models together.
     pub bytes_in_flight: usize,
-    /// Number of bytes that requests and answers hold now, by model; the model is "" if it is not known.
+    /// Number of bytes that requests and answers hold in memory now, by model; the model is "" if it is not known.
     pub held: Vec<(String, usize)>,
     /// Number of requests that wait for a thread now: large requests, and requests that need disks or other machines.
     pub queued: usize,

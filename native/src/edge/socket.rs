@@ -18,7 +18,7 @@ use super::connection::Connection;
 use super::frames::{Flood, FrameMeter};
 use super::limits::{READ_BUDGET, WRITE_BUDGET};
 
-/// A write of at most this many bytes is appended to the buffer of waiting bytes.
+/// A write of at most this many bytes is appended to the buffer of bytes that wait to be written to the socket.
 const SMALL_BYTES: usize = 16 << 10;
 /// Maximal size of the buffer of waiting bytes: before the buffer would grow beyond, its bytes are written to the
 /// socket.
@@ -45,8 +45,9 @@ thread_local! {
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets h2 write several frames in one system call. The library h2 flushes after each frame; the socket delays these
-/// flushes until the connection's task has polled h2 to its end.
+/// The state of delayed flushes of one HTTP/2 connection, by which h2 writes several frames in one system call. The
+/// library h2 flushes after each frame; the socket delays these flushes until the connection's task has polled h2 to
+/// its end.
 pub struct Flushes {
     is_put_off: AtomicBool,
     is_due: AtomicBool,
@@ -199,7 +200,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
             return Poll::Pending;
         }
         if me.turn >= READ_BUDGET {
-            // The task moves to the end of the runtime's queue, so that other connections read first.
+            // The connection's task moves to the end of the runtime's queue, so that other connections read first.
             me.turn = 0;
             cx.waker().wake_by_ref();
             return Poll::Pending;

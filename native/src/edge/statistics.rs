@@ -79,7 +79,7 @@ struct Waits {
     counts: Vec<u64>,
 }
 
-/// All counters of one server.
+/// The counters of one network server: of requests, waits, connections and events.
 pub struct Statistics {
     number: usize,
     limits_s: Vec<f64>,
@@ -99,11 +99,11 @@ pub struct Statistics {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A thread that panics while it holds the lock leaves valid counts, so the lock may be used again.
+    // A thread that panics while it holds a lock of `Statistics` leaves valid counts, so the lock may be used again.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// Only one thread writes the counter, so a separate load and store are enough.
+// Only one thread writes the counter `cell`, so a separate load and store are enough.
 fn add(cell: &AtomicU64, more: u64) {
     cell.store(cell.load(Relaxed).wrapping_add(more), Relaxed);
 }

@@ -19,7 +19,7 @@ pub enum TlsError {
     /// The named part (certificate, private key or authority) is not PEM, or has no key or certificate of the right
     /// kind.
     Pem(&'static str),
-    /// The certificate, the key and the authorities do not fit each other.
+    /// The certificate, the key and the authorities of a listener do not fit each other.
     Unfit(String),
 }
 

@@ -13,7 +13,7 @@ use crate::tables::vocabulary;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// Name of the model.
+    /// Name of the model to which the described version belongs.
     pub model: String,
     /// Version number.
     pub version: i64,
@@ -38,7 +38,7 @@ pub struct Description {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableDescription {
-    /// Name of the table.
+    /// Name of the table in its model version.
     pub name: String,
     /// Dtype of the table's stored numbers.
     pub dtype: Dtype,
@@ -53,7 +53,7 @@ pub struct TableDescription {
     /// The place of the rows in a Valkey or Redis cluster; None for a table in mapped memory.
     #[serde(default)]
     pub remote: Option<RemoteDescription>,
-    /// The rows and the scales in their mapped file, if the table is larger than memory; else empty.
+    /// The ranges of mapped files with the rows and the scales, if the table is larger than memory; else empty.
     #[serde(default)]
     pub paged: Vec<RangeDescription>,
 }
@@ -66,7 +66,7 @@ pub struct VocabularyDescription {
     pub has_strings: bool,
     /// Address and length, in bytes, of the mapped vocabulary file; 0 and 0 for int64 keys and for hashed keys.
     pub data: (usize, usize),
-    /// Address and length of the `[N + 1]` int64 offsets of the file's lines, or of the `[N]` int64 keys.
+    /// Address and length of the `[N + 1]` int64 offsets of the vocabulary file's lines, or of the `[N]` int64 keys.
     pub keys: (usize, usize),
     /// Address and length of the `[2^k]` int32 slots of the hash index.
     pub slots: (usize, usize),
@@ -88,9 +88,9 @@ pub enum SignatureKind {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SignatureDescription {
-    /// Name of the signature.
+    /// Name of the signature in its model version.
     pub name: String,
-    /// Kind of the signature.
+    /// Kind of the signature: a lookup or a predict.
     pub kind: SignatureKind,
     /// Inputs of the signature.
     pub inputs: Vec<InputDescription>,
@@ -110,15 +110,15 @@ pub struct SignatureDescription {
     pub graph: Option<serde_json::Value>,
 }
 
-/// One input of a signature; its fields are those of `TensorSpec` in service/types.py.
+/// The description of one input of a signature; its fields are those of `TensorSpec` in service/types.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputDescription {
-    /// Name of the input.
+    /// Name of the input in its signature.
     pub name: String,
-    /// Dtype of the input.
+    /// Dtype of the input's tensor.
     pub dtype: DataType,
-    /// Sizes of the input; None for an unknown rank, or for one unknown size.
+    /// Sizes of the input's dimensions; None for an unknown rank, or in place of one unknown size.
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
@@ -134,7 +134,7 @@ pub struct InputDescription {
     pub takes_strings: bool,
 }
 
-/// One feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.
+/// The description of one feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureDescription {
@@ -148,11 +148,11 @@ pub struct FeatureDescription {
     pub row_splits: Option<usize>,
     /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
-    /// Index of the feature's table.
+    /// Index of the table that the feature reads, in the version's list of tables.
     pub table: usize,
     /// Combiner of the feature; None if it does not combine the vectors of a row.
     pub combiner: Option<Combiner>,
-    /// The order in which the combiner adds vectors.
+    /// The order in which the feature's combiner adds vectors.
     pub summation: Summation,
     /// The feature's rule for an id outside the table (`on_bad_id` of the manifest).
     pub on_bad_id: OnBadId,
@@ -163,9 +163,9 @@ pub struct FeatureDescription {
     pub at_least_one: bool,
     /// Whether the lookup leaves out ids whose weight is 0 or less.
     pub positive_only: bool,
-    /// K, the maximal number of ids in a row of a request; 0 for no limit.
+    /// K, the maximal number of ids of the feature in one row of a request; 0 for no limit.
     pub max_ids: usize,
-    /// Whether the lookup leaves out the ids of a row after the first K; if not, it refuses a longer row.
+    /// Whether the lookup ignores the ids of a row after the first K (`max_ids`); if not, it refuses a longer row.
     pub truncates: bool,
     /// L, the number of vectors in a sequence; 0 if the feature is no sequence.
     pub length: usize,

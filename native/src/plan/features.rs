@@ -288,7 +288,7 @@ impl<'s, 'r> Features<'s, 'r> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
         let plan = &self.plan.features[feature];
         self.servable.see(plan.table, sent.ids());
-        // The read may wait for the disk, because a predict runs on a thread of a pool.
+        // Reading pages of the table may wait for the disk, because a predict runs on a thread of a pool.
         read_table(self.servable, plan.table, sent.ids(), plan.policy, Effort::Wait(&Waiting::default()))?;
         let remote = self.remote.get(feature).and_then(Option::as_ref);
         read(self.servable, plan, sent, remote, to, placement).map(drop)

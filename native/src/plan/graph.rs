@@ -7,19 +7,19 @@ use crate::declined::Declined;
 
 /// The elements of one output of a graph.
 pub enum OutputData {
-    /// Little-endian numbers, end to end, in memory that TensorFlow owns.
+    /// Numbers of the output tensor, little-endian, end to end, in memory that TensorFlow owns.
     Numbers(Box<dyn AsRef<[u8]> + Send + Sync>),
     /// The elements of an output of dtype string, in row-major order.
     Strings(Vec<Vec<u8>>),
 }
 
-/// One output tensor of a graph run.
+/// One output tensor of a predict's graph run.
 pub struct GraphOutput {
-    /// Dtype of the output.
+    /// Dtype of the output tensor.
     pub dtype: DataType,
-    /// The shape of the output.
+    /// Shape of the output tensor.
     pub dims: Dims,
-    /// The elements of the output tensor: numbers or strings.
+    /// The elements of the output tensor: bytes of numbers, or strings.
     pub data: OutputData,
 }
 

@@ -1,4 +1,5 @@
-//! Limits how many threads run graphs at the same time, for a pool with more threads than the machine has processors.
+//! Limits how many threads run graphs at the same time, for a pool that may have more threads than the machine has
+//! processors.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

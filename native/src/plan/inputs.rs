@@ -82,18 +82,18 @@ pub enum Data<'a> {
     Floats(Vec<f32>),
     /// Little-endian numbers of the tensor's dtype, end to end, in memory that the tensor owns.
     Bytes(Vec<u8>),
-    /// Elements of a string tensor.
+    /// Elements of a string tensor, borrowed from the request's bytes or owned.
     Strings(Strings<'a>),
 }
 
-/// One tensor of a request.
+/// One input tensor of a request: dtype, shape and elements.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
-    /// Dtype of the tensor in the request.
+    /// Dtype of the input tensor in the request.
     pub dtype: DataType,
-    /// Shape of the tensor in the request.
+    /// Shape of the input tensor in the request.
     pub dims: Dims,
-    /// The elements of the tensor: numbers or strings.
+    /// The elements of the input tensor: numbers or strings.
     pub data: Data<'a>,
 }
 

@@ -28,7 +28,7 @@ impl Names {
         Names::Many(many)
     }
 
-    /// Returns the index of a name; None for an unknown name.
+    /// Returns the index that this map has for a name; None for an unknown name.
     #[inline]
     pub(super) fn index(&self, name: &[u8]) -> Option<usize> {
         match self {

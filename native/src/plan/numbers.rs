@@ -1,4 +1,4 @@
-//! Reads the numbers of tensors, without a copy if possible.
+//! Reads the numbers of input tensors, without a copy if possible.
 
 use std::borrow::Cow;
 

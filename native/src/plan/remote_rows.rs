@@ -20,10 +20,11 @@ pub(super) struct RemoteRows {
     pub(super) table: Table,
     /// Number of ids outside the remote table for which the policy reads another row, such as a default row.
     pub(super) num_read_instead: usize,
-    /// Number of cached rows, and number of default rows, that replace rows which could not be read.
+    /// Numbers of the distinct rows that could not be read and are replaced: by rows of the row cache, and by default
+    /// rows.
     num_stale: usize,
     num_default: usize,
-    /// For each id of the request the row of `table`; -1 for a dropped id.
+    /// For each id of the request, its row in the small table `table`; -1 for a dropped id.
     places: Vec<i64>,
     _rows: Vec<u8>,
     _scales: Vec<u8>,
@@ -46,7 +47,7 @@ pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<Fe
     features.any(|(feature, sent)| sent.is_some() && servable.remote_table(feature.table).is_some())
 }
 
-/// The rows that a feature reads: the distinct rows, and for each id its place among them.
+/// The remote rows that a feature reads: the distinct rows, and for each id its place among these rows.
 struct Distinct {
     rows: Vec<u64>,
     places: Vec<i64>,

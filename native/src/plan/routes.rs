@@ -10,9 +10,9 @@ use crate::forms::Version;
 /// The versions and labels of one model.
 #[derive(Default)]
 pub struct ModelRoutes {
-    /// Pairs of a version number and its servable; None for a version that only the reference server can run.
+    /// Pairs of a version of the model and its servable; None for a version that only the reference server can run.
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
-    /// Pairs of a label and the version number to which it points.
+    /// Pairs of one of the model's labels, such as "stable", and the version number to which it points.
     pub labels: Vec<(String, i64)>,
     /// The fraction of requests, from 0 to 1, that are written to the model's request log.
     pub log_rate: f64,
@@ -54,7 +54,7 @@ impl Routes {
         self.models.get(name)
     }
 
-    /// Iterates over every published servable.
+    /// Iterates over every published servable of every model.
     pub fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
         self.models.values().flat_map(|model| model.versions.iter().filter_map(|(_, servable)| servable.as_ref()))
     }

@@ -30,14 +30,14 @@ pub enum InputRole {
     SplitsOrWeights,
 }
 
-/// One input of a signature.
+/// One input of a signature, compiled for requests.
 #[derive(Debug)]
 pub struct InputPlan {
-    /// Name of the input.
+    /// Name of the input in its signature.
     pub name: String,
-    /// Dtype of the input.
+    /// Dtype of the input's tensor.
     pub dtype: DataType,
-    /// Sizes of the input; None for an unknown rank, or for one unknown size.
+    /// Sizes of the input's dimensions; None for an unknown rank, or in place of one unknown size.
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
@@ -45,7 +45,7 @@ pub struct InputPlan {
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
-    /// Whether clients send only keys, never ids.
+    /// Whether clients send only keys, never ids, as the values of this input.
     pub takes_keys: bool,
     /// Whether clients may send strings as the values of this input.
     pub takes_strings: bool,
@@ -69,9 +69,9 @@ pub enum NeedsIds {
 /// The way in which table rows become the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
-    /// Each id gives one vector, its table row.
+    /// No combiner: each id of the feature gives one vector, its row of the table.
     Gather {
-        /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
+        /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if the signature allows any rank except 0.
         ids_rank: Option<usize>,
     },
     /// Each row of ids gives one vector, combined from the table rows of its ids.
@@ -83,7 +83,7 @@ pub enum LookupKind {
     },
 }
 
-/// One feature of a signature.
+/// One feature of a signature, compiled for requests.
 #[derive(Debug)]
 pub struct FeaturePlan {
     /// Name of the feature's ids in JSON requests.
@@ -94,7 +94,7 @@ pub struct FeaturePlan {
     pub row_splits: Option<usize>,
     /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
-    /// Index of the feature's table.
+    /// Index of the table that the feature reads, in the version's list of tables.
     pub table: usize,
     /// The way in which table rows become the feature's vectors.
     pub lookup: LookupKind,
@@ -104,12 +104,12 @@ pub struct FeaturePlan {
     pub needs_ids: NeedsIds,
 }
 
-/// One output of a signature.
+/// One output of a signature, compiled for requests.
 #[derive(Debug)]
 pub struct OutputPlan {
-    /// Name of the output.
+    /// Name of the output in its signature.
     pub name: String,
-    /// Dtype of the output.
+    /// Dtype of the output tensor.
     pub dtype: DataType,
     /// Indexes of the features whose vectors stand side by side in the output.
     pub parts: Vec<usize>,
@@ -120,9 +120,9 @@ pub struct OutputPlan {
 /// One signature.
 #[derive(Debug)]
 pub struct Signature {
-    /// Name of the signature.
+    /// Name of the signature in its model version.
     pub name: String,
-    /// Kind of the signature.
+    /// Kind of the signature: a lookup or a predict.
     pub kind: SignatureKind,
     /// Inputs of the signature.
     pub inputs: Vec<InputPlan>,
@@ -132,7 +132,7 @@ pub struct Signature {
     pub outputs: Vec<OutputPlan>,
     /// Bytes of one row of all outputs together, for the limit on the size of an answer.
     pub row_bytes: usize,
-    /// Maximal number of rows in a request; None for no limit.
+    /// Maximal number of rows in a request for this signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
     pub num_computed: usize,
@@ -142,7 +142,7 @@ pub struct Signature {
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
     output_names: Names,
-    /// Indexes of the features that have row splits, by name.
+    /// Map from the name of each feature with row splits to the feature's index.
     ragged_names: Names,
 }
 
@@ -205,7 +205,7 @@ impl std::fmt::Debug for MemoryOwner {
 /// The parts of a version that stay the same when an update replaces its rows: everything but the tables' addresses.
 #[derive(Debug)]
 pub struct SharedParts {
-    /// Name of the model.
+    /// Name of the model to which this version belongs.
     pub model: String,
     /// Version number.
     pub version: i64,
@@ -215,7 +215,7 @@ pub struct SharedParts {
     pub tables: Vec<TableDescription>,
     /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
-    /// Counts of ids, by signature and feature.
+    /// Counts of the ids that lookups had, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
     /// For each vocabulary, the number of keys in requests that the vocabulary lacked so far. A key counts once for its
     /// input, even if several features read the input.
@@ -375,7 +375,8 @@ impl Servable {
         self.paged_tables.get(table)?.as_deref()
     }
 
-    /// Opens the tables that lie in Valkey or Redis clusters. Until then, requests for such tables are declined.
+    /// Opens the version's tables that lie in Valkey or Redis clusters. Before this call, requests for these tables are
+    /// declined.
     #[must_use]
     pub fn with_clusters(self, clusters: &Clusters) -> Self {
         let SharedParts { model, version, tables, .. } = &*self.shared;
@@ -404,19 +405,19 @@ impl Servable {
         Some((remote, self.shared.tables[table].vocabulary_size))
     }
 
-    /// Returns the name of the model.
+    /// Returns the name of the servable's model.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.shared.model
     }
 
-    /// Returns the number of the version.
+    /// Returns the number of the servable's version.
     #[must_use]
     pub fn version(&self) -> i64 {
         self.shared.version
     }
 
-    /// Returns the signatures that the core itself can run.
+    /// Returns the version's signatures that the core itself can run.
     #[must_use]
     pub fn signatures(&self) -> &[Signature] {
         &self.shared.signatures

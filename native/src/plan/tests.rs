@@ -13,7 +13,7 @@ fn small(number: usize) -> f32 {
     number as f32
 }
 
-/// Returns a servable that owns its tables; `tables` has V and D of each.
+/// Returns a servable for tests that owns its tables; `tables` has V and D of each table.
 pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable {
     servable_with(signatures, tables, json!([]))
 }
@@ -102,7 +102,7 @@ fn nothing<'a>() -> Inputs<'a> {
     (0..7).map(|_| None).collect()
 }
 
-/// Name, shape and numbers of one output of an answer.
+/// One output of an answer: its name, its shape and its numbers.
 type Found = (String, Vec<usize>, Vec<f32>);
 
 fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<Found>, Declined> {

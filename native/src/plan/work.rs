@@ -18,8 +18,8 @@ use super::servable::{Servable, Signature};
 use super::validation::{UnknownKeyCounts, check_names, count_rows, validate_tensors};
 use crate::declined::Declined;
 
-/// A lookup that reads and writes more bytes than this runs on the thread pool for large work. A lookup of this size
-/// takes some 100 microseconds, about as long as handing it to the pool and back.
+/// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
+/// this size takes some 100 microseconds, about as long as handing it to the pool and back.
 const SMALL_BYTES: usize = 512 << 10;
 
 /// The amount of work that the calling thread may do for one request.
@@ -68,7 +68,7 @@ pub struct Waiting {
     /// The time by which the request must be answered; None if only the time limits of the Valkey or Redis clusters
     /// apply.
     pub deadline: Option<Instant>,
-    /// The reason why rows could not be read, if the request ended with [`Declined::NoRows`].
+    /// The reason why rows could not be read or the graph was not run, if the request ended with [`Declined::NoRows`].
     pub failure: OnceCell<Failure>,
     /// The limit on graphs that the threads of the pool for waiting work run at the same time; None for no limit.
     pub graph_limit: Option<Arc<GraphLimit>>,
@@ -78,9 +78,9 @@ pub struct Waiting {
 /// read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Whether the request's deadline has passed.
+    /// Whether the request's deadline had passed when its rows were not read or its graph was not run.
     pub is_late: bool,
-    /// The error text for the client, one sentence.
+    /// The error text that tells the client why rows were not read or the graph was not run, one sentence.
     pub text: String,
 }
 
@@ -92,7 +92,7 @@ pub struct Instead {
     /// Number of distinct rows of the answer that are from the row cache, and may be older than the rows in the
     /// cluster.
     pub stale_rows: usize,
-    /// Number of distinct rows that the answer replaces by the feature's default row.
+    /// Number of distinct rows that could not be read and that the answer replaces by the feature's default row.
     pub default_rows: usize,
 }
 
@@ -101,9 +101,9 @@ pub struct Instead {
 pub struct OutputShape {
     /// Index of the output in the signature.
     pub output: usize,
-    /// Dtype of the output.
+    /// Dtype of the output tensor.
     pub dtype: DataType,
-    /// Sizes of the output's dimensions.
+    /// Sizes of the output's dimensions in this answer.
     pub dims: Dims,
 }
 
@@ -127,14 +127,14 @@ enum Content<'r> {
         remote: Vec<Option<RemoteRows>>,
     },
     Predict {
-        /// The outputs of the graph.
+        /// The output tensors of the predict's graph.
         outputs: Vec<GraphOutput>,
         /// The tables of the graph's features whose rows could not all be read.
         instead: Vec<Instead>,
     },
 }
 
-/// A validated request, whose answer is being written.
+/// The work for one validated request: runs its lookup or predict, and writes the numbers of its answer.
 ///
 /// A form calls `prepare`, then `outputs` for the sizes of the answer, then `fill` once for each output, and `finish`
 /// at the end. A predict runs in `prepare`; a lookup runs in `fill`, which writes table rows straight into the answer.
@@ -213,13 +213,13 @@ impl<'s, 'r> Work<'s, 'r> {
         Ok(work)
     }
 
-    /// Returns B, the number of rows of the request.
+    /// Returns B, the number of rows of the validated request.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Returns the shapes of the outputs, in the order of the answer.
+    /// Returns the dtype and shape of each output, in the order of the answer.
     #[must_use]
     pub fn outputs(&self) -> &[OutputShape] {
         &self.outputs
