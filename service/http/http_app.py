@@ -40,7 +40,7 @@ from service.http.tfs_routes import add_tfs_routes
 from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
-DEFAULT_INLINE_BODY_BYTES = 64 * 1024
+DEFAULT_INLINE_BODY_BYTES = 4 * 1024
 # HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
 DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 

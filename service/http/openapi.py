@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from service.engine.engine import Engine
 from service.http.json_schema import Json, ref
-from service.http.openapi_examples import add_examples
+from service.http.openapi_examples import Served, add_examples, served_model
 from service.http.openapi_schemas import schemas
 
 _DESCRIPTION = """
@@ -70,12 +70,19 @@ def application() -> Json:
 def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
     """Adds to FastAPI's OpenAPI document the schemas of bodies, and example requests for a model that is served."""
     describe_routes = app.openapi
+    last: tuple[Served, Json] | None = None
 
     def describe() -> Json:
+        nonlocal last
+        served = served_model(engine)
+        if last is not None and last[0] == served:
+            return last[1]
         # FastAPI's cached document is copied and not changed, because the examples differ when other models are served.
         document = deepcopy(describe_routes())
         document["components"] = {"schemas": schemas(strict_json=strict_json)}
-        add_examples(document, engine)
+        add_examples(document, served)
+        # The copy is kept until another model is served, because making it takes the event loop several milliseconds.
+        last = (served, document)
         return document
 
     app.openapi = describe  # type: ignore[method-assign]
