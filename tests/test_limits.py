@@ -217,7 +217,7 @@ def known_reasons(kind: str) -> frozenset[str]:
     admission = (ROOT / "service/engine/admission_limits.py").read_text()
     in_python = re.search(r"Reason = Literal\[(.+)\]", admission)
     assert in_python
-    refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs"))
+    refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs", "http.rs"))
     found = set(re.findall(r'statistics\s*\.refused\([^,]+, "(\w+)"\)', refusing))
     found |= set(re.findall(r'"(\w+)"', in_python[1]))
     return frozenset(found | set(re.findall(r'=> "(\w+)"', (ROOT / EDGE / "fair_queue.rs").read_text())))

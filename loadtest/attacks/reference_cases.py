@@ -172,7 +172,7 @@ def long_urls(attacker: Attacker) -> None:
 
 
 def large_answers(attacker: Attacker) -> None:
-    """Sends lookups of 20,000 rows for which the client accepts only a compressed answer."""
-    document = {"features": {attacker.target.feature: [1] * 20_000}}
+    """Sends lookups of 8,000 rows for which the client accepts only a compressed answer."""
+    document = {"features": {attacker.target.feature: [1] * 8_000}}
     accepted = b"accept-encoding: gzip, identity;q=0"
     _flood(attacker, _post(attacker, f"{_model(attacker)}:lookup", document, accepted))
