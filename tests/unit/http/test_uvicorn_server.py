@@ -136,7 +136,7 @@ async def test_one_connection_too_many_closes_the_longest_idle_one() -> None:
 
 
 class Fake:
-    """What surplus_of() reads of a connection."""
+    """A connection with the attributes that surplus_of() reads."""
 
     def __init__(self, address: str, idle_since_s: float, *, is_running: bool = False) -> None:
         self.address, self.idle_since_s, self.is_running = address, idle_since_s, is_running
