@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from loadtest.attacks.attacker import Attacker
 
 _CONNECTIONS = 4
 _HALF_REQUESTS = 500
-# Number of requests in a chunk, and of different chunks of a connection.
-_AT_ONCE, _CHUNKS = 10, 50
+# Number of different requests, and of requests in a chunk.
+_DIFFERENT, _AT_ONCE = 500, 10
 _JSON = b"content-type: application/json"
 
 
@@ -27,23 +27,16 @@ def _flood(attacker: Attacker, *requests: Callable[[int], bytes], is_admin: bool
       requests: functions that encode one request each, from its number; the attack calls them in turn.
       is_admin: attacks the admin port.
     """
-    numbers, makers = itertools.count(), itertools.cycle(requests)
-
-    def pieces() -> Iterator[bytes]:
-        while True:
-            yield b"".join(next(makers)(next(numbers)) for _ in range(_AT_ONCE))
-
+    makers = itertools.cycle(requests)
+    encoded = [next(makers)(number) for number in range(_DIFFERENT)]
+    # The requests are encoded before the attack connects, because the server closes silent ones after 1 s.
+    chunks = [b"".join(encoded[at : at + _AT_ONCE]) for at in range(0, _DIFFERENT, _AT_ONCE)]
     conns = [conn for _ in range(_CONNECTIONS) if (conn := attacker.connect(is_admin=is_admin)) is not None]
-    senders = [threading.Thread(target=conn.send, args=(_repeated(pieces()), attacker.end_s)) for conn in conns]
+    senders = [threading.Thread(target=conn.send, args=(itertools.cycle(chunks), attacker.end_s)) for conn in conns]
     for sender in senders:
         sender.start()
     for sender in senders:
         sender.join()
-
-
-def _repeated(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Repeats a few chunks of requests, so that the attacker spends no time on encoding them."""
-    return itertools.cycle(list(itertools.islice(pieces, _CHUNKS)))
 
 
 def _model(attacker: Attacker) -> str:
