@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import threading
@@ -264,9 +263,6 @@ class App:
         if await self._have_settled(models, started_s + _FIRST_LOADS_S) and ports is None:
             ports = await self._servers.open()
         await self._servers.complete()
-        # The objects of FastAPI and grpcio live as long as the process. With them, each full garbage collection would
-        # stop all Python threads for some 100 ms.
-        gc.freeze()
         self._is_complete.set()
         if ports is None:
             await self._have_settled(models, started_s + timeout_s)
