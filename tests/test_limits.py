@@ -44,6 +44,12 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         f"{EDGE}/limits.rs",
         r"max_part_bytes: (\d[^,]*),",
     ),
+    "path and query of a URL (HTTP/1.1)": (f"{EDGE}/limits.rs", r"URL_BYTES: usize = ([^;]+);"),
+    "connections of the admin port": ("service/process/admin_server.py", r"MAX_ADMIN_CONNECTIONS = (\d+)"),
+    "bytes of the admin port's connection that are parsed before the answer to its last request": (
+        "service/http/uvicorn_server.py",
+        r"_PARSED_BYTES = (\d+)",
+    ),
     "frame (HTTP/2)": (f"{EDGE}/grpc.rs", r"FRAME_BYTES: u32 = ([^;]+);"),
     "metadata above 4 KB of a gRPC connection's open calls": (
         f"{EDGE}/limits.rs",
@@ -217,7 +223,7 @@ def known_reasons(kind: str) -> frozenset[str]:
     admission = (ROOT / "service/engine/admission_limits.py").read_text()
     in_python = re.search(r"Reason = Literal\[(.+)\]", admission)
     assert in_python
-    refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs"))
+    refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs", "http.rs"))
     found = set(re.findall(r'statistics\s*\.refused\([^,]+, "(\w+)"\)', refusing))
     found |= set(re.findall(r'"(\w+)"', in_python[1]))
     return frozenset(found | set(re.findall(r'=> "(\w+)"', (ROOT / EDGE / "fair_queue.rs").read_text())))

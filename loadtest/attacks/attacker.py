@@ -10,7 +10,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
@@ -180,13 +180,13 @@ class Attacker:
         """Whether the time of the attack is over."""
         return time.monotonic() >= self.end_s
 
-    def connect(self, *, receive_bytes: int | None = None, is_raw: bool = False) -> Conn | None:
+    def connect(self, *, receive_bytes: int | None = None, is_raw: bool = False, is_admin: bool = False) -> Conn | None:
         """Opens a connection; None if that fails.
 
         Args:
-          is_raw: opens TCP only, without TLS.
+          is_raw: opens TCP only, without TLS. is_admin: connects to the admin port.
         """
-        target = self.target
+        target = replace(self.target, port=self.target.admin_port) if is_admin else self.target
         if not self._conns and not self._failed:
             self.end_s = time.monotonic() + self.seconds
         try:

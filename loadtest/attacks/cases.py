@@ -8,12 +8,14 @@ from typing import Literal
 
 from loadtest.attacks import http1_cases as http1
 from loadtest.attacks import http2_cases as http2
+from loadtest.attacks import reference_cases as reference
 from loadtest.attacks import tls_cases as tls
 from loadtest.attacks.attacker import Attacker
 from loadtest.attacks.targets import Target
 
 # The protocol of an attacked port. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with JSON. tls: HTTP/1.1 or HTTP/2 over TLS.
-Port = Literal["http2", "grpc", "http1", "json", "tls"]
+# reference: HTTP/1.1 with an admin port and callers, beside a victim whose requests the reference server answers.
+Port = Literal["http2", "grpc", "http1", "json", "tls", "reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,16 @@ class Case:
             "http1": target.wire == "http1",
             "json": target.wire == "http1" and bool(target.large_body),
             "tls": True,
+            "reference": True,
         }
-        return fits[self.port] and target.is_tls == (self.port == "tls")
+        is_same_kind = bool(target.admin_port) == (self.port == "reference")
+        return fits[self.port] and is_same_kind and target.is_tls == (self.port == "tls")
 
 
 def _named(
     port: Port, is_ended: bool, *attacks: Callable[[Attacker], None], **named: Callable[[Attacker], None]
 ) -> dict[str, Case]:
-    wire = port if port in ("http2", "grpc", "tls") else "http1"
+    wire = "http1" if port == "json" else port
     found = {attack.__name__: attack for attack in attacks} | named
     return {f"{wire}.{name}": Case(attack, port, is_ended) for name, attack in found.items()}
 
@@ -117,6 +121,7 @@ CASES: dict[str, Case] = {
         http2.odd_metadata,
         http2.unknown_models,
     ),
+    **_named("grpc", False, http2.model_metadata, http2.reflections, http2.reloads),
     "grpc.slow_body": Case(http2.slow_body, "grpc", True, 2.0),
     **_named(
         "tls",
@@ -168,5 +173,23 @@ CASES: dict[str, Case] = {
         http1.json_strings,
         http1.json_surrogates,
         http1.one_row,
+    ),
+    **_named(
+        "reference",
+        False,
+        reference.changes,
+        reference.pages,
+        reference.methods,
+        reference.large_answers,
+        reference.admin_connections,
+    ),
+    **_named(
+        "reference",
+        True,
+        reference.refused_changes,
+        reference.sign_ins,
+        reference.wrong_tokens,
+        reference.long_urls,
+        reference.admin_heads,
     ),
 }

@@ -535,3 +535,31 @@ def unknown_models(attacker: Attacker) -> None:
         return frames.frame(HEADERS, END_HEADERS, stream, fields) + _body(attacker, stream, message)
 
     _calls(attacker, call)
+
+
+def _same_call(attacker: Attacker, path: str, message: bytes) -> None:
+    fields = attacker.target.fields(path=path)
+    _calls(attacker, lambda s: frames.frame(HEADERS, END_HEADERS, s, fields) + _body(attacker, s, message))
+
+
+def model_metadata(attacker: Attacker) -> None:
+    """Calls GetModelMetadata for a model's signatures."""
+    name = attacker.target.model.encode()
+    spec = b"\x0a%c" % len(name) + name
+    message = b"\x0a%c" % len(spec) + spec + b"\x12\x0dsignature_def"
+    _same_call(attacker, "/tensorflow.serving.PredictionService/GetModelMetadata", message)
+
+
+def reflections(attacker: Attacker) -> None:
+    """Makes reflection calls that ask for the file of a service."""
+    name = b"tensorflow.serving.PredictionService"
+    _same_call(attacker, _REFLECTION, b"\x22%c" % len(name) + name)
+
+
+def reloads(attacker: Attacker) -> None:
+    """Calls HandleReloadConfigRequest, half of the calls without a list of models, and half with a malformed one."""
+    fields = attacker.target.fields(path="/tensorflow.serving.ModelService/HandleReloadConfigRequest")
+    _calls(
+        attacker,
+        lambda s: frames.frame(HEADERS, END_HEADERS, s, fields) + _body(attacker, s, b"" if s % 4 == 1 else b"\xff"),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from loadtest.attacks.targets import Target
@@ -37,6 +39,8 @@ _IMPATIENT = [
     )
 ]
 _START_S = 20.0
+_TOKEN = b"right"
+_CREDENTIALS = b"authorization: Bearer " + _TOKEN
 
 
 class PeerAbsent(Exception):
@@ -54,11 +58,37 @@ def targets_of(
     found = []
     if grpc_port:
         small, large = (_message(model, feature, ids) for ids in ([1], [1] * _LARGE_IDS))
-        found.append(Target("ours", "http2", host, grpc_port, PREDICT_METHOD, small, large, is_grpc=True, pids=pids))
+        named = Target("ours", "http2", host, grpc_port, PREDICT_METHOD, small, large, is_grpc=True, pids=pids)
+        found.append(replace(named, model=model, feature=feature))
     if http_port:
         small, large = (json.dumps({"features": {feature: ids}}).encode() for ids in ([1], [1] * _LARGE_IDS))
-        found.append(Target("ours", "http1", host, http_port, f"/v1/models/{model}:lookup", small, large, pids=pids))
+        named = Target("ours", "http1", host, http_port, f"/v1/models/{model}:lookup", small, large, pids=pids)
+        found.append(replace(named, model=model, feature=feature))
     return found
+
+
+def reference_of(
+    host: str, http_port: int, admin_port: int, model: str, feature: str, pids: tuple[int, ...] = ()
+) -> Target:
+    """Returns a server with the file of write_callers() as a target, whose victim asks for a model's status."""
+    path = f"/v1/models/{model}"
+    signed = Target("ours", "http1", host, http_port, path, pids=pids, admin_port=admin_port, credentials=_CREDENTIALS)
+    return replace(signed, model=model, feature=feature)
+
+
+def write_callers(folder: Path) -> Path:
+    """Writes an --auth_config with one caller, who has all rights and the token of reference_of()."""
+    file = folder / "auth.toml"
+    file.write_text(
+        f"""[[caller]]
+        name = "attacked"
+        token_sha256 = ["{hashlib.sha256(_TOKEN).hexdigest()}"]
+        [[caller.allow]]
+        models = ["*"]
+        rights = ["predict", "metadata", "admin"]
+        """
+    )
+    return file
 
 
 def _message(model: str, feature: str, ids: list[int]) -> bytes:
@@ -68,20 +98,27 @@ def _message(model: str, feature: str, ids: list[int]) -> bytes:
 
 @contextmanager
 def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]:
-    """Serves a small model with this project's server: on plain ports and, if openssl is installed, on TLS ports."""
+    """Serves a small model with three servers of this project: one is plain, one has callers, and one has TLS ports.
+
+    The last is left out if openssl is not installed.
+    """
     write_version(folder / _MODEL / "1", 1, 0)
     given = [f"--model_base_path={folder / _MODEL}", f"--model_name={_MODEL}", "--graph_signatures=off"]
     given += [f"--threads={threads}", *_IMPATIENT, *flags]
-    with LiveServer(*given) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(LiveServer(*given))
         found = _of_server(server.ready())
+        signed = stack.enter_context(LiveServer(*given, f"--auth_config={write_callers(folder)}")).ready()
+        http_port, admin_port = (int(where.rpartition(":")[2]) for where in (signed.http, signed.admin))
+        found.append(reference_of(HOST, http_port, admin_port, _MODEL, _FEATURE, (signed.pid,)))
         config = write_ssl_config(folder)
         if config is None:
             yield found
             return
         # Do not wait until the second server, which has the TLS ports, is ready: the victim's first request waits until
         # that server's model is loaded.
-        with LiveServer(*given, *server_flags(config)) as second:
-            yield found + [secured(target) for target in _of_server(second)]
+        second = stack.enter_context(LiveServer(*given, *server_flags(config)))
+        yield found + [secured(target) for target in _of_server(second)]
 
 
 def _of_server(server: LiveServer) -> list[Target]:
@@ -91,7 +128,7 @@ def _of_server(server: LiveServer) -> list[Target]:
 
 def secured(target: Target) -> Target:
     """Returns a copy of a target whose port uses TLS instead of plain TCP."""
-    return Target(**{name: getattr(target, name) for name in Target.__slots__} | {"is_tls": True})
+    return replace(target, is_tls=True)
 
 
 @contextmanager

@@ -20,6 +20,9 @@ class Target:
     body: body of the small request; empty: that request is a GET.
     large_body: body of a request with an answer of megabytes; empty: a GET of `large_path` has such an answer.
     pids: the processes whose memory is watched.
+    admin_port: the port of the admin routes, if the small request is one that a reference server answers; else 0.
+    credentials: header line with the token of a caller that has all rights, if the server has callers.
+    model, feature: what the small request reads, on a server of this project; its table has the feature's name.
     """
 
     peer: str
@@ -33,10 +36,16 @@ class Target:
     is_grpc: bool = False
     is_tls: bool = False
     pids: tuple[int, ...] = field(default=())
+    admin_port: int = 0
+    credentials: bytes = b""
+    model: str = ""
+    feature: str = ""
 
     @property
     def name(self) -> str:
         """The name of the server; with TLS, also the protocol."""
+        if self.admin_port:
+            return f"{self.peer} reference"
         return f"{self.peer} {self.wire}" if self.is_tls else self.peer
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
@@ -86,6 +95,19 @@ class Target:
     def open_request(self, stream: int, *more: tuple[bytes, bytes]) -> bytes:
         """Encodes the HEADERS frame of an HTTP/2 request whose body is sent later."""
         return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self.fields(*more))
+
+    def get(self, path: str, *lines: bytes, is_signed: bool = True) -> bytes:
+        """Encodes an HTTP/1.1 GET request, with the target's credentials if `is_signed` is true."""
+        return b"GET %s HTTP/1.1\r\n" % path.encode() + self._lines(lines, is_signed=is_signed) + b"\r\n"
+
+    def post(self, path: str, body: bytes, *lines: bytes, is_signed: bool = True) -> bytes:
+        """Encodes an HTTP/1.1 POST request, with the target's credentials if `is_signed` is true."""
+        lines = (*lines, b"content-length: %d" % len(body))
+        return b"POST %s HTTP/1.1\r\n" % path.encode() + self._lines(lines, is_signed=is_signed) + b"\r\n" + body
+
+    def _lines(self, lines: tuple[bytes, ...], *, is_signed: bool) -> bytes:
+        more = (self.credentials,) if self.credentials and is_signed else ()
+        return b"".join(line + b"\r\n" for line in (b"host: localhost", *more, *lines))
 
     def head(self, *lines: bytes, host: bytes = b"host: localhost\r\n") -> bytes:
         """Encodes the request line and headers of an HTTP/1.1 POST, without the empty line after them."""

@@ -130,7 +130,7 @@ class _Client:
 
     def _http1(self, sock: socket.socket) -> bytes:
         target = self._target
-        sock.sendall(target.whole() if target.body else f"GET {target.path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        sock.sendall(target.whole() if target.body else target.get(target.path))
         data = b""
         while b"\r\n\r\n" not in data:
             data += _some(sock)

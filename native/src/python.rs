@@ -356,10 +356,11 @@ impl Server {
     }
 
     /// Sets the answers to health checks for the next 10 seconds: the names of the gRPC services that are SERVING, and
-    /// whether the server is ready.
-    fn set_health(&self, serving: HashSet<String>, is_ready: bool) {
+    /// whether the server is ready. If `serving` is None, Python answers the health checks.
+    #[pyo3(signature = (serving, is_ready))]
+    fn set_health(&self, serving: Option<HashSet<String>>, is_ready: bool) {
         if let Some(server) = self.inner.load_full() {
-            server.set_health(Some(edge::Health::new(serving, is_ready)));
+            server.set_health(serving.map(|serving| edge::Health::new(serving, is_ready)));
         }
     }
 

@@ -152,7 +152,9 @@ class ModelSet:
             except ServiceError as error:
                 self._take_back([config.name for config in new])
                 self._rules.on_list(list(self._configs.values()))
-                logger.error("reload refused", extra={"reason": error.message})
+                # Two changes of one list at the same time conflict; the client of the later one sends it again.
+                level = logging.INFO if isinstance(error, ConfigConflict) else logging.ERROR
+                logger.log(level, "reload refused", extra={"reason": error.message})
                 raise
             self._commit(configs)
         finally:

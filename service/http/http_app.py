@@ -40,7 +40,7 @@ from service.http.tfs_routes import add_tfs_routes
 from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
-DEFAULT_INLINE_BODY_BYTES = 64 * 1024
+DEFAULT_INLINE_BODY_BYTES = 4 * 1024
 # HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
 DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
@@ -97,6 +97,7 @@ def create_http_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        describe_routes()
         yield
         calls.close()
         close_table_views()
@@ -126,7 +127,7 @@ def create_http_app(
         add_statusz_route(app, *statusz)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions)
-    openapi.complete(app, engine, strict_json=strict_json)
+    describe_routes = openapi.complete(app, engine, strict_json=strict_json)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

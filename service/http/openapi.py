@@ -7,16 +7,21 @@ model can answer, examples for that model replace them.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from copy import deepcopy
 
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from service.engine.engine import Engine
 from service.http.json_schema import Json, ref
-from service.http.openapi_examples import add_examples
+from service.http.openapi_examples import Served, add_examples, served_model
 from service.http.openapi_schemas import schemas
+from service.http.routing import add_route
 
 _DESCRIPTION = """
 Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's REST API for everything else.
@@ -61,24 +66,43 @@ def application() -> Json:
     return {
         "title": "Embedding server",
         "version": "1",
+        # complete() adds the route of the document.
+        "openapi_url": None,
         "description": _DESCRIPTION,
         "openapi_tags": _TAGS,
         "license_info": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
     }
 
 
-def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
-    """Adds to FastAPI's OpenAPI document the schemas of bodies, and example requests for a model that is served."""
+def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> Callable[[], object]:
+    """Adds to FastAPI's OpenAPI document the schemas of bodies, and example requests for a model that is served.
+
+    Adds also the document's route. Returns a function that makes FastAPI's part of the document, which takes some 50 ms
+    once, without other work on any thread: call it before requests come.
+    """
     describe_routes = app.openapi
+    last: tuple[Served, Json] | None = None
 
     def describe() -> Json:
+        nonlocal last
+        served = served_model(engine)
+        if last is not None and last[0] == served:
+            return last[1]
         # FastAPI's cached document is copied and not changed, because the examples differ when other models are served.
         document = deepcopy(describe_routes())
         document["components"] = {"schemas": schemas(strict_json=strict_json)}
-        add_examples(document, engine)
+        add_examples(document, served)
+        # The copy is kept until another model is served, because making it takes the event loop several milliseconds.
+        last = (served, document)
         return document
 
     app.openapi = describe  # type: ignore[method-assign]
+
+    async def document(request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(copy_context().run, describe))
+
+    add_route(app, "/openapi.json", document, "GET", include_in_schema=False)
+    return describe_routes
 
 
 def lookup(path: str) -> Json:

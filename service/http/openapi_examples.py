@@ -23,9 +23,12 @@ _MAX_SIGNATURES = 4
 _ROUTES = {"lookup": ":lookup", "predict": ":predict", "infer": "/infer", "rows": ":rows", "neighbors": ":neighbors"}
 
 
-def add_examples(document: Json, engine: Engine) -> None:
-    """Replaces the example requests in the OpenAPI document by requests for a model that can answer, if any."""
-    served = _served(engine)
+# A model that can answer, with its tables; None if there is none.
+Served = tuple[ModelDescription, Sequence[TableInfo]] | None
+
+
+def add_examples(document: Json, served: Served) -> None:
+    """Replaces the example requests in the OpenAPI document by requests for the model that served_model() returned."""
     if served is None:
         return
     description, tables = served
@@ -53,7 +56,7 @@ def add_examples(document: Json, engine: Engine) -> None:
                 del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
 
 
-def _served(engine: Engine) -> tuple[ModelDescription, Sequence[TableInfo]] | None:
+def served_model(engine: Engine) -> Served:
     """Returns the first model that can answer and that the caller may see, with its tables; None if there is none."""
     for name in engine.models():
         try:

@@ -83,11 +83,11 @@ class Edge:
         self._routes = routes
         routes.attach(self._server)
 
-    def set_health(self, serving: frozenset[str], *, is_whole: bool) -> None:
+    def set_health(self, serving: frozenset[str] | None, *, is_whole: bool) -> None:
         """Tells the native core the state of health, from which it answers health checks for the next ten seconds.
 
         Args:
-          serving: services that a gRPC check finds SERVING.
+          serving: services that a gRPC check finds SERVING; None: the core forwards all checks.
           is_whole: whether the server is ready and every configured model can answer; else the core forwards checks.
         """
         self._server.set_health(serving, is_whole)

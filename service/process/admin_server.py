@@ -18,6 +18,8 @@ from service.http.upsert_routes import add_upsert_routes
 from service.http.uvicorn_server import HttpServer, uvicorn_config
 
 Text = tuple[bytes, str]
+# Most open connections of the admin port, of which each client address gets its share.
+MAX_ADMIN_CONNECTIONS = 100
 
 
 class AdminServer:
@@ -26,7 +28,7 @@ class AdminServer:
     Args:
       listener: a socket that listens already.
       render, reload_config, console: as in create_admin_app. statusz: as in create_http_app.
-      tls: as in uvicorn_config; set if the models' HTTP port has TLS.
+      tls: as in uvicorn_config; set if the models' HTTP port has TLS. max_head_bytes: as in HttpConnection.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class AdminServer:
         render: Callable[[], Text],
         reload_config: Callable[[Engine, str | None], Sequence[str]],
         tls: Callable[[], ssl.SSLContext] | None,
+        max_head_bytes: int,
         max_body_bytes: int,
         drain_timeout_s: float,
         console: ConsoleSources,
@@ -57,7 +60,16 @@ class AdminServer:
             ],
         )
         self._listener = listener
-        self._server = HttpServer(uvicorn_config(app, drain_timeout_s=drain_timeout_s, tls=tls, lifespan="off"))
+        self._server = HttpServer(
+            uvicorn_config(
+                app,
+                drain_timeout_s=drain_timeout_s,
+                tls=tls,
+                max_head_bytes=max_head_bytes,
+                max_connections=MAX_ADMIN_CONNECTIONS,
+                lifespan="off",
+            )
+        )
         self._serving: asyncio.Task[None] | None = None
 
     @property

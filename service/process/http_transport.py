@@ -106,6 +106,7 @@ def create_admin_server(
         render=parts.metrics.render,
         reload_config=reload_config,
         tls=None if parts.tls.http is None else parts.tls.http.context,
+        max_head_bytes=settings.rest_api_max_head_bytes,
         max_body_bytes=settings.max_request_bytes,
         drain_timeout_s=settings.drain_timeout_s,
         console=_console(parts, is_admin=True),

@@ -6,6 +6,7 @@ The core forwards requests that it does not answer, over Unix sockets in a folde
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import secrets
 import socket
@@ -87,10 +88,6 @@ class NativeServers:
         self._statistics: NativeStatistics | None = None
         self._stop_collecting = threading.Event()
         self._health_lock = threading.Lock()
-        # The native core may answer health checks only without --auth_config: with it the answer depends on the caller,
-        # so that Python must answer.
-        self._is_health_open = access is None
-        self._engine = engine
         self._telling: asyncio.Task[None] | None = None
 
     def bind(self) -> None:
@@ -126,6 +123,9 @@ class NativeServers:
         self._http = create_reference_http_server(self._http_parts, self._upstreams["http"], forwarding)
         self._serving = asyncio.create_task(self._http.serve())
         await self._http.begun.wait()
+        # The objects of FastAPI and grpcio live as long as the process. With them, each full garbage collection would
+        # stop all Python threads for some 100 ms.
+        gc.freeze()
         self._serving.add_done_callback(lambda _: self._on_end())
         self._telling = asyncio.create_task(self._repeat_health())
 
@@ -143,6 +143,14 @@ class NativeServers:
             sampler=self._sampler,
             seal=self._seal,
         )
+        if (callers := self._callers) is not None:
+            tell_core = callers.on_change
+
+            def changed() -> None:
+                tell_core()
+                self._publish_health()
+
+            callers.on_change = changed
         self._statistics = NativeStatistics(
             edge,
             metrics.requests,
@@ -171,11 +179,23 @@ class NativeServers:
         # The lock is held from reading the state of health until the native core has it, so that no older state
         # replaces a newer one.
         with self._health_lock:
-            if self._edge is not None and self._grpc is not None and self._is_health_open:
+            if self._edge is not None and self._grpc is not None:
                 # If is_whole is True, the native core answers health checks itself: the server is ready and has no
                 # problems. Otherwise the core forwards health checks to Python.
                 is_whole = self._engine.is_ready and not self._engine.problems()
-                self._edge.set_health(self._grpc.serving(), is_whole=is_whole)
+                self._edge.set_health(self._open_health(self._grpc.serving()), is_whole=is_whole)
+
+    def _open_health(self, serving: frozenset[str]) -> frozenset[str] | None:
+        """Returns the services whose health is the same for every caller; None: --auth_config opens no health checks.
+
+        With --auth_config, the health of a model depends on the caller, so Python answers its checks.
+        """
+        if self._callers is None:
+            return serving
+        # The gRPC server has started, so its modules are imported already.
+        from service.grpc.served import HEALTH_NAMES
+
+        return serving.intersection(HEALTH_NAMES) if self._callers.is_open("health") else None
 
     async def _repeat_health(self) -> None:
         # The event loop repeats the report of health: if it hangs, the last report expires after ten seconds, and the

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from hashlib import sha256
@@ -447,6 +448,26 @@ def test_a_list_that_changes_holds_at_once_and_a_broken_one_does_not(guarded: Gu
         (guarded.auth.parent / "boss-token").write_text(TOKENS["boss"])
         guarded.write(guarded.good)
     until(lambda: statuses() == before)
+
+
+def test_health_checks_are_open_only_while_the_file_says_so(guarded: Guarded) -> None:
+    paths = ("/healthz", "/readyz", "/v2/health/live")
+
+    def statuses(token: str = "") -> list[Any]:
+        check = guarded.grpc(HEALTH, health_pb2.HealthCheckRequest(), token)[0]
+        return [guarded.http("GET", path, token).status_code for path in paths] + [check]
+
+    assert statuses() == statuses("wrong") == [200, 200, 200, "OK"]
+    try:
+        guarded.write('open = ["docs"]\n' + guarded.good)
+        until(lambda: statuses() == [401, 401, 401, "UNAUTHENTICATED"])
+        # The native core gets the state of health each second: it must not begin to answer again.
+        time.sleep(1.5)
+        assert statuses() == statuses("wrong") == [401, 401, 401, "UNAUTHENTICATED"]
+        assert statuses("user") == [200, 200, 200, "OK"]
+    finally:
+        guarded.write(guarded.good)
+    until(lambda: statuses() == [200, 200, 200, "OK"])
 
 
 def test_credentials_that_come_twice_are_none(guarded: Guarded) -> None:

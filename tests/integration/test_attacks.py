@@ -19,7 +19,7 @@ import pytest
 from loadtest.attacks.__main__ import main
 from loadtest.attacks.cases import CASES
 from loadtest.attacks.measuring import Result, measure
-from loadtest.attacks.peers import secured, targets_of
+from loadtest.attacks.peers import reference_of, secured, targets_of, write_callers
 from loadtest.attacks.targets import Target
 from loadtest.attacks.victim import Victim
 from loadtest.swap.model import DIM, write_version
@@ -51,7 +51,7 @@ LEFT_MIB = 64.0
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
-    """Two servers with short timeouts for all attacks in this file, plaintext and TLS."""
+    """Three servers with short timeouts for all attacks in this file: plain, with callers, and with TLS."""
     folder = tmp_path_factory.mktemp("attacked")
     write_version(folder / "model" / "1", 1, 0)
     (folder / "ssl.conf").write_text(ssl_config(Authority().issue()))
@@ -64,15 +64,19 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     config = folder / "ssl.conf"
     with (
         ServerProcess(**settings) as plain,
+        ServerProcess(**settings, auth_config=write_callers(folder), admin_port=0) as callers,
         ServerProcess(**settings, ssl_config_file=config, rest_api_ssl_config_file=config) as tls,
     ):
         plain.ready()
-        tls.answering().wait_for_log("loaded")
-        yield {"plain": plain, "tls": tls}
+        for one in (callers, tls):
+            one.answering().wait_for_log("loaded")
+        yield {"plain": plain, "callers": callers, "tls": tls}
         # Has the server collect the core's last events.
         dropped(plain)
     # No attack made the server blame itself: not while it ran, not when it stopped.
-    assert [record for one in (plain, tls) for record in one.records if record["level"] in ("error", "raw")] == []
+    assert [
+        record for one in (plain, callers, tls) for record in one.records if record["level"] in ("error", "raw")
+    ] == []
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,10 @@ def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]
     """A client of each port, which is answered all the time."""
     targets: list[Target] = []
     for name, one in servers.items():
+        if name == "callers":
+            admin_port = one.wait_for_log("listening")["admin_port"]
+            targets.append(reference_of("127.0.0.1", one.http_port, admin_port, "default", "user", (one.pid,)))
+            continue
         ports = targets_of("127.0.0.1", one.grpc_port, one.http_port, "default", "user", (one.pid,))
         targets += [secured(target) for target in ports] if name == "tls" else ports
     victims: dict[Target, Victim] = {}

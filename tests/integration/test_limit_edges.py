@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
 )
 CLOSE = b"connection: close"
-HEAD_BYTES, REQUEST_BYTES, MAX_K, MAX_QUERIES = 8 << 10, 2 << 20, 5, 3
+HEAD_BYTES, URL_BYTES, REQUEST_BYTES, MAX_K, MAX_QUERIES = 16 << 10, 8 << 10, 2 << 20, 5, 3
 HEADERS, HEADER_LIST_BYTES, KEYS, LISTS, DEPTH = 100, 64 << 10, 1 << 18, 1 << 19, 64
 STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 ROWS = b"POST /v1/models/default/tables/user:rows HTTP/1.1\r\nhost: x\r\n"
@@ -51,9 +51,8 @@ def _head(size: int) -> bytes:
 
 
 def _url(size: int) -> bytes:
-    """Returns a GET request whose head has `size` bytes, nearly all of them in its path."""
-    start, end = b"GET /", b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    return start + b"a" * (size - len(start) - len(end)) + end
+    """Returns a GET request whose path and query have `size` bytes."""
+    return b"GET /" + b"a" * (size - 3) + b"?b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
 def _headers(count: int) -> bytes:
@@ -117,7 +116,7 @@ def _neighbors(k: int, queries: int) -> bytes:
 # Each entry: the limit, a function that makes a request of a size or number, the statuses below, at and above.
 HTTP: dict[str, tuple[int, Callable[[int], bytes], tuple[int, int, int]]] = {
     "head": (HEAD_BYTES, _head, (200, 200, 431)),
-    "URL": (HEAD_BYTES, _url, (404, 404, 431)),
+    "URL": (URL_BYTES, _url, (404, 404, 414)),
     "headers": (HEADERS, _headers, (200, 200, 431)),
     "body": (REQUEST_BYTES, _body, (200, 200, 413)),
     "body in chunks": (REQUEST_BYTES, _chunked, (200, 200, 413)),

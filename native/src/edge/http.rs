@@ -25,7 +25,7 @@ use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::instead;
-use super::limits::{self, INLINE_BYTES};
+use super::limits::{self, INLINE_BYTES, URL_BYTES};
 use super::pace::Pace;
 use super::sampling::Draws;
 use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
@@ -290,6 +290,9 @@ enum Gathered {
 
 impl Exchange {
     async fn respond(&self, head: Parts, mut body: Incoming, open: Open) -> Response<Answer> {
+        if head.uri.path_and_query().is_some_and(|url| url.as_str().len() > URL_BYTES) {
+            return self.long_url(&head, &body, open);
+        }
         if let Some(text) = self.health(&head, &body) {
             return self.page(&head.headers, text, open);
         }
@@ -444,6 +447,20 @@ impl Exchange {
         let mut refusal = self.refuse(asked, status, open);
         self.connection.note_unread();
         refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        refusal
+    }
+
+    /// Refuses a request whose URL is too long.
+    fn long_url(&self, head: &Parts, body: &Incoming, open: Open) -> Response<Answer> {
+        let text = format!("The request's path and query have more than {URL_BYTES} bytes.");
+        let status = Status { code: Code::InvalidArgument, text, may_retry: false };
+        self.shared.statistics.refused("", "url");
+        let mut refusal = if body.is_end_stream() {
+            self.refuse(&head.headers, &status, open)
+        } else {
+            self.refuse_unread(&head.headers, &status, open)
+        };
+        *refusal.status_mut() = StatusCode::URI_TOO_LONG;
         refusal
     }
 

@@ -1,0 +1,171 @@
+"""The attacks on the reference servers in Python, which answer status pages, administration and refused callers.
+
+The victim asks for a model's status, which a reference server answers, too. The server has an --auth_config file, and
+the target knows the token of a caller with all rights. Each attack uses four connections.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable
+
+from loadtest.attacks.attacker import Attacker
+
+_CONNECTIONS = 4
+_HALF_REQUESTS = 500
+# Number of different requests, and of requests in a chunk.
+_DIFFERENT, _AT_ONCE = 500, 10
+_JSON = b"content-type: application/json"
+
+
+def _flood(attacker: Attacker, *requests: Callable[[int], bytes], is_admin: bool = False) -> None:
+    """Sends pipelined requests on all connections and reads the answers.
+
+    Args:
+      requests: functions that encode one request each, from its number; the attack calls them in turn.
+      is_admin: attacks the admin port.
+    """
+    makers = itertools.cycle(requests)
+    encoded = [next(makers)(number) for number in range(_DIFFERENT)]
+    # The requests are encoded before the attack connects, because the server closes silent ones after 1 s.
+    chunks = [b"".join(encoded[at : at + _AT_ONCE]) for at in range(0, _DIFFERENT, _AT_ONCE)]
+    conns = [conn for _ in range(_CONNECTIONS) if (conn := attacker.connect(is_admin=is_admin)) is not None]
+    senders = [threading.Thread(target=conn.send, args=(itertools.cycle(chunks), attacker.end_s)) for conn in conns]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+
+
+def _model(attacker: Attacker) -> str:
+    """Returns the path of the attacked model."""
+    return f"/v1/models/{attacker.target.model}"
+
+
+def _get(attacker: Attacker, path: str, *lines: bytes) -> Callable[[int], bytes]:
+    request = attacker.target.get(path, *lines)
+    return lambda number: request
+
+
+def _post(attacker: Attacker, path: str, document: object, *lines: bytes) -> Callable[[int], bytes]:
+    body = json.dumps(document).encode()
+    request = attacker.target.post(path, body, *lines)
+    return lambda number: request
+
+
+def _refused(number: int) -> bytes:
+    return b"authorization: Bearer wrong%d" % number
+
+
+def refused_changes(attacker: Attacker) -> None:
+    """Sends changes of labels, pins and lists of models to the admin port, with wrong tokens."""
+    target, model = attacker.target, _model(attacker)
+    paths = [f"{model}/labels/attack", f"{model}:pin", "/v1/config:reload"]
+    body = b'{"version": 1}'
+
+    def request(number: int) -> bytes:
+        return target.post(paths[number % 3], body, _refused(number), is_signed=False)
+
+    _flood(attacker, request, is_admin=True)
+
+
+def changes(attacker: Attacker) -> None:
+    """Sends changes of labels, pins and lists of models to the admin port, valid and invalid, with a right token."""
+    model = _model(attacker)
+    _flood(
+        attacker,
+        _post(attacker, f"{model}/labels/attack", {"version": 1}),
+        _post(attacker, f"{model}/labels/attack", {"version": 77}),
+        _post(attacker, f"{model}/labels/attack", "no version"),
+        _post(attacker, f"{model}:pin", {"version": 1}),
+        _post(attacker, f"{model}:pin", {"version": 77}),
+        _post(attacker, "/v1/config:reload", "no list"),
+        is_admin=True,
+    )
+
+
+def admin_connections(attacker: Attacker) -> None:
+    """Opens 500 connections to the admin port, and sends half of a request's head on each."""
+    half = attacker.target.get("/healthz")[:-2]
+    conns = [conn for _ in range(_HALF_REQUESTS) if (conn := attacker.connect(is_admin=True)) is not None]
+    for conn in conns:
+        conn.send([half], attacker.end_s)
+    attacker.until_closed(conns)
+
+
+def admin_heads(attacker: Attacker) -> None:
+    """Sends requests to the admin port whose head never ends."""
+    piece = attacker.target.get("/healthz")[:-2] + b"x: " + b"y" * 200_000
+    while not attacker.is_over:
+        conn = attacker.connect(is_admin=True)
+        if conn is not None:
+            conn.send([piece], attacker.end_s)
+            conn.wait(attacker.end_s)
+            conn.end()
+
+
+def sign_ins(attacker: Attacker) -> None:
+    """Signs in to the console with wrong tokens."""
+    target = attacker.target
+
+    def request(number: int) -> bytes:
+        return target.post("/console/session", b'{"token": "wrong%d"}' % number, _JSON, is_signed=False)
+
+    _flood(attacker, request)
+
+
+def wrong_tokens(attacker: Attacker) -> None:
+    """Asks for a model's status, each time with another wrong token or another wrong cookie of the console."""
+    target = attacker.target
+
+    def token(number: int) -> bytes:
+        return target.get(target.path, _refused(number), is_signed=False)
+
+    def cookie(number: int) -> bytes:
+        return target.get("/console/overview", b"cookie: embedding_console=w%d" % number, is_signed=False)
+
+    _flood(attacker, token, cookie)
+
+
+def pages(attacker: Attacker) -> None:
+    """Asks for the status page, the metrics, the API's description, the console, and pages of a table."""
+    model = _model(attacker)
+    tables = f"{model}/tables/{attacker.target.feature}"
+    paths = ["/v1/statusz", "/metrics", "/openapi.json", "/docs", "/console", "/console/overview", f"{model}/metadata"]
+    paths += [f"{tables}:hot?k=1000", f"{tables}:page?count=1000", f"{tables}:row?id=1"]
+    _flood(attacker, *(_get(attacker, path) for path in paths))
+
+
+def methods(attacker: Attacker) -> None:
+    """Sends HEAD, OPTIONS, preflight and upgrade requests, and requests with long lists of codings and traces."""
+    target, model = attacker.target, _model(attacker)
+    get = target.get(model)
+    members = b",".join(b"a%d=b" % number for number in range(5000))
+    requests = [
+        get.replace(b"GET", b"HEAD", 1),
+        target.get(f"{model}:lookup", b"origin: http://a", b"access-control-request-method: POST").replace(
+            b"GET", b"OPTIONS", 1
+        ),
+        target.get(model, b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-version: 13"),
+        target.get(model, b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AAMAAABk"),
+        target.get(model, b"traceparent: 00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01", b"tracestate: " + members),
+        target.get(model, b"accept-encoding: " + b",".join([b"gzip;q=0.1"] * 5000)),
+    ]
+    _flood(attacker, lambda number: requests[number % len(requests)])
+
+
+def long_urls(attacker: Attacker) -> None:
+    """Sends URLs of 50 KB: with thousands of parameters, of escapes, and of colons."""
+    model = _model(attacker)
+    page = f"{model}/tables/{attacker.target.feature}:page?"
+    paths = [page + "a=1&" * 12_000, page + "a=%C3%A4&" * 5000, model + "%41" * 16_000, model + ":" * 50_000]
+    _flood(attacker, *(_get(attacker, path) for path in paths))
+
+
+def large_answers(attacker: Attacker) -> None:
+    """Sends lookups of 8,000 rows for which the client accepts only a compressed answer."""
+    document = {"features": {attacker.target.feature: [1] * 8_000}}
+    accepted = b"accept-encoding: gzip, identity;q=0"
+    _flood(attacker, _post(attacker, f"{_model(attacker)}:lookup", document, accepted))
