@@ -24,8 +24,8 @@ HTTP status.
 
 The message names the input, the value that the client sent and the value that the server expects. For a fault of the
 server the message has a request id instead, under which the server's log has the cause. UNAVAILABLE means that the same
-request may succeed later: wait, at least as long as `Retry-After` says, and try again. [wire.md](wire.md#errors) lists
-errors that are not in this table.
+request may succeed later: wait, at least as long as `Retry-After` says, and try again. [wire.md](wire.md#error-table)
+lists errors that are not in this table.
 
 This file is generated from `service/errors.py` (`make generated`).
 
@@ -48,7 +48,9 @@ def _subclasses(base: type[ServiceError]) -> Iterator[type[ServiceError]]:
 def _row(cls: type[ServiceError]) -> str:
     headers = ", ".join(f"`{name}: {value}`" for name, value in ERROR_HEADERS.get(cls, {}).items())
     code = STATUS_CODES[cls.code].name
-    return generated_page.row(cls.__name__, code, str(HTTP_STATUS[cls]), headers, (cls.__doc__ or "").strip())
+    # The docstring's first paragraph; the others describe attributes. A line break would end the table.
+    when = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+    return generated_page.row(cls.__name__, code, str(HTTP_STATUS[cls]), headers, when)
 
 
 if __name__ == "__main__":
