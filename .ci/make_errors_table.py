@@ -48,9 +48,7 @@ def _subclasses(base: type[ServiceError]) -> Iterator[type[ServiceError]]:
 def _row(cls: type[ServiceError]) -> str:
     headers = ", ".join(f"`{name}: {value}`" for name, value in ERROR_HEADERS.get(cls, {}).items())
     code = STATUS_CODES[cls.code].name
-    # The docstring's first paragraph; the others describe attributes. A line break would end the table.
-    when = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
-    return generated_page.row(cls.__name__, code, str(HTTP_STATUS[cls]), headers, when)
+    return generated_page.row(cls.__name__, code, str(HTTP_STATUS[cls]), headers, (cls.__doc__ or "").strip())
 
 
 if __name__ == "__main__":
