@@ -44,6 +44,10 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         f"{EDGE}/limits.rs",
         r"max_part_bytes: (\d[^,]*),",
     ),
+    "time for a connection without a request to end after the server's last answer (HTTP/1.1) or GOAWAY (HTTP/2)": (
+        f"{EDGE}/connection_watch.rs",
+        r"CLOSING: Duration = Duration::from_secs\((\d+)\);",
+    ),
     "frame (HTTP/2)": (f"{EDGE}/grpc.rs", r"FRAME_BYTES: u32 = ([^;]+);"),
     "metadata above 4 KB of a gRPC connection's open calls": (
         f"{EDGE}/limits.rs",
