@@ -44,10 +44,6 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         f"{EDGE}/limits.rs",
         r"max_part_bytes: (\d[^,]*),",
     ),
-    "time for a connection without a request to end after the server's last answer (HTTP/1.1) or GOAWAY (HTTP/2)": (
-        f"{EDGE}/connection_watch.rs",
-        r"CLOSING: Duration = Duration::from_secs\((\d+)\);",
-    ),
     "frame (HTTP/2)": (f"{EDGE}/grpc.rs", r"FRAME_BYTES: u32 = ([^;]+);"),
     "metadata above 4 KB of a gRPC connection's open calls": (
         f"{EDGE}/limits.rs",
@@ -104,6 +100,10 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     "closed sessions of `--console_secret_file` that a server keeps in mind": (
         "service/access/signed_sessions.py",
         r"MAX_CLOSED = ([\d_]+)",
+    ),
+    "time for a connection without a request to end after the server's last answer (HTTP/1.1) or GOAWAY (HTTP/2)": (
+        f"{EDGE}/connection_watch.rs",
+        r"CLOSING: Duration = Duration::from_secs\((\d+)\);",
     ),
     "length of a session of the console": ("service/access/sessions.py", r"SESSION_S = ([\d_]+)"),
     "ids and keys of a filter of a search for nearest rows": (
