@@ -24,8 +24,8 @@ HTTP status.
 
 The message names the input, the value that the client sent and the value that the server expects. For a fault of the
 server the message has a request id instead, under which the server's log has the cause. UNAVAILABLE means that the same
-request may succeed later: wait, at least as long as `Retry-After` says, and try again. [wire.md](wire.md#errors) lists
-errors that are not in this table.
+request may succeed later: wait, at least as long as `Retry-After` says, and try again. [wire.md](wire.md#error-table)
+lists errors that are not in this table.
 
 This file is generated from `service/errors.py` (`make generated`).
 

@@ -107,6 +107,10 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         "service/access/signed_sessions.py",
         r"MAX_CLOSED = ([\d_]+)",
     ),
+    "time for a connection without a request to end after the server's last answer (HTTP/1.1) or GOAWAY (HTTP/2)": (
+        f"{EDGE}/connection_watch.rs",
+        r"CLOSING: Duration = Duration::from_secs\((\d+)\);",
+    ),
     "length of a session of the console": ("service/access/sessions.py", r"SESSION_S = ([\d_]+)"),
     "ids and keys of a filter of a search for nearest rows": (
         "service/engine/searches.py",

@@ -144,7 +144,7 @@ class ServerSettings:
     )
     graph_threads: int = setting(
         _num_processors(),
-        "TensorFlow threads, and graph runs at the same time over HTTP.",
+        "TensorFlow threads, and graph runs at the same time in Python over HTTP.",
         1,
         1024,
         default_about="number of processors",

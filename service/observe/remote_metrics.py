@@ -12,14 +12,14 @@ _PREFIX = "embedding_server_remote_table_"
 _FAMILIES = (
     ("reads_total", "Reads of rows of one table for one request.", "reads"),
     ("rows_total", "Distinct rows that were read.", "rows"),
-    ("read_bytes_total", "Bytes of these rows.", "bytes"),
+    ("read_bytes_total", "Bytes of the rows that were read from the cluster.", "bytes"),
     ("retries_total", "Further rounds of reads: another node was asked for rows that one did not give.", "retries"),
     ("errors_total", "Reads that lacked a row at their end.", "errors"),
     ("default_rows_total", "Rows that could not be read and were answered by a default row.", "default_rows"),
     ("stale_rows_total", "Rows that could not be read, for which the answer has a row of the cache.", "stale_rows"),
     ("hedges_total", "Reads of a node that were also asked of a second node, because the first was slow.", "hedges"),
     ("hedge_wins_total", "Reads that were also sent to a second node, which answered first.", "hedge_wins"),
-    ("seconds_total", "Seconds in reads.", "seconds"),
+    ("seconds_total", "Seconds that reads of rows took.", "seconds"),
 )
 _CACHED_FAMILIES = (
     ("cache_hits_total", "Rows that the cache had.", "cache_hits"),
@@ -28,7 +28,7 @@ _CACHED_FAMILIES = (
 _CACHE_PREFIX = "embedding_server_remote_cache_"
 _CACHE_FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
     ("rows", "gauge", "Rows of remote tables in the cache.", "rows"),
-    ("bytes", "gauge", "Bytes of these rows, with what the cache adds.", "bytes"),
+    ("bytes", "gauge", "Bytes that the rows of remote tables in the cache take, with the cache's own data.", "bytes"),
     ("evictions_total", "counter", "Rows that other rows displaced.", "evictions"),
 )
 

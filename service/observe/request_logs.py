@@ -89,7 +89,7 @@ class RequestLogs:
         for part, kind, about, place in (
             ("records_total", "counter", "Requests written to the request log.", 0),
             ("dropped_total", "counter", "Requests chosen for the log and not written: queue full, or disabled.", 1),
-            ("disabled", "gauge", "1: an error, such as a full disk, ended the log.", 2),
+            ("disabled", "gauge", "1: an error, such as a full disk, ended the request log.", 2),
         ):
             lines += family(_PREFIX + part, kind, about)  # type: ignore[arg-type]
             lines += [

@@ -87,16 +87,16 @@ def _named(model: str, version: int) -> str:
 
 _PREFIX = "embedding_server_delta_"
 _FAMILIES: tuple[tuple[str, Kind, str, Callable[[DeltaStatus], float]], ...] = (
-    ("last_sequence", "gauge", "Highest number of a delta that is answered.", lambda status: status.last_sequence),
-    ("rows", "gauge", "Rows that differ from the exported rows, or did.", lambda status: status.rows),
-    ("pending", "gauge", "Deltas that were read and are not answered yet.", lambda status: status.pending),
+    ("last_sequence", "gauge", "Highest number of a delta that lookups use.", lambda status: status.last_sequence),
+    ("rows", "gauge", "Rows that deltas have changed since the export.", lambda status: status.rows),
+    ("pending", "gauge", "Deltas that were read and that lookups do not use yet.", lambda status: status.pending),
     (
         "lag_seconds",
         "gauge",
         "Seconds for which the oldest delta has waited, or could not be read.",
         lambda status: status.lag_s,
     ),
-    ("missing", "gauge", "Numbers below the last one that never came.", lambda status: status.missing),
+    ("missing", "gauge", "Deltas that are missing: numbers below the highest one.", lambda status: status.missing),
     ("applied_total", "counter", "Deltas that were applied.", lambda status: status.applied),
 )
 _BY_REASON: tuple[tuple[str, str, Callable[[DeltaStatus], Mapping[str, int]]], ...] = (
