@@ -50,6 +50,12 @@ def tree(file: Path) -> ast.Module:
     return ast.parse((ROOT / file).read_text(), str(file))
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """Returns all nodes of a source file's syntax tree; walks each tree once."""
+    return list(ast.walk(tree(file)))
+
+
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yields every module that the nodes import; `from a import b` yields a.b if a.b is a module."""
     for node in nodes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.source_files import ROOT, SOURCES, faultless, python_files, tracked_files, tree
+from tests.source_files import ROOT, SOURCES, faultless, nodes, python_files, tracked_files, tree
 
 
 def test_every_public_name_has_a_docstring() -> None:
@@ -59,10 +60,17 @@ class Described(NamedTuple):
 def described(files: Iterable[Path]) -> Iterator[Described]:
     """Yields all modules, classes and functions of files that have a docstring, private ones included."""
     for file in files:
-        for node in ast.walk(tree(file)):
-            if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
-                name = file.stem if isinstance(node, ast.Module) else node.name
-                yield Described(f"{file}:{getattr(node, 'lineno', 1)} {name}", name, node, text)
+        yield from _described_in(file)
+
+
+@cache
+def _described_in(file: Path) -> list[Described]:
+    return [
+        Described(f"{file}:{getattr(node, 'lineno', 1)} {name}", name, node, text)
+        for node in nodes(file)
+        if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node))
+        for name in [file.stem if isinstance(node, ast.Module) else node.name]
+    ]
 
 
 def is_property(node: Definition) -> bool:

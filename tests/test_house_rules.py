@@ -26,6 +26,7 @@ from tests.source_files import (
     imports,
     is_below,
     module_path,
+    nodes,
     python_files,
     run_nodes,
     tree,
@@ -338,7 +339,7 @@ def _forbidden(name: str, file: Path) -> Iterator[str]:
     ours, packages = MAY_IMPORT[row]
     # A folder may import its own modules; a single file has no folder of its own, so only its row counts.
     own = {row} if module_path(row).is_dir() else set()
-    for imported in dict.fromkeys(imports(ast.walk(tree(file)))):
+    for imported in dict.fromkeys(imports(nodes(file))):
         if imported.split(".")[0] in sys.stdlib_module_names:
             continue
         allowed = ours | own if imported.split(".")[0] in _PACKAGES else packages
@@ -402,9 +403,7 @@ def test_unit_tests_lie_in_folders_of_the_tree() -> None:
 
 def test_only_the_graph_folder_names_tensorflow() -> None:
     using = {
-        file.parts[1]
-        for file in SOURCES
-        if file.parts[0] == "service" and "tensorflow" in set(imports(ast.walk(tree(file))))
+        file.parts[1] for file in SOURCES if file.parts[0] == "service" and "tensorflow" in set(imports(nodes(file)))
     }
     assert using == {"graph"}
 
@@ -417,7 +416,7 @@ def test_load_tests_and_examples_know_the_wire_only() -> None:
 
 def _known_too_much(file: Path) -> Iterator[str]:
     shown = {name for pattern, names in ALSO_KNOWN.items() if file.match(pattern) for name in names}
-    for name in imports(ast.walk(tree(file))):
+    for name in imports(nodes(file)):
         if is_below(name, _PACKAGES | {"tests"}) and not is_below(name, shown):
             yield f"{file} imports {name}"
 
@@ -429,12 +428,12 @@ def reads_environment(file: Path) -> bool:
         and node.attr in ("environ", "environb", "getenv", "putenv")
         and isinstance(node.value, ast.Name)
         and node.value.id == "os"
-        for node in ast.walk(tree(file))
+        for node in nodes(file)
     ) or any(
         isinstance(node, ast.ImportFrom)
         and node.module == "os"
         and {a.name for a in node.names} & {"environ", "getenv"}
-        for node in ast.walk(tree(file))
+        for node in nodes(file)
     )
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.source_files import faultless, imports, python_files, tree
+from tests.source_files import faultless, imports, nodes, python_files
 
 # Functions and modules that run code which is hidden in the data they read.
 _RUNS_DATA = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle", "yaml", "code"}
@@ -20,10 +20,10 @@ def test_nothing_that_is_read_can_run() -> None:
 
 
 def _unsafe(file: Path) -> Iterator[str]:
-    for name in imports(ast.walk(tree(file))):
+    for name in imports(nodes(file)):
         if name.split(".")[0] in _RUNS_DATA:
             yield f"{file} imports {name}"
-    for node in ast.walk(tree(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id in _CALLS:
                 yield f"{file}:{node.lineno} calls {node.func.id}"

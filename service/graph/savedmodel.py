@@ -19,6 +19,7 @@ from service.errors import ArtifactError, BackendFailure, InvalidRequest, Servic
 from service.graph.graph_session import GraphProgram, GraphSession, PythonSession, open_core_session
 from service.graph.handles import repair_handles
 from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
+from service.graph.tensorflow_import import import_tensorflow
 from service.types import Array, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ def open_savedmodel(
     Raises:
       ArtifactError: TensorFlow can not load the SavedModel, in TensorFlow's words; or its graph needs a TPU.
     """
+    import_tensorflow()
     import tensorflow as tf
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 

@@ -32,6 +32,7 @@ from service.graph.table_reads import (
     table_reads,
 )
 from service.graph.table_rows import Claim, ComputedRows, FeatureRows, InputRows, RowSource
+from service.graph.tensorflow_import import import_tensorflow
 from service.graph.tower import CutSignature, TowerBackend, request_feed
 from service.types import Array, SignatureSpec, Table, Tensors, TensorSpec
 
@@ -83,6 +84,7 @@ def open_tower(
     Raises:
       ArtifactError: TensorFlow can not load the towers.
     """
+    import_tensorflow()
     import tensorflow as tf
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
