@@ -42,7 +42,7 @@ def fill_from_text(message: Any, text: str) -> None:
 
 
 def text_of(full_name: str, data: bytes) -> str:
-    """Returns the text form of a serialized message of the given type."""
+    """Returns the text form of a serialized protobuf message, given the name of the message's type."""
     return text_format.MessageToString(message_class(full_name).FromString(data))
 
 
@@ -80,7 +80,7 @@ def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> M
 
 
 def extended_class(full_name: str, message: str, fields: Sequence[Field]) -> MessageClass:
-    """Returns a copy of a message class in which another message of the same file has more fields.
+    """Returns a copy of a protobuf message class in which a message of the same proto file has more fields.
 
     Args:
       full_name: the class's message. message: the name of the message that gets the fields.

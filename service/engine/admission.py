@@ -138,7 +138,7 @@ class Reservation:
 
     @property
     def model(self) -> str:
-        """The model that the reserved bytes are counted for."""
+        """The name of the model for which the reserved bytes are counted; "" for no configured model."""
         return self._model
 
     def check(self, size: int) -> None:

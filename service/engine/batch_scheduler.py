@@ -54,7 +54,7 @@ class Scheduler:
         self._num_running = 0
         self._num_started = 0
         self._num_idle = 0
-        # The time at which a sleeping thread will wake up for the next due batch; infinity if none has a timeout.
+        # The time at which a sleeping thread of the scheduler wakes up for a due batch; infinity if none has a timeout.
         self._watched_s = math.inf
         self._is_stopped = False
 
@@ -119,7 +119,7 @@ class Scheduler:
         return True
 
     def stop(self) -> None:
-        """Refuses new requests from now on; requests that wait are still run."""
+        """Makes the scheduler refuse new requests from now on; requests in its batch queues are still run."""
         with self._lock:
             self._is_stopped = True
             self._changed.notify_all()
@@ -215,7 +215,7 @@ class Scheduler:
                     self._lock.acquire()
 
     def _sleep(self) -> None:
-        """Waits until a queue changes or a batch must run; waits without a timeout if another thread wakes as early."""
+        """Waits until a batch queue changes or a batch is due; without a timeout if another thread wakes as early."""
         due_s = min((queue.due_s for queue in self._waiting), default=math.inf) if self._has_room() else math.inf
         timeout_s = None
         if due_s < self._watched_s:

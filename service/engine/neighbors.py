@@ -118,7 +118,7 @@ class RowIndex(Protocol):
     nbytes: int
 
     def candidates(self, queries: Array) -> Sequence[Array]:
-        """Returns for each of [Q, D] float32 queries the int64 ids of rows that may be nearest, ascending."""
+        """Returns, for each of [Q, D] float32 queries, the int64 ids of rows that may be nearest to it, ascending."""
         ...
 
 

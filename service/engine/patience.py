@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class TimeIsOver(Exception):
-    """A function has not returned within its timeout; the daemon thread that runs it goes on."""
+    """The error that a function has not returned within its timeout; the daemon thread that runs it goes on."""
 
 
 class Attempt(Generic[T]):

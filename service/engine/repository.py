@@ -98,7 +98,7 @@ class ModelWatcher:
         self._is_over = False
         self._loaded: set[int] = set()
         self._paths: dict[int, Path] = {}
-        # Version -> folder, as the last scan found them; other threads read this mapping.
+        # Version -> folder, as the last scan of the model's folder found them; other threads read this mapping.
         self.folders: Mapping[int, Path] = {}
         self._announced: set[int] = set()
         self._source: tuple[str, VersionSource] | None = None

@@ -260,7 +260,7 @@ class Holder:
         self._leases.pop()
 
     def retire(self) -> None:
-        """Retires the holder: it refuses new leases from now on."""
+        """Retires the holder of a servable: it refuses new leases from now on."""
         self._is_retired = True
 
     @property

@@ -44,7 +44,7 @@ class Job(Future[Any]):
         self.queued_s = queued_s
 
     def cancel(self) -> bool:
-        """Cancels the job unless it has begun, and removes it from the queue at once."""
+        """Cancels the job unless it has begun, and removes it from the thread pool's queue at once."""
         is_cancelled = super().cancel()
         if is_cancelled:
             self._pool.forget(self)
@@ -103,7 +103,7 @@ class Workers:
         raise Overloaded(f"The server is overloaded: {num_waiting} requests wait for a thread. Try again later.")
 
     def forget(self, job: Job) -> None:
-        """Removes a cancelled job from the queue."""
+        """Removes a cancelled job from the thread pool's queue."""
         with self._lock:
             jobs = self._waiting.get(job.model)
             if jobs is not None and job in jobs:
@@ -130,7 +130,7 @@ class Workers:
 
     @property
     def num_waiting(self) -> int:
-        """Number of jobs in the queue that have not begun."""
+        """Number of jobs in the thread pool's queue that no thread has begun."""
         return self._num_waiting
 
     def _reason_to_refuse(self, job: Job) -> Reason | None:
