@@ -146,7 +146,7 @@ class Reservation:
         self._admission.check_bytes(self._model, size)
 
     def grow(self, size: int) -> None:
-        """Reserves more bytes for the request; raises Overloaded."""
+        """Reserves `size` more bytes in flight for the request; raises Overloaded if a limit is reached."""
         self._admission.reserve_bytes(self._model, size)
         self._size += size
 

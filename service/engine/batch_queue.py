@@ -40,7 +40,7 @@ class Call:
     done: threading.Event = field(default_factory=threading.Event)
 
     def is_late(self, now_s: float) -> bool:
-        """Says whether the deadline of the request has passed."""
+        """Says whether the deadline of this batched request has passed at now_s."""
         return self.deadline_s is not None and now_s >= self.deadline_s
 
 
@@ -59,7 +59,7 @@ class Task:
         return self.end - self.begin
 
 
-# Type of a task's result: its outputs by name, or the error that ended it.
+# Type of the result of a task (a request's part in a batch): its outputs by name, or the error that ended it.
 Result = dict[str, Array] | Exception
 # Type of the function that runs a batch's tasks; it returns the result of each task in order, and never raises.
 Process = Callable[[Sequence[Task]], Sequence[Result]]

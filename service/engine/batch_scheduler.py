@@ -13,7 +13,7 @@ from service.errors import DeadlineExceeded, NotReady
 
 _LATE = "Run() timeout exceeded while waiting in batching queue"
 
-# Type of a function that starts a thread with the given name and function.
+# Type of a function that starts a thread; its arguments are the thread's name and the function to run.
 StartThread = Callable[[str, Callable[[], None]], None]
 
 
@@ -191,7 +191,7 @@ class Scheduler:
             call.done.set()
 
     def _wake_one(self) -> None:
-        """Wakes or starts a thread if a batch waits and fewer than num_threads batches run."""
+        """Wakes or starts a thread of the scheduler if a batch waits and fewer than num_threads batches run."""
         if not self._waiting or not self._has_room():
             return
         if self._num_idle:

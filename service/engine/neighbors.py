@@ -20,19 +20,19 @@ DEFAULT_METRIC: Metric = "dot"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Rows that a request names. ids: [N] int64; keys: [N] object (bytes) or int64, keys of a vocabulary; or None."""
+    """Rows that a search request names. ids: [N] int64; keys: [N] vocabulary keys, object (bytes) or int64; or None."""
 
     ids: Array | None = None
     keys: Array | None = None
 
     @property
     def size(self) -> int:
-        """Number of rows that the request names, by id or by key."""
+        """Number of rows that the search request names here, by id or by key."""
         return sum(0 if one is None else int(one.shape[0]) for one in (self.ids, self.keys))
 
     @property
     def is_given(self) -> bool:
-        """Whether the request has ids or keys, perhaps an empty list of them."""
+        """Whether the search request has ids or keys of rows, perhaps an empty list of them."""
         return self.ids is not None or self.keys is not None
 
 

@@ -272,7 +272,7 @@ class Registry:
         return self._is_draining
 
     def drain(self) -> None:
-        """Makes is_ready False for good. Requests are still answered, until the HTTP and gRPC servers stop."""
+        """Makes Registry.is_ready False for good. Requests are still answered, until the HTTP and gRPC servers stop."""
         self._is_draining = True
 
     def add_model(self, name: str, *, is_configured: bool = True) -> None:

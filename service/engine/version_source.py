@@ -36,7 +36,7 @@ class VersionSource(Protocol):
         """Returns version -> local folder, also for versions whose files are not there yet; raises OSError."""
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line for people that explains an OSError of find(): why the base path can not be read."""
+        """Returns one line for people that explains an OSError of find(), which could not read the base path."""
 
     def unserved(self, found: Collection[int]) -> str:
         """Returns one line that says why the base path has no version that the model's policy wants."""

@@ -82,7 +82,7 @@ class Workers:
         _POOLS.add(self)
 
     def submit(self, model: str, work: Work, deadline_s: float | None = None) -> Job:
-        """Queues a function as a job for the pool's threads.
+        """Queues a function as a job for the thread pool's threads.
 
         Raises:
           Overloaded: the job would wait too long, too many jobs wait, or the system can start no thread.
@@ -122,7 +122,7 @@ class Workers:
             job.cancel()
 
     def join(self) -> None:
-        """Waits until the threads of a closed pool have ended."""
+        """Waits until all threads of this closed thread pool have ended."""
         with self._lock:
             started = list(self._started)
         for thread in started:

@@ -170,7 +170,7 @@ class _Writer:
 
     @property
     def keep(self) -> tuple[object, ...]:
-        """The Python objects that own the memory of the described tables and vocabularies."""
+        """The Python objects that own the memory of the tables and vocabularies in a servable's description."""
         return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:

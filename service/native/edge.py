@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 # thread.
 _SHARED_RUN_THREADS = 16
 
-# Type of the listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
+# Type of the native core's listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
 
 

@@ -73,7 +73,7 @@ class Times:
         self.seconds += seconds
 
     def merge(self, other: Times) -> None:
-        """Adds the counts of another histogram with the same limits, to which another thread may still add."""
+        """Adds the counts of another histogram of durations with the same limits, to which another thread may add."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.seconds += other.seconds
 

@@ -85,7 +85,7 @@ class OtelTracing:
         return HttpSpans(app, self._spans)
 
     def stop(self) -> None:
-        """Sends the spans that were not sent yet, and waits for this a few seconds at most."""
+        """Sends the trace spans that OpenTelemetry has not sent yet, and waits for this a few seconds at most."""
         # A daemon thread shuts OpenTelemetry down, and stop() waits for it at most _STOP_S seconds: the exporter may
         # retry a missing collector for long.
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-stop", daemon=True)

@@ -95,7 +95,7 @@ class TableLayout:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of all rows of the table."""
+        """The number of bytes that all rows of the table take in the cluster."""
         return self.vocabulary_size * self.row_bytes
 
     @cached_property
@@ -184,7 +184,7 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """The Pointer as JSON text, as the cluster stores it."""
+        """The JSON text by which the cluster stores this Pointer (the fingerprints of a table's versions)."""
         return json.dumps({"layout": LAYOUT, "fingerprints": self.fingerprints, "others": self.others})
 
 

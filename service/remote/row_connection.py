@@ -164,7 +164,7 @@ def command(*words: str) -> bytes:
 
 
 def _begin_with(buffer: Array, checked: int, got: int, head: bytes, frame: int) -> bool:
-    """Says whether the replies that have arrived since the last check all are values of the expected size."""
+    """Says whether a node's replies that have arrived since the last check all are values of the expected size."""
     whole = got // frame
     frames = buffer[checked * frame : whole * frame].reshape(-1, frame)
     expected = np.frombuffer(head, np.uint8)

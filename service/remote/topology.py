@@ -23,7 +23,7 @@ _LOOK_BREAK_S = 2.0
 
 
 class Unreachable(Exception):
-    """A cluster did not return its map of hash slots, or did not answer commands, in time; the text says why."""
+    """The error that a cluster did not send its map of hash slots, or a reply, in time; the text says why."""
 
 
 class _Map(NamedTuple):

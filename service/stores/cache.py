@@ -19,7 +19,7 @@ _SPARE_BYTES = 64 << 20
 
 
 class CacheInUse(Exception):
-    """Another server uses the cache folder; two servers would remove each other's versions."""
+    """The error that another server uses the cache folder; two servers would remove each other's versions."""
 
 
 class Cache:

@@ -16,7 +16,7 @@ PROGRESS = ".progress.jsonl"
 
 
 class Step(NamedTuple):
-    """The first bytes of an object that are synced to the disk: their number, and their CRC-32C."""
+    """The number and the CRC-32C of the bytes at an object's begin that are fetched and synced to the disk."""
 
     num_bytes: int = 0
     crc: int = 0

@@ -130,7 +130,7 @@ def gather(
     default_row: int,
     out: Array,
 ) -> int:
-    """Copies the table row of each id into out; a dropped id gives zeros.
+    """Copies the table row of each id into the array `out`; a dropped id gives zeros.
 
     Args:
       dtype, table_at, scales_at, vocabulary_size, dim: the table.
