@@ -1,4 +1,4 @@
-"""Gathers the waiting requests of one signature into batches.
+"""Queues the requests of one signature, and gathers them into batches for the batch scheduler.
 
 Source of the limits and texts: tensorflow/core/kernels/batching_util/shared_batch_scheduler.h (TensorFlow 2.21), Queue.
 """
@@ -132,7 +132,7 @@ class BatchQueue:
             begin += rows
 
     def pop(self, now_s: float) -> Batch | None:
-        """Removes and returns the first batch that is full, due, or closed by a later batch of its group; else None."""
+        """Removes and returns the queue's first batch that is full, due, or closed by one of its group; else None."""
         for batch in self._batches:
             if self._is_ready(batch, now_s):
                 self._drop(batch)

@@ -180,7 +180,7 @@ class Scheduler:
             call.done.set()
 
     def _give_up(self, queue: BatchQueue, call: Call, error: Exception) -> None:
-        """Ends a request with an error, and removes its tasks that have not begun from the queue."""
+        """Ends a request with an error, and removes its tasks that have not begun from the batch queue."""
         if call.done.is_set():
             return
         call.error = call.error or error

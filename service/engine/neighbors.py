@@ -27,12 +27,12 @@ class Named:
 
     @property
     def size(self) -> int:
-        """Number of rows that the search request names here, by id or by key."""
+        """Number of the rows that a search request names, by id or by key."""
         return sum(0 if one is None else int(one.shape[0]) for one in (self.ids, self.keys))
 
     @property
     def is_given(self) -> bool:
-        """Whether the search request has ids or keys of rows, perhaps an empty list of them."""
+        """Whether a search request names rows by ids or keys, perhaps by an empty list of them."""
         return self.ids is not None or self.keys is not None
 
 

@@ -296,7 +296,7 @@ class Holder:
 
 
 class LoadedServable(NamedTuple):
-    """A published servable, and the number of requests that use it."""
+    """A published servable, and the number of requests that have a lease on it."""
 
     servable: Servable
     num_leases: int

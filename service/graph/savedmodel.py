@@ -97,7 +97,7 @@ class SavedModelBackend:
         return bool(self._sparse.get(signature_name))
 
     def close(self) -> None:
-        """Closes the session, which frees the graph's variables."""
+        """Closes the TensorFlow session of this backend, which frees the graph's variables."""
         self._session.close()
 
 

@@ -125,7 +125,7 @@ class TowerBackend:
         return dict(zip(outputs, results, strict=True))
 
     def close(self) -> None:
-        """Closes the session, which frees the variables of the tower."""
+        """Closes the TensorFlow session of the tower, which frees the tower's variables."""
         self._session.close()
 
     def _make(self, cut: CutSignature, outputs: tuple[str, ...]) -> _Calls:

@@ -111,7 +111,7 @@ class Health:
         self._models |= models
 
     def stop(self) -> None:
-        """Sets every status to NOT_SERVING for good, sends this to clients that watch, and ends their streams."""
+        """Sets every health status to NOT_SERVING for good, sends this to watching clients, and ends their streams."""
         with self._lock:
             self._is_stopped = True
             self._statuses = dict.fromkeys(self._statuses, _NOT_SERVING)

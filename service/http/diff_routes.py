@@ -25,7 +25,7 @@ _PATH = "/v1/models/{model}/versions/{version}"
 
 
 def add_diff_route(app: FastAPI, engine: Engine) -> None:
-    """Adds the route that compares two versions, in threads that run no other requests."""
+    """Adds the HTTP route that compares two versions, in threads that run no other requests."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-diff")
     waiting = 0
 

@@ -75,7 +75,7 @@ class Described:
         return totals
 
     def feature_counts(self, counts: Iterable[FeatureCounts]) -> dict[str, dict[str, FeatureIds]]:
-        """Returns the core's counts of ids, by table and feature; a feature is named by its ids input."""
+        """Returns the native core's counts of ids, by table and feature; a feature has the name of its ids input."""
         found = []
         for signature, number, ids, missing in counts:
             plan = self.features[signature][number]

@@ -62,7 +62,7 @@ class AdmissionCounter:
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """Stores model -> bytes that its requests in flight have reserved in the native core now."""
+        """Stores, for metrics, model -> bytes that its requests in flight have reserved in the native core now."""
         self._held_by_core = held
 
     def in_flight(self, held: Mapping[str, Held]) -> Mapping[str, Held]:

@@ -105,12 +105,12 @@ class TableLayout:
 
     @property
     def record(self) -> str:
-        """The key of the JSON record that describes this table's layout and says whether it was written completely."""
+        """The Valkey key of the JSON record that has this table's layout and says if all its rows were written."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}{self.fingerprint}"
 
     @property
     def pointer(self) -> str:
-        """The key of the Pointer, a JSON record of the complete and the incomplete fingerprints (versions)."""
+        """The Valkey key of the table's Pointer: a JSON record of the complete and the incomplete fingerprints."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}pointer"
 
     def note(self, name: str) -> str:

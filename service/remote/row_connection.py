@@ -79,7 +79,7 @@ class RowConnection:
             self._socket.sendall(b"".join(commands))
 
     def values(self, count: int, size: int, end_s: float) -> Array | list[Reply]:
-        """Returns the node's next replies as [count, size] uint8; as a list if one of them is no value of this size.
+        """Returns the cluster node's next replies as [count, size] uint8; as a list if one is no value of this size.
 
         Raises:
           OSError: the connection broke, or not all answers came before end_s.
@@ -108,7 +108,7 @@ class RowConnection:
             got += received
 
     def replies(self, count: int, end_s: float) -> list[Reply]:
-        """Returns the node's next replies as a list; raises OSError if the connection fails or end_s passes."""
+        """Returns the cluster node's next replies as a list; raises OSError if the connection fails or end_s passes."""
         return self._one_by_one(count, end_s)
 
     def _one_by_one(self, count: int, end_s: float) -> list[Reply]:

@@ -45,7 +45,7 @@ class Progress:
             self._steps[path, tag] = Step(num_bytes, crc)
 
     def of(self, one: StoredObject) -> Step:
-        """Returns how much of an object is synced; nothing if it has no ETag, without which a change goes unnoticed."""
+        """Returns the Step up to which an object is synced: 0 bytes without an ETag, by which a change is noticed."""
         return self._steps.get((one.path, one.tag), Step()) if one.tag else Step()
 
     def note(self, one: StoredObject, step: Step) -> None:
