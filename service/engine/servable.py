@@ -256,7 +256,7 @@ class Holder:
         return True
 
     def release(self) -> None:
-        """Ends one lease on the servable."""
+        """Ends one of the leases that keep this holder's servable loaded."""
         self._leases.pop()
 
     def retire(self) -> None:

@@ -90,7 +90,7 @@ def create_admin_app(
         return Response(orjson.dumps({"model": ref.name, "version": version}), media_type="application/json")
 
     async def tables(request: Request) -> Response:
-        """Lists a model's tables, for the console's page that changes rows."""
+        """Lists, as JSON, a model's tables, for the page of the console that changes rows."""
         return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
 
     add_route(app, "/v1/config:reload", reload, "POST")

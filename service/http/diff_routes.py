@@ -1,4 +1,4 @@
-"""Adds the route that compares two versions of a model."""
+"""Adds the HTTP route that compares two versions of a model."""
 
 from __future__ import annotations
 

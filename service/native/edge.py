@@ -31,7 +31,7 @@ Listeners = Mapping[str, Sequence[socket.socket | Path]]
 
 
 class Edge:
-    """The running native core. Concurrency: any thread; stop once.
+    """The native core that serves in this process. Concurrency: any thread; stop once.
 
     Args:
       listeners: bound sockets by wire; the core takes them over.

@@ -78,7 +78,7 @@ class AdmissionCounter:
         return self._dropped.copy()
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """Returns (model, reason) -> number of refused requests."""
+        """Returns the numbers of refused requests by model and reason of the refusal."""
         totals: dict[tuple[str, str], int] = {}
         for (_, model, reason), count in self._refused.copy().items():
             totals[model, reason] = totals.get((model, reason), 0) + count[0]

@@ -129,7 +129,7 @@ class RequestCounter:
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:
-        """Counts a request that has succeeded or failed."""
+        """Counts, for metrics, a finished request, which has succeeded or failed."""
         subject = request.subject
         if request.error is not None:
             self._failed(subject, request.error)

@@ -30,7 +30,7 @@ try:
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
-# Type of binary data of a request; a memoryview avoids a copy.
+# Type of the binary data of a tensor in a request; a memoryview avoids a copy.
 Buffer = bytes | memoryview
 
 BYTES = "BYTES"
