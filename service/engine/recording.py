@@ -12,7 +12,7 @@ from service.types import Array, SignatureSpec, Tensors
 
 
 class Draw:
-    """The random choice whether to record a request. Concurrency: any thread.
+    """The random choice whether a request is recorded in a model's request log. Concurrency: any thread.
 
     Args:
       rate: the share of requests that is chosen, 0 to 1.

@@ -265,7 +265,7 @@ class Holder:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request has a lease on the servable, and no later request can get one."""
+        """Whether no request has a lease on this holder's servable, and no later request can get one."""
         # _is_retired is read before _leases: if the holder is retired, acquire() itself removes a lease that it adds
         # after this read.
         return self._is_retired and not self._leases and not self._native_holders()

@@ -55,7 +55,7 @@ class OtelTracing:
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
-        """Opens a server span for a gRPC request. name: path of the gRPC method."""
+        """Opens a trace span of the kind "server" for a gRPC request. name: path of the gRPC method."""
         service, _, method = name.lstrip("/").rpartition("/")
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
         with self._spans.spanned(

@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 
 
 class InferInput(NamedTuple):
-    """One input tensor of an inference request; its data are JSON values or bytes."""
+    """One input tensor of an Open Inference Protocol request in JSON; its data are JSON values or bytes."""
 
     name: str
     datatype: str

@@ -107,7 +107,7 @@ def reshaped(name: str, flat: Array, shape: tuple[int, ...], size: int) -> Array
 
 
 def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) -> Array:
-    """Converts the binary data of an input to an array, without a copy if possible.
+    """Converts the binary data of an Open Inference Protocol input to an array, without a copy if possible.
 
     Args:
       name: the input's name, for error texts.
