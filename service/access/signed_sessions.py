@@ -89,7 +89,7 @@ class SignedSessions(Sessions):
         self._digests: tuple[int, tuple[dict[bytes, bytes], ...]] = (-1, ())
 
     def open(self, token: str) -> tuple[str, Session]:
-        """Opens a session for the caller of a token; returns the signed cookie and the session."""
+        """Opens a console session for the caller of a token; returns the signed cookie and the session."""
         digest = self._digest_of(token)
         keys = self._keys[0]
         ends_s = int(self._clock()) + SESSION_S

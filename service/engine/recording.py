@@ -51,11 +51,11 @@ class Recorder(Protocol):
         output_filter: tuple[str, ...],
         outputs: dict[str, Array],
     ) -> None:
-        """Records a Predict request that was chosen for the log, and its answer; their arrays may not change later."""
+        """Records a Predict request chosen for the request log, and its answer; their arrays may not change later."""
         ...
 
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
-        """Records a request with serialized tf.Examples that was chosen for the log, and its answer."""
+        """Records a request with serialized tf.Examples that was chosen for the request log, and its answer."""
         ...

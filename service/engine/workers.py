@@ -190,7 +190,7 @@ class Workers:
         self._turns.remove(model)
 
     def _next_job(self) -> Job | None:
-        """Waits for the next job and removes it from the queue; returns None if the calling thread shall end."""
+        """Waits for the thread pool's next job and removes it from the queue; None if the calling thread shall end."""
         with self._lock:
             while not self._turns:
                 if self._is_closed:

@@ -92,7 +92,7 @@ class Rows:
         self.total = 0
 
     def add(self, rows: int) -> None:
-        """Counts a number of rows; a number equal to a bucket's limit is in the next bucket, as in TensorFlow."""
+        """Counts one number of rows; if it equals a bucket's limit, it is in the next bucket, as in TensorFlow."""
         self.counts[bisect_right(self.limits, rows)] += 1
         self.total += rows
 

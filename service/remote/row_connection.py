@@ -27,7 +27,7 @@ class ErrorReply(Exception):
 
     @property
     def kind(self) -> str:
-        """The first word of a node's error reply, such as MOVED, which names the kind of error."""
+        """The first word of this error reply of a cluster node, such as MOVED, which names the kind of error."""
         return str(self.args[0]).partition(" ")[0]
 
 
