@@ -55,7 +55,7 @@ class ServiceError(Exception):
 
     @property
     def message(self) -> str:
-        """The error text that the client gets."""
+        """The text of this ServiceError that the client gets."""
         return str(self.args[0]) if self.args else type(self).__name__
 
 

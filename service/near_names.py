@@ -1,4 +1,4 @@
-"""Suggests the known name that was probably meant by a misspelt name."""
+"""Suggests, for error texts, the known name that was probably meant by a misspelt name."""
 
 from __future__ import annotations
 

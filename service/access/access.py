@@ -97,8 +97,8 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
         if secret_path:
             raise StartError("--console_secret_file is given: only a server with --auth_config has sessions")
         return None
-    # The import is here and not at the top: the TOML parser takes 5 ms of the start, and most servers have no
-    # --auth_config.
+    # auth_config is imported here and not at the top: the TOML parser takes 5 ms of the start, and most servers
+    # have no --auth_config.
     from service.access.auth_config import AuthConfigError, AuthFile
 
     try:
@@ -113,7 +113,7 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
 def _sessions(callers: Callers, secret_path: str) -> Sessions:
     if not secret_path:
         return Sessions(callers)
-    # The module is imported here and not at the top, because most servers have no --console_secret_file.
+    # signed_sessions is imported here and not at the top, because most servers have no --console_secret_file.
     from service.access.signed_sessions import SecretError, SignedSessions, read_secrets
 
     try:

@@ -30,7 +30,7 @@ _MIN_TOKEN_BYTES = 16
 
 
 class AuthConfigError(Exception):
-    """The --auth_config file can not be used; the message says where in the file and why, and holds no token."""
+    """The error that the --auth_config file can not be used; the message says where and why, and holds no token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Grant:
             raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this request.')
 
     def keep(self, key: str, make: Callable[[], T]) -> T:
-        """Returns the object that make() has made for this caller and key; calls make() if there is none yet.
+        """Returns the object that the grant's cache has for a key; the first call for the key makes it by make().
 
         make() is called once for each key, and the cache lives as long as the grant.
         """
@@ -167,7 +167,7 @@ class Callers:
             self.current.reset(token)
 
     def require_everywhere(self, right: Right, part: Part | None = None) -> None:
-        """Raises PermissionDenied unless the caller has the right on all models, or the part is open to everybody."""
+        """Raises PermissionDenied unless `part` is open to everybody, or the caller has the right on all models."""
         if part is None or not self.is_open(part):
             self.current.get().require_everywhere(right)
 

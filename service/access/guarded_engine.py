@@ -122,7 +122,7 @@ class GuardedEngine(Engine):
         return self._for(ref.name, "metadata").tables(ref)
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
-        """Returns rows of a table; the caller needs the right "predict" on the model."""
+        """Returns rows of a table by their ids; the caller needs the right "predict" on the model."""
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 
     def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:

@@ -99,7 +99,7 @@ class Sessions:
         return grant
 
     def close(self, cookie: str) -> None:
-        """Ends the session of a cookie; does nothing if the session has ended."""
+        """Ends the console session of a cookie; does nothing if the session has ended."""
         with self._lock:
             self._open.pop(_key(cookie), None)
 

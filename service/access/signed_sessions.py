@@ -22,7 +22,7 @@ from typing import NamedTuple
 from service.access.callers import Callers, Grant
 from service.access.sessions import SESSION_S, Session, Sessions
 
-# Minimum length of a secret: nobody can guess a random text of 32 characters.
+# Minimum length of the --console_secret_file's secret: nobody can guess a random text of 32 characters.
 MIN_SECRET_CHARS = 32
 # Maximal number of sessions, closed before their end, whose cookies this server remembers and refuses.
 MAX_CLOSED = 100_000
@@ -36,7 +36,7 @@ _COOKIE_CHARS = 4 * -(-(_BODY.size + _MAC_BYTES) // 3)
 
 
 class SecretError(ValueError):
-    """The --console_secret_file can not be used; the error text contains no secret."""
+    """The error that the --console_secret_file can not be used; the error text contains no secret."""
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
@@ -89,7 +89,7 @@ class SignedSessions(Sessions):
         self._digests: tuple[int, tuple[dict[bytes, bytes], ...]] = (-1, ())
 
     def open(self, token: str) -> tuple[str, Session]:
-        """Opens a session for the caller of a token; returns the signed cookie and the session."""
+        """Opens a console session for the caller of a token; returns the signed cookie and the session."""
         digest = self._digest_of(token)
         keys = self._keys[0]
         ends_s = int(self._clock()) + SESSION_S
@@ -115,7 +115,7 @@ class SignedSessions(Sessions):
         return Session(digest, _csrf(self._keys[place], body), float(ends_s)), grant
 
     def close(self, cookie: str) -> None:
-        """Ends a session on this server; does nothing if it has ended."""
+        """Ends the console session of a signed cookie on this server; does nothing if the session has ended."""
         read = self._read(cookie)
         if read is None:
             return

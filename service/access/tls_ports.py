@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class TlsError(Exception):
-    """A TLS file can not be used; the message names the flag of the file and says what to change."""
+    """The error that a TLS file can not be used; the message names the file's flag and says what to change."""
 
 
 class Wires:

@@ -64,7 +64,7 @@ class BundleEntry:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether the checkpoint stores the tensor in slices."""
+        """Whether the checkpoint stores the tensor of this entry in slices, and not in one piece."""
         return bool(self.slices)
 
 

@@ -17,7 +17,7 @@ from service.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The names, inodes, sizes and change times of all files and folders below a folder, to see whether it changes."""
+    """The names, inodes, sizes and change times of all that lies in a folder, compared to see whether it changes."""
 
     entries: frozenset[tuple[str, int, int, int]]
     changed_at_s: float

@@ -114,7 +114,7 @@ class VocabularyEntry:
 
     @property
     def last_id(self) -> int:
-        """The largest row number that the vocabulary maps any key to."""
+        """The largest row number to which the vocabulary maps any of its keys or an unknown key."""
         behind_buckets = self.first_bucket + self.num_oov_buckets if self.num_oov_buckets else 0
         return max(self.first_id + self.size, behind_buckets, (self.oov_id or 0) + 1, (self.empty_key_id or 0) + 1) - 1
 

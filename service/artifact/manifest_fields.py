@@ -38,7 +38,7 @@ def build(cls: type[T], data: Any, where: str) -> T:
 
 
 def json_object(data: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
-    """Returns the value of a field that must be a JSON object itself; raises ArtifactError if it is not."""
+    """Returns the value of a manifest's field that must be a JSON object; raises ArtifactError if it is none."""
     value = data.get(name, None if required else {})
     if not isinstance(value, dict):
         raise ArtifactError(f"manifest: {name} is {'missing' if value is None else 'not an object'}")

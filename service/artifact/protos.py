@@ -52,7 +52,7 @@ def _files_of(descriptor_set: bytes) -> Iterator[bytes]:
     while position < len(descriptor_set):
         # Before each file of the descriptor set is the tag of field 1, which is one byte: position + 1 skips it.
         size, start = length_prefix(descriptor_set, position + 1)
-        assert size is not None  # not None: the descriptor set, a part of this package, is complete
+        assert size is not None  # not None: the descriptor set ships with the server, and is complete
         position = start + size
         yield descriptor_set[start:position]
 

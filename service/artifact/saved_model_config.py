@@ -29,7 +29,7 @@ def check_saved_model_config(artifact: Path) -> None:
         return
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
-    # The import is here and not at the top: it takes 5 ms of the start, and few versions have a saved_model_config.pb.
+    # empty_pb2 is imported only here: this takes 5 ms of the start, and few versions have a saved_model_config.pb.
     from google.protobuf.empty_pb2 import Empty
 
     try:

@@ -64,7 +64,7 @@ def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
-    # In the table file, one byte of compression type and four bytes of checksum follow each block.
+    # In leveldb's table format, one byte of compression type and four bytes of checksum follow each block.
     kind = data[offset + size]
     block = data[offset : offset + size]
     if kind == _SNAPPY:

@@ -93,7 +93,7 @@ def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[
     Raises:
       InputMismatch: TensorProto has no such dtype.
     """
-    # The dict is keyed by the dtype object and not by its name, because reading dtype.name alone costs 3 us.
+    # NUMBER_OF_DTYPE has the dtype object and not its name as key, because reading dtype.name alone costs 3 us.
     number = dtypes.NUMBER_OF_DTYPE.get(array.dtype)
     if number is None:
         if array.dtype.kind not in "OSU":
@@ -129,7 +129,7 @@ def _joined_strings(items: list[bytes]) -> list[bytes]:
 
 
 def _undecodable(name: str) -> MalformedPayload:
-    # This is TensorFlow Serving's error text to the letter, so it names only the input and not the fault.
+    # The error text for an undecodable tensor is TensorFlow Serving's: it names only the input, and not the fault.
     return MalformedPayload(f"tensor parsing error: {name}")
 
 

@@ -25,7 +25,7 @@ def check_tree(version: Path) -> None:
             try:
                 kind = strange_kind(os.stat(path))
             except OSError:
-                # A symbolic link to a missing file is accepted here: it is an error only if the server reads the file.
+                # A symbolic link to a missing file in a version's folder is an error only if the server reads the file.
                 continue
             if kind:
                 raise ArtifactError(f"{path.relative_to(version)} is {kind}, expected a file")

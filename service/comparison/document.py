@@ -43,7 +43,7 @@ class DriftedRow:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How much the vectors of rows differ between two versions, for the rows that both versions have.
+    """The differences between the old and the new vectors of a table's rows, for the rows that both versions have.
 
     rows: number of compared rows: all common rows, or a sample of them.
     is_aligned: rows are compared after the rotation that fits them best; False for a table with too few rows to fit a
@@ -85,7 +85,7 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
-    """The comparison of one table between two versions of a model.
+    """The result of a comparison of one table between two versions of a model.
 
     matched_by: "key": rows of equal keys belong together; "id": rows of equal ids.
     added, removed: rows that only the new or the old version has. moved: rows of a key that have another id now.
@@ -128,7 +128,7 @@ class OutputDiff:
 
 @dataclass(frozen=True, slots=True)
 class VersionDiff:
-    """The comparison of two versions of a model.
+    """The result of a comparison of two versions of a model.
 
     tables: the tables of both versions. added_tables, removed_tables: names of tables that only one version has.
     predictions: None if recorded requests were not run.
@@ -149,7 +149,7 @@ class VersionDiff:
         return max(judged, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the comparison as plain JSON values; a number that is not finite is null."""
+        """Returns this comparison of two versions as plain JSON values; a number that is not finite is null."""
         fields: dict[str, Any] = _plain(self)
         return {**fields, "drift_percent": _plain(self.drift_percent), "drifted_cosine": DRIFTED_COSINE}
 

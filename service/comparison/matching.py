@@ -59,7 +59,7 @@ class ById:
         return np.where(new_ids < self.old.stop, new_ids, NO_ROW)
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns the id as text, because the rows have no keys."""
+        """Returns a row's id as text, because rows that are paired by ids have no keys in common."""
         return str(id)
 
 

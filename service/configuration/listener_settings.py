@@ -144,7 +144,7 @@ class ListenerSettings(ServerSettings):
 
     @property
     def slow_request_s(self) -> float:
-        """Seconds after which a request is logged as slow; infinity if no request is to be logged as slow."""
+        """Least duration, in seconds, of a request that is logged as slow; infinity: no request is logged as slow."""
         return self.slow_request_ms / 1e3 or math.inf
 
     @property

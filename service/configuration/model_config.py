@@ -128,7 +128,7 @@ class ConfigFile:
     def run(
         self, reload: Callable[[Sequence[ModelConfig]], None], stop: threading.Event, poll_interval_s: float
     ) -> None:
-        """Reads --model_config_file again at each interval, and reloads it if needed, until stop is set."""
+        """Reads --model_config_file again at each interval, and reloads the models if it changed, until stop is set."""
         while not stop.wait(poll_interval_s):
             try:
                 self.poll_once(reload)

@@ -29,7 +29,7 @@ class ForeignFlag:
     idle: Any = None
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Says whether a value of the flag asks only for things that this server always does."""
+        """Says whether this value of tensorflow_model_server's flag asks only for what this server always does."""
         return bool(value == (self.kind() if self.idle is None else self.idle))
 
 

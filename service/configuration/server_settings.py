@@ -222,5 +222,5 @@ class ServerSettings:
 
     @property
     def tags(self) -> frozenset[str]:
-        """Tags of the SavedModel's MetaGraph to load, from --saved_model_tags."""
+        """The tags of the MetaGraph that is loaded of each SavedModel, from --saved_model_tags."""
         return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())

@@ -22,7 +22,7 @@ _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": Fa
 
 
 class SettingsError(Exception):
-    """The settings can not be used; the message lists every wrong flag and variable."""
+    """The error that the settings can not be used; the message lists every wrong flag and environment variable."""
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
@@ -167,7 +167,7 @@ class _ShowVersion(argparse.Action):
 
 def installed_version() -> str:
     """Returns the version of the installed package embedding-server."""
-    # The import is here and not at the top: importlib.metadata imports email, which takes 13 ms of the start.
+    # importlib.metadata is imported only here: it imports email, which takes 13 ms of the server's start.
     import importlib.metadata
 
     try:

@@ -2,4 +2,4 @@
 
 
 class StartError(Exception):
-    """The server can not start; the message says what to change."""
+    """The error that stops the server's start; the message says what the user shall change."""

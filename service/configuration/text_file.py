@@ -9,7 +9,7 @@ from service.errors import InvalidRequest
 
 
 def read_proto_text(path: Path) -> str:
-    """Returns the text of a UTF-8 file; raises InvalidRequest if the file can not be read."""
+    """Returns the UTF-8 text of a file with a protobuf message; raises InvalidRequest if it can not be read."""
     try:
         return read_plain_file(path).decode()
     except OSError as error:

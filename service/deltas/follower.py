@@ -30,11 +30,11 @@ class Follower:
         self._is_stopped = False
 
     def wake(self) -> None:
-        """Wakes the thread in run(), so that it looks for new deltas now and not at the next scan."""
+        """Wakes the thread that applies deltas, so that it looks for new ones now and not at the next scan."""
         self._news.set()
 
     def stop(self) -> None:
-        """Makes run() end once it has applied the deltas that it is working on."""
+        """Makes the thread that applies deltas end, once it has applied the deltas that it is working on."""
         self._is_stopped = True
         self._news.set()
 

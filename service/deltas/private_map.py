@@ -39,14 +39,14 @@ class OverlaidTable:
         self.scales = scales
 
     def write(self, ids: Array, numbers: Array, scales: Array | None) -> None:
-        """Overwrites the rows of the given ids, [N] int64 without repeats, by rows in the table's stored dtype."""
+        """Overwrites this private table's rows of [N] int64 ids, without repeats; numbers: in the stored dtype."""
         self._note(ids)
         self.octets[ids] = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(ids), -1)
         if scales is not None:
             self.scales[ids] = scales.reshape(-1)
 
     def copy(self, ids: Array, other: OverlaidTable) -> None:
-        """Copies the rows of the given ids from another table of the same shape."""
+        """Copies into this private table the rows of the given ids from another private table of the same shape."""
         self._note(ids)
         self.octets[ids] = other.octets[ids]
         if self.scales.size:

@@ -1,4 +1,4 @@
-"""Writes upserts of a remote table into the Redis cluster that holds its rows."""
+"""Writes upserts of a remote table into the Valkey or Redis cluster that holds the table's rows."""
 
 from __future__ import annotations
 

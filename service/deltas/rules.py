@@ -59,7 +59,7 @@ class DeltaRules:
 
 
 def _is_absent(place: Path) -> bool:
-    """Says whether a path surely does not exist; False if that can not be found out."""
+    """Says whether a path surely does not exist; False if an error hides whether it exists."""
     try:
         place.lstat()
     except FileNotFoundError:

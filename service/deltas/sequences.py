@@ -21,7 +21,7 @@ class Sequences:
         self._count = 0
 
     def add(self, number: int) -> bool:
-        """Adds a delta's sequence number to the set; returns False if the set has it already."""
+        """Adds a delta's sequence number to this set of numbers; returns False if the set has it already."""
         place = bisect_right(self._starts, number)
         if place and self._ends[place - 1] >= number:
             return False
@@ -42,10 +42,10 @@ class Sequences:
 
     @property
     def last(self) -> int:
-        """The highest sequence number in the set of deltas; 0 if the set is empty."""
+        """The highest of the deltas' sequence numbers in this set; 0 if the set is empty."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def missing(self) -> int:
-        """How many sequence numbers below the highest one are missing in the set."""
+        """How many of the deltas' sequence numbers, from 1 to the highest one in this set, the set lacks."""
         return self.last - self._count

@@ -203,10 +203,10 @@ class VersionDeltas:
 
         if table in target.remote:
             return upsert_remote(target, table, make, self._highest)
-        assert self._journal is not None  # not None: an upsert without a journal was refused before
+        assert self._journal is not None  # an upsert to a version without a journal was refused before
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
-            # The version was closed meanwhile: the upsert is on disk, and is applied when the version is loaded again.
+            # The version was closed meanwhile. The upsert is on disk, and is applied when the version loads again.
             self._journal.close()
         self._wake()
         with self._news:
@@ -214,7 +214,7 @@ class VersionDeltas:
         return UpsertReceipt(target.model, target.version, table, delta.sequence, ids.size, is_visible)
 
     def origin(self, table: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a row last; None if no delta did."""
+        """Returns the delta that wrote a table's row last; None if no delta of this version did."""
         order = self._overlay.order_of(table, row)
         if not order:
             return None

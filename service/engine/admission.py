@@ -138,7 +138,7 @@ class Reservation:
 
     @property
     def model(self) -> str:
-        """The model that the reserved bytes are counted for."""
+        """The name of the model for which the reserved bytes are counted; "" for no configured model."""
         return self._model
 
     def check(self, size: int) -> None:
@@ -146,7 +146,7 @@ class Reservation:
         self._admission.check_bytes(self._model, size)
 
     def grow(self, size: int) -> None:
-        """Reserves more bytes for the request; raises Overloaded."""
+        """Reserves `size` more bytes in flight for the request; raises Overloaded if a limit is reached."""
         self._admission.reserve_bytes(self._model, size)
         self._size += size
 

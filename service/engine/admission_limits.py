@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class NeighborLimits:
-    """The limits on searches for nearest rows.
+    """The limits that a server puts on searches for nearest rows.
 
     k: most neighbours of a query. queries: most queries of a request. threads: searches that run at a time, and most
     threads of one search. index_rows: tables of at least this many rows get an index; 0: no table does.

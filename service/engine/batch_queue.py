@@ -1,4 +1,4 @@
-"""Gathers the waiting requests of one signature into batches.
+"""Queues the requests of one signature, and gathers them into batches for the batch scheduler.
 
 Source of the limits and texts: tensorflow/core/kernels/batching_util/shared_batch_scheduler.h (TensorFlow 2.21), Queue.
 """
@@ -40,7 +40,7 @@ class Call:
     done: threading.Event = field(default_factory=threading.Event)
 
     def is_late(self, now_s: float) -> bool:
-        """Says whether the deadline of the request has passed."""
+        """Says whether the deadline of this batched request has passed at now_s."""
         return self.deadline_s is not None and now_s >= self.deadline_s
 
 
@@ -59,7 +59,7 @@ class Task:
         return self.end - self.begin
 
 
-# Type of a task's result: its outputs by name, or the error that ended it.
+# Type of the result of a task (a request's part in a batch): its outputs by name, or the error that ended it.
 Result = dict[str, Array] | Exception
 # Type of the function that runs a batch's tasks; it returns the result of each task in order, and never raises.
 Process = Callable[[Sequence[Task]], Sequence[Result]]
@@ -132,7 +132,7 @@ class BatchQueue:
             begin += rows
 
     def pop(self, now_s: float) -> Batch | None:
-        """Removes and returns the first batch that is full, due, or closed by a later batch of its group; else None."""
+        """Removes and returns the queue's first batch that is full, due, or closed by one of its group; else None."""
         for batch in self._batches:
             if self._is_ready(batch, now_s):
                 self._drop(batch)

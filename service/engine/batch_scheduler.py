@@ -13,7 +13,7 @@ from service.errors import DeadlineExceeded, NotReady
 
 _LATE = "Run() timeout exceeded while waiting in batching queue"
 
-# Type of a function that starts a thread with the given name and function.
+# Type of a function that starts a thread; its arguments are the thread's name and the function to run.
 StartThread = Callable[[str, Callable[[], None]], None]
 
 
@@ -54,7 +54,7 @@ class Scheduler:
         self._num_running = 0
         self._num_started = 0
         self._num_idle = 0
-        # The time at which a sleeping thread will wake up for the next due batch; infinity if none has a timeout.
+        # The time at which a sleeping thread of the scheduler wakes up for a due batch; infinity if none has a timeout.
         self._watched_s = math.inf
         self._is_stopped = False
 
@@ -119,7 +119,7 @@ class Scheduler:
         return True
 
     def stop(self) -> None:
-        """Refuses new requests from now on; requests that wait are still run."""
+        """Makes the scheduler refuse new requests from now on; requests in its batch queues are still run."""
         with self._lock:
             self._is_stopped = True
             self._changed.notify_all()
@@ -180,7 +180,7 @@ class Scheduler:
             call.done.set()
 
     def _give_up(self, queue: BatchQueue, call: Call, error: Exception) -> None:
-        """Ends a request with an error, and removes its tasks that have not begun from the queue."""
+        """Ends a request with an error, and removes its tasks that have not begun from the batch queue."""
         if call.done.is_set():
             return
         call.error = call.error or error
@@ -191,7 +191,7 @@ class Scheduler:
             call.done.set()
 
     def _wake_one(self) -> None:
-        """Wakes or starts a thread if a batch waits and fewer than num_threads batches run."""
+        """Wakes or starts a thread of the scheduler if a batch waits and fewer than num_threads batches run."""
         if not self._waiting or not self._has_room():
             return
         if self._num_idle:
@@ -215,7 +215,7 @@ class Scheduler:
                     self._lock.acquire()
 
     def _sleep(self) -> None:
-        """Waits until a queue changes or a batch must run; waits without a timeout if another thread wakes as early."""
+        """Waits until a batch queue changes or a batch is due; without a timeout if another thread wakes as early."""
         due_s = min((queue.due_s for queue in self._waiting), default=math.inf) if self._has_room() else math.inf
         timeout_s = None
         if due_s < self._watched_s:

@@ -82,7 +82,7 @@ class Bound:
         self._recorder = recorder
         self._rows = 0
         self._run_s = 0.0
-        # The numbers of rows and bytes that are reserved for this request.
+        # The numbers of rows and bytes that the admission control has reserved for this request.
         self._held = (0, 0)
 
     @property

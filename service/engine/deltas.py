@@ -108,7 +108,7 @@ class Deltas(Protocol):
         ...
 
     def origin(self, table: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a row last; None for a row that is as the version was saved."""
+        """Returns the delta that wrote a row of `table` last; None for a row that is as the version was saved."""
         ...
 
     def status(self) -> DeltaStatus:

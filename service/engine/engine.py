@@ -192,7 +192,7 @@ class Engine:
         self._services.observer.finished(Finished(subject, "lookup", error, seconds, 0.0, 0))
 
     def describe(self, ref: ModelRef) -> ModelDescription:
-        """Returns the name, version and signatures of the model that a reference names; raises as bind does."""
+        """Returns the name, version and signatures of the model that `ref` names; raises as Engine.bind does."""
         with self._registry.lease(ref) as servable:
             return ModelDescription(servable.name, servable.version, servable.signatures)
 

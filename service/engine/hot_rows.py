@@ -37,7 +37,7 @@ class FeatureIds(NamedTuple):
     default_ids: int = 0
 
     def plus(self, other: FeatureIds) -> FeatureIds:
-        """Returns the sums of these counts of ids and of other counts of ids for the same feature."""
+        """Returns the sums of these FeatureIds (counts of ids) and of other ones for the same feature."""
         return FeatureIds(*(a + b for a, b in zip(self, other, strict=True)))
 
 

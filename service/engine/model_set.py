@@ -84,7 +84,7 @@ class ModelSet:
 
     @property
     def configs(self) -> tuple[ModelConfig, ...]:
-        """The configurations of the models that are served now."""
+        """The configurations (ModelConfig) of the models that this server serves now."""
         return tuple(self._configs.values())
 
     def check(self, configs: Sequence[ModelConfig]) -> None:

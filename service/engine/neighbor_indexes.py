@@ -1,4 +1,4 @@
-"""Keeps indexes of tables for searches; a thread of low priority builds the indexes."""
+"""Keeps nearest-row indexes of tables, with which searches read fewer rows; a low-priority thread builds them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # each row.
 MAX_ROWS = 100_000_000
 
-# Type of a function that builds the index of a table, as build_index in service.tables.row_index. Arguments: reads rows
+# Type of a function that builds a table's nearest-row index, as tables.row_index.build_index. Arguments: reads rows
 # by ids; compares all rows; raises if the index is not wanted any more; number of rows; metric.
 BuildIndex = Callable[
     [Callable[[Array], Array], Callable[[RowSearch], Nearest], Callable[[], None], int, Metric], "RowIndex | None"
@@ -41,17 +41,17 @@ class IndexName(NamedTuple):
 
 
 class IndexFiles(Protocol):
-    """Keeps indexes in files, so that a restarted server need not build them again.
+    """The keeper of nearest-row indexes in files, so that a restarted server need not build them again.
 
     Concurrency: one caller at a time.
     """
 
     def load(self, name: IndexName, num_rows: int) -> RowIndex | None:
-        """Loads a table's index from its file; None if there is no file, or it does not fit a table of that size."""
+        """Reads a table's nearest-row index from its file; None without a file, or if it is not for num_rows rows."""
         ...
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
-        """Writes a table's index to a file, or logs why the file is not written.
+        """Writes a table's nearest-row index to a file, or logs why the file is not written.
 
         Args:
           changed: [N] int64, ids of the rows whose values differ from the table's file.
@@ -60,7 +60,7 @@ class IndexFiles(Protocol):
 
 
 class Indexing(NamedTuple):
-    """How indexes are built. files: keeps indexes over a restart; None: the server builds each index anew."""
+    """How nearest-row indexes are built. files: keeps them over a restart; None: the server builds each anew."""
 
     build: BuildIndex
     files: IndexFiles | None = None
@@ -84,13 +84,13 @@ class NeighborIndexes:
         self._kept: WeakKeyDictionary[Files, dict[IndexName, Future[RowIndex | None]]] = WeakKeyDictionary()
 
     def of(self, servable: Servable, table: SearchedTable, metric: Metric) -> RowIndex | None:
-        """Returns the index of a table for a metric; None if there is no index, or if it is not built yet."""
+        """Returns a table's nearest-row index for a metric; None if there is none, or if it is not built yet."""
         name = IndexName(servable.name, servable.version, table.info.name, metric)
         future = self._kept.get(servable.files, {}).get(name) if self._is_wanted(servable, table) else None
         return future.result() if future is not None and future.done() and not future.cancelled() else None
 
     def want(self, servable: Servable, table: SearchedTable, metric: Metric) -> None:
-        """Starts to load or build the index of a table, unless an earlier call for the same index has done so."""
+        """Starts to load or build a table's nearest-row index, unless an earlier call for this index has done so."""
         if not self._is_wanted(servable, table):
             return
         name = IndexName(servable.name, servable.version, table.info.name, metric)
@@ -109,7 +109,7 @@ class NeighborIndexes:
         return {name: index for name, index in done.items() if index is not None}
 
     def close(self) -> None:
-        """Ends the thread that builds indexes; it gives up an unfinished index before its next block of rows."""
+        """Ends the thread that builds nearest-row indexes, which gives up an unfinished index before its next block."""
         with self._lock:
             self._is_closed = True
             if self._thread is not None:

@@ -20,19 +20,19 @@ DEFAULT_METRIC: Metric = "dot"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Rows that a request names. ids: [N] int64; keys: [N] object (bytes) or int64, keys of a vocabulary; or None."""
+    """Rows that a search request names. ids: [N] int64; keys: [N] vocabulary keys, object (bytes) or int64; or None."""
 
     ids: Array | None = None
     keys: Array | None = None
 
     @property
     def size(self) -> int:
-        """Number of rows that the request names, by id or by key."""
+        """Number of the rows that a search request names, by id or by key."""
         return sum(0 if one is None else int(one.shape[0]) for one in (self.ids, self.keys))
 
     @property
     def is_given(self) -> bool:
-        """Whether the request has ids or keys, perhaps an empty list of them."""
+        """Whether a search request names rows by ids or keys, perhaps by an empty list of them."""
         return self.ids is not None or self.keys is not None
 
 
@@ -118,7 +118,7 @@ class RowIndex(Protocol):
     nbytes: int
 
     def candidates(self, queries: Array) -> Sequence[Array]:
-        """Returns for each of [Q, D] float32 queries the int64 ids of rows that may be nearest, ascending."""
+        """Returns, for each of [Q, D] float32 queries, the int64 ids of rows that may be nearest to it, ascending."""
         ...
 
 

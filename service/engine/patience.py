@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class TimeIsOver(Exception):
-    """A function has not returned within its timeout; the daemon thread that runs it goes on."""
+    """The error that a function has not returned within its timeout; the daemon thread that runs it goes on."""
 
 
 class Attempt(Generic[T]):
@@ -39,7 +39,7 @@ class Attempt(Generic[T]):
         return self._is_over.is_set()
 
     def result(self, timeout_s: float) -> T:
-        """Waits until the function ends, and returns its result or raises its error; timeout_s 0 waits for ever.
+        """Waits until the daemon thread's function ends; returns its result or raises its error; timeout_s 0: for ever.
 
         Raises:
           TimeIsOver: the call still runs and is given up; only on_late gets its result.

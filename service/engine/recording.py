@@ -12,7 +12,7 @@ from service.types import Array, SignatureSpec, Tensors
 
 
 class Draw:
-    """The random choice whether to record a request. Concurrency: any thread.
+    """The random choice whether a request is recorded in a model's request log. Concurrency: any thread.
 
     Args:
       rate: the share of requests that is chosen, 0 to 1.
@@ -51,11 +51,11 @@ class Recorder(Protocol):
         output_filter: tuple[str, ...],
         outputs: dict[str, Array],
     ) -> None:
-        """Records a Predict request that was chosen for the log, and its answer; their arrays may not change later."""
+        """Records a Predict request chosen for the request log, and its answer; their arrays may not change later."""
         ...
 
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
-        """Records a request with serialized tf.Examples that was chosen for the log, and its answer."""
+        """Records a request with serialized tf.Examples that was chosen for the request log, and its answer."""
         ...

@@ -169,7 +169,7 @@ class Registry:
         ]
 
     def holders(self) -> list[Holder]:
-        """Returns the holders of all AVAILABLE versions."""
+        """Returns the servables' holders (they count leases) of all AVAILABLE versions of all models."""
         return [holder for model in self._snapshot.values() for holder in model.available.values()]
 
     def replace(self, holder: Holder, servable: Servable) -> Holder | None:
@@ -272,7 +272,7 @@ class Registry:
         return self._is_draining
 
     def drain(self) -> None:
-        """Makes is_ready False for good. Requests are still answered, until the HTTP and gRPC servers stop."""
+        """Makes Registry.is_ready False for good. Requests are still answered, until the HTTP and gRPC servers stop."""
         self._is_draining = True
 
     def add_model(self, name: str, *, is_configured: bool = True) -> None:
@@ -473,7 +473,7 @@ class Registry:
 
 
 def _answering(model: _Model) -> list[Holder]:
-    """Returns the holders by which requests can reach versions of a model.
+    """Returns the servables' holders by which requests can reach versions of a model.
 
     These are the holders of AVAILABLE versions, latest first; if there are none, the holder of a version that answers
     lookups while it loads.

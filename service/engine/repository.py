@@ -98,7 +98,7 @@ class ModelWatcher:
         self._is_over = False
         self._loaded: set[int] = set()
         self._paths: dict[int, Path] = {}
-        # Version -> folder, as the last scan found them; other threads read this mapping.
+        # Version -> folder, as the last scan of the model's folder found them; other threads read this mapping.
         self.folders: Mapping[int, Path] = {}
         self._announced: set[int] = set()
         self._source: tuple[str, VersionSource] | None = None
@@ -287,7 +287,7 @@ class ModelWatcher:
         arrival = self._arrivals.get(version)
         try:
             if arrival is None or arrival.folder != path:
-                assert self._source is not None  # the scan that found the version has set _source
+                assert self._source is not None  # the scan that found the version has set _source, its VersionSource
                 new = partial(self._source[1].arrival, version, path)
                 arrival = self._arrivals[version] = self._within_time(path, new)
             if not self._within_time(path, arrival.is_complete):

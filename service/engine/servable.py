@@ -256,16 +256,16 @@ class Holder:
         return True
 
     def release(self) -> None:
-        """Ends one lease on the servable."""
+        """Ends one of the leases that keep this holder's servable loaded."""
         self._leases.pop()
 
     def retire(self) -> None:
-        """Retires the holder: it refuses new leases from now on."""
+        """Retires the holder of a servable: it refuses new leases from now on."""
         self._is_retired = True
 
     @property
     def is_free(self) -> bool:
-        """Whether no request has a lease on the servable, and no later request can get one."""
+        """Whether no request has a lease on this holder's servable, and no later request can get one."""
         # _is_retired is read before _leases: if the holder is retired, acquire() itself removes a lease that it adds
         # after this read.
         return self._is_retired and not self._leases and not self._native_holders()
@@ -296,7 +296,7 @@ class Holder:
 
 
 class LoadedServable(NamedTuple):
-    """A published servable, and the number of requests that use it."""
+    """A published servable, and the number of requests that have a lease on it."""
 
     servable: Servable
     num_leases: int

@@ -26,7 +26,7 @@ MAX_MAPS = 8
 # Maximum number of float32 numbers (16 MiB) in the rows from which the axes of a table's map are computed: a sample of
 # the rows, if they have more.
 _MAX_FIT_NUMBERS = 4 << 20
-# Number of rows that are read at a time; between two reads the version may be unloaded.
+# Number of a table's rows that are read at a time for its map; between two reads the version may be unloaded.
 _BLOCK_ROWS = 4096
 _NUM_VECTORS, _NUM_ITERATIONS = 8, 24
 

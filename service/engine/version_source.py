@@ -36,7 +36,7 @@ class VersionSource(Protocol):
         """Returns version -> local folder, also for versions whose files are not there yet; raises OSError."""
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line for people that explains an OSError of find(): why the base path can not be read."""
+        """Returns one line for people that explains an OSError of find(), which could not read the base path."""
 
     def unserved(self, found: Collection[int]) -> str:
         """Returns one line that says why the base path has no version that the model's policy wants."""
@@ -45,7 +45,7 @@ class VersionSource(Protocol):
         """Returns an object that watches a version until all its files are in the local folder."""
 
     def keep(self, versions: Collection[int]) -> None:
-        """Tells the source which versions are loaded or wanted; it may remove its local copies of all others."""
+        """Tells the VersionSource which versions are loaded or wanted; it may remove its local copies of others."""
 
 
 # Type of a function that opens the source of a model's URI; its arguments are the model's name, the URI, and a function
@@ -85,4 +85,4 @@ class Folder:
         return completeness.Arrival(path, self._settle_s, self._clock, self._wall_clock)
 
     def keep(self, versions: Collection[int]) -> None:
-        """Does nothing: the server may not remove versions from a folder that others own."""
+        """Does nothing, because the server may not remove versions from a mounted folder, which others own."""

@@ -44,7 +44,7 @@ class Job(Future[Any]):
         self.queued_s = queued_s
 
     def cancel(self) -> bool:
-        """Cancels the job unless it has begun, and removes it from the queue at once."""
+        """Cancels the job unless it has begun, and removes it from the thread pool's queue at once."""
         is_cancelled = super().cancel()
         if is_cancelled:
             self._pool.forget(self)
@@ -82,7 +82,7 @@ class Workers:
         _POOLS.add(self)
 
     def submit(self, model: str, work: Work, deadline_s: float | None = None) -> Job:
-        """Queues a function as a job for the pool's threads.
+        """Queues a function as a job for the thread pool's threads.
 
         Raises:
           Overloaded: the job would wait too long, too many jobs wait, or the system can start no thread.
@@ -103,7 +103,7 @@ class Workers:
         raise Overloaded(f"The server is overloaded: {num_waiting} requests wait for a thread. Try again later.")
 
     def forget(self, job: Job) -> None:
-        """Removes a cancelled job from the queue."""
+        """Removes a cancelled job from the thread pool's queue."""
         with self._lock:
             jobs = self._waiting.get(job.model)
             if jobs is not None and job in jobs:
@@ -122,7 +122,7 @@ class Workers:
             job.cancel()
 
     def join(self) -> None:
-        """Waits until the threads of a closed pool have ended."""
+        """Waits until all threads of this closed thread pool have ended."""
         with self._lock:
             started = list(self._started)
         for thread in started:
@@ -130,7 +130,7 @@ class Workers:
 
     @property
     def num_waiting(self) -> int:
-        """Number of jobs in the queue that have not begun."""
+        """Number of jobs in the thread pool's queue that no thread has begun."""
         return self._num_waiting
 
     def _reason_to_refuse(self, job: Job) -> Reason | None:
@@ -190,7 +190,7 @@ class Workers:
         self._turns.remove(model)
 
     def _next_job(self) -> Job | None:
-        """Waits for the next job and removes it from the queue; returns None if the calling thread shall end."""
+        """Waits for the thread pool's next job and removes it from the queue; None if the calling thread shall end."""
         with self._lock:
             while not self._turns:
                 if self._is_closed:

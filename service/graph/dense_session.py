@@ -44,7 +44,7 @@ class DenseGraph:
         placeholders: Mapping[str, int],
         follow: Callable[[str], bool] = bool,
     ) -> None:
-        """Adds the nodes that one signature needs to the dense graph.
+        """Adds to the dense graph the nodes that one signature needs.
 
         Args:
           placeholders: nodes that become placeholders -> DataType number of the fed tensor.

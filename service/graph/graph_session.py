@@ -60,7 +60,7 @@ class GraphSession(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes the session, which frees its variables."""
+        """Closes the TensorFlow session, which frees the variables of its graph."""
         ...
 
 
@@ -132,7 +132,7 @@ class CoreSession:
         return [found[tensor] if tensor in found else feed[tensor] for tensor in fetch]
 
     def close(self) -> None:
-        """Closes the session; its variables are freed when the last request that runs in the native core ends."""
+        """Closes the native core's session; its variables are freed when the last request that runs in it ends."""
         self._session.close()
 
 

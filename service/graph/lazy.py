@@ -21,7 +21,7 @@ class LazyBackend:
         self._opening = threading.Lock()
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Opens the real backend if needed, and runs a signature on it.
+        """Runs a signature on the wrapped backend, which the first call opens.
 
         Raises BackendFailure if it can not be opened.
         """

@@ -91,7 +91,7 @@ class RowFeed:
         self._layouts: dict[tuple[_Shape, ...], _Layout | None] = {}
 
     def joined(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array] | None:
-        """Returns the arrays to feed; None if a request's shapes contradict each other, which the graph itself refuses.
+        """Returns the arrays to feed to the tower; None if the shapes contradict each other, which the tower refuses.
 
         Args:
           computed: tensor of the graph -> the ids in it.

@@ -71,7 +71,7 @@ class _Callers:
         self._pool = pool
         self._threads = threads
         self._answer = partial(answer, request)
-        # The duration of the first request is not used, because this request fills caches that later ones use.
+        # The duration of the first of the measured runs is not used, because this run fills caches for later ones.
         self._seconds(1)
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
 

@@ -98,7 +98,7 @@ class SavedModelBackend:
         return bool(self._sparse.get(signature_name))
 
     def close(self) -> None:
-        """Closes the session, which frees the graph's variables."""
+        """Closes the TensorFlow session of this backend, which frees the graph's variables."""
         self._session.close()
 
 
@@ -194,7 +194,7 @@ def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:
     lowered = type(meta_graph)()
     lowered.CopyFrom(meta_graph)
     lower(lowered)
-    # Only the loader's copy of saved_model.pb in memory is changed, not the file.
+    # Only the SavedModelLoader's copy of saved_model.pb in memory is changed, not the file.
     del saved_model.meta_graphs[:]
     saved_model.meta_graphs.add().CopyFrom(lowered)
     return frozenset(lowered.meta_info_def.tags)

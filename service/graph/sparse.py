@@ -65,7 +65,7 @@ def to_coo(values: Array, row_splits: Array) -> tuple[Array, Array, Array]:
 def feed_with_sparse(
     fed: Sequence[str], sparse: Mapping[str, SparseNames], tensor_names: Mapping[str, str]
 ) -> tuple[list[str], Callable[[Sequence[Array]], list[Array]]]:
-    """Returns the names of the tensors to feed, and a function that converts a request's arrays to their values.
+    """Returns the names of a graph's tensors to feed, and a function that makes their values from a request's arrays.
 
     Args:
       fed: input names of the request, in the order of its arrays.

@@ -91,7 +91,7 @@ class TowerBackend:
         return self._sparse.get(signature_name, {})
 
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
-        """Returns a TowerBackend on the same session with rows of other tables; closing either one ends the session."""
+        """Returns a TowerBackend that feeds rows of other tables to this one's session; closing either one ends it."""
         made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
         # The backend with other cuts shares this backend's functions that run parts of the graph, because these
         # functions do not depend on the tables.
@@ -125,7 +125,7 @@ class TowerBackend:
         return dict(zip(outputs, results, strict=True))
 
     def close(self) -> None:
-        """Closes the session, which frees the variables of the tower."""
+        """Closes the TensorFlow session of the tower, which frees the tower's variables."""
         self._session.close()
 
     def _make(self, cut: CutSignature, outputs: tuple[str, ...]) -> _Calls:

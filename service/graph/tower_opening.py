@@ -76,7 +76,7 @@ def open_tower(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Cuts the given signatures, and opens a session for the rest of their graphs; returns None if none can be cut.
+    """Cuts lookups out of the given signatures' graphs, and opens a session for the rest; None if none can be cut.
 
     Args:
       threads, inter_op_threads: as in open_savedmodel.

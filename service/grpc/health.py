@@ -111,7 +111,7 @@ class Health:
         self._models |= models
 
     def stop(self) -> None:
-        """Sets every status to NOT_SERVING for good, sends this to clients that watch, and ends their streams."""
+        """Sets every health status to NOT_SERVING for good, sends this to watching clients, and ends their streams."""
         with self._lock:
             self._is_stopped = True
             self._statuses = dict.fromkeys(self._statuses, _NOT_SERVING)
@@ -144,8 +144,8 @@ class Health:
         watcher = _Watcher(send)
         with self._lock:
             self._watchers.setdefault(service, []).append(watcher)
-        # The thread that sends changed statuses also sends a new watcher's first status. If the thread that adds the
-        # watcher sent it, it could arrive after a newer status.
+        # The thread that sends changed health statuses to watchers also sends a new watcher's first status. If the
+        # thread that adds the watcher sent it, it could arrive after a newer status.
         self._changed.put(None if self._is_stopped else service)
 
         def forget() -> None:

@@ -78,7 +78,7 @@ def create_admin_app(
         """Points a label of a model to a version; the version null removes the label."""
         body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         ref, version = model_ref(request), _version_of(body)
-        assert ref.label is not None  # The path of the label route always names a label.
+        assert ref.label is not None  # The HTTP path of the route that sets a label always names the label.
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
         return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
 
@@ -90,7 +90,7 @@ def create_admin_app(
         return Response(orjson.dumps({"model": ref.name, "version": version}), media_type="application/json")
 
     async def tables(request: Request) -> Response:
-        """Lists a model's tables, for the console's page that changes rows."""
+        """Lists, as JSON, a model's tables, for the page of the console that changes rows."""
         return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
 
     add_route(app, "/v1/config:reload", reload, "POST")

@@ -25,7 +25,7 @@ def add_admin_routes(
     """
 
     async def healthz(request: Request) -> Response:
-        """Answers "ok" as long as the process lives; an orchestrator shall restart a server that does not answer."""
+        """Answers "ok" to every health check; an orchestrator shall restart a server that does not answer."""
         return _json({"status": "ok"})
 
     async def readyz(request: Request) -> Response:

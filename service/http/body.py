@@ -63,7 +63,7 @@ async def _read_plain(request: Request, max_bytes: int, reservation: Reservation
     chunk, is_last = await _next_chunk(request)
     reservation.grow(len(chunk))
     if is_last and len(chunk) <= max_bytes:
-        # A body in one chunk, the usual case, is returned without a copy.
+        # A request's body in one chunk, the usual case, is returned without a copy.
         return chunk
     chunks, size = [chunk], len(chunk)
     while not is_last and size <= max_bytes:

@@ -236,7 +236,7 @@ class Calls:
         except TimeoutError as error:
             raise late from error
         finally:
-            # cancel() returns True only if work() has not begun and never will: the lease is ended here. A thread that
+            # future.cancel() returns True only if work() never begins: then its lease is ended here. A thread that
             # has begun work() holds the lease until the work ends, even if the client got a timeout.
             if future.cancel():
                 _release(bound, late)

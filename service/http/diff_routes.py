@@ -1,4 +1,4 @@
-"""Adds the route that compares two versions of a model."""
+"""Adds the HTTP route that compares two versions of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATH = "/v1/models/{model}/versions/{version}"
 
 
 def add_diff_route(app: FastAPI, engine: Engine) -> None:
-    """Adds the route that compares two versions, in threads that run no other requests."""
+    """Adds the HTTP route that compares two versions, in threads that run no other requests."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-diff")
     waiting = 0
 
@@ -36,7 +36,7 @@ def add_diff_route(app: FastAPI, engine: Engine) -> None:
         if not (to := request.query_params.get("to", "")):
             raise InvalidRequest("Name the version to compare with: versions/1:diff?to=2.")
         new, old = version_number(to), where.version
-        assert old is not None  # The path of the diff route always names a version.
+        assert old is not None  # The HTTP path of the route that compares (diffs) two versions always names a version.
         if waiting >= _MAX_WAITING:
             raise Overloaded(f"{_MAX_WAITING} comparisons of versions wait already; try again later.")
         waiting += 1

@@ -55,7 +55,7 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
 # Header of error answers with the canonical code, because several codes share a status: 400 is INVALID_ARGUMENT,
 # FAILED_PRECONDITION and OUT_OF_RANGE.
 CODE_HEADER = "X-Error-Code"
-# Class of an error -> further HTTP headers of its answer.
+# Class of an error -> HTTP headers that only an answer with this error has.
 ERROR_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
     errors.Overloaded: {"Retry-After": "1"},
     errors.Unauthenticated: {"WWW-Authenticate": "Bearer"},

@@ -68,7 +68,7 @@ def accepts_gzip(scope: Scope) -> bool:
 
 
 def _is_encoded(start: Message) -> bool:
-    """Says whether the application has compressed the answer itself: it has the header Content-Encoding."""
+    """Says whether the application has encoded the answer itself: the answer has the header Content-Encoding."""
     return any(name.lower() == b"content-encoding" for name, _ in start["headers"])
 
 

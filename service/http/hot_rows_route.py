@@ -1,4 +1,4 @@
-"""Adds the route that tells which rows of a table lookups read most."""
+"""Adds the HTTP route that tells which rows of a table lookups read most."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
         return json_response(await calls.answer(request, model_ref(request), lookup_method))
 
     async def tables(request: Request) -> Response:
-        """Lists a model's embedding tables."""
+        """Lists, as JSON, the embedding tables of a model version."""
         return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
 
     async def rows(request: Request) -> Response:
-        """Returns the rows of a table for the given ids, not combined."""
+        """Returns, as JSON, the rows of a table for the ids in the request, not combined."""
         ref = model_ref(request)
         work = partial(_rows, strict_json, engine, ref, request.path_params["table"], max_table_rows)
         may_wait = engine.may_wait(ref, request.path_params["table"])

@@ -1,4 +1,4 @@
-"""Adds the route that searches a table for the rows that are nearest to given rows or vectors."""
+"""Adds the HTTP route that searches a table for the rows that are nearest to given rows or vectors."""
 
 from __future__ import annotations
 

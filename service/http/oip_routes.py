@@ -101,7 +101,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return _json(oip_models.server_metadata())
 
     async def live(request: Request) -> Response:
-        """Answers "live" as long as the process lives."""
+        """Answers that the server is live, as long as its process can answer at all."""
         return _json({"live": True})
 
     async def ready(request: Request) -> Response:

@@ -44,7 +44,7 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
             reads -= 1
 
     async def page(request: Request) -> Response:
-        """Returns consecutive rows of a table: their keys and norms."""
+        """Returns, as JSON, the keys and norms of consecutive rows of a table."""
         start, count = _number(request, "start", 0), _number(request, "count", _DEFAULT_COUNT)
         work = partial(read_page, engine, model_ref(request), request.path_params["table"], start, count)
         return _answer(encode_page(await in_thread(work)))

@@ -26,7 +26,7 @@ def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:
-        """Changes rows of a table permanently."""
+        """Handles an upsert request, which changes rows of a table permanently."""
         # The bytes of an upsert's body are not counted against the server's limits, as in the other admin routes.
         body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
         work = (engine, model_ref(request), request.path_params["table"], body)

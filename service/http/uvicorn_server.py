@@ -33,14 +33,14 @@ class HttpServer(uvicorn.Server):
         self.begun = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves HTTP requests until the attribute should_exit is set."""
+        """Serves HTTP requests until the uvicorn server's attribute should_exit is set."""
         try:
             await super().serve(sockets)
         finally:
             self.begun.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on the server's sockets, and then sets the event `begun`."""
+        """Makes the uvicorn server listen on its sockets, and then sets the event `begun`."""
         await super().startup(sockets)
         self.begun.set()
 

@@ -95,5 +95,5 @@ def create_batching(
 
 
 def read_parameters(path: Path) -> BatchingParameters:
-    """Reads batching parameters from a file; raises InvalidRequest."""
+    """Reads TensorFlow Serving's batching parameters from a file; raises InvalidRequest."""
     return parse_batching_text(read_proto_text(path), str(path))

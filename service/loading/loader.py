@@ -272,8 +272,8 @@ class ServableLoader:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
 
     def _graph_opening(self) -> GraphOpening:
-        # The import is here and not at the top, so that a version's lookups are answered before graph_opening and the
-        # modules of graphs are imported.
+        # graph_opening is imported here and not at the top, so that a version's lookups are answered before the modules
+        # of graphs are imported.
         from service.loading.graph_opening import GraphOpening
 
         return GraphOpening(
@@ -292,8 +292,8 @@ def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping
     """Returns signature -> graph for the native core; empty if the version has only lookup signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # The import is here and not at the top, so that a version's lookups are answered before native_graphs and the
-    # modules of graphs are imported.
+    # native_graphs is imported here and not at the top, so that a version's lookups are answered before the modules of
+    # graphs are imported.
     from service.loading.native_graphs import native_graphs
 
     return native_graphs(servable)

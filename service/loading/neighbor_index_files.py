@@ -89,5 +89,5 @@ class NeighborIndexFiles:
 
 
 def indexing_of(folder: str, version_folder: Callable[[str, int], Path]) -> Indexing:
-    """Returns how nearest-row indexes are built and kept in files of a folder; "" as the folder: none is kept."""
+    """Returns the Indexing that builds nearest-row indexes and keeps them in files of a folder; "" keeps no files."""
     return Indexing(build_index, NeighborIndexFiles(Path(folder).absolute(), version_folder) if folder else None)

@@ -96,8 +96,8 @@ def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
 
     Any other backend is returned unchanged, because its graph has a copy of the tables.
     """
-    # The imports are here and not at the top, because a version that has only lookups does not need the modules of
-    # graphs.
+    # The modules of towers are imported here and not at the top, because a version that has only lookups does not need
+    # them.
     from service.graph.tower import TowerBackend
     from service.loading.towers import tower_on_tables
 

@@ -113,7 +113,7 @@ class RemoteTables:
         entry: TableEntry,
         address: StoreAddress,
     ) -> RemoteTable:
-        # The import is here and not at the top, because redis-py is an optional extra.
+        # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         try:
             from service.remote.changes import TableChanges
             from service.remote.primaries import Primaries, Refused
@@ -247,7 +247,7 @@ class RemoteTables:
 
     def compare(self) -> None:
         """Checks which replicas of each cluster are in sync, and so may be read."""
-        # The import is here and not at the top, because redis-py is an optional extra.
+        # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         from service.remote.replicas import Replicas
 
         with self._comparing:

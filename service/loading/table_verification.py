@@ -47,7 +47,7 @@ class TableVerification:
             self.verifier.verify_later(files, stored, lambda: self.on_damage(model), behind)
 
     def stop(self) -> None:
-        """Ends running and waiting verifications, so that they do not delay a shutdown."""
+        """Ends running and waiting verifications of table checksums, so that they do not delay a shutdown."""
         self.verifier.stop()
 
 

@@ -78,7 +78,7 @@ class TowerBatcher(Batcher):
         return self._backend
 
     def close(self) -> None:
-        """Closes the backend and ends the scheduler's thread."""
+        """Closes the tower's backend, and ends the thread of the batch scheduler that only this tower uses."""
         self._own_scheduler.stop()
         super().close()
 

@@ -29,11 +29,11 @@ class Clusters:
 
     @property
     def holds_rows(self) -> bool:
-        """Whether the native core's cache may hold any rows of remote tables."""
+        """Whether the native core's cache of remote tables' rows has space for rows."""
         return self._cache_bytes > 0
 
     def forget(self, subject: Subject, ids: Array | None) -> None:
-        """Removes the [N] int64 rows of a table from the cache, which changed in the cluster; None: all its rows."""
+        """Removes [N] int64 rows of a table, which changed in its cluster, from the native core's cache; None: all."""
         self.core.forget(*subject, None if ids is None else ids.tolist())
 
     def heard(self, subject: Subject) -> None:

@@ -75,7 +75,7 @@ class Described:
         return totals
 
     def feature_counts(self, counts: Iterable[FeatureCounts]) -> dict[str, dict[str, FeatureIds]]:
-        """Returns the core's counts of ids, by table and feature; a feature is named by its ids input."""
+        """Returns the native core's counts of ids, by table and feature; a feature has the name of its ids input."""
         found = []
         for signature, number, ids, missing in counts:
             plan = self.features[signature][number]
@@ -170,7 +170,7 @@ class _Writer:
 
     @property
     def keep(self) -> tuple[object, ...]:
-        """The Python objects that own the memory of the described tables and vocabularies."""
+        """The Python objects that own the memory of the tables and vocabularies in a servable's description."""
         return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:

@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 # thread.
 _SHARED_RUN_THREADS = 16
 
-# Type of the listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
+# Type of the native core's listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
 
 
 class Edge:
-    """The running native core. Concurrency: any thread; stop once.
+    """The native core that serves in this process. Concurrency: any thread; stop once.
 
     Args:
       listeners: bound sockets by wire; the core takes them over.

@@ -20,7 +20,7 @@ class TakesRoutes(Protocol):
     """The receiver of the routes of all models: the native core's server, or an object of a test."""
 
     def set_routes(self, models: Routes) -> None:
-        """Replaces the routes: the models and versions that requests can reach."""
+        """Replaces the native core's routes: the models and versions that requests can reach."""
         ...
 
 

@@ -42,7 +42,7 @@ class Events(Protocol):
         ...
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Counts requests that the native core refused."""
+        """Counts requests for a model that the native core refused before it ran them."""
         ...
 
     def waits_counted(self, model: str, times: Times) -> None:

@@ -62,7 +62,7 @@ class AdmissionCounter:
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """Stores model -> bytes that its requests in flight have reserved in the native core now."""
+        """Stores, for metrics, model -> bytes that its requests in flight have reserved in the native core now."""
         self._held_by_core = held
 
     def in_flight(self, held: Mapping[str, Held]) -> Mapping[str, Held]:
@@ -78,7 +78,7 @@ class AdmissionCounter:
         return self._dropped.copy()
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """Returns (model, reason) -> number of refused requests."""
+        """Returns the numbers of refused requests by model and reason of the refusal."""
         totals: dict[tuple[str, str], int] = {}
         for (_, model, reason), count in self._refused.copy().items():
             totals[model, reason] = totals.get((model, reason), 0) + count[0]

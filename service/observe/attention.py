@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# A limit, such as the one on bytes in flight, needs attention if at least this share of it is used.
+# The status page warns of a limit, such as the one on bytes in flight, if at least this share of it is used.
 FULL = 0.9
-# A version needs attention if its deltas have waited longer than this many seconds, as in the alert EmbeddingDeltaLag.
+# The status page warns of a version whose deltas wait longer than this (seconds), as the alert EmbeddingDeltaLag.
 MAX_LAG_S = 10
-# A certificate needs attention if it ends within this many seconds.
+# The status page warns of a TLS certificate that expires within this many seconds.
 CERTIFICATE_S = 14 * 86_400
 
 

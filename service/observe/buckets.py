@@ -73,7 +73,7 @@ class Times:
         self.seconds += seconds
 
     def merge(self, other: Times) -> None:
-        """Adds the counts of another histogram with the same limits, to which another thread may still add."""
+        """Adds the counts of another histogram of durations with the same limits, to which another thread may add."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.seconds += other.seconds
 
@@ -92,7 +92,7 @@ class Rows:
         self.total = 0
 
     def add(self, rows: int) -> None:
-        """Counts a number of rows; a number equal to a bucket's limit is in the next bucket, as in TensorFlow."""
+        """Counts one number of rows; if it equals a bucket's limit, it is in the next bucket, as in TensorFlow."""
         self.counts[bisect_right(self.limits, rows)] += 1
         self.total += rows
 

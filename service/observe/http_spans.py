@@ -21,7 +21,7 @@ class HttpSpans:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application within a trace span, if the request is for a model."""
+        """Runs the ASGI application within a trace span if the request is for a model, else without one."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
             await self._app(scope, receive, send)
             return

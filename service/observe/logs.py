@@ -19,7 +19,7 @@ LINES_AT_ONCE, LINES_PER_S = 500, 20
 
 @dataclass(slots=True)
 class _Allowance:
-    """How many lines a logger may still write at a level, and how many were dropped since its last line."""
+    """A count of the lines that a logger may still write at one level, and of the lines dropped since the last one."""
 
     lines: float
     since_s: float

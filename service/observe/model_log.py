@@ -23,7 +23,7 @@ MAX_QUEUED_BYTES = 64 << 20
 
 
 class LogCounts(NamedTuple):
-    """Numbers of requests that were written to the log or dropped. is_disabled: an error has ended the log."""
+    """Numbers of requests that a request log has written or dropped. is_disabled: an error has ended the log."""
 
     written: int
     dropped: int
@@ -93,7 +93,7 @@ class ModelLog:
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
     def stop(self, timeout_s: float) -> None:
-        """Makes the thread write the queued records and close the log file; waits for it at most timeout_s seconds."""
+        """Makes the request log's thread write its queue and close the file; waits at most timeout_s seconds for it."""
         with self._news:
             self._is_stopped = True
             self._news.notify_all()

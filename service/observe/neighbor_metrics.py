@@ -25,7 +25,7 @@ _NAME = "embedding_server_neighbor_rows_scanned_total"
 
 
 def neighbor_lines(scanned: Mapping[str, int], indexes: Mapping[IndexName, RowIndex]) -> list[str]:
-    """Returns the lines of metrics on searches for nearest rows and their indexes; none before the first search.
+    """Returns the lines of metrics on searches for nearest rows and on indexes; none before the first search.
 
     Args:
       scanned: model -> number of rows that searches compared with their queries.

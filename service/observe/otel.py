@@ -55,7 +55,7 @@ class OtelTracing:
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
-        """Opens a server span for a gRPC request. name: path of the gRPC method."""
+        """Opens a trace span of the kind "server" for a gRPC request. name: path of the gRPC method."""
         service, _, method = name.lstrip("/").rpartition("/")
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
         with self._spans.spanned(
@@ -85,7 +85,7 @@ class OtelTracing:
         return HttpSpans(app, self._spans)
 
     def stop(self) -> None:
-        """Sends the spans that were not sent yet, and waits for this a few seconds at most."""
+        """Sends the trace spans that OpenTelemetry has not sent yet, and waits for this a few seconds at most."""
         # A daemon thread shuts OpenTelemetry down, and stop() waits for it at most _STOP_S seconds: the exporter may
         # retry a missing collector for long.
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-stop", daemon=True)

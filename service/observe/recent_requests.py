@@ -87,7 +87,7 @@ class RecentRequests:
         logger.warning("slow request", extra=extra)
 
     def failed(self, subject: Subject, error: BaseException, code: str) -> None:
-        """Keeps a request that failed, without a log line, which the HTTP or gRPC server writes."""
+        """Keeps a failed request for the status page, but does not log it, which the HTTP or gRPC server does."""
         message = (error.message if isinstance(error, ServiceError) else type(error).__name__)[:_MAX_TEXT]
         noted = Noted(self._now(), _own_id(), *subject, code=code, message=message)
         (self._own_failures if code in _OURS else self._refusals).append(noted)

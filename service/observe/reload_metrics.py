@@ -23,7 +23,7 @@ class ReloadCounter:
         self._count("taken")
 
     def refused(self) -> None:
-        """Counts a reload that was refused because of a fault in the file; the former content stays in force."""
+        """Counts a reload of --auth_config that a fault in the file prevented; the former content stays in force."""
         self._count("refused")
 
     @property

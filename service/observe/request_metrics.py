@@ -40,11 +40,11 @@ class Successes:
 
     @property
     def count(self) -> int:
-        """Number of successful requests in these counts."""
+        """Number of the successful requests that this object counts."""
         return sum(self.times.counts)
 
     def merge(self, other: Successes) -> None:
-        """Adds another object's counts of successful requests to this object's counts."""
+        """Adds the counts of another Successes (successful requests) to the counts of this one."""
         self.rows += other.rows
         self.times.merge(other.times)
         self.run_times.merge(other.run_times)
@@ -84,11 +84,11 @@ class Notes(Protocol):
     def slow_s(self) -> float: ...
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """Keeps a request that succeeded and took slow_s seconds or longer."""
+        """Keeps, for the status page, a request that succeeded and took slow_s seconds or longer."""
         ...
 
     def failed(self, subject: Subject, error: BaseException, code: str) -> None:
-        """Keeps a request that failed, with its canonical code."""
+        """Keeps a failed request for the status page; code: the canonical code of the request's error."""
         ...
 
 
@@ -129,7 +129,7 @@ class RequestCounter:
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:
-        """Counts a request that has succeeded or failed."""
+        """Counts, for metrics, a finished request, which has succeeded or failed."""
         subject = request.subject
         if request.error is not None:
             self._failed(subject, request.error)
@@ -147,7 +147,7 @@ class RequestCounter:
             self._notes.was_slow(subject, request.seconds, request.run_seconds, request.rows)
 
     def add(self, subject: Subject, more: Successes) -> None:
-        """Adds successful requests that the native core counted; one caller at a time."""
+        """Adds counts of successful requests that the native core has answered; one caller at a time."""
         # The native core's counts have the key 0 in place of a thread's number; no thread has the number 0.
         key = (0, subject)
         cell = self._successes.get(key)
@@ -156,13 +156,13 @@ class RequestCounter:
         cell.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds failed requests that the native core counted; one caller at a time."""
+        """Adds counts of failed requests that the native core has answered; one caller at a time."""
         self._failures.setdefault((0, subject, code), [0])[0] += count
 
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # asyncio cancels a request's task if the client leaves
+            code = "CANCELLED"  # asyncio cancels a request's task if the client disconnects
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)

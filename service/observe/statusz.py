@@ -189,7 +189,7 @@ def _requests(counted: Requests) -> list[Document]:
 
 
 def quantile_ms(times: Times, share: float) -> float | None:
-    """Returns a quantile of durations in ms, as the upper limit of the histogram bucket that it lies in.
+    """Returns a quantile of a histogram of durations, in ms: the upper limit of the bucket that it lies in.
 
     Returns None if there are no durations, or if the quantile is above the last limit.
     """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TracingUnavailable(Exception):
-    """The settings ask for tracing, which can not be started; the message says why."""
+    """The error that the settings ask for tracing, which can not be started; the message says why."""
 
 
 def start_tracing(settings: Settings) -> OtelTracing | None:

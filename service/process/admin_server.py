@@ -78,7 +78,7 @@ class AdminServer:
         return int(self._listener.getsockname()[1])
 
     def start(self) -> None:
-        """Starts to answer requests to the admin port."""
+        """Starts the admin server, which answers requests to the admin port."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
 
     async def stop(self) -> None:

@@ -242,7 +242,7 @@ class App:
     def _create_admin(self) -> AdminServer | None:
         if self._settings.admin_port < 0:
             return None
-        # The import is here and not at the top, because http_transport imports FastAPI, which takes long.
+        # http_transport is imported here and not at the top, because it imports FastAPI, which takes long.
         from service.process.http_transport import create_admin_server
 
         return create_admin_server(self._http_parts, self._lists.reload_config)
@@ -288,8 +288,8 @@ class App:
     def _create_servers(self) -> PythonServers | NativeServers:
         settings, engine, parts = self._settings, self._engine, self._http_parts
         if self._routes is None:
-            # The import is here and not at the top: python_servers imports FastAPI, and native_servers imports the
-            # core, which may not be installed.
+            # python_servers and native_servers are imported here and not at the top: the one imports FastAPI, the other
+            # the native core, which may not be installed.
             from service.process.python_servers import PythonServers
 
             return PythonServers(settings, engine, parts, tls=self._tls, access=self._access, on_end=self._stop.set)

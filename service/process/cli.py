@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _base_path_faults(settings: Settings) -> list[str]:
-    # The import is here and not at the top: model_config imports numpy, and _serve() must first set the number of
-    # numpy's threads.
+    # model_config is imported here and not at the top, because it imports numpy, and _serve() must first set the number
+    # of numpy's threads.
     from service.configuration.model_config import base_path_faults
 
     return base_path_faults(settings)
@@ -68,8 +68,8 @@ def _serve(settings: Settings) -> int:
     prepare_libraries()
     # Garbage collection is off during the imports below: it would take a fifth of their time and find no garbage.
     gc.disable()
-    # The imports are here and not at the top, because they are slow, and a fault of the command line is reported before
-    # them.
+    # The server's modules are imported here and not at the top: this is slow, and a fault of the command line is
+    # reported before.
     import uvloop
 
     from service.engine import request_context

@@ -17,7 +17,7 @@ def open_stores(settings: Settings) -> Stores | None:
     if not settings.store_cache_dir:
         return None
     try:
-        # The import is here and not at the top, because service.stores imports obstore, an optional extra.
+        # service.stores is imported here and not at the top, because it imports obstore, an optional extra.
         from service.stores.cache import CacheInUse
         from service.stores.stores import Stores
     except ImportError as error:

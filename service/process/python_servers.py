@@ -83,7 +83,7 @@ class PythonServers:
         self._http_port.close()
 
     def stop_now(self) -> None:
-        """Makes stop() cut the requests in flight and not wait for them."""
+        """Makes stop() of the HTTP and gRPC servers cut the requests in flight and not wait for them."""
         self._http.force_exit = True
         self._grpc.stop(0)
 

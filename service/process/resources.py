@@ -25,7 +25,7 @@ def raise_descriptor_limit() -> int:
 
 
 def max_connections(configured: int) -> int:
-    """Returns the limit on connections of a port: `configured`, at most the free descriptors; for 0, half of them."""
+    """Returns a port's limit on connections: `configured`, at most the free file descriptors; for 0, half of these."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = max(soft - min(_SPARE, soft // 2), 2)
     return min(configured or possible // 2, possible)

@@ -148,7 +148,7 @@ def _node(text: str, whole: str) -> tuple[str, int]:
 
 
 def _number(options: Mapping[str, str], name: str, default: int, expected: str, whole: str) -> int:
-    """Returns an option of an address as a number; raises ValueError if the number is not within the limits.
+    """Returns an option of a cluster's address as a number; raises ValueError if it is not within the limits.
 
     expected: names the limits, such as "a number from 0 to 100". whole: the address, for the text of the error.
     """

@@ -146,7 +146,7 @@ class TableChanges:
         self.on_heard: Callable[[], None] | None = None
         self.applied = 0
         self._following = threading.Lock()
-        # The last entry of the stream of changes that the listeners have been told of.
+        # The last entry of the table's stream of changes whose rows the listeners have been told.
         self._told = _BEGIN
         # _uncopied: for each stream entry that this server wrote and that some replica may lack, the entry's random
         # bytes -> its ids. _again_at_s: the time at which these ids are written again, on time.monotonic().
@@ -165,7 +165,7 @@ class TableChanges:
 
     @property
     def lag_s(self) -> float:
-        """Seconds for which changes have waited to be written, or other servers' changes could not be read; else 0."""
+        """Seconds for which the table's changes wait to be written, or other servers' could not be read; else 0."""
         since_s = self._behind_since_s
         return 0.0 if since_s is None else max(time.monotonic() - since_s, 0.0)
 
@@ -203,7 +203,7 @@ class TableChanges:
         return delta, True
 
     def queue_file(self, delta: Delta, refused: Callable[[DeltaFault], None]) -> None:
-        """Queues the delta of a file; follow() writes its rows to the cluster, unless another server has done so."""
+        """Queues a delta that was read from a file; follow() writes its rows to the cluster if no other server has."""
         self._files.append((delta, refused))
 
     def follow(self) -> None:
@@ -287,7 +287,7 @@ class TableChanges:
             self._files.popleft()
 
     def _write(self, delta: Delta, order: int, end_s: float) -> bool:
-        """Writes a delta's rows into their blocks; returns whether the replicas have them."""
+        """Writes a delta's rows into the table's blocks in the cluster; returns whether the replicas have them."""
         layout = self._layout
         octets = _octets(delta.rows, self._dtype)
         blocks, places = np.divmod(delta.ids, layout.block_rows)
@@ -315,7 +315,7 @@ class TableChanges:
         self._tell(ids)
 
     def _tell_again(self, end_s: float) -> None:
-        """Writes one entry with the ids of all entries that a replica may lack; the replica may become the primary."""
+        """Writes one stream entry with the ids of all entries that a replica may lack: it may become the primary."""
         if not self._uncopied or time.monotonic() < self._again_at_s:
             return
         self._again_at_s = time.monotonic() + _AGAIN_S

@@ -42,7 +42,7 @@ def store_client(address: StoreAddress, timeout_s: float) -> Any:
             problem = error
             continue
         return redis.RedisCluster(*node, **_options(address, timeout_s))
-    assert problem is not None  # each node of `address` has failed with a RedisError
+    assert problem is not None  # each node of `address` has raised a RedisError, the last one of which is `problem`
     raise problem
 
 

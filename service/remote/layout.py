@@ -95,7 +95,7 @@ class TableLayout:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of all rows of the table."""
+        """The number of bytes that all rows of the table take in the cluster."""
         return self.vocabulary_size * self.row_bytes
 
     @cached_property
@@ -105,12 +105,12 @@ class TableLayout:
 
     @property
     def record(self) -> str:
-        """The key of the JSON record that describes this table's layout and says whether it was written completely."""
+        """The Valkey key of the JSON record that has this table's layout and says if all its rows were written."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}{self.fingerprint}"
 
     @property
     def pointer(self) -> str:
-        """The key of the Pointer, a JSON record of the complete and the incomplete fingerprints (versions)."""
+        """The Valkey key of the table's Pointer: a JSON record of the complete and the incomplete fingerprints."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}pointer"
 
     def note(self, name: str) -> str:
@@ -184,7 +184,7 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """The Pointer as JSON text, as the cluster stores it."""
+        """The JSON text by which the cluster stores this Pointer (the fingerprints of a table's versions)."""
         return json.dumps({"layout": LAYOUT, "fingerprints": self.fingerprints, "others": self.others})
 
 

@@ -15,7 +15,7 @@ from service.remote.clients import Node, node_client
 from service.remote.topology import Topology, Unreachable
 
 _PAUSE_S = 0.05
-# Largest number of commands that are sent to a node in one pipeline.
+# Largest number of Valkey commands that are sent to a cluster node in one pipeline.
 _BATCH = 64
 # Longest time in milliseconds to wait, after each pipeline of writes, for replicas to have the writes.
 _COPY_MS = 200
@@ -31,7 +31,7 @@ _PASSING = (
 
 
 class Refused(Exception):
-    """A Valkey node refused a command for good; the exception's text is the node's error text."""
+    """The error that a Valkey node refused a command for good; the exception's text is the node's error text."""
 
 
 class Command(NamedTuple):
@@ -48,7 +48,7 @@ class Primaries:
         self._address = address
         self._topology = topology
         self._changing = threading.Lock()
-        # (Node, whether the client only reads) -> redis-py client.
+        # The clients of redis-py by (node, whether the client only reads).
         self._clients: dict[tuple[Node, bool], Any] = {}
 
     def run(self, commands: Sequence[Command], end_s: float) -> list[Any]:

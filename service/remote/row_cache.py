@@ -23,7 +23,7 @@ class RowCache(Protocol):
     def holds_rows(self) -> bool: ...
 
     def forget(self, subject: Subject, ids: Array | None) -> None:
-        """Removes [N] int64 changed rows of a table from the cache; None: all rows of the table. Must not raise."""
+        """Removes [N] int64 changed rows of a table from this cache of rows; None: all its rows. Must not raise."""
 
     def heard(self, subject: Subject) -> None:
         """Extends the time for which cached rows of a table are valid: all its changes were read. Must not raise."""

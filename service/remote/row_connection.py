@@ -27,7 +27,7 @@ class ErrorReply(Exception):
 
     @property
     def kind(self) -> str:
-        """The first word of a node's error reply, such as MOVED, which names the kind of error."""
+        """The first word of this error reply of a cluster node, such as MOVED, which names the kind of error."""
         return str(self.args[0]).partition(" ")[0]
 
 
@@ -79,7 +79,7 @@ class RowConnection:
             self._socket.sendall(b"".join(commands))
 
     def values(self, count: int, size: int, end_s: float) -> Array | list[Reply]:
-        """Returns the node's next replies as [count, size] uint8; as a list if one of them is no value of this size.
+        """Returns the cluster node's next replies as [count, size] uint8; as a list if one is no value of this size.
 
         Raises:
           OSError: the connection broke, or not all answers came before end_s.
@@ -108,7 +108,7 @@ class RowConnection:
             got += received
 
     def replies(self, count: int, end_s: float) -> list[Reply]:
-        """Returns the node's next replies as a list; raises OSError if the connection fails or end_s passes."""
+        """Returns the cluster node's next replies as a list; raises OSError if the connection fails or end_s passes."""
         return self._one_by_one(count, end_s)
 
     def _one_by_one(self, count: int, end_s: float) -> list[Reply]:
@@ -164,7 +164,7 @@ def command(*words: str) -> bytes:
 
 
 def _begin_with(buffer: Array, checked: int, got: int, head: bytes, frame: int) -> bool:
-    """Says whether the replies that have arrived since the last check all are values of the expected size."""
+    """Says whether a node's replies that have arrived since the last check all are values of the expected size."""
     whole = got // frame
     frames = buffer[checked * frame : whole * frame].reshape(-1, frame)
     expected = np.frombuffer(head, np.uint8)

@@ -229,7 +229,7 @@ class _Task:
         return needs_map
 
     def _groups(self) -> tuple[dict[tuple[Node, bool], Array], bool]:
-        """Groups the unread rows by the node to ask; also returns whether the map of hash slots is outdated.
+        """Groups the unread rows by the cluster node to ask; also returns whether the map of hash slots is outdated.
 
         A key is (node, whether an ASK reply named the node); its value: positions of the rows' ids in the request.
         """

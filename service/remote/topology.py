@@ -23,7 +23,7 @@ _LOOK_BREAK_S = 2.0
 
 
 class Unreachable(Exception):
-    """A cluster did not return its map of hash slots, or did not answer commands, in time; the text says why."""
+    """The error that a cluster did not send its map of hash slots, or a reply, in time; the text says why."""
 
 
 class _Map(NamedTuple):
@@ -115,16 +115,16 @@ class Topology:
         return max((len(replicas) for primary, replicas in self.groups() if primary == node), default=0)
 
     def is_down(self, node: Node) -> bool:
-        """Says whether a node failed so lately that other nodes shall be asked first."""
+        """Says whether a cluster node failed so lately that other nodes shall be asked first."""
         until_s = self._down.get(node)
         return until_s is not None and time.monotonic() < until_s
 
     def failed(self, node: Node, break_s: float = _BREAK_S) -> None:
-        """Notes that a node failed, so that other nodes are asked before it for break_s seconds."""
+        """Notes that a cluster node failed, so that for break_s seconds other nodes are asked before this node."""
         self._down[node] = time.monotonic() + break_s
 
     def answered(self, node: Node) -> None:
-        """Notes that a node has answered, so that other nodes are no longer asked before it."""
+        """Notes that a cluster node has answered, so that other nodes are no longer asked before this node."""
         self._down.pop(node, None)
 
     def all_nodes(self) -> list[Node]:

@@ -19,7 +19,7 @@ _SPARE_BYTES = 64 << 20
 
 
 class CacheInUse(Exception):
-    """Another server uses the cache folder; two servers would remove each other's versions."""
+    """The error that another server uses the cache folder; two servers would remove each other's versions."""
 
 
 class Cache:
@@ -51,7 +51,7 @@ class Cache:
         self._wanted: list[Callable[[], int]] = []
 
     def close(self) -> None:
-        """Unlocks the cache folder, so that another server can use it."""
+        """Unlocks the folder --store_cache_dir, so that another server can use it."""
         os.close(self._lock_file)
 
     def folder_of(self, model: str, uri: str) -> Path:

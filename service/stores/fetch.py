@@ -247,7 +247,7 @@ def _verify(folder: Path, what: str) -> None:
         return
     for name, table in manifest.tables.items():
         for part in (table, table.scale):
-            # The checksum 0 means that there is none: some writers of checkpoints store none.
+            # A part's checksum 0 in the manifest means that there is none: some writers of checkpoints store none.
             if (
                 part is not None
                 and part.crc32c

@@ -42,7 +42,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class StoreError(OSError):
-    """A request to the object store failed.
+    """The error that a request to the object store failed.
 
     text: one line on the reason, without secrets.
     """
@@ -53,7 +53,7 @@ class StoreError(OSError):
 
 
 class ObjectExists(StoreError):
-    """A new object could not be written, because the store has an object of this name already."""
+    """The error that a new object was not written, because the object store has one of this name already."""
 
 
 class StoredObject(NamedTuple):
@@ -85,7 +85,7 @@ class ObjectStore:
             raise InvalidRequest(f"base_path {uri} can not be used: {_one_line(error)}") from None
 
     def folders(self) -> list[str]:
-        """Lists the names of the folders directly below the URI. Raises StoreError."""
+        """Lists the names of the folders directly below the object store's URI. Raises StoreError."""
         try:
             prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
         except Exception as error:
@@ -93,7 +93,7 @@ class ObjectStore:
         return [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]
 
     def objects(self, folder: str) -> list[StoredObject]:
-        """Lists all objects below a folder of the store, sorted by path. Raises StoreError."""
+        """Lists all objects below a folder of the object store, sorted by path. Raises StoreError."""
         prefix = f"{folder}/"
         found = []
         try:
@@ -131,7 +131,7 @@ class ObjectStore:
         is_new: bool = False,
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
-        """Writes a file as one object, which readers see whole or not at all.
+        """Writes a file to the object store as one object, which readers see whole or not at all.
 
         Args:
           is_new: write a small file only if no object has its name; a store without this condition writes it always.

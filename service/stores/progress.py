@@ -16,7 +16,7 @@ PROGRESS = ".progress.jsonl"
 
 
 class Step(NamedTuple):
-    """The first bytes of an object that are synced to the disk: their number, and their CRC-32C."""
+    """The number and the CRC-32C of the bytes at an object's begin that are fetched and synced to the disk."""
 
     num_bytes: int = 0
     crc: int = 0
@@ -45,7 +45,7 @@ class Progress:
             self._steps[path, tag] = Step(num_bytes, crc)
 
     def of(self, one: StoredObject) -> Step:
-        """Returns how much of an object is synced; nothing if it has no ETag, without which a change goes unnoticed."""
+        """Returns the Step up to which an object is synced: 0 bytes without an ETag, by which a change is noticed."""
         return self._steps.get((one.path, one.tag), Step()) if one.tag else Step()
 
     def note(self, one: StoredObject, step: Step) -> None:

@@ -94,7 +94,7 @@ class GuardedFiles:
                 found = os.fstat(file.fileno())
                 mapped = GuardedMap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 mapped.guard(self._memory)
-                # look() needs this descriptor of the mapped file, because the path may lead to another file later.
+                # GuardedFiles.look() needs this descriptor of the mapped file: the path may lead to another file later.
                 kept = os.dup(file.fileno())
             self._opened[path] = _Opened(path, mapped, kept, found.st_size, found.st_mtime_ns)
         return self._opened[path].map
@@ -105,7 +105,7 @@ class GuardedFiles:
         return {path: opened.size for path, opened in self._opened.items()}
 
     def guard(self, mapped: GuardedMap) -> None:
-        """Makes damage to another memory map of one of the files count as damage to this version, too."""
+        """Makes damage to another memory map of one of the version's files count as damage to the version."""
         mapped.guard(self._memory)
 
     def place(self, address: int) -> tuple[int, int]:

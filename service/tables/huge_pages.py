@@ -163,7 +163,7 @@ class HugePages:
             raise _GivenUp("a file is damaged")
 
     def _wait_for_others(self, files: GuardedFiles, descriptor: int) -> None:
-        """Waits up to _PATIENCE_S for a lock on the file, held until the descriptor is closed; then goes on unlocked.
+        """Waits up to _PATIENCE_S for a mapped file's lock, held until its descriptor is closed; else goes on unlocked.
 
         The lock makes server processes take turns: the page cache can not drop pages that another process maps.
         """

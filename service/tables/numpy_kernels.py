@@ -84,7 +84,7 @@ class StoredRows:
         self._scales = np.asarray(_Memory(scales_at, (vocabulary_size, 1), np.float32)) if scales_at else None
 
     def rows(self, numbers: Array) -> Array:
-        """Reads the rows with the given [N] numbers; returns [N, D] float32."""
+        """Reads the table's rows with the given [N] row numbers; returns [N, D] float32."""
         stored = self._stored[numbers]
         if self._dtype == BFLOAT16:
             # A stored bfloat16 is shifted by 16 bits, because it is the upper half of a float32.
@@ -130,7 +130,7 @@ def gather(
     default_row: int,
     out: Array,
 ) -> int:
-    """Copies the table row of each id into out; a dropped id gives zeros.
+    """Copies the table row of each id into the array `out`; a dropped id gives zeros.
 
     Args:
       dtype, table_at, scales_at, vocabulary_size, dim: the table.

@@ -11,7 +11,7 @@ from service.tables.kernel_codes import COSINE, L2
 from service.tables.numpy_kernels import StoredRows
 from service.types import Array
 
-# Number of rows of the table that are compared with the queries at a time.
+# Number of a table's rows that a search for nearest rows compares with its queries at a time.
 _CHUNK_ROWS = 4096
 
 

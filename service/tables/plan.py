@@ -60,7 +60,7 @@ class FeaturePlan:
 
     @property
     def is_one_kernel(self) -> bool:
-        """Whether one kernel call computes the lookup, but for empty rows, which a policy may fill after the call."""
+        """Whether one kernel call computes the feature's lookup, except empty rows, which a policy may fill later."""
         feature = self.feature
         treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
         return (
@@ -224,7 +224,7 @@ class SignaturePlan:
 
     @property
     def max_rows(self) -> int | None:
-        """Largest number of rows that a request may have; None: there is no limit."""
+        """Largest number of rows that a request to this lookup signature may have; None: there is no limit."""
         return min((plan.max_rows for plan in self.features.values() if plan.max_rows is not None), default=None)
 
     def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:

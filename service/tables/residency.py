@@ -36,7 +36,7 @@ LockRule = Literal["off", "try", "require"]
 
 _ADVICE: Mapping[PageAdvice, int] = {"normal": 0, "random": 1, "huge": 14}
 _WILL_NEED, _POPULATE_READ = 3, 22
-# Bytes of a table that are read before the rate of reading is checked again.
+# Number of bytes of a table that are read into memory before the rate of the reading is checked again.
 _CHUNK_BYTES = 16 << 20
 _PROGRESS_S = 5.0
 

@@ -30,14 +30,14 @@ _MAX_LISTS = 8192
 # The lists' centres are computed from this many sampled rows for each list of the index, and by this many iterations of
 # Lloyd's algorithm (k-means).
 _SAMPLED_ROWS, _ITERATIONS = 32, 6
-# Number of rows to read at a time (a block); the version may be unloaded between two blocks.
+# Number of a table's rows (a block) that are read at a time for its index; the version may be unloaded between blocks.
 _BLOCK_ROWS = 4096
 _NUM_QUERIES = 256
 _SORTED_ROWS = 1 << 20
 # Number of rows that one call compares with all sampled queries, to find their true nearest rows; a call takes some
 # seconds at most.
 _COMPARED_ROWS = 1 << 18
-# Longest time in seconds of one comparison of rows with queries while an index is built.
+# Longest time in seconds of one comparison of rows with queries while a nearest-row index is built.
 _PATIENCE_S = 600.0
 _NO_IDS = np.empty(0, np.int64)
 
@@ -90,19 +90,19 @@ class RowLists:
 
     @staticmethod
     def of(lists: Lists) -> RowLists:
-        """Makes an index from the arrays and numbers of an earlier index, such as one that was read from a file."""
+        """Makes a nearest-row index from the arrays and numbers of an earlier one, such as one read from a file."""
         index = RowLists(_Space(lists.metric, lists.longest), lists.centres, lists.members, lists.starts)
         index._loose = lists.loose
         index.probes, index.recall, index.seconds = lists.probes, lists.recall, lists.seconds
         return index
 
     def lists(self) -> Lists:
-        """Returns the arrays and numbers of this index, without copies, to be written to a file."""
+        """Returns the arrays and numbers of this nearest-row index, without copies, to be written to a file."""
         parts = self._vectors, self._starts, self._members, self._loose
         return Lists(self._space.wanted, *parts, self._space.longest, self.probes, self.recall, self.seconds)
 
     def candidates(self, queries: Array) -> list[Array]:
-        """Returns for each of [Q, D] float32 queries the int64 ids of the rows to compare, ascending."""
+        """Returns, for each of [Q, D] float32 queries, the int64 ids of the rows to compare with it, ascending."""
         found = _search(self._centres, self._space.queries(queries), self.probes, self._space.metric).ids
         return [self._rows(lists[lists >= 0]) for lists in found]
 
@@ -147,7 +147,7 @@ def build_index(
 
 
 def _members(lists: Array, count: int) -> tuple[Array, Array]:
-    """Converts the [V] number of each row's list to RowLists' arrays `members` and `starts`.
+    """Returns the arrays `members` and `starts` of RowLists; lists: [V], the number of the list that each row is in.
 
     Blocks are sorted one after another, because a sort of all rows would need 8 more bytes for each.
     """
@@ -156,7 +156,7 @@ def _members(lists: Array, count: int) -> tuple[Array, Array]:
     free = starts[:-1].copy()
     for at in range(0, len(lists), _SORTED_ROWS):
         block = lists[at : at + _SORTED_ROWS]
-        # The sort must be stable, because each list of the index has its rows in ascending order.
+        # The sort of rows by list must be stable, because each list of the nearest-row index has its rows ascending.
         order = np.argsort(block, kind="stable")
         ordered, sizes = block[order], np.bincount(block, minlength=count)
         firsts = np.cumsum(sizes) - sizes
@@ -172,7 +172,7 @@ def _true_neighbors(wanted: RowSearch, search: Callable[[RowSearch], Nearest], n
         part = np.arange(at, min(at + _COMPARED_ROWS, num_rows), dtype=np.int64)
         found = search(replace(wanted, allowed=part))
         ids, scores = np.hstack([best.ids, found.ids]), np.hstack([best.scores, found.scores])
-        # A result with fewer than k rows is filled with the score NaN, which sorts last.
+        # A search's result for a query with fewer than k rows is filled with the score NaN, which sorts last.
         order = np.argsort(scores if wanted.metric == "l2" else -scores, axis=1, kind="stable")[:, : wanted.k]
         best = Nearest(np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1))
     return [set(row[row >= 0].tolist()) for row in best.ids]
@@ -217,7 +217,7 @@ class _Space:
         return _Space(metric, longest)
 
     def rows(self, rows: Array) -> Array:
-        """Converts [N, D] rows of the table to [N, E] float32 vectors, which are compared with the lists' centres."""
+        """Converts [N, D] rows of the indexed table to [N, E] float32 vectors, to be compared with the list centres."""
         rows = _finite(rows)
         if self.wanted == "cosine":
             return _unit(rows)
@@ -227,7 +227,7 @@ class _Space:
         return rows
 
     def queries(self, queries: Array) -> Array:
-        """Converts [Q, D] queries to [Q, E] float32 vectors, which are compared with the lists' centres."""
+        """Converts [Q, D] queries of a search to [Q, E] float32 vectors, to be compared with the list centres."""
         if self.wanted == "cosine":
             return _unit(queries)
         if self.wanted == "dot":
@@ -236,7 +236,7 @@ class _Space:
 
 
 def _centres(sample: Array, count: int, random: np.random.Generator, go_on: GoOn) -> Array:
-    """Returns [count, E] centres of [N, E] vectors (Lloyd's algorithm)."""
+    """Returns `count` centres, [count, E], around which [N, E] vectors lie, by Lloyd's algorithm (k-means)."""
     centres = sample[random.choice(len(sample), count, replace=len(sample) < count)]
     for _ in range(_ITERATIONS):
         lists = _nearest_centre(_table_of(centres), sample, go_on)
@@ -244,7 +244,7 @@ def _centres(sample: Array, count: int, random: np.random.Generator, go_on: GoOn
         sizes = np.bincount(lists, minlength=count)
         filled = np.flatnonzero(sizes)
         sums = np.add.reduceat(sample[order], np.concatenate([[0], np.cumsum(sizes[filled])[:-1]]), axis=0)
-        # A centre that is nearest to no vector is replaced by a random vector of the sample.
+        # A centre of k-means that is nearest to no sampled vector is replaced by a random vector of the sample.
         centres = sample[random.choice(len(sample), count, replace=len(sample) < count)]
         centres[filled] = sums / sizes[filled, None]
     return np.ascontiguousarray(centres, np.float32)
@@ -255,7 +255,7 @@ def _nearest_centre(centres: MappedTable, vectors: Array, go_on: GoOn) -> Array:
     found = np.empty(len(vectors), np.int32)
     for at in range(0, len(vectors), _BLOCK_ROWS):
         go_on()
-        # A vector whose float32 distances overflow has no nearest centre; it is put into the first list.
+        # A row whose float32 distances to the centres overflow has no nearest centre, and is put into the first list.
         nearest = _search(centres, vectors[at : at + _BLOCK_ROWS], 1, "l2").ids[:, 0]
         found[at : at + _BLOCK_ROWS] = np.maximum(nearest, 0)
     return found

@@ -69,7 +69,7 @@ class RowPool:
             shares = [int(row_splits[-1]) * i // parts for i in range(1, parts)]
             bounds[1:-1] = np.searchsorted(row_splits, shares).tolist()
         others = [self._pool.submit(part, begin, end) for begin, end in zip(bounds[1:-1], bounds[2:], strict=True)]
-        # The results of all parts are awaited, because no thread may write to the answer after this call.
+        # The results of all parts of the lookup are awaited: no thread may write to the answer after the return.
         returned = [part(0, bounds[1]), *(other.result() for other in others)]
         missing = 0
         for stopped in returned:

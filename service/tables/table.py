@@ -68,7 +68,7 @@ class MappedTable:
         )
 
     def rows(self, ids: Array) -> Array:
-        """Reads [N, D] float32 rows by [N] int64 ids with the kernels; raises IdOutOfRange."""
+        """Reads [N, D] rows of [N] int64 ids as float32, with the kernels if not float64; raises IdOutOfRange."""
         if self.info.dtype == "float64":
             with np.errstate(over="ignore"):
                 return self.stored_rows(ids).astype(np.float32)

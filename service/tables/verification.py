@@ -75,7 +75,7 @@ class Verifier:
         self._thread: threading.Thread | None = None
 
     def verify(self, files: GuardedFiles, stored: Sequence[Stored]) -> None:
-        """Compares stored bytes with their checksums, and marks the files as damaged if one differs. Blocks.
+        """Compares bytes in a version's files with their checksums; if one differs, marks the files as damaged. Blocks.
 
         Raises:
           NotReady: the verifier was stopped, or the files were closed, before the end.
@@ -83,7 +83,7 @@ class Verifier:
         with self._one:
             started_s, done, memory = self._clock(), 0, mmap.mmap(-1, _CHUNK_BYTES)
             for part in stored:
-                # The checksum 0 means that there is none, so that these bytes can not be verified.
+                # The checksum 0 means that there is none for this part of a file, so that it can not be verified.
                 if not part.crc32c:
                     continue
                 found = 0
@@ -104,7 +104,7 @@ class Verifier:
                         f"{masked(found)}, its index says {part.crc32c}"
                     )
                     return
-            # look() checks whether a file was changed while it was verified; later calls of look() find later changes.
+            # GuardedFiles.look() finds a change of a file during its verification; later calls find later changes.
             files.is_verified = not files.look()
             extra = {"tables": len(stored), "bytes": done, "seconds": round(self._clock() - started_s, 3)}
             logger.info("verified tables", extra=extra)

@@ -181,7 +181,7 @@ class IntegerVocabulary:
 
     @property
     def index(self) -> KeyIndex:
-        """The arrays by which the native core finds the row of an integer key."""
+        """The arrays of this vocabulary by which the native core finds the row of an integer key."""
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
 
     def key_of(self, row: int) -> int | None:

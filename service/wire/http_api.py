@@ -4,5 +4,5 @@ from __future__ import annotations
 
 # The name of the HTTP API in metrics and logs.
 API = "http"
-# Most rows of a table that one request to the rows route may read.
+# Default of the most rows of a table that one request to the HTTP route tables/{table}:rows may read.
 DEFAULT_MAX_TABLE_ROWS = 65536

@@ -70,7 +70,7 @@ def encode_result(result: Classification | Regression, *, strict: bool = False) 
     for row in range(shape[0]):
         texts = [""] * shape[1] if labels is None else [label_text(label) for label in labels[row]]
         numbers = np.zeros(shape[1], np.float32) if scores is None else scores[row]
-        # Scores stay numpy float32 scalars, because orjson writes these with fewer digits than Python floats.
+        # Scores of classes stay numpy float32 scalars: orjson writes these with fewer digits than Python floats.
         rows.append([[text, number] for text, number in zip(texts, numbers, strict=True)])
     return dump({"results": rows}, strict=strict)
 

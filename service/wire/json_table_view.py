@@ -19,7 +19,7 @@ def encode_page(page: Page) -> bytes:
 
 
 def encode_row(row: Row) -> bytes:
-    """Encodes one row; delta is null for a row that is as the version was saved."""
+    """Encodes one row of a table as JSON; the field delta is null for a row that is as the version was saved."""
     document = row._asdict()
     origin = document.pop("origin")
     document["keys"] = {feature: _text(key) for feature, key in row.keys.items()}

@@ -38,7 +38,7 @@ class PredictBody:
 
     @property
     def layout(self) -> Layout:
-        """The form of the answer: "row" if the request has "instances", "columnar" if it has "inputs"."""
+        """The form of the JSON answer: "row" if the predict body has "instances", "columnar" if it has "inputs"."""
         return "row" if "instances" in self.document else "columnar"
 
 

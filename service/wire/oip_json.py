@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 
 
 class InferInput(NamedTuple):
-    """One input tensor of an inference request; its data are JSON values or bytes."""
+    """One input tensor of an Open Inference Protocol request in JSON; its data are JSON values or bytes."""
 
     name: str
     datatype: str
@@ -67,7 +67,7 @@ class InferBody:
 
 
 def decode_infer(body: bytes, header_length: str | None, *, strict: bool = False) -> InferBody:
-    """Parses the body of an inference request, but does not convert its tensors' values.
+    """Parses an Open Inference Protocol request's body, but does not convert the tensors' values to arrays.
 
     Args:
       header_length: value of the header Inference-Header-Content-Length; None: there is no such header.

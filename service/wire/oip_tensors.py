@@ -30,7 +30,7 @@ try:
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
-# Type of binary data of a request; a memoryview avoids a copy.
+# Type of the binary data of a tensor in a request; a memoryview avoids a copy.
 Buffer = bytes | memoryview
 
 BYTES = "BYTES"
@@ -107,7 +107,7 @@ def reshaped(name: str, flat: Array, shape: tuple[int, ...], size: int) -> Array
 
 
 def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) -> Array:
-    """Converts the binary data of an input to an array, without a copy if possible.
+    """Converts the binary data of an Open Inference Protocol input to an array, without a copy if possible.
 
     Args:
       name: the input's name, for error texts.
