@@ -24,7 +24,7 @@ from service.types import Array, ModelRef, TableInfo, VersionStatus
 
 
 class GuardedEngine(Engine):
-    """An Engine that checks the rights of the current caller in each method. Concurrency: any thread.
+    """An Engine that checks the current caller's rights before it reads or changes a model. Concurrency: any thread.
 
     Requests for a model on which the caller has no right go to an engine without models: they get the same texts,
     counts and codes as requests for a model that does not exist. A caller with some right on the model, but not the one
@@ -99,7 +99,7 @@ class GuardedEngine(Engine):
         return engine.bind(ref, signature_name, call, **options)
 
     def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
-        """Counts a request that failed before its signature was found, as Engine.reject does.
+        """Calls the wrapped engine's reject, which counts a request that failed before its signature was found.
 
         If the caller can not see the model, the request is counted as one for an unknown model.
         """

@@ -142,9 +142,9 @@ def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest)
 def _rule(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, output: str, parts: tuple[str, ...]
 ) -> OutputRule:
-    # The output gets the shape that the manifest says, because answers have this shape, and because the limit on answer
-    # bytes is computed from it. So a size that the graph leaves open is filled in, and a size that differs from the
-    # graph's is refused.
+    # The description of the output gets the manifest's shape and not the graph's, because answers have that shape and
+    # the limit on answer bytes is computed from it. So a size that the graph leaves open is filled in, and a size that
+    # differs from the graph's is refused.
     found = spec.outputs.get(output)
     if found is None:
         raise ArtifactError(f"signature {spec.name!r} has no output {output!r}, which its manifest names")

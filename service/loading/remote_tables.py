@@ -259,7 +259,8 @@ class RemoteTables:
                 try:
                     self._compare(self._replicas[address])
                 except Exception:
-                    # An error must not end this thread: it is the only thread that compares replicas, for all clusters.
+                    # An error at one cluster must not fail the load of a version, nor keep the replicas of other
+                    # clusters from being compared.
                     logger.exception("replicas of a cluster can not be compared", extra={"cluster": str(address)})
 
     def _compare(self, replicas: Replicas) -> None:
