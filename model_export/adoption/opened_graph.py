@@ -47,7 +47,7 @@ class Read:
 
     @property
     def rows(self) -> frozenset[str]:
-        """Names of the tensors that hold the gathered rows."""
+        """Names of the graph's tensors that hold the results of this read's gather ops, which are rows of the table."""
         return frozenset(gather.rows for gather in self.gathers)
 
 
@@ -120,7 +120,7 @@ class OpenedGraph:
         return variable_names(self.meta_graph, self.artifact)
 
     def alias(self, key: str) -> str:
-        """Returns `key`, or the key of the graph variable with the same saved bytes if no variable has `key`."""
+        """Returns `key` or, if no variable has this checkpoint key, that of a variable with the same saved bytes."""
         if key in self.variables:
             return key
         entry = self.bundle.get(key)
@@ -128,7 +128,7 @@ class OpenedGraph:
         return next(same, key)
 
     def signatures(self) -> Iterator[tuple[SignatureSpec, SignatureGraph | str]]:
-        """Yields every signature with its flat graph, or with the reason why adopt can not analyse it."""
+        """Yields every signature of the opened SavedModel with its flat graph, or why adopt can not analyse it."""
         sparse = read_sparse_names(self.meta_graph)
         for name, spec in self.specs.items():
             try:

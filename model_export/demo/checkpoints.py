@@ -22,12 +22,12 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=_KEPT)
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint of the model and its optimizers after an epoch."""
+        """Writes a checkpoint of the rating model and its optimizers after an epoch."""
         self._epoch.assign(epoch)
         self._manager.save(checkpoint_number=epoch)
 
     def restore(self) -> int:
-        """Restores the newest checkpoint, with optimizers; returns its epoch, or 0 if there is no checkpoint."""
+        """Restores the newest checkpoint of model and optimizers; returns its epoch, or 0 if there is no checkpoint."""
         if self._manager.latest_checkpoint is None:
             return 0
         self._checkpoint.restore(self._manager.latest_checkpoint).assert_consumed()

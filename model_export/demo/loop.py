@@ -29,7 +29,7 @@ _STEPS_PER_CALL = 20
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """Result of one epoch; `epoch` counts from 1."""
+    """The result of one epoch of the demo's training; `epoch` counts from 1."""
 
     epoch: int
     train_loss: float
@@ -97,7 +97,7 @@ class Trainer:
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint after the epoch with the number `epoch`."""
+        """Writes a checkpoint of the demo's training after the epoch with the number `epoch`."""
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:
@@ -147,7 +147,7 @@ class Trainer:
 
 
 def epoch_examples(train: Examples, config: TrainConfig, epoch: int) -> Examples:
-    """Returns the training examples in the order of an epoch, with a share of their ids replaced by 0."""
+    """Returns the training examples in an epoch's random order, with a random share of their ids replaced by 0."""
     rng = np.random.default_rng([config.seed, epoch])
     examples = train.select(rng.permutation(len(train)))
 

@@ -96,7 +96,7 @@ def fetch(
 
 
 def checked(data: RatingData) -> RatingData:
-    """Returns data if its counts and checksum are those of MovieLens 100K; raises ExportError otherwise."""
+    """Returns the given ratings if counts and checksum are those of MovieLens 100K; raises ExportError otherwise."""
     counts = (len(data.rating), len(data.users), len(data.films))
     if counts != (NUM_RATINGS, NUM_USERS, NUM_FILMS):
         raise ExportError(f"{counts} ratings, users and films, expected {(NUM_RATINGS, NUM_USERS, NUM_FILMS)}")
@@ -164,7 +164,7 @@ def parse_official(ratings: str, users: str, films: str, genres: str) -> RatingD
 
 
 def parse_package(ratings: str, users: str, films: str) -> RatingData:
-    """Parses .inter, .user and .item: a header line, then fields divided by tabs; blanks divide a film's genres."""
+    """Parses a MovieLens package: a header line, then fields divided by tabs; blanks divide a film's genres."""
     parsed_films = []
     for line in _lines(films)[1:]:
         film_id, title, year, genres = line.split("\t")

@@ -93,11 +93,11 @@ class ShardedTable:
         )
 
     def gather(self, rows: Any) -> Any:
-        """Reads rows from their shards: [U] int64 -> [U, D]."""
+        """Reads rows of the sharded table from their shards: [U] int64 row numbers -> [U, D]."""
         return tf.nn.embedding_lookup(self.table, rows)
 
     def update(self, rows: Any, gradients: Any, learning_rate: float, *, most_rows: int) -> None:
-        """Sums the gradients of all replicas by row, and applies Adagrad to these rows; call it inside a replica.
+        """Sums the gradients of all replicas by row, and applies Adagrad to these table rows; call it inside a replica.
 
         Args:
           rows: [U] int64, distinct. gradients: [U, D].

@@ -111,7 +111,7 @@ class Rounding:
         self._name, self._dtype, self._done = name, dtype, 0
 
     def add(self, rows: Array) -> tuple[Array, Array | None]:
-        """Rounds the next [n, D] float32 rows of the table; raises the errors that reduced() raises.
+        """Rounds the table's next [n, D] float32 rows to fewer bits; raises the errors that reduced() raises.
 
         Returns:
           The numbers, in ReducedTable's form, and for int8 and int4 their [n, 1] float32 scales.

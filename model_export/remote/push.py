@@ -26,7 +26,7 @@ from service.remote.clients import store_client
 from service.remote.layout import NOTES, Pointer, TableLayout, layout_of_record
 from service.types import TABLE_DTYPES, Array, stored_columns
 
-# Number of commands that are sent to the cluster together. With blocks of 16 KB, these are 2 MB.
+# Number of commands in one batch to the Valkey or Redis cluster. With blocks of 16 KB, a batch has 2 MB.
 _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
@@ -201,7 +201,7 @@ class _Table:
             pipe.execute()
 
     def _differs(self, block: int, value: bytes | None) -> bool:
-        """Says whether a block in the cluster differs from the file, in rows that no delta or upsert changed."""
+        """Says whether a block in the cluster differs from the table's file in rows that no delta or upsert changed."""
         layout, expected = self._layout, self._bytes(block)
         if value == expected or value is None or len(value) != len(expected):
             return value != expected

@@ -82,7 +82,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class FeatureReport:
-    """A feature in the manifest; vocabulary is None if clients send row numbers."""
+    """A report's description of a feature in the manifest; vocabulary is None if clients send row numbers."""
 
     name: str
     table: str
@@ -92,7 +92,7 @@ class FeatureReport:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The values of one metric over the steps or epochs of a training.
+    """A curve for a report: the values of one metric over the steps or epochs of a training.
 
     x_name: "epoch" or "step".
     points: (x, value) by ascending x; values that are not finite numbers are left out.

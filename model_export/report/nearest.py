@@ -34,7 +34,7 @@ def searched_ids(ids: Array, shape: tuple[int, ...]) -> Array:
 
 
 def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
-    """Returns at most k pairs of row and cosine for each of [N] distinct ids, the nearest first.
+    """Finds the rows nearest to each of [N] distinct ids: at most k pairs of row and cosine each, the nearest first.
 
     Of rows with equal cosines the smaller id comes first. A row is not its own neighbour. Rows that are not finite are
     no neighbours, and neither they nor rows of zeros have neighbours.

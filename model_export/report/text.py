@@ -22,7 +22,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def to_text(report: ArtifactReport) -> str:
-    """Returns the report as text lines; control characters in it are shown as hexadecimal codes."""
+    """Returns the report on an artifact as lines of text; shows control characters in it as hexadecimal codes."""
     sections = (_head, _attention, _tables, _features, _meta_graphs, _parity, _curves, _statistics, _provenance)
     lines = [line for section in sections for line in section(report)]
     return "".join(f"{_printable(line)}\n" for line in lines)

@@ -66,7 +66,7 @@ def add_to_file(directory: Path, added: TableStatistics) -> Path:
 
 
 def to_json(statistics: TableStatistics) -> dict[str, Any]:
-    """Returns all statistics of a table as a JSON object; leaves out the zeros at the histogram's end."""
+    """Returns all lookup statistics of a table as a JSON object; leaves out the zeros at the histogram's end."""
     histogram = np.trim_zeros(statistics.ids_per_example_histogram, "b")
     return {
         "format_version": FORMAT_VERSION,

@@ -22,7 +22,7 @@ from model_export.training.table_parts import mark_part, part_of
 
 
 def slot_names(table: str, parameters: OptimizationParameters) -> tuple[str, ...]:
-    """Returns the names of a table's slot variables.
+    """Returns the names of the slot variables that a table's optimizer needs.
 
     Adagrad has accumulator; Adam m and v; FTRL accumulator and linear; Momentum momenta; SGD none.
 

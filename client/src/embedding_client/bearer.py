@@ -41,7 +41,7 @@ class Bearer:
         return others if value is None else {**others, "Authorization": value}
 
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Returns the gRPC metadata with the token; None if the client has no token."""
+        """Returns the gRPC metadata that carries the bearer token; None if the client has no token."""
         value = self.value()
         return None if value is None else (("authorization", value),)
 

@@ -221,7 +221,7 @@ class EmbeddingClient:
     def metadata(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> ModelMetadata:
-        """Returns the model's signatures; raises EmbeddingError."""
+        """Returns the signatures of one version of the model; raises EmbeddingError."""
         return self._run(self._methods.metadata(version, label), self._transport, timeout_s)
 
     def close(self) -> None:
