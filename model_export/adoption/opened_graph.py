@@ -53,7 +53,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SignatureGraph:
-    """The graph of one signature, with all function calls inlined.
+    """The graph of one signature of an adopted model, with all function calls inlined.
 
     outputs: name of the output -> its tensor in the flat graph.
     needed: the nodes that the outputs depend on.
@@ -88,14 +88,14 @@ class SignatureGraph:
         return nodes
 
     def sources(self, tensor: str) -> set[str]:
-        """Returns the names of the signature's inputs that a tensor depends on."""
+        """Returns the names of the signature's inputs from which the graph computes a tensor."""
         nodes = self.placeholders()
         return {nodes[name] for name in self.flat.ancestors([tensor], follow=self.follow) if name in nodes}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedGraph:
-    """The {serve} MetaGraph of a SavedModel.
+    """An opened SavedModel: its {serve} MetaGraph and the entries of its checkpoint.
 
     bundle: key in the checkpoint -> entry. variables: the entries that the graph restores and that may be tables.
     handles: variable node of the graph -> the checkpoint tensor that the node is restored from.

@@ -58,12 +58,12 @@ class DeviceLookup:
 
     @property
     def embedding_lookup_device(self) -> str | None:
-        """The lookup device that the user chose: cpu, tpu_tensor_core, tpu_embedding_core or None."""
+        """The lookup device that the user chose for the column: cpu, tpu_tensor_core, tpu_embedding_core or None."""
         return self._device_name
 
     @property
     def tensor_core_shape(self) -> tuple[int | None, int] | None:
-        """The shape [B or None, K] of the padded lookup; None if the user gave no shape."""
+        """The shape [B or None, K] of the column's padded lookup; None if the user gave no shape."""
         return self._tensor_core_shape
 
     @property

@@ -12,7 +12,7 @@ _KEPT = 2
 
 
 class Checkpoints:
-    """Writes and restores the newest checkpoints in a training run's folder. Concurrency: one caller at a time."""
+    """Writer and reader of the checkpoints in a training run's folder. Concurrency: one caller at a time."""
 
     def __init__(self, folder: Path, model: Any, table_optimizer: Any, dense_optimizer: Any) -> None:
         self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)

@@ -30,7 +30,7 @@ _STEPS_PER_CALL = 20
 
 
 class DistributedTrainer:
-    """Trains the rating model as Trainer does, with the same methods. Concurrency: one caller at a time.
+    """Trainer of the rating model in several processes; has Trainer's methods. Concurrency: one caller at a time.
 
     Args:
       folder: contains the checkpoints; the same folder for all processes.

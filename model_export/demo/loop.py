@@ -37,7 +37,7 @@ class EpochResult:
 
 
 class Trainer:
-    """Trains the rating model on one split of the ratings.
+    """Trainer of the rating model on one split of the ratings, in this process alone.
 
     Args:
       folder: of the checkpoints.

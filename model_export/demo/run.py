@@ -59,7 +59,7 @@ class Run:
 
     @staticmethod
     def read(folder: Path) -> Run:
-        """Reads run.json; raises ExportError if the file is missing or malformed."""
+        """Reads the run.json of a training run; raises ExportError if the file is missing or malformed."""
         path = folder / RUN_FILE
         try:
             data = json.loads(path.read_text())

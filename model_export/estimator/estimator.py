@@ -159,7 +159,7 @@ class EmbeddingEstimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> EmbeddingEstimator:
-        """Trains from the newest checkpoint on, and saves a checkpoint at the end. Returns self.
+        """Trains the model from the newest checkpoint on, and saves a checkpoint at the end. Returns this estimator.
 
         Args:
           steps: number of steps to train; None: until the input ends.

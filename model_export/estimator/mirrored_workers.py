@@ -26,7 +26,7 @@ _OPTIMIZER = tf.compat.v1.train.Optimizer
 
 
 class WorkerExchange:
-    """Exchange of arrays between the workers of a strategy.
+    """Exchange of arrays between the workers of a TensorFlow distribution strategy.
 
     All workers must call the same methods in the same order; every call waits for all workers. Concurrency: one caller
     at a time.

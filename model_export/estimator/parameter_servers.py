@@ -70,7 +70,7 @@ class ParameterServers(OneProcess):
         if self._task.index:
             self._marks.put()
         else:
-            # Parameter server 0 ends last, because it holds all processes' end marks, which the other servers read.
+            # Parameter server 0 ends last, because it holds the end marks, which the other parameter servers read.
             self._marks.wait_for(self._names("ps")[1:])
 
     def _device(self) -> str:
@@ -81,7 +81,7 @@ class ParameterServers(OneProcess):
 
 
 class _EndMarks:
-    """Marks of the processes that have ended their part: one queue for each process, on parameter server 0."""
+    """End marks of the training's processes that have ended: one queue for each process, on parameter server 0."""
 
     def __init__(self, target: str, task: ClusterTask) -> None:
         self._own = f"{task.kind}_{task.index}"
@@ -99,7 +99,7 @@ class _EndMarks:
         self._config = tf.compat.v1.ConfigProto(device_filters=filters)
 
     def put(self) -> None:
-        """Puts the mark that this process has ended its training; does nothing if it is there, as after a restart."""
+        """Puts the mark that this process has ended its training; does nothing if it exists, as after a restart."""
         # Read again after a failed call whether the mark is there: a second mark would wait for ever for a place in the
         # queue.
         while not self._sizes_of([self._own])[self._own]:

@@ -192,7 +192,7 @@ def _add_missing_vocabularies(artifact: Path, files: Mapping[str, Path]) -> None
 
 
 def add_extra_files(artifact: Path, files: Mapping[str, Path]) -> None:
-    """Copies files to paths below assets.extra; raises ExportError if a path lies outside of it or exists."""
+    """Copies files to paths below an artifact's assets.extra; raises ExportError if a path lies outside or exists."""
     for name, file in files.items():
         target = artifact / "assets.extra" / name
         is_below = not Path(name).is_absolute() and ".." not in Path(name).parts

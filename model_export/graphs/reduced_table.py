@@ -130,7 +130,7 @@ class Rounding:
 
 
 def widened(numbers: Array, dtype: str, scales: Array | None = None, *, embedding_dim: int | None = None) -> Array:
-    """Converts stored numbers of a table to float32.
+    """Converts the stored numbers of a reduced table to float32.
 
     Args:
       numbers: [..., D] as TABLE_DTYPES reads the dtype; [..., ceil(D / 2)] of int4.

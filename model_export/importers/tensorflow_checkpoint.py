@@ -27,7 +27,7 @@ _NUMBERS = {
 def open_checkpoint(address: Address) -> TableReader:
     """Opens the variable of PREFIX:VARIABLE or SAVED_MODEL_FOLDER:VARIABLE; raises ExportError or ArtifactError."""
     prefix = address.path / VARIABLES_PREFIX if (address.path / "saved_model.pb").is_file() else address.path
-    # The largest relative error over all outputs of the compared signature.
+    # The ending ".index" is removed, because users see that file in the folder and pass its name.
     prefix = prefix.with_suffix("") if prefix.suffix == ".index" and prefix.is_file() else prefix
     variables = read_bundle(prefix)
     if address.name is None:

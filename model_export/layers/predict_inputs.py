@@ -41,7 +41,7 @@ class PredictInputs:
         return [self._weights_name(leaf) for leaf in self.inputs.leaves if leaf.weights_of is not None]
 
     def tensor_specs(self) -> dict[str, Any]:
-        """Returns the TensorSpec of every input by name; raises ExportError for two inputs of one name."""
+        """Returns the TensorSpec of every signature input by name; raises ExportError for two inputs of one name."""
         specs: dict[str, Any] = {}
         for leaf in self.inputs.leaves:
             for spec in self._leaf_specs(leaf):
@@ -51,7 +51,7 @@ class PredictInputs:
         return specs
 
     def dense_fields(self) -> dict[str, int]:
-        """Returns the name and length of each field of floats in the tf.Examples.
+        """Returns the name and length of each float field in the tf.Examples that a predict signature takes.
 
         Raises:
           ExportError: an input does not have a fixed number of floats, so no field can hold it.

@@ -72,7 +72,7 @@ class SignatureParity:
 
     @property
     def max_relative_error(self) -> float:
-        """The largest relative error over all outputs of the signature."""
+        """The largest relative error over all outputs of the compared signature."""
         return max((output.max_relative_error for output in self.outputs.values()), default=0.0)
 
 

@@ -149,7 +149,7 @@ class _Checks:
         return SignatureParity("predict", "recorded answers", len(predictions), comparison.outputs)
 
     def with_device_differences(self, signatures: Mapping[str, SignatureParity]) -> dict[str, SignatureParity]:
-        """Compares padded lookups' answers with those of the first cpu lookup; adds the differences to `signatures`."""
+        """Compares padded lookups' answers with those of the first cpu lookup; returns results with the differences."""
         entries = self._manifest.signatures
         cpu = next((n for n, e in entries.items() if e.kind == "lookup" and e.device == "cpu"), None)
         result = dict(signatures)

@@ -40,7 +40,7 @@ for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
 return 1
 """
 
-# A callback for progress. Its arguments are the name of the step, the bytes done, and all bytes.
+# A callback for a push's progress. Its arguments are the name of the step, the bytes done, and all bytes.
 Progress = Callable[[str, int, int], None]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from model_export.statistics.table_health import TableRows
 from service.types import Array
 
-# Number of rows to compare at a time. With 2,000 queries, the cosines of one such block take 8 MB.
+# Number of a table's rows to compare at a time. With 2,000 queries, the cosines of one such block take 8 MB.
 _BLOCK_ROWS = 1024
 # Maximal number of multiplications for one table, about half a second of a processor. For a large table, a page
 # therefore lists the nearest rows of fewer rows.

@@ -84,7 +84,7 @@ class Frame:
         )
 
     def axes(self, x_title: str, y_title: str, *, x_ticks: Sequence[float] | None = None) -> str:
-        """Draws both axes with grid lines. x_ticks: None for round numbers, [] for no numbers at the x axis."""
+        """Draws a plot's axes with grid lines. x_ticks: None for round numbers, [] for no numbers at the x axis."""
         parts = []
         for value in ticks(*self.y, max(4, round((self.bottom - self.top) / 70))):
             at = self.py(value)

@@ -135,7 +135,7 @@ class TableStatistics:
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:
-        """Returns the sum of two statistics; raises ValueError if their tables or partitions differ."""
+        """Returns the sum of two lookup statistics; raises ValueError if their tables or partitions differ."""
         if (self.table, self.partitions) != (other.table, other.partitions):
             raise ValueError(f"statistics of {other.table} do not add to those of {self.table}")
         return TableStatistics(
@@ -184,7 +184,7 @@ class TableStatistics:
         return [HotId(id, count, count / self.ids) for id, count in self.counts.top(n)]
 
     def imbalance(self, strategy: PartitionStrategy) -> float:
-        """Returns the ids of the fullest partition, divided by the mean of all partitions; 1 means even, or no ids."""
+        """Returns the id count of the fullest partition, divided by the partitions' mean; 1 means even, or no ids."""
         loads = self.partition_loads[strategy]
         return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 

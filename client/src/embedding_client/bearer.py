@@ -36,7 +36,7 @@ class Bearer:
         return _value(self._token())
 
     def headers(self, others: dict[str, str]) -> dict[str, str]:
-        """Returns `others` plus the Authorization header; `others` alone if the client has no token."""
+        """Returns the HTTP headers `others` plus the Authorization header; only `others` if the client has no token."""
         value = self.value()
         return others if value is None else {**others, "Authorization": value}
 

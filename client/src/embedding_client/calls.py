@@ -22,7 +22,7 @@ class Where(NamedTuple):
 
 
 def where(version: int | None, label: str | None) -> Where:
-    """Makes a Where of a version number or a label; raises InvalidRequest if the caller gives both."""
+    """Makes a `Where`, the version that a request asks for, of a number or a label; raises InvalidRequest for both."""
     if version is not None and label is not None:
         raise invalid(f"version {version} and label {label!r} were both given; send one or the other.")
     return Where(version, label)

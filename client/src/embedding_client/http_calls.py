@@ -33,7 +33,7 @@ from embedding_client.types import (
     VersionStatus,
 )
 
-# The largest number of cached signatures, so that signatures of old versions do not fill the memory.
+# The largest number of signatures that a client caches, so that those of old versions do not fill the memory.
 _MAX_SIGNATURES = 256
 
 

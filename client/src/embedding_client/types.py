@@ -118,7 +118,7 @@ class TensorDescription:
 
 @dataclass(frozen=True, slots=True)
 class SignatureDescription:
-    """A signature of a model, with its inputs and outputs."""
+    """Description of a signature of a model version: its input tensors and output tensors."""
 
     method_name: str
     inputs: Mapping[str, TensorDescription]
@@ -133,7 +133,7 @@ class SignatureDescription:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The signatures of one version of a model, by signature name."""
+    """Descriptions of the signatures of one version of a model, by signature name."""
 
     model: str
     version: int
@@ -142,7 +142,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """One embedding table of a model: its name, size and features.
+    """Description of one embedding table of a model: its name, size and features.
 
     vocabulary_size: its number of rows.
     embedding_dim: D, the length of a row.
