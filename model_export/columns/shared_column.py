@@ -79,7 +79,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         tensorflow_columns.TpuSharedColumn.__init__(self, *args, **kwargs)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        # TensorFlow's own __getnewargs__ leaves out the last argument, use_safe_embedding_lookup.
+        # The __getnewargs__ of TensorFlow's shared column leaves out the last argument, use_safe_embedding_lookup.
         return (*super().__getnewargs__(), self.use_safe_embedding_lookup)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

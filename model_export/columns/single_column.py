@@ -46,7 +46,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
             self._of_tensorflow.create_state(self, state_manager)
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns the combined embeddings, [B, D] float32; an empty row gives zeros."""
+        """Returns the combined embeddings of the column's ids, [B, D] float32; a row without ids gives zeros."""
         if not tensorflow_columns.is_on_tpu():
             return tensorflow_columns.EmbeddingColumn.get_dense_tensor(self, transformation_cache, state_manager)
         if self._is_padded and tensorflow_columns.is_tpu_inference():

@@ -62,7 +62,7 @@ def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, An
 
 @dataclass(frozen=True, slots=True)
 class _Lookups:
-    """The lookup signatures to build over reduced tables, by signature name: their manifest entries and specs."""
+    """The lookup signatures to rebuild over reduced tables, by signature name: their manifest entries and specs."""
 
     entries: Mapping[str, Any]
     specs: Mapping[str, ModelSpec]

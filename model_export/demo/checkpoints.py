@@ -49,6 +49,6 @@ def restore_weights(folder: Path, model: Any) -> tuple[int, Path]:
     epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
     status = tf.train.Checkpoint(model=model, epoch=epoch).restore(latest)
     status.assert_existing_objects_matched()
-    # The checkpoint's other variables, such as the optimizers' variables, are not restored.
+    # The checkpoint's variables outside the rating model, such as the optimizers' variables, are not restored.
     status.expect_partial()
     return int(epoch), Path(latest)

@@ -89,11 +89,11 @@ class Trainer:
 
     @property
     def global_step(self) -> int:
-        """Number of training steps done in all epochs."""
+        """Number of training steps of the rating model done in all epochs so far."""
         return int(self._dense_optimizer.iterations)
 
     def resume(self) -> int:
-        """Restores the newest checkpoint, if any; returns the number of finished epochs."""
+        """Restores the training run's newest checkpoint, if any; returns the number of finished epochs."""
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
@@ -101,7 +101,7 @@ class Trainer:
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:
-        """Trains one epoch, numbered from 1, and measures the RMSE on the held-out part."""
+        """Trains the rating model for one epoch, numbered from 1, and measures the RMSE on the held-out ratings."""
         tensors = self._epoch_tensors(epoch)
         total = 0.0
         seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)

@@ -164,7 +164,7 @@ def parse_official(ratings: str, users: str, films: str, genres: str) -> RatingD
 
 
 def parse_package(ratings: str, users: str, films: str) -> RatingData:
-    """Parses a MovieLens package: a header line, then fields divided by tabs; blanks divide a film's genres."""
+    """Parses MovieLens .inter, .user and .item texts: a header line, then tabs divide fields, and blanks genres."""
     parsed_films = []
     for line in _lines(films)[1:]:
         film_id, title, year, genres = line.split("\t")

@@ -81,7 +81,7 @@ class ShardedTable:
         shape = (spec.vocabulary_size, spec.embedding_dim)
 
         def initial(partition_shape: Any = shape, partition_offset: Any = (0, 0)) -> Any:
-            # TensorFlow calls this initializer once for each shard, with the shard's shape and offset.
+            # TensorFlow calls a sharded table's initializer once for each shard, with the shard's shape and offset.
             return initial_rows(spec, seed, partition_offset[0], partition_offset[0] + partition_shape[0])
 
         def accumulated(partition_shape: Any = shape, partition_offset: Any = (0, 0)) -> Any:

@@ -150,7 +150,7 @@ class MirroredWorkers(OneProcess):
         return joined
 
     def session_arguments(self) -> dict[str, Any]:
-        """Returns the session's config and, unless this process is the chief, arguments against writing summaries."""
+        """Returns the session's config and, in every process but the chief, arguments that turn summaries off."""
         arguments = super().session_arguments()
         return arguments if self.is_chief else {**arguments, "save_summaries_steps": None, "save_summaries_secs": None}
 

@@ -58,7 +58,7 @@ def tables(layer: Any) -> dict[str, TableVariables]:
     for config in {id(f.table): f.table for f in tf.nest.flatten(feature_config(layer))}.values():
         parts = dict(held[config.name])
         parameters = parts.pop("parameters")
-        # A Keras optimizer owns its slot variables, so they are not listed as the layer's.
+        # A Keras optimizer owns its slot variables, so they are not listed among the TPUEmbedding layer's slots.
         creator = getattr(config.optimizer, "slot_variable_creation_fn", None)
         found[config.name] = TableVariables(parameters, {} if creator else parts, config.optimizer)
     return found

@@ -78,7 +78,7 @@ def push(
     """
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    # check_described() would have raised if there were no manifest.
+    # check_described() would have raised an ExportError if the artifact had no manifest.
     assert manifest is not None
     for name in tables:
         if name not in manifest.tables:

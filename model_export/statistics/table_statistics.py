@@ -174,7 +174,7 @@ class TableStatistics:
 
     @property
     def distinct_ids(self) -> int:
-        """Number of distinct ids looked up, at most the table's rows; within about 2% if not distinct_is_exact."""
+        """Number of distinct ids looked up, at most the table's rows; off by about 2% unless distinct_is_exact."""
         if self.distinct_is_exact:
             return len(self.counts.ids)
         return min(distinct_ids.estimate(self.distinct_registers), self.table.vocabulary_size)
