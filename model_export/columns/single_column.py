@@ -60,7 +60,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
 
     def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
-        # tf.compat.v1.feature_column.input_layer calls _get_dense_tensor().
+        # tf.compat.v1.feature_column.input_layer() calls a column's method _get_dense_tensor().
         owner = tensorflow_columns.EmbeddingColumn
         if tensorflow_columns.is_on_tpu():
             owner = self._of_tensorflow

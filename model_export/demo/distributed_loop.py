@@ -115,7 +115,7 @@ class DistributedTrainer:
         return EpochResult(epoch, loss / self.steps_per_epoch, held_out_rmse)
 
     def predict(self, examples: Examples) -> Array:
-        """Returns the model's [B] float32 ratings for examples, clipped to the range of ratings."""
+        """Returns the rating model's [B] float32 ratings for examples, clipped to the range of ratings."""
         ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()
         return ratings
 

@@ -160,7 +160,7 @@ def _host_call_hooks(spec: Any) -> list[Any]:
 
 
 def _listeners(saver: Any) -> list[Any]:
-    # CheckpointSaverHook has no public method that adds a listener.
+    # TensorFlow's CheckpointSaverHook has no public method that adds a listener.
     listeners: list[Any] = saver._listeners
     return listeners
 

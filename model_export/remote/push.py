@@ -160,9 +160,9 @@ class _Table:
         client.set(layout.record, layout.record_text(is_whole=True))
         whole = (layout.fingerprint, *(one for one in found.fingerprints if one != layout.fingerprint))
         leaving = {one for one in (*whole[keep:], *found.others) if one not in whole[:keep]}
-        # Servers read the pointer to find the table's newest data. The pointer names the new fingerprint only after all
-        # blocks of this fingerprint were compared. The pointer still lists the fingerprints to remove, so that a later
-        # push removes them if this push is stopped here.
+        # Servers read the pointer in the cluster to find the table's newest data. The pointer names the new fingerprint
+        # only after all blocks of this fingerprint were compared. The pointer still lists the fingerprints to remove,
+        # so that a later push removes them if this push is stopped here.
         client.set(layout.pointer, Pointer(whole[:keep], tuple(sorted(leaving))).text)
         removed = sum(self._remove(fingerprint) for fingerprint in sorted(leaving))
         client.set(layout.pointer, Pointer(whole[:keep]).text)

@@ -40,7 +40,7 @@ def open_store(uri: str) -> ObjectStore:
 
 
 def new_version(store: ObjectStore, version: int | None) -> int:
-    """Returns the number of a new version in a store; None means the highest number plus 1, or 1.
+    """Returns the number of a new version in an object store; None means the highest number plus 1, or 1.
 
     Raises:
       ExportError: the version is not positive or exists, or the store can not be listed.
