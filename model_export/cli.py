@@ -48,7 +48,7 @@ or step by step:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Builds the argument parser; the parsed field `command` is the name of the command."""
+    """Builds the argument parser of model-export; its parsed field `command` is the name of the command."""
     parser = argparse.ArgumentParser(
         prog="model-export", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

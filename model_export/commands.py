@@ -58,7 +58,7 @@ def say(text: str) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> None:
-    """Runs the command of the parsed arguments; raises ExportError or ArtifactError."""
+    """Runs the model-export command that the parsed arguments name; raises ExportError or ArtifactError."""
     commands: Mapping[str, Callable[[argparse.Namespace], None]] = {
         "demo": _demo,
         "fetch": _fetch,

@@ -48,7 +48,7 @@ def fold(arguments: argparse.Namespace) -> None:
 
 def _read_rows(path: Path) -> tuple[Array, Array]:
     try:
-        # allow_pickle=False: a pickled object in the file could run code.
+        # allow_pickle=False: a pickled object in the .npz file could run code.
         with np.load(path, allow_pickle=False) as arrays:
             ids, rows = arrays["ids"], arrays["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -152,9 +152,12 @@ class _Copy:
         return dataclasses.replace(manifest, parity=parity.manifest_json()), served
 
     def _proven(self, signatures: Mapping[str, SignatureEntry]) -> tuple[dict[str, SignatureEntry], dict[str, str]]:
-        """Returns the manifest's entries and, by name, the difference of each lookup that the oracle contradicts.
+        """Compares lookups with the oracle in numpy; makes each signature a predict whose answers differ.
 
-        Such a lookup becomes a predict.
+        Returns the manifest's entries and, for each such signature, a text that describes the first difference.
+
+        Raises:
+          Disagreements: a lookup that the user's spec requires differs from the oracle.
         """
         lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
         found, why = dict(signatures), {}

@@ -98,7 +98,7 @@ class _Trial:
         self._key_of: dict[int, Any] = {}
 
     def found(self, before: FoundFeature | None) -> FoundFeature | None:
-        """Returns the lookup that computes the tensor; None if no lookup does.
+        """Returns the lookup that computes the examined tensor; None if no lookup does.
 
         Args:
           before: the lookup of a tensor nearer to the table's rows; None if there is none yet. A later tensor counts
@@ -192,7 +192,7 @@ class _Trial:
         return is_exact
 
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:
-        """Yields trial requests in two forms: one for the graph, and one for our kernels, with row numbers for keys."""
+        """Yields trial requests in two forms: for the adopted graph, and for our kernels, with row numbers for keys."""
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )

@@ -110,7 +110,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
 
 
 def _named(inputs: Any) -> Any:
-    """Returns `inputs`; if it is a dict, each TensorSpec in it gets its key as its name."""
+    """Returns the given input specs; if they are a dict, each TensorSpec in it gets its key as its name."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in inputs.items()}

@@ -16,7 +16,7 @@ from service.errors import ServiceError
 from service.process.trial import Trial
 from service.types import Array, SignatureSpec
 
-# Numbers of rows of the timed requests; the summary shows the times of the largest request.
+# Numbers of rows of the requests that adopt times; the summary shows the times of the largest request.
 _ROWS = (1, 32, 256)
 # Numbers of rows of further, untimed requests: the whole graph's answers are compared with the answers of the graph
 # whose lookups are cut out.

@@ -17,7 +17,7 @@ _NAMELESS_INPUT = re.compile(r"(keras_tensor|inputs?|input_layer|args)(_\d+)*$")
 
 
 def table_names(keys: Iterable[str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns a distinct table name for each checkpoint key.
+    """Makes a table name for each given checkpoint key; no two keys get the same name.
 
     Args:
       variables: checkpoint key -> the variable's name in the graph.

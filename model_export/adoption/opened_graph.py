@@ -47,13 +47,13 @@ class Read:
 
     @property
     def rows(self) -> frozenset[str]:
-        """Names of the tensors that hold the gathered rows."""
+        """Names of the graph's tensors that hold the results of this read's gather ops, which are rows of the table."""
         return frozenset(gather.rows for gather in self.gathers)
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureGraph:
-    """The graph of one signature, with all function calls inlined.
+    """The graph of one signature of an adopted model, with all function calls inlined.
 
     outputs: name of the output -> its tensor in the flat graph.
     needed: the nodes that the outputs depend on.
@@ -88,14 +88,14 @@ class SignatureGraph:
         return nodes
 
     def sources(self, tensor: str) -> set[str]:
-        """Returns the names of the signature's inputs that a tensor depends on."""
+        """Returns the names of the signature's inputs from which the graph computes a tensor."""
         nodes = self.placeholders()
         return {nodes[name] for name in self.flat.ancestors([tensor], follow=self.follow) if name in nodes}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedGraph:
-    """The {serve} MetaGraph of a SavedModel.
+    """An opened SavedModel: its {serve} MetaGraph and the entries of its checkpoint.
 
     bundle: key in the checkpoint -> entry. variables: the entries that the graph restores and that may be tables.
     handles: variable node of the graph -> the checkpoint tensor that the node is restored from.
@@ -120,7 +120,7 @@ class OpenedGraph:
         return variable_names(self.meta_graph, self.artifact)
 
     def alias(self, key: str) -> str:
-        """Returns `key`, or the key of the graph variable with the same saved bytes if no variable has `key`."""
+        """Returns `key` or, if no variable has this checkpoint key, that of a variable with the same saved bytes."""
         if key in self.variables:
             return key
         entry = self.bundle.get(key)
@@ -128,7 +128,7 @@ class OpenedGraph:
         return next(same, key)
 
     def signatures(self) -> Iterator[tuple[SignatureSpec, SignatureGraph | str]]:
-        """Yields every signature with its flat graph, or with the reason why adopt can not analyse it."""
+        """Yields every signature of the opened SavedModel with its flat graph, or why adopt can not analyse it."""
         sparse = read_sparse_names(self.meta_graph)
         for name, spec in self.specs.items():
             try:

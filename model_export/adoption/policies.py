@@ -17,7 +17,7 @@ Outcome = Literal["refused", "dropped"] | int
 
 @dataclass(frozen=True, slots=True)
 class IdPolicy:
-    """A policy for ids outside the table; its fields mean the same as in manifest.LookupFeature."""
+    """A policy for ids outside of a table, as adopt found it; its fields mean the same as in manifest.LookupFeature."""
 
     on_bad_id: BadIdPolicy
     default_row: int = 0

@@ -50,7 +50,7 @@ class Probe:
         self._known = {operation.name for operation in self.session.graph.get_operations()}
 
     def close(self) -> None:
-        """Closes the TensorFlow session."""
+        """Closes the TensorFlow session of the probed graphs."""
         self.session.close()
 
     def feed(self, graph: SignatureGraph, request: Mapping[str, Array]) -> dict[str, Array]:
@@ -62,7 +62,10 @@ class Probe:
     def run(
         self, graph: SignatureGraph, request: Mapping[str, Array], read: Read, tensors: Sequence[str]
     ) -> list[Array] | None:
-        """Runs the graph up to the given tensors, feeding the rows of `read`; None if the graph refuses the request."""
+        """Runs the graph up to `tensors`; feeds rows of the table in place of the results of the gathers of `read`.
+
+        Returns None if the graph refuses the request.
+        """
         fed, table = self.feed(graph, request), self.tables[read.key]
         try:
             found = self.session.run([gather.ids for gather in read.gathers], fed)
@@ -73,7 +76,7 @@ class Probe:
             return None
 
     def ids(self, graph: SignatureGraph, read: Read, request: Mapping[str, Array]) -> Array | None:
-        """Computes the ids that the graph looks up for a request; None if it refuses them or the table has parts."""
+        """Computes the ids that the graph looks up for a request; None for a refused request or a table in parts."""
         if len(read.gathers) > 1:
             return None
         try:

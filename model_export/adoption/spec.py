@@ -49,7 +49,7 @@ class FittingSignature:
 
 @dataclass(frozen=True, slots=True)
 class AdoptSpec:
-    """The contents of a user's spec file of tables and features.
+    """The contents of a user's spec file for `model-export adopt`: tables, features and signatures.
 
     variables: table -> checkpoint key. fitting: signatures that the file declares to be lookups. added: devices to add
     a lookup signature for; None: "cpu" if `fitting` is empty.

@@ -11,7 +11,7 @@ from service.artifact.manifest import SignatureEntry
 
 
 class Times(NamedTuple):
-    """Seconds that one request takes. before_s: in TensorFlow alone; after_s: in the server, with the manifest."""
+    """Seconds of a request to an adopted model. before_s: in TensorFlow alone; after_s: served with the manifest."""
 
     before_s: float
     after_s: float

@@ -58,17 +58,17 @@ class DeviceLookup:
 
     @property
     def embedding_lookup_device(self) -> str | None:
-        """The lookup device that the user chose: cpu, tpu_tensor_core, tpu_embedding_core or None."""
+        """The lookup device that the user chose for the column: cpu, tpu_tensor_core, tpu_embedding_core or None."""
         return self._device_name
 
     @property
     def tensor_core_shape(self) -> tuple[int | None, int] | None:
-        """The shape [B or None, K] of the padded lookup; None if the user gave no shape."""
+        """The shape [B or None, K] of the column's padded lookup; None if the user gave no shape."""
         return self._tensor_core_shape
 
     @property
     def learning_rate_fn(self) -> Callable[..., Any] | None:
-        """The function from global step to the table's learning rate; None if the user gave none."""
+        """The function from global step to the learning rate of the column's table; None if the user gave none."""
         function: Callable[..., Any] | None = self.get_learning_rate_fn()  # type: ignore[attr-defined]
         return function
 
@@ -83,7 +83,7 @@ class DeviceLookup:
         return self._device_name == TENSOR_CORE
 
     def _lookup(self, pair: Any, table: Any) -> Any:
-        # The categorical column has already applied its vocabulary and default value to the ids of `pair`.
+        # The categorical column has applied its vocabulary and default value to the ids of `pair` (ids and weights).
         ids, weights = pair.id_tensor, pair.weight_tensor
         if self._is_padded and not _asks_cpu.get():
             return tensor_core.combined(table, *self._padded(ids, weights), self.combiner)

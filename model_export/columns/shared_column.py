@@ -79,7 +79,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         tensorflow_columns.TpuSharedColumn.__init__(self, *args, **kwargs)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        # TensorFlow's own __getnewargs__ leaves out the last argument, use_safe_embedding_lookup.
+        # The __getnewargs__ of TensorFlow's shared column leaves out the last argument, use_safe_embedding_lookup.
         return (*super().__getnewargs__(), self.use_safe_embedding_lookup)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -91,7 +91,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
 
     @property
     def shared_embedding_collection_name(self) -> str:
-        """Name of the table's variable."""
+        """Name of the variable of the table that the shared columns read."""
         name: str = self._shared_embedding_collection_name
         return name
 
@@ -108,7 +108,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
             setattr(layer, f"shared_table_{name}", self.shared_embedding_column_creator.embedding_weights)
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns the combined embeddings, [B, D] float32; an empty row gives zeros."""
+        """Returns the combined embeddings of the column's ids, [B, D] float32; a row without ids gives zeros."""
         # TensorFlow's get_dense_tensor checks that this column is no sequence, then calls _get_dense_tensor_internal.
         return tensorflow_columns.SharedEmbeddingColumn.get_dense_tensor(self, transformation_cache, state_manager)
 

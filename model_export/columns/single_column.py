@@ -46,7 +46,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
             self._of_tensorflow.create_state(self, state_manager)
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns the combined embeddings, [B, D] float32; an empty row gives zeros."""
+        """Returns the combined embeddings of the column's ids, [B, D] float32; a row without ids gives zeros."""
         if not tensorflow_columns.is_on_tpu():
             return tensorflow_columns.EmbeddingColumn.get_dense_tensor(self, transformation_cache, state_manager)
         if self._is_padded and tensorflow_columns.is_tpu_inference():
@@ -60,7 +60,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
 
     def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
-        # tf.compat.v1.feature_column.input_layer calls _get_dense_tensor().
+        # tf.compat.v1.feature_column.input_layer() calls a column's method _get_dense_tensor().
         owner = tensorflow_columns.EmbeddingColumn
         if tensorflow_columns.is_on_tpu():
             owner = self._of_tensorflow

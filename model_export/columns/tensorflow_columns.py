@@ -1,4 +1,4 @@
-"""Wraps the private parts of TensorFlow's feature columns.
+"""Wraps the private functions and classes of TensorFlow's feature columns.
 
 Only this module of the columns imports private modules (`tensorflow.python...`), so that one file adapts to a changed
 TensorFlow.

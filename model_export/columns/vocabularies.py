@@ -41,7 +41,7 @@ def _lines(column: Any) -> list[bytes]:
         lines = [record.numpy() for record in tf.data.TFRecordDataset(column.vocabulary_file, "GZIP")]
     else:
         with tf.io.gfile.GFile(column.vocabulary_file, "rb") as file:
-            # TensorFlow's reader ignores every carriage return, and needs no newline at the end of the file.
+            # TensorFlow's reader of vocabulary files ignores carriage returns, and needs no newline at a file's end.
             lines = file.read().replace(b"\r", b"").removesuffix(b"\n").split(b"\n")
     size = int(column.vocabulary_size)
     if len(lines) < size:

@@ -71,7 +71,7 @@ def read_tables(artifact: Path) -> dict[str, TableInfo]:
     """Reads the tables that a delta must fit from the manifest; raises ExportError if there is no manifest."""
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    # check_described() raises ExportError if there is no manifest, so the manifest is not None here.
+    # check_described() raises ExportError for an artifact without a manifest, so the manifest is not None here.
     assert manifest is not None
     return {
         name: TableInfo(name, entry.vocabulary_size, entry.embedding_dim, entry.dtype, entry.nbytes, ())

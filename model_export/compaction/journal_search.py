@@ -40,5 +40,6 @@ def _found(root: Path, name: str) -> Iterator[Path]:
         try:
             yield from sorted(path for path in root.glob(depth + name) if path.is_file())
         except OSError:
-            # Skip a folder that this user may not read: its journals could not be folded in either.
+            # Go on with the next depth. glob() itself skips folders that this user may not list; it raises OSError if
+            # this user can not reach `root`, or if the disk fails or a folder vanishes during the search.
             continue

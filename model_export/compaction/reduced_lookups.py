@@ -62,7 +62,7 @@ def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, An
 
 @dataclass(frozen=True, slots=True)
 class _Lookups:
-    """The lookups to build, by name of the signature: their manifest entries and their specs."""
+    """The lookup signatures to rebuild over reduced tables, by signature name: their manifest entries and specs."""
 
     entries: Mapping[str, Any]
     specs: Mapping[str, ModelSpec]
@@ -156,7 +156,7 @@ class _Variables:
         return self._tables[name]
 
     def saver(self, old: Any) -> Any:
-        """Adds operations to the graph's saver that restore the new variables; returns the new SaverDef."""
+        """Adds operations that restore the added table variables to the graph's saver; returns the new SaverDef."""
         v1 = tf.compat.v1
         definition = v1.train.SaverDef(version=v1.train.SaverDef.V2, max_to_keep=1)
         if old is None:

@@ -48,7 +48,7 @@ class Losses:
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("error", "relative", "cosine"), 0))
 
     def add(self, trained: Array, stored: Array) -> None:
-        """Adds the errors of a block of rows, [N, D] float32, before (trained) and after the reduction (stored)."""
+        """Adds the errors of a block of a table's rows, [N, D], between trained float32 numbers and stored numbers."""
         is_finite = np.isfinite(trained).all(axis=1)
         exact, found = trained[is_finite].astype(np.float64), stored[is_finite].astype(np.float64)
         if not exact.size:
@@ -82,7 +82,7 @@ class Losses:
         return self._mean("cosine", 1.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the losses as the JSON object that the manifest's provenance keeps."""
+        """Returns the rounding losses of a reduced table as the JSON object that the manifest's provenance keeps."""
         return {
             "dtype": self.dtype,
             "largest_error": self.largest_error,

@@ -1,4 +1,4 @@
-"""The flags of a training run on the command line."""
+"""The command-line flags of the demo's training runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from model_export.distribution.cluster import DISTRIBUTIONS
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that set the epochs, the seed and other settings of a training run."""
+    """Adds the flags that set the epochs, the seed and other settings of the demo's training runs."""
     parser.add_argument("--epochs", type=int, help="passes over the ratings (default: chosen per data set)")
     parser.add_argument("--batch_size", type=int, help="examples per step (default: chosen per data set)")
     parser.add_argument(

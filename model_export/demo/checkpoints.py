@@ -12,7 +12,7 @@ _KEPT = 2
 
 
 class Checkpoints:
-    """Writes and restores the newest checkpoints in a training run's folder. Concurrency: one caller at a time."""
+    """Writer and reader of the checkpoints in a training run's folder. Concurrency: one caller at a time."""
 
     def __init__(self, folder: Path, model: Any, table_optimizer: Any, dense_optimizer: Any) -> None:
         self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -22,12 +22,12 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=_KEPT)
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint of the model and its optimizers after an epoch."""
+        """Writes a checkpoint of the rating model and its optimizers after an epoch."""
         self._epoch.assign(epoch)
         self._manager.save(checkpoint_number=epoch)
 
     def restore(self) -> int:
-        """Restores the newest checkpoint, with optimizers; returns its epoch, or 0 if there is no checkpoint."""
+        """Restores the newest checkpoint of model and optimizers; returns its epoch, or 0 if there is no checkpoint."""
         if self._manager.latest_checkpoint is None:
             return 0
         self._checkpoint.restore(self._manager.latest_checkpoint).assert_consumed()
@@ -49,6 +49,6 @@ def restore_weights(folder: Path, model: Any) -> tuple[int, Path]:
     epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
     status = tf.train.Checkpoint(model=model, epoch=epoch).restore(latest)
     status.assert_existing_objects_matched()
-    # The checkpoint's other variables, such as the optimizers' variables, are not restored.
+    # The checkpoint's variables outside the rating model, such as the optimizers' variables, are not restored.
     status.expect_partial()
     return int(epoch), Path(latest)

@@ -30,7 +30,7 @@ _STEPS_PER_CALL = 20
 
 
 class DistributedTrainer:
-    """Trains the rating model as Trainer does, with the same methods. Concurrency: one caller at a time.
+    """Trainer of the rating model in several processes; has Trainer's methods. Concurrency: one caller at a time.
 
     Args:
       folder: contains the checkpoints; the same folder for all processes.
@@ -91,11 +91,11 @@ class DistributedTrainer:
 
     @property
     def global_step(self) -> int:
-        """Number of training steps done in all epochs."""
+        """Number of training steps of the rating model done in all epochs so far."""
         return int(self._dense_optimizer.iterations.numpy())
 
     def resume(self) -> int:
-        """Restores the newest checkpoint, if any; returns the number of finished epochs."""
+        """Restores the training run's newest checkpoint, if any; returns the number of finished epochs."""
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
@@ -109,13 +109,13 @@ class DistributedTrainer:
             self._wait_for_all()
 
     def run_epoch(self, epoch: int) -> EpochResult:
-        """Trains one epoch, numbered from 1, and measures the RMSE on the held-out part."""
+        """Trains the rating model for one epoch, numbered from 1, and measures the RMSE on the held-out ratings."""
         loss = self._steps(epoch)
         held_out_rmse = rmse(self.predict(self._held_out), self._held_out.rating)
         return EpochResult(epoch, loss / self.steps_per_epoch, held_out_rmse)
 
     def predict(self, examples: Examples) -> Array:
-        """Returns the model's [B] float32 ratings for examples, clipped to the range of ratings."""
+        """Returns the rating model's [B] float32 ratings for examples, clipped to the range of ratings."""
         ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()
         return ratings
 

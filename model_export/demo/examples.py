@@ -13,7 +13,7 @@ from service.types import Array, RaggedIds
 
 HeldOut = Literal["test", "validation"]
 _TEST_SHARE = 5  # the test part holds the latest fifth of each user's ratings
-_VALIDATION_SHARE = 10  # the validation part holds the latest tenth of each user's other ratings
+_VALIDATION_SHARE = 10  # the validation part holds the latest tenth of each user's ratings outside the test part
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def held_out_rows(data: RatingData) -> Array:
 
 
 def split(examples: Examples, data: RatingData, held_out: HeldOut) -> tuple[Examples, Examples]:
-    """Splits the examples; returns the training examples, then the held-out examples.
+    """Splits the examples of rated films; returns the training examples, then the held-out examples.
 
     "test" holds out each user's last 20%. "validation" drops these ratings and holds out the last 10% of the
     others, so that settings can be chosen without the test part.

@@ -57,7 +57,7 @@ class RatingSource:
 
     @staticmethod
     def of_run(folder: Path) -> RatingSource:
-        """Opens the newest checkpoint of a run; raises ExportError if there is none or the run was interrupted."""
+        """Opens the newest checkpoint of a training run; raises ExportError if there is none or the run was cut off."""
         run = Run.read(folder)
         saved = tf.Module()
         saved.tower = RatingTower.of_spec(run.spec, run.config, mean_rating=run.mean_rating, rating_range=RATING_RANGE)
@@ -98,7 +98,7 @@ class RatingSource:
         return (PREDICT, PREDICT_EXAMPLES)
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes the SavedModel; the {serve,tpu} MetaGraph, if the plan has one, holds the padded lookups."""
+        """Writes the rating model's SavedModel; its {serve,tpu} MetaGraph, if planned, holds the padded lookups."""
         module = _ServingModule(self.spec, self._tower, plan, predict)
         tf.saved_model.save(module, str(folder), signatures=module.functions(plan, predict))
         if plan.export_to_tpu:

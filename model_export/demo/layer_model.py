@@ -55,7 +55,7 @@ class RatingModel(tf.Module):  # type: ignore[misc]
         super().__init__()
         self.embedding = tfrs.layers.embedding.TPUEmbedding(feature_config(spec, config.seed), table_optimizer)
         self.tower = RatingTower.of_spec(spec, config, mean_rating=mean_rating, rating_range=rating_range)
-        # The first call of the layer creates the tables, into which a checkpoint can then be restored.
+        # The first call of the TPUEmbedding layer creates its tables, into which a checkpoint can then be restored.
         self.embedding(
             {
                 f.name: tf.ragged.constant([[0]], dtype=tf.int64) if f.is_ragged else tf.zeros([1], tf.int64)
@@ -65,5 +65,5 @@ class RatingModel(tf.Module):  # type: ignore[misc]
 
     @property
     def tables(self) -> dict[str, Any]:
-        """The [V, D] variable of each table, by name."""
+        """The [V, D] variable of each embedding table of the rating model, by table name."""
         return {config.name: variable for config, variable in self.embedding.embedding_tables.items()}

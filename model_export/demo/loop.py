@@ -29,7 +29,7 @@ _STEPS_PER_CALL = 20
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """Result of one epoch; `epoch` counts from 1."""
+    """The result of one epoch of the demo's training; `epoch` counts from 1."""
 
     epoch: int
     train_loss: float
@@ -37,7 +37,7 @@ class EpochResult:
 
 
 class Trainer:
-    """Trains the rating model on one split of the ratings.
+    """Trainer of the rating model on one split of the ratings, in this process alone.
 
     Args:
       folder: of the checkpoints.
@@ -89,19 +89,19 @@ class Trainer:
 
     @property
     def global_step(self) -> int:
-        """Number of training steps done in all epochs."""
+        """Number of training steps of the rating model done in all epochs so far."""
         return int(self._dense_optimizer.iterations)
 
     def resume(self) -> int:
-        """Restores the newest checkpoint, if any; returns the number of finished epochs."""
+        """Restores the training run's newest checkpoint, if any; returns the number of finished epochs."""
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint after the epoch with the number `epoch`."""
+        """Writes a checkpoint of the demo's training after the epoch with the number `epoch`."""
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:
-        """Trains one epoch, numbered from 1, and measures the RMSE on the held-out part."""
+        """Trains the rating model for one epoch, numbered from 1, and measures the RMSE on the held-out ratings."""
         tensors = self._epoch_tensors(epoch)
         total = 0.0
         seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
@@ -114,7 +114,7 @@ class Trainer:
         return EpochResult(epoch, total / self.steps_per_epoch, held_out_rmse)
 
     def predict(self, examples: Examples) -> Array:
-        """Returns the model's [B] float32 ratings for examples, clipped to the range of ratings."""
+        """Returns the rating model's [B] float32 ratings for examples, clipped to the range of ratings."""
         ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()
         return ratings
 
@@ -147,7 +147,7 @@ class Trainer:
 
 
 def epoch_examples(train: Examples, config: TrainConfig, epoch: int) -> Examples:
-    """Returns the training examples in the order of an epoch, with a share of their ids replaced by 0."""
+    """Returns the training examples in an epoch's random order, with a random share of their ids replaced by 0."""
     rng = np.random.default_rng([config.seed, epoch])
     examples = train.select(rng.permutation(len(train)))
 

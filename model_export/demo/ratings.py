@@ -62,22 +62,22 @@ class RatingData:
 
     @property
     def num_users(self) -> int:
-        """The highest user id, from which the size of the user table follows."""
+        """The highest user id in the ratings data, from which the size of the user table follows."""
         return max(self.users)
 
     @property
     def num_films(self) -> int:
-        """The highest film id, from which the size of the film table follows."""
+        """The highest film id in the ratings data, from which the size of the film table follows."""
         return max(self.films)
 
     @property
     def film_genres(self) -> Sequence[tuple[str, ...]]:
-        """The genres of every film, in the order of `films`."""
+        """The genres of each film of the ratings data, in the order of `films`."""
         return [film.genres for film in self.films.values()]
 
     @property
     def genre_vocabulary(self) -> tuple[str, ...]:
-        """All genres except "unknown", sorted."""
+        """All genres of the ratings data except "unknown", sorted."""
         return tuple(sorted({genre for genres in self.film_genres for genre in genres} - {UNKNOWN_GENRE}))
 
     @property

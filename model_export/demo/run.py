@@ -47,7 +47,7 @@ class Run:
 
     @property
     def held_out_rmse(self) -> float:
-        """RMSE on the held-out part after the last epoch, even if an earlier epoch was better."""
+        """RMSE on the held-out ratings after the training run's last epoch, even if an earlier epoch was better."""
         return self.history[-1].held_out_rmse
 
     def write(self, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Run:
 
     @staticmethod
     def read(folder: Path) -> Run:
-        """Reads run.json; raises ExportError if the file is missing or malformed."""
+        """Reads the run.json of a training run; raises ExportError if the file is missing or malformed."""
         path = folder / RUN_FILE
         try:
             data = json.loads(path.read_text())

@@ -50,7 +50,7 @@ class ShardedRatingModel:
         return distinct, {name: self.sharded[name].gather(rows) for name, rows in distinct.rows.items()}
 
     def vectors(self, distinct: DistinctRows, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the [B, D] vectors of each feature, combined from the rows that rows() read."""
+        """Combines the table rows that rows() read for a batch; returns [B, D] vectors by feature name."""
         return distinct.look_up(rows, self._config)
 
 

@@ -1,4 +1,4 @@
-"""The arguments of `model-export diff`."""
+"""The command-line arguments of `model-export diff`."""
 
 from __future__ import annotations
 

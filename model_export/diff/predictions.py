@@ -57,7 +57,7 @@ def compare_predictions(
 
 
 def output_diff(signature: str, output: str, pairs: Sequence[tuple[Array, Array]]) -> OutputDiff:
-    """Returns the difference between old and new answers, which are given in pairs of equal shape.
+    """Returns how an output differs between the answers of two versions, given in pairs of equal shape.
 
     >>> found = output_diff("serving_default", "score", [(np.array([1.0, 2.0]), np.array([1.0, 2.5]))])
     >>> found.values, found.changed, found.max_absolute

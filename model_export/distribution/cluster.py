@@ -80,7 +80,7 @@ class ClusterTask:
 
     @property
     def number_among_workers(self) -> int:
-        """Number of this process among those that compute gradients: 0 is the chief, if there is one."""
+        """Number of this process among the processes that compute gradients: 0 is the chief, if there is one."""
         return self.index + (len(self.cluster.get("chief", ())) if self.kind == "worker" else 0)
 
 

@@ -81,7 +81,7 @@ class ShardedTable:
         shape = (spec.vocabulary_size, spec.embedding_dim)
 
         def initial(partition_shape: Any = shape, partition_offset: Any = (0, 0)) -> Any:
-            # TensorFlow calls this initializer once for each shard, with the shard's shape and offset.
+            # TensorFlow calls a sharded table's initializer once for each shard, with the shard's shape and offset.
             return initial_rows(spec, seed, partition_offset[0], partition_offset[0] + partition_shape[0])
 
         def accumulated(partition_shape: Any = shape, partition_offset: Any = (0, 0)) -> Any:
@@ -93,11 +93,11 @@ class ShardedTable:
         )
 
     def gather(self, rows: Any) -> Any:
-        """Reads rows from their shards: [U] int64 -> [U, D]."""
+        """Reads rows of the sharded table from their shards: [U] int64 row numbers -> [U, D]."""
         return tf.nn.embedding_lookup(self.table, rows)
 
     def update(self, rows: Any, gradients: Any, learning_rate: float, *, most_rows: int) -> None:
-        """Sums the gradients of all replicas by row, and applies Adagrad to these rows; call it inside a replica.
+        """Sums the gradients of all replicas by row, and applies Adagrad to these table rows; call it inside a replica.
 
         Args:
           rows: [U] int64, distinct. gradients: [U, D].

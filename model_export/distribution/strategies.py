@@ -22,7 +22,7 @@ class TablePartitioner:
         self._is_on = False
 
     def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
-        """Returns the number of parts along each axis of a new variable."""
+        """Returns the numbers of parts, one for each axis, into which a new variable is split."""
         parts: list[int] = self._split(shape, dtype, axis) if self._is_on and len(shape) else [1] * len(shape)
         return parts
 

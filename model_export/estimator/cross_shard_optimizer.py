@@ -49,7 +49,7 @@ class _PatchedMethods:
 
     @contextmanager
     def installed(self, state: _Unwrapping) -> Iterator[None]:
-        """Replaces CrossShardOptimizer's two methods for this thread while the `with` block runs."""
+        """Replaces CrossShardOptimizer's compute_gradients and apply_gradients for this thread in the `with` block."""
         outer = self.active
         with self._lock:
             if not self._users:

@@ -34,7 +34,7 @@ def table_key(column: Any) -> str:
 
 
 def is_shared(column: Any) -> bool:
-    """Says whether a column shares its table with other columns."""
+    """Says whether an embedding column shares its table with other columns."""
     return hasattr(column, "shared_embedding_column_creator") or hasattr(column, "shared_embedding_collection_name")
 
 

@@ -130,12 +130,12 @@ class EmbeddingEstimator:
 
     @property
     def export_to_tpu(self) -> bool:
-        """Whether exported models get a {serve,tpu} MetaGraph."""
+        """Whether exports of this estimator write a {serve,tpu} MetaGraph."""
         return self._export_to_tpu
 
     @property
     def export_to_cpu(self) -> bool:
-        """Whether exported models get a {serve} MetaGraph."""
+        """Whether exports of this estimator write a {serve} MetaGraph."""
         return self._export_to_cpu
 
     @property
@@ -159,7 +159,7 @@ class EmbeddingEstimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> EmbeddingEstimator:
-        """Trains from the newest checkpoint on, and saves a checkpoint at the end. Returns self.
+        """Trains the model from the newest checkpoint on, and saves a checkpoint at the end. Returns this estimator.
 
         Args:
           steps: number of steps to train; None: until the input ends.
@@ -243,7 +243,7 @@ class EmbeddingEstimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yields predictions until the input ends. Exhaust or close the generator, because it holds a session open.
+        """Yields this estimator's predictions until the input ends. Exhaust or close the generator: it holds a session.
 
         Args:
           predict_keys: names of predictions; None: all.
@@ -322,7 +322,7 @@ class EmbeddingEstimator:
             yield kind(config, config.task)
 
     def latest_checkpoint(self) -> str | None:
-        """Returns the path of the newest checkpoint, without ".index"; None if there is no checkpoint."""
+        """Returns the path of the newest checkpoint in model_dir, without ".index"; None if there is no checkpoint."""
         return checkpoints.latest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
@@ -334,7 +334,7 @@ class EmbeddingEstimator:
         return checkpoints.variable_value(self.model_dir, name)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Returns the folder for the summaries of an evaluation with this name."""
+        """Returns the path of the folder for the summaries of the evaluation with the given name."""
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
 
 

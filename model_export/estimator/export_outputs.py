@@ -20,7 +20,7 @@ class ExportOutput:
     outputs: dict[str, Any]
 
     def signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
-        """Returns the head's SignatureDef; raises ValueError if the head's method does not allow these inputs."""
+        """Returns the head's SignatureDef; raises ValueError if the head's method does not allow `receiver_tensors`."""
         saved_model = tf.compat.v1.saved_model
         return saved_model.build_signature_def(
             {name: saved_model.build_tensor_info(tensor) for name, tensor in receiver_tensors.items()},

@@ -100,7 +100,7 @@ class EstimatorSource:
         return tuple(sorted(self._definitions))
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes a {serve} MetaGraph and, with plan.export_to_tpu, a {serve,tpu} MetaGraph over the same variables.
+        """Writes a SavedModel: a {serve} MetaGraph and, if plan.export_to_tpu, a {serve,tpu} one on the same variables.
 
         The {serve,tpu} MetaGraph holds the heads only, no lookup signatures.
         """

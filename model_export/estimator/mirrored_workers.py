@@ -26,7 +26,7 @@ _OPTIMIZER = tf.compat.v1.train.Optimizer
 
 
 class WorkerExchange:
-    """Exchange of arrays between the workers of a strategy.
+    """Exchange of arrays between the workers of a TensorFlow distribution strategy.
 
     All workers must call the same methods in the same order; every call waits for all workers. Concurrency: one caller
     at a time.
@@ -39,7 +39,7 @@ class WorkerExchange:
         self._thread = ThreadPoolExecutor(1, "worker-exchange")
 
     def of_all(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        """Sends arrays to all workers; returns the arrays of each worker, by worker.
+        """Sends this worker's arrays to all workers of the training; returns a list of arrays for each worker.
 
         The arrays of different workers may differ in their first dimension only.
 
@@ -58,7 +58,7 @@ class WorkerExchange:
         return [_arrays(row.tobytes(), arrays) for row in self._gathered(padded.view(np.int32))]
 
     def leave(self) -> None:
-        """Tells the other workers, in place of the next of_all(), that this worker makes no further step."""
+        """Tells the other workers that this worker makes no further step; call it in place of the next of_all()."""
         self._gathered(np.array([1, 0], np.int64))
 
     def _gathered(self, array: Array) -> Array:
@@ -125,7 +125,7 @@ class MirroredWorkers(OneProcess):
             )
 
     def joined(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Concatenates all workers' rows and gradients; divides the gradients by the number of workers."""
+        """Concatenates all workers' row numbers and gradients by table; divides gradients by the number of workers."""
         given = [gradient for gradient in gradients if gradient is not None]
         if not given:
             return gradients
@@ -150,7 +150,7 @@ class MirroredWorkers(OneProcess):
         return joined
 
     def session_arguments(self) -> dict[str, Any]:
-        """Returns the session's config and, unless this process is the chief, arguments that turn summaries off."""
+        """Returns the session's config and, in every process but the chief, arguments that turn summaries off."""
         arguments = super().session_arguments()
         return arguments if self.is_chief else {**arguments, "save_summaries_steps": None, "save_summaries_secs": None}
 
@@ -161,7 +161,7 @@ class MirroredWorkers(OneProcess):
         return [_SameStart(self._exchange, is_chief=self.is_chief)]
 
     def finish_steps(self) -> None:
-        """Tells the other workers that this worker makes no further step, so that they end, too."""
+        """Tells the other workers that this worker makes no further step, so that they end their training loops too."""
         self._exchange.leave()
 
     def _mean(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

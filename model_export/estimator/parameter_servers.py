@@ -51,17 +51,17 @@ class ParameterServers(OneProcess):
         if self._config.session_config is not None:
             config.CopyFrom(self._config.session_config)
         if not config.device_filters:
-            # Without these filters, each session of this process would wait until all other workers run.
+            # Without these device filters, each session of this process would wait until all other workers run.
             config.device_filters.extend(["/job:ps", self._device()])
         return {"config": config, "master": self._server.target, "is_chief": self.is_chief}
 
     def finish_steps(self) -> None:
-        """Waits for all workers if this is the chief, so that the last checkpoint has all their steps."""
+        """Waits, in the chief, until all workers have ended, so that the last checkpoint has all their steps."""
         if self.is_chief:
             self._marks.wait_for(self._names("worker"))
 
     def finish(self) -> None:
-        """Tells the chief and the parameter servers that this process has ended its part."""
+        """Tells the chief and the parameter servers that this process has ended its part of the training."""
         self._marks.put()
 
     def serve(self) -> None:
@@ -70,7 +70,7 @@ class ParameterServers(OneProcess):
         if self._task.index:
             self._marks.put()
         else:
-            # Parameter server 0 ends last, because it holds the marks, which the other parameter servers read.
+            # Parameter server 0 ends last, because it holds the end marks, which the other parameter servers read.
             self._marks.wait_for(self._names("ps")[1:])
 
     def _device(self) -> str:
@@ -81,7 +81,7 @@ class ParameterServers(OneProcess):
 
 
 class _EndMarks:
-    """Marks of the processes that have ended their part: one queue for each process, on parameter server 0."""
+    """End marks of the training's processes that have ended: one queue for each process, on parameter server 0."""
 
     def __init__(self, target: str, task: ClusterTask) -> None:
         self._own = f"{task.kind}_{task.index}"
@@ -99,7 +99,7 @@ class _EndMarks:
         self._config = tf.compat.v1.ConfigProto(device_filters=filters)
 
     def put(self) -> None:
-        """Marks that this process has ended; does nothing if it has the mark already, as after a restart."""
+        """Puts the mark that this process has ended its training; does nothing if it exists, as after a restart."""
         # Read again after a failed call whether the mark is there: a second mark would wait for ever for a place in the
         # queue.
         while not self._sizes_of([self._own])[self._own]:

@@ -65,7 +65,7 @@ class TensorServingInputReceiver(_Receiver):
 def build_parsing_serving_input_receiver_fn(
     feature_spec: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a receiver function with the one input "examples": [B] string, serialized tf.Examples.
+    """Returns a serving_input_receiver_fn with the one input "examples": [B] string, serialized tf.Examples.
 
     Args:
       feature_spec: the argument `features` of tf.io.parse_example.
@@ -82,7 +82,7 @@ def build_parsing_serving_input_receiver_fn(
 def build_raw_serving_input_receiver_fn(
     features: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a receiver function with one input for each feature.
+    """Returns a serving_input_receiver_fn with one input for each feature of the model.
 
     Args:
       features: name -> tensor or tf.TensorSpec with the input's dtype and shape; the first dimension becomes B.

@@ -28,7 +28,7 @@ _CORES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class InputPipelineConfig:
-    """The ways in which hosts of a TPU would call input_fn; the setting is without effect here."""
+    """Values of TPUConfig.per_host_input_for_training: how a TPU's hosts would call input_fn; no training uses them."""
 
     PER_SHARD_V1 = 1
     PER_HOST_V1 = 2
@@ -195,7 +195,7 @@ class RunConfig:
         self.global_id_in_cluster = 0 if self.task is None else self.task.number_among_workers
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a copy with the changed fields; setting one checkpoint interval does not unset the other interval."""
+        """Returns a changed copy of this RunConfig; setting one checkpoint interval does not unset the other one."""
         same = {name: getattr(self, name) for name in self._FIELDS}
         # The tf.distribute strategy is not copied: in its replicas, TensorFlow would find the original, not the copy.
         copied = {name: value if name == "train_distribute" else copy.copy(value) for name, value in same.items()}

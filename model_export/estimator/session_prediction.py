@@ -23,7 +23,7 @@ def predict(
     warm_start_settings: WarmStartSettings | None,
     yield_single_examples: bool,
 ) -> Iterator[Any]:
-    """Yields predictions, one row or one batch at a time, until the input ends."""
+    """Yields an estimator's predictions, one row or one batch at a time, until the input ends."""
     # The caller may change the default graph between two items of this generator, so each step enters the generator's
     # graph again.
     v1 = tf.compat.v1

@@ -145,13 +145,13 @@ class _Flush(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
 
 
 class RunEachStep(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """A hook that evaluates tensors or operations in every training step."""
+    """A session hook that evaluates the given tensors or operations in every training step."""
 
     def __init__(self, fetches: Any) -> None:
         self._fetches = fetches
 
     def before_run(self, run_context: Any) -> Any:
-        """Adds the tensors or operations to the fetches of the session's next run."""
+        """Adds the hook's tensors or operations to the fetches of the training session's next run."""
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
 
@@ -160,7 +160,7 @@ def _host_call_hooks(spec: Any) -> list[Any]:
 
 
 def _listeners(saver: Any) -> list[Any]:
-    # CheckpointSaverHook has no public method that adds a listener.
+    # TensorFlow's CheckpointSaverHook has no public method that adds a listener.
     listeners: list[Any] = saver._listeners
     return listeners
 

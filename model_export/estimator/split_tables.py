@@ -43,7 +43,7 @@ def split_variable(create: Callable[..., Any], arguments: dict[str, Any], parts:
 
 
 def number_of_rows(arguments: dict[str, Any]) -> int:
-    """Returns V of the [V, D] variable that a variable creator gets these arguments for."""
+    """Returns V of a [V, D] variable from the arguments that TensorFlow gives to a variable creator."""
     return _shape(arguments)[0]
 
 

@@ -10,7 +10,7 @@ from model_export.estimator.run_config import RunConfig
 
 
 class OneProcess:
-    """A training in this process alone; subclasses are trainings in several processes.
+    """An estimator's training in this process alone; the subclasses of `OneProcess` train in several processes.
 
     is_chief: whether this process writes checkpoints and summaries.
     parts: number of variables into which each table is split.
@@ -37,7 +37,7 @@ class OneProcess:
         return gradients
 
     def session_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of MonitoredTrainingSession that depend on the processes."""
+        """Returns the arguments of MonitoredTrainingSession that depend on the training's processes."""
         return {"config": self._config.session_config}
 
     def hooks(self) -> list[Any]:
@@ -50,4 +50,4 @@ class OneProcess:
         """
 
     def finish(self) -> None:
-        """Tells the processes that wait for this process that it has ended; call it after the last checkpoint."""
+        """Tells other processes of the training that this process has ended; call it after the last checkpoint."""

@@ -90,8 +90,8 @@ def write_artifact(
         manifest = _written(source, artifact, request, int(target.name), created)
         first_rows = getattr(source, "first_rows", None)
         if first_rows is not None and sum(t.nbytes for t in manifest.tables.values()) > WHOLE_CHECK_BYTES:
-            # The check runs graphs in TensorFlow, which would hold these large tables whole in memory. So export a copy
-            # of the model with only each table's first rows, and check that copy.
+            # check_parity() runs graphs in TensorFlow, which would hold these large tables whole in memory. So export a
+            # copy of the model with only each table's first rows, and check that copy.
             manifest = dataclasses.replace(
                 manifest, provenance={**manifest.provenance, COMPARED_ROWS_KEY: COMPARED_ROWS}
             )
@@ -192,7 +192,7 @@ def _add_missing_vocabularies(artifact: Path, files: Mapping[str, Path]) -> None
 
 
 def add_extra_files(artifact: Path, files: Mapping[str, Path]) -> None:
-    """Copies files to paths below assets.extra; raises ExportError if a path lies outside of it or exists."""
+    """Copies files to paths below an artifact's assets.extra; raises ExportError if a path lies outside or exists."""
     for name, file in files.items():
         target = artifact / "assets.extra" / name
         is_below = not Path(name).is_absolute() and ".." not in Path(name).parts

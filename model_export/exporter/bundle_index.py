@@ -124,7 +124,7 @@ def _append(out: bytearray, block: bytes) -> bytes:
 
 
 def _block(records: Sequence[tuple[bytes, bytes]]) -> bytes:
-    # Keys are written whole, without prefix compression, because an index is small.
+    # The keys of a checkpoint's index are written whole, without prefix compression, because an index is small.
     out, restarts = bytearray(), [0]
     for i, (key, value) in enumerate(records):
         if i and i % _RESTART_EVERY == 0:

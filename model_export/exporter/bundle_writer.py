@@ -43,7 +43,7 @@ class BundleWriter:
         self._end = 0
 
     def add(self, key: str, dtype: str, pieces: Iterable[Array]) -> tuple[int, ...]:
-        """Writes a new tensor into the checkpoint, and returns the tensor's shape.
+        """Writes a new tensor into the checkpoint, piece by piece, and returns the tensor's shape.
 
         Args:
           dtype: a name of service.artifact.bundle.DTYPES.
@@ -62,7 +62,7 @@ class BundleWriter:
         return shape
 
     def copy(self, source: Path, is_kept: Callable[[str], bool]) -> None:
-        """Copies the chosen tensors of another checkpoint, and the other checkpoint's header.
+        """Copies the chosen tensors of another checkpoint into this one, and the other checkpoint's header.
 
         Args:
           source: path of the other checkpoint without ".index".

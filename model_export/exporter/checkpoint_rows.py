@@ -48,7 +48,7 @@ class CheckpointRows:
         return rows
 
     def gather(self, ids: Array) -> Array:
-        """Reads the rows of ids, [N] integers below V: [N, D] float32."""
+        """Reads the table rows of ids ([N] integers below V) from the checkpoint; returns [N, D] float32."""
         rows = np.empty((len(ids), self.shape[1]), "<f4")
         for place, row in enumerate(ids.tolist()):
             rows[place] = self.read(row, row + 1)[0]

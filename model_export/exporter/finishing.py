@@ -17,7 +17,7 @@ COMPARED_ROWS_KEY = "compared_rows"
 
 
 def finish(artifact: Path, manifest: Manifest, target: Path) -> None:
-    """Writes the manifest, checks the files against it, flushes them and renames the folder to target."""
+    """Writes an artifact's manifest, checks the files against it, flushes them and renames the folder to target."""
     path = artifact / MANIFEST_PATH
     path.parent.mkdir(exist_ok=True)
     path.write_text(manifest.to_json())

@@ -27,7 +27,7 @@ def predict_requests(
     inputs: Mapping[str, InputInfo],
     keys: Mapping[str, Keys],
 ) -> Iterator[dict[str, Array]]:
-    """Yields requests of 1, 17 and 64 rows, or of the number of rows that the signature's shapes fix.
+    """Yields requests to a predict signature, of 1, 17 and 64 rows or of the number of rows that its shapes fix.
 
     Args:
       described: the signature as the ExportSource describes it; inputs: the inputs in saved_model.pb.

@@ -15,7 +15,7 @@ from service.types import Array
 
 
 def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]]]) -> int:
-    """Writes the artifact's warm-up file; returns the number of requests.
+    """Writes the file of warm-up requests into an artifact; returns the number of requests.
 
     Args:
       requests: signature -> valid requests; TensorFlow Serving refuses a version whose warm-up fails.

@@ -48,7 +48,7 @@ def bad_id_checks(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> list
 
 
 def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
-    """Returns an assertion that no row has more than K ids; no assertion if the policy cuts longer rows."""
+    """Returns a list with an assertion that no row has more than K ids; [] if the policy cuts longer rows."""
     if lookup.max_ids_per_row is None or lookup.on_too_many_ids != "error":
         return []
     width = tf.constant(lookup.max_ids_per_row, tf.int64)
@@ -57,7 +57,7 @@ def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
 
 
 def gathered(table: Any, ids: Any) -> Any:
-    """Gathers the vectors of ids, which may have any shape.
+    """Gathers a table's vectors for ids of any shape.
 
     Args:
       table: a variable, a tensor, a list of its parts in order of rows, or a GraphTable (a table stored in fewer bits).

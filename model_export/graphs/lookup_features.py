@@ -59,7 +59,7 @@ def predict_entry(spec: ModelSpec, features: Sequence[str], inputs: Sequence[str
 
 
 def tensor_features(signature: PredictSignature) -> tuple[str, ...]:
-    """Returns the names of the features that have tensor inputs: none if the signature takes tf.Examples."""
+    """Returns the names of a predict signature's features with tensor inputs: none if it takes tf.Examples."""
     return () if signature.examples_input is not None else signature.features
 
 

@@ -45,7 +45,7 @@ class LookupGraph:
         return specs
 
     def weight_inputs(self) -> list[str]:
-        """Returns the names of the inputs for weights. A request may leave them out: empty weights mean 1 per id."""
+        """Returns the names of a lookup's inputs for weights. Requests may leave them out: then all weights are 1."""
         return [lookup.weights for lookup in self.entry.features.values() if lookup.weights is not None]
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def hide_initialiser(meta_graph: Any) -> None:
 
 
 def initialiser_of(meta_graph: Any) -> str:
-    """Returns the graph's initialiser, which a loader runs last; "" if none. Call hide_initialiser() first."""
+    """Returns a MetaGraph's initialiser, which a loader runs last; "" if none. Call hide_initialiser() first."""
     for key in (_INIT_COLLECTION, _LEGACY_COLLECTION):
         names = meta_graph.collection_def[key].node_list.value if key in meta_graph.collection_def else []
         if names:
@@ -74,7 +74,7 @@ def initialiser_of(meta_graph: Any) -> str:
 
 
 def set_initialiser(meta_graph: Any, operation: str) -> None:
-    """Sets the graph's initialiser, the operation that a loader runs last."""
+    """Sets the initialiser of a MetaGraph: the operation that a loader of the SavedModel runs last."""
     meta_graph.collection_def[_INIT_COLLECTION].node_list.value[:] = [operation]
 
 

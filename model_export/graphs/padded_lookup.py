@@ -32,7 +32,7 @@ def padded_lookup(
     *,
     compiled: Compile = by_xla,
 ) -> dict[str, Any]:
-    """Builds the padded lookup; returns [B, D] or, of a sequence, [B, L, D] float32 by feature.
+    """Builds the graph of a padded lookup; returns [B, D] or, of a sequence, [B, L, D] float32 by feature.
 
     `compiled` wraps the function of (padded ids, mask) that gathers and combines, so that XLA compiles it or a TPU runs
     it.

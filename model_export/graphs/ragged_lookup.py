@@ -21,7 +21,7 @@ def ragged_lookup(
     rows: Mapping[str, Any],
     weights: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Builds the ragged lookup; returns float32 by feature: [B, D], or [B, L, D] of a sequence.
+    """Builds the graph of a ragged lookup; returns float32 by feature: [B, D], or [B, L, D] of a sequence.
 
     Each feature may have its own number of rows.
 

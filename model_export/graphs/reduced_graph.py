@@ -25,7 +25,7 @@ class GraphTable:
     packed_dim: int | None = None
 
     def gather(self, ids: Any) -> Any:
-        """Gathers the vectors of ids, which may have any shape, and converts them to float32."""
+        """Gathers a reduced table's vectors for ids of any shape, and converts them to float32."""
         rows = tf.gather(self.numbers, ids)
         vectors = tf.cast(rows if self.packed_dim is None else _unpacked(rows, self.packed_dim), tf.float32)
         return vectors if self.scales is None else vectors * tf.gather(self.scales, ids)
@@ -45,7 +45,7 @@ class ReducedVariables:
 
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
-        # The variables are on the host, because saving would copy variables of another device to the host.
+        # The reduced tables' variables are on the host, because saving would copy those of another device to the host.
         with tf.device("CPU"):
             self.tables = {
                 name: tf.Variable(numbers_of(table), trainable=False, name=name) for name, table in reduced.items()
@@ -95,14 +95,14 @@ class ReducedGraphVariables:
         return {**tables, **own}
 
     def fill(self, session: Any) -> None:
-        """Writes the stored numbers into the session's variables: as constants they could exceed a GraphDef's size."""
+        """Writes reduced tables' numbers into session variables: as constants they could exceed a GraphDef's size."""
         for name, table in self._reduced.items():
             _write(session, self._tables[name], table.numbers)
             if table.scales is not None:
                 _write(session, self._scales[name], table.scales)
 
     def table_keys(self) -> dict[str, str]:
-        """Returns the checkpoint key of each reduced table's stored numbers."""
+        """Returns the checkpoint key under which each reduced table's numbers are saved, by table name."""
         return {name: variable.op.name for name, variable in self._tables.items()}
 
     def scale_keys(self) -> dict[str, str]:

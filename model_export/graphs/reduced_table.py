@@ -111,7 +111,7 @@ class Rounding:
         self._name, self._dtype, self._done = name, dtype, 0
 
     def add(self, rows: Array) -> tuple[Array, Array | None]:
-        """Rounds the next [n, D] float32 rows of the table; raises the errors that reduced() raises.
+        """Rounds the table's next [n, D] float32 rows to fewer bits; raises the errors that reduced() raises.
 
         Returns:
           The numbers, in ReducedTable's form, and for int8 and int4 their [n, 1] float32 scales.
@@ -130,7 +130,7 @@ class Rounding:
 
 
 def widened(numbers: Array, dtype: str, scales: Array | None = None, *, embedding_dim: int | None = None) -> Array:
-    """Converts stored numbers of a table to float32.
+    """Converts the stored numbers of a reduced table to float32.
 
     Args:
       numbers: [..., D] as TABLE_DTYPES reads the dtype; [..., ceil(D / 2)] of int4.

@@ -109,7 +109,7 @@ def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
 
 @contextmanager
 def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[SignatureRunner]:
-    """Loads the MetaGraph with these tags; one tagged "tpu" is first rewritten so that a CPU can run it.
+    """Loads the MetaGraph with the given tags; one tagged "tpu" is first rewritten so that a CPU can run it.
 
     Raises:
       ExportError: TensorFlow can not load the MetaGraph; the message holds TensorFlow's error.
@@ -129,7 +129,7 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
 
 
 def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:
-    # The new folder links to the artifact's variables and assets, because only the graph is rewritten.
+    # The new SavedModel's folder links to the artifact's variables and assets, because only the graph is rewritten.
     saved_model = read_saved_model(artifact)
     graphs = [graph for graph in saved_model.meta_graphs if set(graph.meta_info_def.tags) == set(tags)]
     if not graphs:

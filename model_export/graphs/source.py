@@ -69,12 +69,12 @@ class ExportSource(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """The tables and features of the trained model."""
+        """The tables and features of the trained model that is exported."""
         ...
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Returns the provenance of the model's training, JSON values only: data, settings, history, errors."""
+        """Returns what the manifest records of the model's training as JSON values: data, settings, history, errors."""
         ...
 
     @property

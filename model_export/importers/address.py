@@ -36,7 +36,7 @@ class Address:
 
     @staticmethod
     def parse(text: str, scratch: Path | None = None) -> Address:
-        """Parses an address, and decodes %26, %3D and the like in its options; raises ExportError."""
+        """Parses the address of a table to import; decodes %26, %3D and the like in its options; raises ExportError."""
         rest, separator, query = text.rpartition("?")
         options: dict[str, str] = {}
         if separator and _OPTIONS.fullmatch(query):

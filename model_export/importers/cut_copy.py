@@ -19,7 +19,7 @@ from service.types import TABLE_DTYPES, Array, saved_dtype
 
 
 def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
-    """Returns the descriptions of the tables, each cut to at most `rows` rows."""
+    """Returns copies of the descriptions of imported tables, each cut to at most `rows` rows."""
     return [replace(t, read=replace(t.read, vocabulary_size=min(rows, t.read.vocabulary_size))) for t in tables]
 
 

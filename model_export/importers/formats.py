@@ -21,7 +21,7 @@ from model_export.importers.table_reader import TableReader
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A file format. open: makes the reader; options: allowed options; has_names: addresses may be PATH:NAME."""
+    """A format of table files. open: makes the reader; options: allowed ones; has_names: addresses may be PATH:NAME."""
 
     open: Callable[[Address], TableReader]
     suffixes: tuple[str, ...] = ()

@@ -105,7 +105,7 @@ class _Plan:
         *,
         allow_nonfinite: bool,
     ) -> _Plan:
-        """Checks all arguments that can be checked before a file is read; returns the plan of the import."""
+        """Checks all arguments of import_tables() that can be checked before a file is read; returns the _Plan."""
         if not tables:
             raise ExportError("no tables to import; name one with --table NAME=FILE")
         for name in tables:

@@ -12,7 +12,7 @@ from model_export.parity.oracle import vocabulary_lines
 
 
 def read_keys(path: Path) -> Keys:
-    """Returns the keys in the file, in the order of the table's rows; raises ExportError if it can not be read."""
+    """Reads a file of keys in the order of the imported table's rows; raises ExportError if it can not be read."""
     try:
         if path.suffix == ".npy":
             return _numpy_keys(path)

@@ -17,7 +17,7 @@ from model_export.importers.address import Address
 from model_export.importers.table_reader import Chunk, Keys, TableReader, missing_library, rows_per_chunk
 from service.types import Array
 
-# Number of rows that are read at once if the length of the vectors is not known in advance.
+# Number of a Parquet file's rows that are read at once if the length of the vectors is not known in advance.
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 

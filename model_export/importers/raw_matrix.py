@@ -27,7 +27,7 @@ class NumberType:
     is_bfloat16: bool = False
 
     def numbers(self, stored: Array) -> Array:
-        """Converts stored numbers to a float dtype of numpy; bfloat16 becomes float32."""
+        """Converts numbers, as a matrix file stores them, to a float dtype of numpy; bfloat16 becomes float32."""
         return widened(stored, "bfloat16") if self.is_bfloat16 else stored
 
 
@@ -47,7 +47,7 @@ class RawMatrix:
     crc32c: int | None = None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all rows in chunks; raises ExportError if the file is too short or its checksum differs."""
+        """Yields all rows of the matrix in chunks; raises ExportError for a short file or a wrong checksum."""
         self.check_size()
         step, crc = rows_per_chunk(self.dim), 0
         with self.path.open("rb", buffering=0) as file:
@@ -65,7 +65,7 @@ class RawMatrix:
             return self.number.numbers(self._stored(file, start, stop))
 
     def check_size(self) -> None:
-        """Raises ExportError if the file is too short for the matrix."""
+        """Raises ExportError if the file has fewer bytes than the matrix needs."""
         end = self.offset + self.num_rows * self.dim * self.number.dtype.itemsize
         size = self.path.stat().st_size
         if size < end:

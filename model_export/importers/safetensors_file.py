@@ -18,7 +18,7 @@ from model_export.importers.address import Address
 from model_export.importers.raw_matrix import NumberType, RawMatrix
 from model_export.importers.table_reader import TableReader
 
-# Largest size of the file's header in bytes; the safetensors library has the same limit.
+# Largest size in bytes of a safetensors file's header; the safetensors library has the same limit.
 _MAX_HEADER_BYTES = 100_000_000
 _NUMBERS = {
     "F16": NumberType(np.dtype("<f2")),

@@ -32,7 +32,7 @@ from model_export.importers.address import Address
 
 DESCRIPTION_NAME = "stacked_tables.json"
 _FORMAT = 1
-# Each shard pads a table to a multiple of this number of rows.
+# In each shard of a SparseCore stack, a table is padded to a multiple of this number of rows.
 _ROW_MULTIPLE = 8
 
 
@@ -54,7 +54,7 @@ class StackMember:
 
     @property
     def rows_in_shard(self) -> int:
-        """Number of rows that the table has in each shard, with padding."""
+        """Number of rows that the table has in each shard of its stack, with padding."""
         step = _ROW_MULTIPLE * self.num_shards
         return -(-self.vocabulary_size // step) * _ROW_MULTIPLE
 
@@ -71,7 +71,7 @@ class StackMember:
             )
 
     def slices(self, start: int, stop: int, shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Yields (r, index): `index` selects the table's rows start + r, start + r + num_shards, ... from the array.
+        """Yields (r, index): `index` selects the table's rows start + r, start + r + num_shards, ... in the stack.
 
         Args:
           start: a multiple of num_shards.

@@ -21,7 +21,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """The result of copying one table into the checkpoint.
+    """The result of copying one imported table into the checkpoint.
 
     source: address of the file. nonfinite: how many numbers are NaN or infinite.
     key, scale_key: keys in the checkpoint; rounding: provenance entry of a table in fewer bits.
@@ -50,7 +50,7 @@ class TableCopy:
     allow_nonfinite: bool = False
 
     def run(self, reader: TableReader, keys: Keys | None, writer: BundleWriter, progress: Progress) -> CopiedTable:
-        """Copies all rows into the checkpoint; raises ExportError if the file, a key or a number is invalid.
+        """Copies all rows of a table into the checkpoint; raises ExportError if the file, a key or a number is bad.
 
         Args:
           keys: keys from a separate file; None: use the reader's keys.

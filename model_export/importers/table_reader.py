@@ -25,7 +25,7 @@ class Chunk:
 
 
 class TableReader(Protocol):
-    """The reader of one opened table. Concurrency: one caller at a time."""
+    """The interface of a reader of one opened table to import. Concurrency: one caller at a time."""
 
     @property
     def num_rows(self) -> int | None:
@@ -33,7 +33,7 @@ class TableReader(Protocol):
         ...
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all rows in chunks; the chunks may differ in size, and none is empty.
+        """Yields all rows of the opened table in chunks; the chunks may differ in size, and none is empty.
 
         Raises:
           ExportError: the file does not fit its header.

@@ -86,7 +86,7 @@ class _Text:
             )
 
     def _parsed(self, line: bytes, number: int) -> tuple[str, list[float]]:
-        # The line is split from the right, because some GloVe files have words with spaces.
+        # The line of a word and its numbers is split from the right, because some GloVe files have words with spaces.
         parts = line.rstrip(b" \t\r\n").rsplit(None, self.dim)
         word = parts[0] if parts else b""
         last = word.split()[-1:]
@@ -128,7 +128,7 @@ class _BinaryWords:
         self._data, self._position = b"", 0
 
     def next_word(self, row: int, num_rows: int) -> tuple[str, np.ndarray]:
-        """Parses the next word and its [D] float32 vector from the file."""
+        """Parses the next word and its [D] float32 vector from a file in word2vec's binary format."""
         while (end := self._data.find(b" ", self._position)) < 0:
             if len(self._data) - self._position > _LONGEST_WORD_BYTES:
                 raise ExportError(f"{self._path}, row {row}: no end of a word; it is not word2vec's binary format")
@@ -145,7 +145,7 @@ class _BinaryWords:
         return _decoded(word, self._path, f"row {row}"), vector
 
     def check_end(self, num_rows: int) -> None:
-        """Raises ExportError if the file has bytes after the last vector."""
+        """Raises ExportError if the word2vec file has bytes after its last vector."""
         rest = self._data[self._position :] + self._file.read(2)
         if rest.strip(b"\n"):
             raise ExportError(f"{self._path} goes on after the {num_rows:,} words that its first line says")

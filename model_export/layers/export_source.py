@@ -115,7 +115,7 @@ class LayerSource(LookupSource):
         return (PREDICT, PREDICT_EXAMPLES)
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs a signature's request on the model in memory; the inputs may lack weights."""
+        """Runs a request to a predict signature on the model in memory; the request's inputs may lack weights."""
         parts = self._predict_inputs()
         if signature == PREDICT_EXAMPLES:
             tensors = parts.parsed(tf.constant(inputs[EXAMPLES_INPUT]))

@@ -46,7 +46,7 @@ def feature_config(layer: Any) -> Any:
 
 
 def is_built(layer: Any) -> bool:
-    """Says whether the layer has created its tables already."""
+    """Says whether a TPUEmbedding layer has created its tables already."""
     return bool(layer._tpu_embedding._built)
 
 
@@ -58,7 +58,7 @@ def tables(layer: Any) -> dict[str, TableVariables]:
     for config in {id(f.table): f.table for f in tf.nest.flatten(feature_config(layer))}.values():
         parts = dict(held[config.name])
         parameters = parts.pop("parameters")
-        # A Keras optimizer owns its slot variables, so they are not listed as the layer's.
+        # A Keras optimizer owns its slot variables, so they are not listed among the TPUEmbedding layer's slots.
         creator = getattr(config.optimizer, "slot_variable_creation_fn", None)
         found[config.name] = TableVariables(parameters, {} if creator else parts, config.optimizer)
     return found
@@ -76,8 +76,8 @@ def unmatched(status: Any, root: Any, aside: Sequence[Any]) -> list[str]:
         bound = {id(part) for part in status._checkpoint.object_by_proto_id.values()} | {id(part) for part in aside}
         below = tf.train.TrackableView(root).descendants()
         names = {part.name for part in below if isinstance(part, tf.Variable) and id(part) not in bound}
-        # The checkpoint lacks variables. If none of them is below `root`, they are optimizer slots, which are no
-        # children of a trackable object, or only the variables in `aside`.
+        # The checkpoint lacks some variables of the program. If none of them is below `root`, they are optimizer slots,
+        # which are no children of a trackable object, or only the variables in `aside`.
         return sorted(names) or ([] if aside else ["slots of the optimizer"])
     return []
 

@@ -37,7 +37,7 @@ class LookupSource:
     ) -> None:
         self._spec = spec
         self._tables = dict(tables)
-        # The tables that the exported lookups read: table name -> variable of the module that save() writes.
+        # The tables that the exported lookups read: table name -> variable of the tf.Module that save() writes.
         self._lookup_tables: Mapping[str, Any] = {}
         self._provenance = dict(provenance)
         self._width_is_given = width_is_given
@@ -58,7 +58,7 @@ class LookupSource:
         return ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes the SavedModel; its variables are the model's own objects, and each is saved once.
+        """Writes the model's SavedModel, whose variables are the model's own objects; each is saved once.
 
         With plan.export_to_tpu, tensor-core lookups of the {serve,tpu} MetaGraph run on a TPU core and all other
         signatures on its host.

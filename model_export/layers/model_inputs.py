@@ -29,7 +29,7 @@ class InputLeaf:
 
     @property
     def kind(self) -> IdsKind:
-        """The form in which the tensor holds its values: "dense", "ragged" or "sparse"."""
+        """The form in which this input tensor of a Keras model holds its values: "dense", "ragged" or "sparse"."""
         if isinstance(self.type_spec, tf.RaggedTensorSpec):
             return "ragged"
         return "sparse" if isinstance(self.type_spec, tf.SparseTensorSpec) else "dense"
@@ -60,7 +60,7 @@ def model_inputs(
     feature_inputs: Mapping[str, str] | None = None,
     weight_inputs: Mapping[str, str] | None = None,
 ) -> ModelInputs:
-    """Returns the input tensors of a model, each with the feature whose ids or weights it holds.
+    """Returns the input tensors of a Keras model, each with the feature whose ids or weights it holds.
 
     The graph of a functional model shows which input feeds which feature. A subclass model knows the inputs of its last
     call; an input feeds the feature whose path equals, or ends, the input's path.

@@ -33,15 +33,15 @@ class PredictInputs:
     feature_names: Mapping[str, str]
 
     def features(self) -> tuple[str, ...]:
-        """Returns the names of the features whose ids the model gets as inputs."""
+        """Returns the names of the features whose ids the Keras model gets as inputs."""
         return tuple(self.feature_names[leaf.ids_of] for leaf in self.inputs.leaves if leaf.ids_of is not None)
 
     def optional(self) -> list[str]:
-        """Returns the names of the inputs that a request may leave out, which are the inputs for weights."""
+        """Returns the names of a predict signature's inputs that a request may leave out: the inputs for weights."""
         return [self._weights_name(leaf) for leaf in self.inputs.leaves if leaf.weights_of is not None]
 
     def tensor_specs(self) -> dict[str, Any]:
-        """Returns the TensorSpec of every input by name; raises ExportError for two inputs of one name."""
+        """Returns the TensorSpec of every signature input by name; raises ExportError for two inputs of one name."""
         specs: dict[str, Any] = {}
         for leaf in self.inputs.leaves:
             for spec in self._leaf_specs(leaf):
@@ -51,7 +51,7 @@ class PredictInputs:
         return specs
 
     def dense_fields(self) -> dict[str, int]:
-        """Returns the name and length of each field of floats in the tf.Examples.
+        """Returns the name and length of each float field in the tf.Examples that a predict signature takes.
 
         Raises:
           ExportError: an input does not have a fixed number of floats, so no field can hold it.
@@ -68,7 +68,7 @@ class PredictInputs:
         return fields
 
     def model_inputs(self, tensors: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Any:
-        """Converts the signature's input tensors to the nest with which the model is called.
+        """Converts a signature's input tensors to the nest (dicts and lists) with which the Keras model is called.
 
         Args:
           tensors: the signature's inputs by name, as in tensor_specs().

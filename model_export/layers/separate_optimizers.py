@@ -14,7 +14,7 @@ from model_export.tensorflow_setup import tf
 
 
 def split_variables(model: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the model's trainable variables as two lists: those of TPUEmbedding layers, and all others.
+    """Returns a model's trainable variables in two lists: those of its TPUEmbedding layers, and all others.
 
     On a TPU the layers' variables are stand-ins: their gradients train the tables in the embedding cores.
     """

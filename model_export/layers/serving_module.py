@@ -18,7 +18,7 @@ from model_export.tensorflow_setup import tf
 
 
 class ServingModule(tf.Module):  # type: ignore[misc]
-    """The tf.Module that is saved: tables, vocabularies, and other variables that its signatures read."""
+    """The tf.Module that an export saves: tables, vocabularies, and other variables that its signatures read."""
 
     def __init__(self, tables: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> None:
         super().__init__()

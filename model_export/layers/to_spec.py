@@ -36,7 +36,7 @@ def model_spec(
     names: Mapping[str, str] | None = None,
     on_too_many_ids: TooManyPolicy = "error",
 ) -> ModelSpec:
-    """Makes a ModelSpec of FeatureConfigs, which may be nested.
+    """Makes a ModelSpec of TensorFlow's FeatureConfigs, which may be nested.
 
     A feature is named by its path in the nest, joined with _: {"user": {"id": ...}} gives user_id. Characters that a
     SavedModel's inputs can not have become _.

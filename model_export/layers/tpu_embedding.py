@@ -72,7 +72,7 @@ class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
 
     @property
     def table_optimizers(self) -> Mapping[str, Any]:
-        """The optimizer of each table by table name, as embedding_optimizer() converted it."""
+        """The optimizer of each table of this layer, by table name, as embedding_optimizer() converted it."""
         return self._get_table_optimizers()
 
 

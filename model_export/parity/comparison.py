@@ -26,7 +26,7 @@ class Comparison:
         self.faults: list[str] = []
 
     def add(self, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-        """Compares the outputs for one request; skips numbers whose expected value is NaN or infinite."""
+        """Compares a signature's outputs for one request with the expected outputs; skips expected NaN and infinity."""
         if set(got) != set(expected):
             self._fault(f"answers {sorted(got)}, expected {sorted(expected)}")
             return
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:
-    """Returns the largest difference from a finite expected value, and the largest magnitude of these values."""
+    """Returns the largest difference from a finite expected value, and the largest magnitude of the expected values."""
     is_finite = np.isfinite(wanted)
     found, expected = _float64(actual)[is_finite], _float64(wanted)[is_finite]
     if not expected.size:

@@ -52,7 +52,7 @@ class DeviceComparison:
         self.faults: list[str] = []
 
     def differences(self, cases: Iterable[Case]) -> tuple[DeviceDifference, ...]:
-        """Sends the requests to both compared lookups; returns their differences by feature and reason."""
+        """Sends the requests `cases` to both compared lookups; returns their differences by feature and reason."""
         for case in cases:
             if case.refused:
                 self._compare_refusal(case)

@@ -28,7 +28,7 @@ Ids = Array | RaggedIds
 
 
 class RefusedError(Exception):
-    """A request that the lookup must refuse: an id or a key has no row in the table, or a row has too many ids."""
+    """Raised by the oracle for a request that a lookup must refuse: an id or key has no row, or a row too many ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def vocabulary_lines(path: Path) -> tuple[bytes, ...]:
 
 
 def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
-    # Returns the vector that an id reads; None if the policy drops the id.
+    # Returns the vector that row number `row` of a feature reads from the table; None if the policy drops it.
     policy = feature.on_bad_id
     if not 0 <= row < table.shape[0]:
         if policy == "drop" or (policy == "drop_negative" and row < 0):
@@ -158,7 +158,7 @@ def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
 def _combined(
     table: Rows, feature: LookupFeature, rows: Array, weights: Sequence[float] | Array | None
 ) -> Array | None:
-    # Returns the combined vector of one row; None if the row is empty, or all its ids are dropped.
+    # Returns the combined vector of one example's ids; None if there are no ids, or all are dropped.
     most = feature.max_ids_per_row
     if most is not None and len(rows) > most:
         if feature.on_too_many_ids == "error":

@@ -56,7 +56,7 @@ class CaseWriter:
     id_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
     def lookup_cases(self) -> Iterator[Case]:
-        """Yields requests of a lookup, with and without weights.
+        """Yields requests to a lookup signature, with and without weights for the ids.
 
         They have 0 rows, 1 row, and one more and one less than every batch size; empty first, middle and last rows;
         rows of K - 1 and K ids (of L - 1, L and L + 1), and of K + 1 if the policy cuts them; repeated ids, the first
@@ -73,7 +73,7 @@ class CaseWriter:
             yield from self._single_values(rng)
 
     def predict_cases(self, sizes: tuple[int, ...] = (1, 17, 64)) -> Iterator[Case]:
-        """Yields requests without weights for a predict signature.
+        """Yields requests to a predict signature; none of them has weights for its ids.
 
         Their ids are inside the tables, row 0 among them; keys are known, or unknown if the policy accepts that; some
         rows are empty.

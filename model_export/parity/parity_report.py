@@ -67,18 +67,18 @@ class SignatureParity:
 
     @property
     def max_absolute_error(self) -> float:
-        """The largest absolute error over all outputs of the signature."""
+        """The largest absolute error over all outputs of the compared signature."""
         return max((output.max_absolute_error for output in self.outputs.values()), default=0.0)
 
     @property
     def max_relative_error(self) -> float:
-        """The largest relative error over all outputs of the signature."""
+        """The largest relative error over all outputs of the compared signature."""
         return max((output.max_relative_error for output in self.outputs.values()), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """The comparisons of all signatures of an artifact, by signature name.
+    """A report on an artifact: for each signature, by name, the comparison of its answers with reference answers.
 
     lowered: the signatures of the {serve,tpu} MetaGraph, run on a CPU with tensor-core arithmetic; empty if there is no
         such MetaGraph. Their differences are from the {serve} signature of the same name.
@@ -90,7 +90,7 @@ class ParityReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the whole report as an object that json can write."""
+        """Returns all comparisons and notes of this parity report as an object that the json module can write."""
         return {
             "signatures": {name: _signature_json(entry) for name, entry in self.signatures.items()},
             "lowered": {name: _signature_json(entry) for name, entry in self.lowered.items()},

@@ -25,7 +25,7 @@ from service.types import Array
 
 @dataclass(frozen=True, slots=True)
 class LoggedPrediction:
-    """One request to a signature, and its answer or None. Strings are numpy object arrays of bytes."""
+    """One recorded request to a signature, and its answer or None. Strings are numpy object arrays of bytes."""
 
     signature: str
     inputs: Mapping[str, Array]
@@ -44,7 +44,7 @@ def write_predictions(path: Path, predictions: Iterable[LoggedPrediction]) -> in
 
 
 def read_predictions(path: Path) -> Iterator[LoggedPrediction]:
-    """Yields the requests and answers in a file; raises ExportError if the file is cut off."""
+    """Yields the requests and answers in a file of recorded predictions; raises ExportError if the file is cut off."""
     for record in _records(path):
         log = message_class("tensorflow.serving.PredictionLog").FromString(record).predict_log
         inputs = {name: tf.make_ndarray(tensor) for name, tensor in log.request.inputs.items()}

@@ -49,7 +49,7 @@ def verify_artifact(artifact: Path) -> ParityReport:
     """
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    # check_described() would have raised if there were no manifest.
+    # check_described() would have raised an ExportError if the artifact had no manifest.
     assert manifest is not None
     faults = integrity_faults(artifact, manifest)
     if faults:
@@ -149,7 +149,7 @@ class _Checks:
         return SignatureParity("predict", "recorded answers", len(predictions), comparison.outputs)
 
     def with_device_differences(self, signatures: Mapping[str, SignatureParity]) -> dict[str, SignatureParity]:
-        """Compares each padded lookup's answers with the first cpu lookup's; adds the differences to the results."""
+        """Compares padded lookups' answers with those of the first cpu lookup; returns results with the differences."""
         entries = self._manifest.signatures
         cpu = next((n for n, e in entries.items() if e.kind == "lookup" and e.device == "cpu"), None)
         result = dict(signatures)

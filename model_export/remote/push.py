@@ -26,7 +26,7 @@ from service.remote.clients import store_client
 from service.remote.layout import NOTES, Pointer, TableLayout, layout_of_record
 from service.types import TABLE_DTYPES, Array, stored_columns
 
-# Number of commands that are sent to the cluster together. With blocks of 16 KB, these are 2 MB.
+# Number of commands in one batch to the Valkey or Redis cluster. With blocks of 16 KB, a batch has 2 MB.
 _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
@@ -40,7 +40,7 @@ for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
 return 1
 """
 
-# A callback for progress. Its arguments are the name of the step, the bytes done, and all bytes.
+# A callback for a push's progress. Its arguments are the name of the step, the bytes done, and all bytes.
 Progress = Callable[[str, int, int], None]
 
 
@@ -78,7 +78,7 @@ def push(
     """
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    # check_described() would have raised if there were no manifest.
+    # check_described() would have raised an ExportError if the artifact had no manifest.
     assert manifest is not None
     for name in tables:
         if name not in manifest.tables:
@@ -160,9 +160,9 @@ class _Table:
         client.set(layout.record, layout.record_text(is_whole=True))
         whole = (layout.fingerprint, *(one for one in found.fingerprints if one != layout.fingerprint))
         leaving = {one for one in (*whole[keep:], *found.others) if one not in whole[:keep]}
-        # Servers read the pointer to find the table's newest data. The pointer names the new fingerprint only after all
-        # blocks of this fingerprint were compared. The pointer still lists the fingerprints to remove, so that a later
-        # push removes them if this push is stopped here.
+        # Servers read the pointer in the cluster to find the table's newest data. The pointer names the new fingerprint
+        # only after all blocks of this fingerprint were compared. The pointer still lists the fingerprints to remove,
+        # so that a later push removes them if this push is stopped here.
         client.set(layout.pointer, Pointer(whole[:keep], tuple(sorted(leaving))).text)
         removed = sum(self._remove(fingerprint) for fingerprint in sorted(leaving))
         client.set(layout.pointer, Pointer(whole[:keep]).text)
@@ -201,7 +201,7 @@ class _Table:
             pipe.execute()
 
     def _differs(self, block: int, value: bytes | None) -> bool:
-        """Says whether a block in the cluster differs from the file, in rows that no delta or upsert changed."""
+        """Says whether a block in the cluster differs from the table's file in rows that no delta or upsert changed."""
         layout, expected = self._layout, self._bytes(block)
         if value == expected or value is None or len(value) != len(expected):
             return value != expected

@@ -11,7 +11,7 @@ from model_export.report.row_names import LabelFile
 
 
 def add_reports(commands: Any) -> None:
-    """Adds the parsers of the commands `verify` and `inspect`."""
+    """Adds the parsers of the commands `verify` and `inspect` to the parser of model-export."""
     verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
     _add_report(verify)
 

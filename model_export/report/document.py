@@ -25,7 +25,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class SignatureReport:
-    """One signature of one MetaGraph, with its inputs, outputs and features.
+    """A report's description of one signature of one MetaGraph: its inputs, outputs and features.
 
     kind: "lookup" or "predict" by the manifest; "graph" for a signature without a manifest entry.
     features: each feature's inputs and policies; empty without a manifest.
@@ -55,7 +55,7 @@ class MetaGraphReport:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One table of the manifest or, without a manifest, one 2-D variable of the SavedModel.
+    """A report's entry for one table of the manifest or, without a manifest, one 2-D variable of the SavedModel.
 
     name: the table's name in the manifest; without a manifest, the variable's key.
     features: names of the features that read the table.
@@ -82,7 +82,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class FeatureReport:
-    """A feature in the manifest; vocabulary is None if clients send row numbers."""
+    """A report's description of a feature in the manifest; vocabulary is None if clients send row numbers."""
 
     name: str
     table: str
@@ -92,7 +92,7 @@ class FeatureReport:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The values of one metric over the steps or epochs of a training.
+    """A curve for a report: the values of one metric over the steps or epochs of a training.
 
     x_name: "epoch" or "step".
     points: (x, value) by ascending x; values that are not finite numbers are left out.

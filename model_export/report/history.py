@@ -16,7 +16,7 @@ _RUN_FILE = "run.json"
 
 
 def read_run_history(folder: Path) -> Any:
-    """Returns the history in a training run's run.json; raises ExportError if the file has none."""
+    """Returns the training history in the run.json of a training run's folder; raises ExportError if it has none."""
     path = folder / _RUN_FILE
     try:
         return json.loads(path.read_text(encoding="utf-8"))["history"]
@@ -25,7 +25,7 @@ def read_run_history(folder: Path) -> Any:
 
 
 def curves(history: Any) -> tuple[Curve, ...]:
-    """Returns one curve for each metric; skips entries of an unknown form, because provenance is free-form.
+    """Returns a curve for each metric of a training history; skips entries of unknown form: provenance is free-form.
 
     Args:
       history: a list of objects, {"epoch": 1, "loss": 0.9}, or an object of lists, {"loss": [0.9, 0.8]}, as Keras

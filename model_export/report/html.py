@@ -25,7 +25,7 @@ _CURVES_PER_CHART = 3
 
 
 def to_html(report: ArtifactReport) -> str:
-    """Returns the HTML page that shows a report."""
+    """Returns the HTML page that shows a report on an artifact."""
     sections = (
         _attention(report),
         _overview(report),

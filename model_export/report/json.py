@@ -29,7 +29,7 @@ REPORT_VERSION = 1
 
 
 def to_json(report: ArtifactReport) -> str:
-    """Returns the report as one JSON object, indented, with a newline at its end."""
+    """Returns the report on an artifact as one JSON object, indented, with a newline at its end."""
     fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
     document = {
         "report_version": REPORT_VERSION,

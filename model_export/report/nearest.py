@@ -15,7 +15,7 @@ import numpy as np
 from model_export.statistics.table_health import TableRows
 from service.types import Array
 
-# Number of rows to compare at a time. With 2,000 queries, the cosines of one such block take 8 MB.
+# Number of a table's rows to compare at a time. With 2,000 queries, the cosines of one such block take 8 MB.
 _BLOCK_ROWS = 1024
 # Maximal number of multiplications for one table, about half a second of a processor. For a large table, a page
 # therefore lists the nearest rows of fewer rows.
@@ -34,7 +34,7 @@ def searched_ids(ids: Array, shape: tuple[int, ...]) -> Array:
 
 
 def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
-    """Returns at most k pairs of row and cosine for each of [N] distinct ids, the nearest first.
+    """Finds the rows nearest to each of [N] distinct ids: at most k pairs of row and cosine each, the nearest first.
 
     Of rows with equal cosines the smaller id comes first. A row is not its own neighbour. Rows that are not finite are
     no neighbours, and neither they nor rows of zeros have neighbours.

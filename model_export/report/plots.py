@@ -146,7 +146,7 @@ _OTHER_LABELS, _NO_LABEL = "other labels", "no label"
 
 
 def _groups(projection: Projection) -> dict[str, int]:
-    # Maps each entry of the legend to the index of its colour and shape.
+    # Maps each entry of a plot's legend to the index of the entry's colour and shape.
     counts = Counter(label for label in projection.labels if label is not None)
     if not counts:
         return {"rows": 0}

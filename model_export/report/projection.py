@@ -60,7 +60,7 @@ def sample_ids(num_rows: int, *, seed: int, candidates: Array | None = None, lim
 
 
 def project(rows: Array, ids: Array) -> Projection:
-    """Projects rows on the first two principal components of these same rows.
+    """Projects [N, D] rows of a table on the first two principal components of these N rows.
 
     Args:
       rows: [N, D] of a float type; rows that are not finite are left out.

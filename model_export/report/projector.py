@@ -81,7 +81,7 @@ def _write_table(
     with vectors.open("w", encoding="utf-8") as numbers, metadata.open("w", encoding="utf-8") as lines:
         lines.write(_line(("name", "row", *(() if labels is None else (labels.title,)))))
         for block in _blocks(ids):
-            # The projector computes in float32; nine digits are enough for each float32 number.
+            # TensorBoard's projector computes in float32; nine digits are enough for each float32 number.
             values = np.asarray(rows[block], np.float32)
             is_finite = np.isfinite(values).all(axis=1)
             np.savetxt(numbers, values[is_finite], fmt="%.9g", delimiter="\t")

@@ -54,7 +54,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The plotting area of a picture: its edges in pixels, and the x and y values at the edges."""
+    """The plotting area of an SVG plot: its edges in pixels, and the x and y values at the edges."""
 
     left: float
     right: float
@@ -64,11 +64,11 @@ class Frame:
     y: tuple[float, float]
 
     def px(self, value: float) -> float:
-        """Returns the horizontal pixel of an x value."""
+        """Returns the horizontal position, in pixels of the picture, of an x value of the plot."""
         return self.left + (self.right - self.left) * _share(value, self.x)
 
     def py(self, value: float) -> float:
-        """Returns the vertical pixel of a y value."""
+        """Returns the vertical position, in pixels of the picture, of a y value of the plot."""
         return self.bottom - (self.bottom - self.top) * _share(value, self.y)
 
     def clipped(self, body: str, kind: str) -> str:
@@ -84,7 +84,7 @@ class Frame:
         )
 
     def axes(self, x_title: str, y_title: str, *, x_ticks: Sequence[float] | None = None) -> str:
-        """Draws both axes with grid lines. x_ticks: None for round numbers, [] for no numbers at the x axis."""
+        """Draws a plot's axes with grid lines. x_ticks: None for round numbers, [] for no numbers at the x axis."""
         parts = []
         for value in ticks(*self.y, max(4, round((self.bottom - self.top) / 70))):
             at = self.py(value)

@@ -22,7 +22,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def to_text(report: ArtifactReport) -> str:
-    """Returns the report as text lines; control characters in it are shown as hexadecimal codes."""
+    """Returns the report on an artifact as lines of text; shows control characters in it as hexadecimal codes."""
     sections = (_head, _attention, _tables, _features, _meta_graphs, _parity, _curves, _statistics, _provenance)
     lines = [line for section in sections for line in section(report)]
     return "".join(f"{_printable(line)}\n" for line in lines)
@@ -34,7 +34,7 @@ def verification_text(artifact: Path, parity: ParityReport | None, faults: Seque
     if faults:
         lines += ["", "DISAGREEMENTS", *(f"  ! {fault}" for fault in faults)]
     else:
-        # The line with the artifact's path is not wrapped, because a script may search for it.
+        # The report's line with the artifact's path is not wrapped, because a script may search for it.
         lines += [f"{artifact}: {agreement_words(parity)}"]
     return "".join(f"{_printable(line)}\n" for line in lines)
 
@@ -135,7 +135,7 @@ def _counts(health: TableHealth) -> Iterator[str]:
 
 def _spark(histogram: Histogram) -> Iterator[str]:
     top = max(histogram.counts) or 1
-    # The bar's height is rounded up, so that a bin with few rows still gets the smallest bar.
+    # The height of a histogram's bar is rounded up, so that a bin with few rows still gets the smallest bar.
     bars = "".join(_BARS[-(-8 * count // top)] for count in histogram.counts)
     beyond = f", {histogram.above:,} rows above" if histogram.above else ""
     yield f"    {short(histogram.edges[0])} |{bars}| {short(histogram.edges[-1])}{beyond}"

@@ -87,12 +87,12 @@ class EmbeddingConfigSpec:
 
     @property
     def tensor_core_feature_columns(self) -> tuple[Any, ...]:
-        """The feature columns that are looked up on the tensor core; in TensorFlow 2.15 feature_columns lacks them."""
+        """The spec's feature columns with lookups on the tensor core; TensorFlow 2.15's feature_columns lacks them."""
         return tuple(column for column in self.feature_columns or () if uses_tensor_core(column))
 
     @property
     def embedding_core_feature_columns(self) -> tuple[Any, ...]:
-        """The feature columns that are not looked up on the tensor core."""
+        """The spec's feature columns that are not looked up on the tensor core."""
         return tuple(column for column in self.feature_columns or () if not uses_tensor_core(column))
 
     def parameters_of(self, config: TableConfig) -> OptimizationParameters:

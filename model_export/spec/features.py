@@ -62,12 +62,12 @@ class VocabularySpec:
 
     @property
     def key_dtype(self) -> KeyDtype:
-        """Returns the dtype of the keys that clients send: "string" or "int64"."""
+        """Returns the dtype of this vocabulary's keys, which clients send: "string" or "int64"."""
         return "string" if isinstance(self.keys[0], str) else "int64"
 
     @property
     def last_id(self) -> int:
-        """The largest row number to which a key can be mapped."""
+        """The largest row number to which this vocabulary can map a key."""
         return max(self.first_id + len(self.keys) + self.num_oov_buckets - 1, self.oov_id or 0)
 
 
@@ -142,17 +142,17 @@ class FeatureSpec:
 
     @property
     def ids_input(self) -> str:
-        """Name of the input that holds the feature's ids."""
+        """Name of the signature's input for the feature's ids."""
         return self.name + VALUES_SUFFIX if self.is_ragged else self.name
 
     @property
     def row_splits_input(self) -> str | None:
-        """Name of the input that holds the feature's row splits; None if each row has one id."""
+        """Name of the signature's input for the feature's row splits; None if each row has one id."""
         return self.name + ROW_SPLITS_SUFFIX if self.is_ragged else None
 
     @property
     def weights_input(self) -> str | None:
-        """Name of the input that holds one weight per id; None if the feature's ids are not combined."""
+        """Name of the signature's input for one weight per id; None if the feature's ids are not combined."""
         return self.name + WEIGHTS_SUFFIX if self.is_ragged and not self.max_sequence_length else None
 
     @property
@@ -190,11 +190,11 @@ class ModelSpec:
             raise ValueError(f"no feature uses tables {unused}")
 
     def table(self, name: str) -> TableSpec:
-        """Returns the table with this name; raises StopIteration if there is none."""
+        """Returns the model's table with the given name; raises StopIteration if the model has none of that name."""
         return next(table for table in self.tables if table.name == name)
 
     def feature(self, name: str) -> FeatureSpec:
-        """Returns the feature with this name; raises StopIteration if there is none."""
+        """Returns the model's feature with the given name; raises StopIteration if the model has none of that name."""
         return next(feature for feature in self.features if feature.name == name)
 
     def combiner_of(self, feature: FeatureSpec) -> Combiner | None:
@@ -204,7 +204,7 @@ class ModelSpec:
         return feature.combiner or self.table(feature.table).combiner
 
     def table_of(self, feature: str) -> TableSpec:
-        """Returns the table that a feature reads."""
+        """Returns the TableSpec of the table that a feature of the model reads."""
         return self.table(self.feature(feature).table)
 
     def to_json(self) -> dict[str, Any]:

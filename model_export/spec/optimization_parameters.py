@@ -142,7 +142,7 @@ class FtrlParameters:
 
     @property
     def initial_linear_value(self) -> float:
-        """Returns the initial value of FTRL's linear slot."""
+        """Returns the number with which each element of FTRL's slot `linear` starts."""
         return 0.0
 
 

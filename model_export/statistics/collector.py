@@ -118,7 +118,7 @@ class LookupStatistics:
             self._unsaved[table] = self._unsaved[table].with_rows(values, splits)
 
     def save(self) -> list[Path]:
-        """Adds the counts since the last save to the statistics files; returns the files' paths."""
+        """Adds the lookup counts since the last save() to each table's statistics file; returns the files' paths."""
         paths = [add_to_file(self._directory, statistics) for statistics in self._unsaved.values()]
         self._unsaved = dict(self._empty)
         return paths

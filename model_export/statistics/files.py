@@ -25,7 +25,7 @@ class StatisticsFileError(ValueError):
 
 
 def statistics_path(directory: Path, table: TableDescription, partitions: int) -> Path:
-    """Returns the path of the statistics file for a table."""
+    """Returns the path of the file with the lookup statistics of a table."""
     return directory / f"{_PREFIX}{table.key(partitions)}.json"
 
 
@@ -66,7 +66,7 @@ def add_to_file(directory: Path, added: TableStatistics) -> Path:
 
 
 def to_json(statistics: TableStatistics) -> dict[str, Any]:
-    """Returns all statistics of a table as a JSON object; leaves out the zeros at the histogram's end."""
+    """Returns all lookup statistics of a table as a JSON object; leaves out the zeros at the histogram's end."""
     histogram = np.trim_zeros(statistics.ids_per_example_histogram, "b")
     return {
         "format_version": FORMAT_VERSION,

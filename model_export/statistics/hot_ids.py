@@ -25,7 +25,7 @@ def _none() -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdCounts:
-    """The commonest ids of a stream of ids, with their counts.
+    """Record of the commonest ids of a stream of ids, with their counts.
 
     capacity: maximum number of ids with a count.
     ids: [n] int64, ascending. counts: [n] int64, each above 0.

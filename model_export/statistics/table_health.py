@@ -41,7 +41,7 @@ class TableRows(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype of the rows, which is a float type."""
+        """The numpy dtype of the table's rows, which is a float type."""
         ...
 
     def __getitem__(self, rows: Any, /) -> Array: ...
@@ -175,7 +175,7 @@ def table_health(table: TableRows, *, progress: Progress = lambda done, rows: No
 
 
 def row_chunks(rows: int, dim: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) of chunks of rows; a chunk takes about 16 MiB in float64."""
+    """Divides a table's rows into chunks of about 16 MiB in float64; yields the (start, stop) of each chunk."""
     size = max(1, _CHUNK_BYTES // (8 * max(1, dim)))
     for start in range(0, rows, size):
         yield start, min(start + size, rows)

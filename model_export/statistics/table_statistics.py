@@ -29,7 +29,7 @@ HISTOGRAM_BINS = 1025
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """The configuration of a table; a hash of it names the table's statistics file.
+    """The configuration of a table whose lookups are counted; its hash names the table's statistics file.
 
     features: names of the features that read the table, in any order.
     partition_strategy: placement of the table's rows on hosts, from the spec.
@@ -111,7 +111,7 @@ class TableStatistics:
         )
 
     def with_rows(self, values: Array, row_splits: Array) -> TableStatistics:
-        """Returns the statistics after one feature's ids of a step. values: [N]; row_splits: [B + 1]."""
+        """Returns the table's statistics plus a feature's ids of a training step. values: [N]; row_splits: [B + 1]."""
         lengths = np.diff(row_splits)
         ids = np.asarray(values, np.int64)
         inside = ids[(ids >= 0) & (ids < self.table.vocabulary_size)]
@@ -131,11 +131,11 @@ class TableStatistics:
         )
 
     def with_step(self, *, is_sampled: bool) -> TableStatistics:
-        """Returns the lookup statistics after one more counted training step."""
+        """Returns the table's lookup statistics with one more training step counted, sampled or not."""
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:
-        """Returns the sum of two statistics; raises ValueError if their tables or partitions differ."""
+        """Returns the sum of two lookup statistics; raises ValueError if their tables or partitions differ."""
         if (self.table, self.partitions) != (other.table, other.partitions):
             raise ValueError(f"statistics of {other.table} do not add to those of {self.table}")
         return TableStatistics(
@@ -158,7 +158,7 @@ class TableStatistics:
 
     @property
     def mean_ids_per_example(self) -> float:
-        """Mean number of ids per example, including ids outside the table; 0 if there are no examples."""
+        """Mean number of ids per example in the sampled steps, including ids outside the table; 0 without examples."""
         return (self.ids + self.bad_ids) / self.examples if self.examples else 0.0
 
     def quantile(self, share: float) -> int:
@@ -174,17 +174,17 @@ class TableStatistics:
 
     @property
     def distinct_ids(self) -> int:
-        """Number of distinct ids, at most the table's rows; if not distinct_is_exact, an estimate within about 2%."""
+        """Number of distinct ids looked up, at most the table's rows; off by about 2% unless distinct_is_exact."""
         if self.distinct_is_exact:
             return len(self.counts.ids)
         return min(distinct_ids.estimate(self.distinct_registers), self.table.vocabulary_size)
 
     def hot_ids(self, n: int) -> list[HotId]:
-        """Returns the n commonest ids; each count may be too low by at most counts.undercount."""
+        """Returns the n ids that were looked up most; each count may be too low by at most counts.undercount."""
         return [HotId(id, count, count / self.ids) for id, count in self.counts.top(n)]
 
     def imbalance(self, strategy: PartitionStrategy) -> float:
-        """Returns the ids of the fullest partition, divided by the mean of all partitions; 1 means even, or no ids."""
+        """Returns the id count of the fullest partition, divided by the partitions' mean; 1 means even, or no ids."""
         loads = self.partition_loads[strategy]
         return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 

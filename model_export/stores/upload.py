@@ -18,7 +18,7 @@ from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, InvalidRequest
 from service.stores.object_store import ObjectExists, ObjectStore, StoredObject, StoreError
 
-# Type of a callback with the arguments (bytes sent so far, bytes in all).
+# Type of a callback for an upload's progress, with the arguments (bytes sent so far, bytes in all).
 Progress = Callable[[int, int], None]
 
 
@@ -40,7 +40,7 @@ def open_store(uri: str) -> ObjectStore:
 
 
 def new_version(store: ObjectStore, version: int | None) -> int:
-    """Returns the number of a new version in a store; None means the highest number plus 1, or 1.
+    """Returns the number of a new version in an object store; None means the highest number plus 1, or 1.
 
     Raises:
       ExportError: the version is not positive or exists, or the store can not be listed.
@@ -127,7 +127,7 @@ def _files(artifact: Path) -> dict[str, int]:
         manifest = Manifest.read(artifact)
     except ArtifactError as error:
         raise ExportError(error.message) from error
-    assert manifest is not None  # check_described() has raised if there is no manifest
+    assert manifest is not None  # check_described() has raised an error if there is no manifest
     found = {path.relative_to(artifact).as_posix(): path for path in sorted(artifact.rglob("*")) if path.is_file()}
     for path, size in manifest.files.items():
         if path not in found or found[path].stat().st_size != size:

@@ -32,7 +32,7 @@ class RowGradient:
         return RowGradient(self.rows, self.values * tf.cast(factor, self.values.dtype))
 
     def occurrences(self) -> Occurrences:
-        """Groups the gradient's vectors by row, and numbers the vectors of each row."""
+        """Groups the vectors of a table's gradient by row, and numbers the vectors of each row."""
         rows, position = tf.unique(self.rows)
         counts = tf.math.bincount(position, minlength=tf.size(rows), dtype=tf.int32)
         # The number of an occurrence is its position among the occurrences of the same row, in the order of the batch.
@@ -43,7 +43,7 @@ class RowGradient:
         return Occurrences(rows, position, rank, tf.reduce_max(tf.concat([[0], counts], 0)))
 
     def summed(self) -> RowGradient:
-        """Returns one vector for each distinct row: the sum over the row's occurrences."""
+        """Returns one vector for each distinct row of the gradient: the sum over the row's occurrences."""
         rows, position = tf.unique(self.rows)
         return RowGradient(rows, tf.math.unsorted_segment_sum(self.values, position, tf.size(rows)))
 

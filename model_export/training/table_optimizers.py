@@ -121,8 +121,8 @@ def train_tables(
 
 
 def _one_at_a_time(name: str, apply: Callable[[], Any]) -> Any:
-    # An update of a table reads rows, computes, and writes them. If two worker processes did this at the same time, one
-    # update would be lost.
+    # An optimizer's step on a table reads rows, computes new values, and writes them. If two worker processes made such
+    # steps on the same rows at the same time, one of the steps would be lost.
     def run() -> Any:
         with tf.control_dependencies([apply()]):
             return tf.constant(True)

@@ -22,7 +22,7 @@ from model_export.training.table_parts import mark_part, part_of
 
 
 def slot_names(table: str, parameters: OptimizationParameters) -> tuple[str, ...]:
-    """Returns the names of a table's slot variables.
+    """Returns the names of the slot variables that a table's optimizer needs.
 
     Adagrad has accumulator; Adam m and v; FTRL accumulator and linear; Momentum momenta; SGD none.
 
@@ -48,7 +48,7 @@ def _slot(table: str, variable: Any, suffix: str, initial: float) -> Any:
     if part is not None:
         table = part.full_name
     name = f"{table}/{suffix}"
-    # The slot is created in the root scope, so that its name does not depend on the caller's scope.
+    # A slot variable is created in the root scope, so that its name does not depend on the caller's scope.
     root = v1.variable_scope(v1.VariableScope(reuse=False, name=""), auxiliary_name_scope=False)
     with root, v1.name_scope(None), tf.device(variable.device):
         slot = v1.get_variable(

@@ -58,7 +58,7 @@ class AsyncEmbeddingClient:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        # Attempts() checks timeout_s, so that a bad value fails here and not at the first call.
+        # Attempts() checks the client's timeout_s, so that a bad value fails in the constructor, not at the first call.
         self._attempts(None)
         self._transports: dict[Target, _Transport] = {}
         self._is_closed = False
@@ -159,7 +159,7 @@ class AsyncEmbeddingClient:
     async def metadata(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> ModelMetadata:
-        """Returns the model's signatures; raises EmbeddingError."""
+        """Returns the signatures of one version of the model; raises EmbeddingError."""
         return await self._run(self._methods.metadata(version, label), self._methods.target, timeout_s)
 
     async def close(self) -> None:

@@ -36,12 +36,12 @@ class Bearer:
         return _value(self._token())
 
     def headers(self, others: dict[str, str]) -> dict[str, str]:
-        """Returns `others` plus the Authorization header; `others` alone if the client has no token."""
+        """Returns the HTTP headers `others` plus the Authorization header; only `others` if the client has no token."""
         value = self.value()
         return others if value is None else {**others, "Authorization": value}
 
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Returns the gRPC metadata with the token; None if the client has no token."""
+        """Returns the gRPC metadata that carries the bearer token; None if the client has no token."""
         value = self.value()
         return None if value is None else (("authorization", value),)
 

@@ -22,7 +22,7 @@ class Where(NamedTuple):
 
 
 def where(version: int | None, label: str | None) -> Where:
-    """Makes a Where of a version number or a label; raises InvalidRequest if the caller gives both."""
+    """Makes a `Where`, the version that a request asks for, of a number or a label; raises InvalidRequest for both."""
     if version is not None and label is not None:
         raise invalid(f"version {version} and label {label!r} were both given; send one or the other.")
     return Where(version, label)
@@ -52,7 +52,7 @@ class Call(Generic[T]):
     decode: Callable[[Reply], T]
 
     def read(self, reply: Reply) -> T:
-        """Decodes the reply to this request; raises ServerFault if the reply breaks the protocol."""
+        """Decodes the server's reply to this request; raises ServerFault if the reply breaks the protocol."""
         try:
             return self.decode(reply)
         except (LookupError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -65,22 +65,22 @@ Flow = Generator[Call[Any], Any, R_co]
 
 
 class Calls(Protocol):
-    """The client's methods as flows (generators of Calls), for gRPC or HTTP. Concurrency: any thread."""
+    """The interface of the client's methods as generators of `Call`s, over gRPC or HTTP. Concurrency: any thread."""
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Returns the generator of Calls that looks up ids; its result is the combined embeddings by output name."""
+        """Returns the generator of `Call`s (requests) that looks up ids; its result is embeddings by output name."""
         ...
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Returns the generator of Calls that runs any signature; its result is the outputs by name."""
+        """Returns the generator of `Call`s (requests) that runs any signature; its result is the outputs by name."""
         ...
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
-        """Returns the generator of Calls that lists the model's embedding tables."""
+        """Returns the generator of `Call`s (requests) that lists the model's embedding tables."""
         ...
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
-        """Returns the generator of Calls that reads rows of a table; its result is [N, D] float32."""
+        """Returns the generator of `Call`s (requests) that reads rows of a table; its result is [N, D] float32."""
         ...
 
     def neighbors(self, search: Mapping[str, Array], at: Where) -> Flow[Neighbors]:
@@ -92,9 +92,9 @@ class Calls(Protocol):
         ...
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Returns the generator of Calls that asks for the states of one version, or of all if `version` is None."""
+        """Returns the generator of `Call`s (requests) for the states of one version, or of all if `version` is None."""
         ...
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Returns the generator of Calls that asks for a version's signatures."""
+        """Returns the generator of `Call`s (requests) that asks for a version's signatures."""
         ...

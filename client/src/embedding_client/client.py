@@ -74,7 +74,7 @@ class EmbeddingClient:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        # Attempts() checks timeout_s, so that a bad value fails here and not at the first call.
+        # Attempts() checks the client's timeout_s, so that a bad value fails in the constructor, not at the first call.
         self._attempts(None)
         self._transport = self._open(self._methods.target)
         tables_target = self._methods.tables_target
@@ -221,7 +221,7 @@ class EmbeddingClient:
     def metadata(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> ModelMetadata:
-        """Returns the model's signatures; raises EmbeddingError."""
+        """Returns the signatures of one version of the model; raises EmbeddingError."""
         return self._run(self._methods.metadata(version, label), self._transport, timeout_s)
 
     def close(self) -> None:

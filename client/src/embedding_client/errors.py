@@ -17,7 +17,7 @@ from __future__ import annotations
 
 
 class EmbeddingError(Exception):
-    """Base class of all errors of a client call.
+    """Base class of all errors that a call of the client raises.
 
     code: a name of google.rpc.Code.
     message: the server's text, or the client's own if it refused the request.
@@ -34,7 +34,7 @@ class EmbeddingError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the code is UNAVAILABLE: the same request may succeed later. The client has retried already."""
+        """Whether this error's code is UNAVAILABLE: all tries of the client failed, but a later call may succeed."""
         return self.code == "UNAVAILABLE"
 
     def __str__(self) -> str:
@@ -98,5 +98,5 @@ def error_of(code: str, message: str, retry_after_s: float | None = None) -> Emb
 
 
 def invalid(message: str) -> InvalidRequest:
-    """Returns an InvalidRequest, for a request that the client itself refuses to send."""
+    """Makes the InvalidRequest error for a request that the client itself refuses to send."""
     return InvalidRequest("INVALID_ARGUMENT", message)

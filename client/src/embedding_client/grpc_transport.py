@@ -46,7 +46,7 @@ class GrpcTransport:
         self._methods: dict[str, Any] = {}
 
     def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Sends a call over the channel and returns the server's reply; raises EmbeddingError."""
+        """Sends a call over the gRPC channel and returns the server's reply; raises EmbeddingError."""
         method = self._methods.get(call.path)
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
@@ -73,7 +73,7 @@ class AsyncGrpcTransport:
         self._methods: dict[str, Any] = {}
 
     async def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Sends a call over the channel and returns the server's reply; raises EmbeddingError."""
+        """Sends a call over the gRPC channel and returns the server's reply; raises EmbeddingError."""
         method = self._methods.get(call.path)
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)

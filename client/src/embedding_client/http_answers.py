@@ -30,7 +30,7 @@ _SHOWN_CHARS = 300
 
 
 def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> Reply:
-    """Returns the Reply of a response with status 200; raises EmbeddingError for another status.
+    """Returns the Reply of an HTTP response with status 200; raises EmbeddingError for another status.
 
     Args:
       header: returns a response header's value by its name. A Retry-After that is a date is ignored.

@@ -33,7 +33,7 @@ from embedding_client.types import (
     VersionStatus,
 )
 
-# The largest number of cached signatures, so that signatures of old versions do not fill the memory.
+# The largest number of signatures that a client caches, so that those of old versions do not fill the memory.
 _MAX_SIGNATURES = 256
 
 
@@ -75,7 +75,7 @@ class HttpCalls:
         return _chosen(Outputs(arrays, version=version), outputs, described)
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
-        """Gets the model's list of tables."""
+        """Gets the list of the model's embedding tables from the model's `tables` route."""
         tables: tuple[TableDescription, ...] = yield Call(f"{self._at(at)}/tables", None, _tables)
         return tables
 

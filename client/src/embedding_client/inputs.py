@@ -33,7 +33,7 @@ _LEAVES = frozenset({int, float, str, bytes})
 
 
 def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, FeatureWeights] | None) -> dict[str, Ids]:
-    """Returns the ids of each feature; RaggedIds hold the feature's weights, too.
+    """Converts the ids of a client's lookup() to arrays or RaggedIds, by feature; RaggedIds also hold the weights.
 
     Raises:
       InvalidRequest: `features` is empty, a value is neither a list nor an array of ids, or weights do not fit the ids.
@@ -67,7 +67,7 @@ def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = N
 
 
 def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
-    """Returns the arrays of a predict request by name of the signature's input.
+    """Converts the inputs of a client's predict() to arrays; returns them by name of the signature's input.
 
     RaggedIds and lists of integers or strings two deep are ragged. Every array, and every other list, is a dense
     tensor. Python's floats become float32 and its integers int64.

@@ -55,7 +55,7 @@ def float32_array(value: Any) -> Array:
 
 
 def typed_array(value: Any, description: TensorDescription) -> Array:
-    """Converts a JSON output to the array that gRPC would return: the same dtype and shape, strings as bytes."""
+    """Converts a JSON answer's output to the array that gRPC would return: same dtype and shape, strings as bytes."""
     dtype = description.dtype
     if dtype == "float32":
         array = float32_array(value)

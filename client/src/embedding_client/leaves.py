@@ -41,7 +41,7 @@ def leaf_array(what: str, flat: list[Any]) -> Array:
 
 
 def to_array(what: str, value: Any) -> Array:
-    """Returns an array of any rank, ready to send: in native byte order, and with strings as objects (bytes).
+    """Converts a caller's value to an array of any rank that can be sent: native byte order, strings as bytes objects.
 
     A numpy array keeps its dtype; a list gets the dtype of leaf_array.
 

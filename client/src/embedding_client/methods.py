@@ -50,7 +50,7 @@ class Methods:
         signature: str,
         outputs: Sequence[str] | None,
     ) -> Flow[Outputs]:
-        """Checks the arguments of lookup(), and returns the generator of its Calls; raises InvalidRequest."""
+        """Checks the client's arguments for lookup(); returns the generator of its `Call`s; raises InvalidRequest."""
         return self._calls.lookup(
             lookup_ids(features, weights), _names(outputs), where(version, label), signature or "lookup"
         )
@@ -64,15 +64,15 @@ class Methods:
         signature: str,
         outputs: Sequence[str] | None,
     ) -> Flow[Outputs]:
-        """Checks the arguments of predict(), and returns the generator of its Calls; raises InvalidRequest."""
+        """Checks the client's arguments for predict(); returns the generator of its `Call`s; raises InvalidRequest."""
         return self._calls.predict(tensors(inputs), _names(outputs), where(version, label), signature)
 
     def tables(self, version: int | None, label: str | None) -> Flow[tuple[TableDescription, ...]]:
-        """Checks the arguments of tables(), and returns the generator of its Calls; raises InvalidRequest."""
+        """Checks the client's arguments for tables(); returns the generator of its `Call`s; raises InvalidRequest."""
         return self._tables_calls.tables(where(version, label))
 
     def rows(self, table: str, ids: Any, *, version: int | None, label: str | None) -> Flow[Array]:
-        """Checks the arguments of rows(), and returns the generator of its Calls; raises InvalidRequest."""
+        """Checks the client's arguments for rows(); returns the generator of its `Call`s; raises InvalidRequest."""
         array = to_array("ids", np.empty(0, np.int64) if isinstance(ids, (list, tuple)) and not ids else ids)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise invalid(f"ids: expected a list or an array of integers, got {array.dtype} of rank {array.ndim}.")
@@ -81,7 +81,7 @@ class Methods:
     def neighbors(
         self, table: str, search: Mapping[str, Any], *, version: int | None, label: str | None
     ) -> Flow[Neighbors]:
-        """Checks the arguments of neighbors(), and returns the generator of its Calls; raises InvalidRequest.
+        """Checks the client's arguments for neighbors(); returns the generator of its `Call`s; raises InvalidRequest.
 
         Args:
           search: the inputs of the signature "neighbors" by name, without the table; None for inputs that are not
@@ -97,11 +97,11 @@ class Methods:
         return self._calls.neighbors(inputs, where(version, label))
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Returns the generator of Calls of the client's method status(); checks no arguments."""
+        """Returns the generator of the `Call`s of the client's method status(); checks no arguments."""
         return self._calls.status(version)
 
     def metadata(self, version: int | None, label: str | None) -> Flow[ModelMetadata]:
-        """Checks the arguments of metadata(), and returns the generator of its Calls; raises InvalidRequest."""
+        """Checks the client's arguments for metadata(); returns the generator of its `Call`s; raises InvalidRequest."""
         return self._calls.metadata(where(version, label))
 
 

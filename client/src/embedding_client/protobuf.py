@@ -120,7 +120,7 @@ def bytes_field(data: Buffer, number: int) -> Buffer:
 
 
 def repeated_field(data: Buffer, number: int) -> list[Buffer]:
-    """Returns all values of a repeated field of bytes, string or message type; raises ValueError."""
+    """Returns all values of a repeated protobuf field of bytes, string or message type; raises ValueError."""
     return [as_bytes(value) for key, value in fields(data) if key == number]
 
 

@@ -13,7 +13,7 @@ from embedding_client.errors import EmbeddingError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The rules for retries: how many there are, and how long the client waits before each.
+    """The client's rules for retries: how many there are, and how long the client waits before each.
 
     retries: tries after the first.
     first_wait_s: the wait before the first retry. Waits double up to max_wait_s. Each wait is shortened at random, by

@@ -41,7 +41,7 @@ class Tls:
         return context
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns the bytes of ca_file, key_file and cert_file, in gRPC's order; raises OSError."""
+        """Reads the PEM files ca_file, key_file and cert_file; returns their bytes, in gRPC's order; raises OSError."""
         ca, key, cert = (
             None if file is None else Path(file).read_bytes() for file in (self.ca_file, self.key_file, self.cert_file)
         )

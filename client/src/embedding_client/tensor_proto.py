@@ -70,7 +70,7 @@ _DTYPE, _SHAPE, _CONTENT, _STRING_VAL = 1, 2, 4, 8
 
 
 def dtype_name(number: int) -> str:
-    """Returns the name of a DataType number; a reference type has the same name as its plain type.
+    """Returns the name of a number of TensorFlow's DataType; a reference type has the same name as its plain type.
 
     >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
     ('float32', 'float32', 'string', 'invalid')

@@ -63,7 +63,7 @@ class Outputs(dict[str, Array]):
 
 
 class Neighbors(NamedTuple):
-    """The nearest rows of Q queries, the nearest first.
+    """The result of a neighbour search: the nearest rows of Q queries, the nearest first.
 
     ids: [Q, n] int64, -1 after the last row of a query. scores: [Q, n] float32, NaN after the last.
     keys: [Q, n] bytes objects, integer keys as decimal text, b"" for a row without a key; None: the table has no keys.
@@ -92,7 +92,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """One model version's state, and the error of its last load.
+    """The state of one model version, and the error of the version's last load.
 
     code: a name of google.rpc.Code; "OK" unless the last load failed.
     message: the error text of the failed load.
@@ -118,7 +118,7 @@ class TensorDescription:
 
 @dataclass(frozen=True, slots=True)
 class SignatureDescription:
-    """A signature of a model, with its inputs and outputs."""
+    """Description of a signature of a model version: its input tensors and output tensors."""
 
     method_name: str
     inputs: Mapping[str, TensorDescription]
@@ -126,14 +126,14 @@ class SignatureDescription:
 
     @property
     def ragged(self) -> frozenset[str]:
-        """Names of the features whose ids are RaggedIds, or one list of ids per row."""
+        """Names of the signature's features that take RaggedIds, or one list of ids for each row."""
         features = {name.removesuffix(VALUES_SUFFIX) for name in self.inputs if name.endswith(VALUES_SUFFIX)}
         return frozenset(feature for feature in features if feature + ROW_SPLITS_SUFFIX in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The signatures of one version of a model, by signature name."""
+    """Descriptions of the signatures of one version of a model, by signature name."""
 
     model: str
     version: int
@@ -142,7 +142,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """One embedding table of a model: its name, size and features.
+    """Description of one embedding table of a model: its name, size and features.
 
     vocabulary_size: its number of rows.
     embedding_dim: D, the length of a row.
