@@ -145,7 +145,8 @@ class Load:
         while not self._is_over:
             time.sleep(_UPSERT_EVERY_S)
             with self._changing:
-                # Only the answer says which version the upsert changed, so its number counts as sent to both versions.
+                # Only the answer says which version the upsert changed, so until then the number counts as sent to both
+                # versions.
                 number = max(self._sent.values()) + 1
                 self._sent = dict.fromkeys(self._sent, number)
                 tally = self.tally
@@ -364,7 +365,8 @@ def _has_version(address: str, version: str) -> bool:
     return found == version
 
 
-# flip_version comes last, because the new version stays, and upserts change the version that answers.
+# flip_version is last, because its new version stays, and because upserts of the other faults change the newest
+# version.
 FAULTS: tuple[Callable[[Stage], None], ...] = (
     kill_primary,
     kill_replica,

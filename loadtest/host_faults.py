@@ -21,7 +21,7 @@ from loadtest.network_hosts import Hosts
 from tests.valkey_cluster import until
 
 _COUNT = 3
-# Number of the host that each fault hits.
+# Index of the host on which each fault acts.
 _LOST = 0
 
 

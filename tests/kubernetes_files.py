@@ -15,7 +15,7 @@ from tests.kubernetes_schemas import file_faults, object_faults, patched
 
 FOLDER = Path(__file__).parents[1] / "examples" / "kubernetes"
 BASE, CHART = FOLDER / "base", FOLDER / "chart"
-# Templates are no YAML: tests/test_helm_chart.py renders them.
+# Helm templates are not valid YAML, so they are left out; tests/test_helm_chart.py renders and checks them.
 FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name != "templates")
 Objects = dict[tuple[str, str], Any]
 
@@ -143,7 +143,7 @@ def _of_patch(file: Path, documents: list[Any]) -> Iterator[str]:
     if patch.pop("$patch", "delete") != "delete":
         yield "$patch has an unknown value"
     yield from object_faults(patch, partial=True)
-    # A patch of a container with an unknown name would add a container, and change none.
+    # A patch with a misspelt container name would add a container, and change none.
     unpatched = objects[patch["kind"], patch["metadata"]["name"]]
     yield from (f"no container {name}" for name in _containers(patch) - _containers(unpatched))
 

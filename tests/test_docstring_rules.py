@@ -41,7 +41,7 @@ def documented(node: Definition) -> bool:
     return bool(ast.get_docstring(node)) or (is_declaration and is_property)
 
 
-# The files in the folders whose docstrings must keep the rules that are tested below.
+# Files whose docstrings must keep all rules that this module tests.
 PLAIN_WORDS = python_files("service", "model_export", "client", "loadtest")
 # In loadtest/attacks, an attack's docstring is the label of its case in the report, so it need not open with a verb.
 ATTACKS = Path("loadtest/attacks")

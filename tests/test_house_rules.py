@@ -272,7 +272,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/stock_clients/*.py": {"embedding_client"},
     # This benchmark measures the cost of a row of a mapped table, which the time of a request over a wire would hide.
     "loadtest/bench/huge_pages.py": {"service.tables"},
-    # This benchmark compares the kernel with libraries that have no wire.
+    # This benchmark compares the kernel of the search for nearest rows with search libraries, none of which has a wire.
     "loadtest/bench/neighbors.py": {
         *("service.engine.low_priority", "service.engine.neighbors", "service.tables", "service.types")
     },
@@ -371,8 +371,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     left = set(graph)
     while leaves_of := {name for name in left if not graph[name] & left}:
         left -= leaves_of
-    # Every module that is left imports another one that is left, so a walk from import to import must come back to a
-    # module.
+    # Every module in `left` imports another module in `left`, so a walk along imports meets a module twice.
     while left:
         way = [min(left)]
         while way[-1] not in way[:-1]:

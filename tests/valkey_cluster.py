@@ -233,6 +233,6 @@ def _replicates(node: Node, primary: str) -> bool:
     try:
         node.ask("CLUSTER REPLICATE", primary)
     except redis.ResponseError:
-        # The replica does not know the primary yet, so the command is sent again.
+        # CLUSTER REPLICATE fails as long as the replica does not know the primary, so the test sends it again.
         return False
     return True

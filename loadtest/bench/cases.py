@@ -196,8 +196,8 @@ RATIOS = (
     Ratio("JSON/W1", "JSON, hyper constant/W1", 0.7),
     Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
     Ratio("JSON, keys/W2", "JSON/W2", 0.5),
-    # Two threads and one thread are compared over JSON: server and generator share two cores, and over gRPC the
-    # generator needs much of their time.
+    # The ratio of two threads to one is measured over JSON, because server and generator share two cores, and the
+    # generator needs more processor time for gRPC.
     Ratio("JSON, two threads/W2", "JSON, one thread/W2", 1.6),
     *(
         Ratio(case.name, f"{case.row.replace('adopted', 'whole')}/{case.workload}", 1.5)

@@ -55,7 +55,7 @@ def _block(fields: Sequence[Field], kind: int, is_huffman: bool) -> bytes:
         block += bytes([kind])
         for text in (name.encode(), value.encode()):
             coded = _HUFFMAN.encode(text) if is_huffman else text
-            # HPACK writes the length of a name or value in 7 bits; a length of 127 or more needs further bytes.
+            # This code writes the length of an HPACK string in one byte, which has room for lengths below 127.
             assert len(coded) < 127
             block += bytes([len(coded) | (0x80 if is_huffman else 0)]) + coded
     return block

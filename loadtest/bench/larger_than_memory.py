@@ -294,7 +294,7 @@ def _table(found: Found) -> str:
 
 
 def _shown(number: float, digits: int) -> str:
-    # If a server answers no request while it is measured, its times have no percentiles.
+    # The percentiles of a server that answered no request while it was measured are not finite.
     return f"{number:,.{digits}f}" if math.isfinite(number) else "-"
 
 

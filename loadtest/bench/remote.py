@@ -124,7 +124,7 @@ def core_reader(
 
 
 def _description(layout: TableLayout, address: StoreAddress) -> dict[str, object]:
-    # This description has the form that service/native/description.py writes for a signature "lookup" of one feature.
+    # A description of signature "lookup" with one feature, in the form that service/native/description.py writes.
     feature = {
         **{"name": "ids", "ids": 0, "row_splits": None, "weights": None, "table": 0, "combiner": None},
         **{"summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": False},

@@ -52,8 +52,9 @@ _TABLE_OF = {"user": "user", "item": "item", "tags": "tag"}
 # Large replication buffers: a replica that can not follow a push must not have to copy all data again from the start.
 _NODE_FLAGS = ("--protected-mode", "no", "--client-output-buffer-limit", "replica 0 0 0", "--repl-backlog-size", "64mb")
 _NUM_EQUAL_THREADS = 2
-# In the table of results, "row" means a distinct row that a request reads. The first "CPU us a row" is of the client or
-# the server, and the columns from "Nodes" on have the figures of the nodes for a row that is read from them.
+# In the table that this benchmark prints, "row" means a distinct table row that a request reads. The first "CPU us a
+# row" is of the client or the server, and the columns from "Nodes" on have the figures of the nodes for a row that is
+# read from them.
 _HEAD = """
 | Workload | Reader | Connections | ids/s | rows/s | CPU us an id | CPU us a row | p50 ms | p99 ms | Hit rate | Nodes: CPU us a row | bytes a row | Load |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501

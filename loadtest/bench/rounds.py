@@ -89,8 +89,8 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
                 cores = everything if case.is_free else options.server_cores
                 servers[case.server] = SERVERS[case.server](place(case).folder, cores)
                 if len(servers) == 1:
-                    # Wait until the first server is ready before others start: they then find its files in the page
-                    # cache.
+                    # Wait until the first server is ready before others start. The others then read their files from
+                    # the page cache.
                     servers[case.server].wait()
         for server in servers.values():
             server.wait()

@@ -104,7 +104,7 @@ class Data:
             inputs = {"item": self._ids("item", rows, generator)}
             if workload != "W4":
                 inputs["user"] = self._ids("user", rows, generator)
-                # The workload W1 is a request of one row, which has one tag.
+                # Workload W1 has requests of one row, which always has one tag.
                 lengths = generator.integers(1, _MAX_TAGS + 1, rows) if rows > 1 else np.ones(1, np.int64)
                 inputs["tags__row_splits"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
                 inputs["tags__values"] = self._ids("tag", int(lengths.sum()), generator)

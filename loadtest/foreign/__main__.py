@@ -35,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Namespace) -> int:
     sys.stderr.write(f"building and adopting {len(models)} models\n")
-    # The modules are imported late, because they import TensorFlow: mistakes in the arguments have been reported by
-    # then.
+    # These modules import TensorFlow, so they are imported only after the arguments were checked.
     from loadtest.foreign.campaign import Plan, run
     from loadtest.foreign.report import details, header, row, summary
 

@@ -116,7 +116,7 @@ def ulps(a: Array, b: Array) -> int:
 
 
 def _ordered(array: Array) -> list[int]:
-    # As integers, positive floats have the same order as the floats; negative floats have the reverse order.
+    # As integers, positive floats have the same order as their values, and negative floats the reverse order.
     bits = np.ascontiguousarray(array).view(_SIGNED[array.dtype.itemsize]).reshape(-1).tolist()
     lowest = -(1 << (8 * array.dtype.itemsize - 1))
     return [n if n >= 0 else lowest - n for n in bits]

@@ -237,7 +237,8 @@ class Http1Batches:
     def _judged_alone(self, request: _Request) -> _Numbered:
         found = _last_words(self._port, request.data)
         statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d\d\d)", found)]
-        # 501, 505: a method or a version of HTTP that the server does not know. 408: a body that ends too early.
+        # 501 and 505 are right answers: a mutated request may have a method or a version of HTTP that the server does
+        # not know.
         wrong = [status for status in statuses if status >= 500 and status not in (501, 505)]
         label = f"head {statuses[0] if statuses else 'closed'}"
         return request.sent(Verdict(label, f"{wrong}: {found[:300]!r}" if wrong else ""))

@@ -11,7 +11,7 @@ from loadtest.replicas.fleet import Fleet, until
 _LOST = 0
 # Seconds for which a slow replica alternately stands still, and runs.
 _STOPPED_S, _RUNNING_S = 0.045, 0.005
-# Time for three health checks: after two good ones the balancer sends requests to a restarted replica.
+# Seconds for three health checks. The balancer sends requests to a restarted replica after two good ones.
 _FOUND_S = 1.5
 
 

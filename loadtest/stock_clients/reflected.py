@@ -82,7 +82,8 @@ class _Dynamic:
         signature = self._model.predicted()[0]
         inputs = {}
         for name, tensor in signature.tensors().items():
-            # The values are in typed fields such as int64_val, as a person would write them, not in tensor_content.
+            # Tensors have their values in typed fields such as int64_val, as a person would write them, not in
+            # tensor_content.
             field = {"i": "int64_val" if tensor.itemsize == 8 else "int_val", "f": "float_val", "O": "string_val"}
             if tensor.dtype.kind not in field:
                 raise Skip(f"no JSON form here for {tensor.dtype}")

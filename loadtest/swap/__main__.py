@@ -111,7 +111,7 @@ def _swap(server: LiveServer, base: Path, scratch: Path, options: argparse.Names
 
 
 def _one_swap(server: LiveServer, base: Path, scratch: Path, old: int, run: Run) -> None:
-    # The versions alternate between two contents: every number of version v is (v - 1) % 2 + 1.
+    # The contents of versions alternate: all numbers of version v are (v - 1) % 2 + 1.
     begun_s = time.monotonic()
     (scratch / f"spare-{old % _VERSIONS + 1}").rename(base / str(old + 1))
     answers_s = 0.0

@@ -28,7 +28,7 @@ METHODS = {
     "status": ("GetModelStatus", "GetModelStatusRequest", "GetModelStatusResponse"),
     "metadata": ("GetModelMetadata", "GetModelMetadataRequest", "GetModelMetadataResponse"),
 }
-# Our dtype name -> DataType number and TensorProto field.
+# Name of a dtype in the contract's cases -> its number in DataType, its field of TensorProto, its numpy dtype.
 FIELDS = {
     "float": (1, "float_val", "<f4"),
     "double": (2, "double_val", "<f8"),

@@ -38,7 +38,7 @@ _CALLERS = {
 # Inputs of model "described" with ids of shape [B, K].
 _IDS_PER_ROW = {"any": 0, "two": 2}
 _MODELS = {"toy": write_toy_model, "policies": write_policy_model, "described": write_described_model}
-# Headers that tell of one answer and not of what was asked.
+# Headers that differ between two answers to the same request, so they are not compared.
 _OWN_HEADERS = {"date", "x-request-id", "server", "connection", "keep-alive"}
 
 

@@ -20,7 +20,7 @@ import httpx
 from tests.integration.process import environment, until, unused_ports
 
 BUCKET = "models"
-# The account of every Azurite. Source: Azurite's README, "Default Storage Account".
+# Every Azurite has this account with this key (Azurite's README, "Default Storage Account").
 _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 

@@ -18,7 +18,7 @@ from tests.integration.store_proxy import StoreProxy
 from tests.toy_model import write_toy_model
 
 Serve = Callable[..., ServerProcess]
-# The largest number of rows of one request to the padded lookups of the demo's model.
+# The most rows that the padded lookup signatures of the demo's model accept in a request.
 DEMO_ROWS = 8
 
 

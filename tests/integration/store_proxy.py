@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-# Headers of one connection, which a proxy must not pass on.
+# Headers that describe one connection or one message: the proxy does not pass them on.
 _HOP_HEADERS = ("host", "connection", "keep-alive", "transfer-encoding", "content-length")
 _CHUNK_BYTES = 1 << 16
 

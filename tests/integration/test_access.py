@@ -209,7 +209,7 @@ _LET_IN = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
 
 def test_hot_rows_need_metadata_and_a_comparison_needs_admin(guarded: Guarded) -> None:
     hot, diff = "/v1/models/{}/tables/user:hot", "/v1/models/{}/versions/1:diff?to=1"
-    # The Python data plane samples no ids.
+    # The Python data plane does not count hot rows, so it answers 501.
     wanted = {hot: {"user": {403}, "reader": {200, 501}, "boss": {200, 501}}, diff: {"user": {403}, "reader": {403}}}
     wanted[diff]["boss"] = {200}
     for path, codes in wanted.items():
@@ -239,7 +239,7 @@ def test_every_route_of_a_model_asks_for_its_right(guarded: Guarded, right: str)
                 assert answer.status_code == 401, (method, path, answer.text)
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert answer.headers["x-error-code"] == "UNAUTHENTICATED"
-        # Twice: the second comes by a head that is known.
+        # The second request has a header block that the server has cached.
         for _ in range(2):
             assert ask("shown", MAY[right]).status_code in (200, 400), path
             assert ask("shown", other).status_code == 403, path
@@ -288,7 +288,7 @@ def test_answers_are_those_of_an_open_server(guarded: Guarded) -> None:
     assert code == "OK" and isinstance(data, bytes)
     (output,) = message_class("tensorflow.serving.PredictResponse").FromString(data).outputs.values()
     assert list(output.float_val) == ANSWER[0]
-    # A body that is read in a thread is still its caller's.
+    # The server reads a large body in a thread, and judges the rights of the caller as for a small body.
     many = {"ids": [1] * 30000}
     path = "/v1/models/{}/tables/user:rows"
     assert len(guarded.http("POST", path.format("shown"), "user", content=many).json()["rows"]) == 30000

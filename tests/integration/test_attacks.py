@@ -40,7 +40,7 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 # The head of a predict.
 PREDICT = LOOKUP.replace(b":lookup", b":predict")
-# How long the server waits for a client.
+# Seconds that the server waits for bytes of a client.
 TIMEOUT_S = 0.3
 # How long an attack lasts. A busy machine leaves the attacker little time to send what the server must react to, so an
 # attack that had no effect is made again, each time for longer.
@@ -199,7 +199,7 @@ def test_a_message_that_dribbles_ends_its_call(server: ServerProcess, path: str)
         client.send(stream, b"\0" + (1 << 20).to_bytes(4), is_last=False)
         found, end_s = client.answers[stream], time.monotonic() + PATIENCE_S
         while not found.is_over and time.monotonic() < end_s:
-            # Each byte comes long before the timeout; together they are too few.
+            # The bytes come at intervals far below the timeout, but at a rate below the lowest that is allowed.
             if select.select([client.socket], [], [], TIMEOUT_S / 6)[0]:
                 client.receive()
             else:
@@ -234,7 +234,7 @@ def test_slow_bodies_of_status_requests_leave_slots(server: ServerProcess) -> No
 
 def num_stalled(server: ServerProcess) -> float:
     """Returns how many requests were refused because their body came too slowly."""
-    # A connection of its own: the server closes idle ones after a moment.
+    # The metrics are asked for on a new connection, because the server closes idle ones.
     text = answer(server, b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").decode()
     found = re.findall(r'^embedding_server_refused_total\{.*reason="stalled"\} (\S+)\r?$', text, re.MULTILINE)
     return sum(map(float, found))
@@ -336,7 +336,7 @@ def test_a_connection_has_few_calls_without_end(server: ServerProcess) -> None:
         client.until(lambda: last.is_over and all(len(answer.data) > 0 for answer in begun))
         assert last.status == 8 and "health watches" in last.headers["grpc-message"]
         assert not any(answer.is_over for answer in begun)
-        # After a call ends, the connection may have another call.
+        # The end of one health watch makes room for another one on the connection.
         client.h2.reset_stream(watches[0], 8)
         client.flush()
 
@@ -368,7 +368,7 @@ def test_a_connection_has_few_calls_without_end(server: ServerProcess) -> None:
 def test_metadata_that_can_not_be_parsed_is_no_fault_of_the_server(
     server: ServerProcess, more: dict[str, str], code: int
 ) -> None:
-    # The fixture `servers` checks that no record of level "error" was logged.
+    # The fixture `servers` fails if a server logged a record of level "error".
     with H2Client(server.grpc_port) as client:
         message = b"\x0a\x09\x0a\x07default"
         assert client.call(message, _STATUS, **more).status == code
@@ -377,7 +377,7 @@ def test_metadata_that_can_not_be_parsed_is_no_fault_of_the_server(
 def test_headers_of_calls_that_wait_are_bounded(server: ServerProcess) -> None:
     large = {f"x-{number}": "y" * 4000 for number in range(15)}
     with H2Client(server.grpc_port) as client:
-        # The headers of nine calls, 60 KB each, are more than 512 KB. The client sends no bodies.
+        # Nine calls with 60 KB of headers each exceed the server's limit of 512 KB. The client sends no bodies.
         streams = [client.begin(_PREDICT, **large) for _ in range(9)]
         client.flush()
         last = client.answer(streams[-1])

@@ -106,7 +106,8 @@ def test_grpc_knows_callers_by_their_certificates(server: ServerProcess, tmp_pat
         with pytest.raises(grpc.RpcError) as caught:
             call = known.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
             call(status.SerializeToString(), timeout=PATIENCE_S)
-        # The reference server knows the caller, but the caller does not have this right.
+        # The refusal comes from the reference server: it knows the caller from the certificate, and this caller lacks
+        # the right.
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     with http_client(server, RANKER, tmp_path) as client:
         assert forwarded(client)["grpc"] in (0, 3)

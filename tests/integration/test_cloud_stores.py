@@ -81,7 +81,8 @@ def test_a_version_is_fetched_resumed_after_a_cut_and_not_fetched_again(
     asked = itertools.count()
 
     def cut(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
-        # The parts of the filler are asked for side by side; only the first of these requests is answered.
+        # The server fetches the parts of the object "filler" at the same time. Only the first part arrives whole; each
+        # other connection is cut after 1,000 bytes.
         return Fault(cut_after=1000) if path.endswith("filler") and next(asked) else None
 
     proxy.rule = cut

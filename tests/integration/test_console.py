@@ -169,7 +169,7 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     page.wait_for_selector("h2 >> text=Row 2")
     write_toy_model(base / "toy" / "2.new", scale=3)
     (base / "toy" / "2.new").rename(base / "toy" / "2")
-    # The row that is looked at is the new version's within some seconds.
+    # The console shows the row of version 2 without a reload of the page.
     browsing.wait_for(page, "/version\\s*2\\b/.test(document.querySelector(\"section[aria-label='Row']\")?.innerText)")
     assert "60.3" in page.locator("section[aria-label='Row']").inner_text()
     console.open()
@@ -233,7 +233,7 @@ def test_a_map_of_a_million_rows_is_sampled_and_chosen_from(console: Watched) ->
 
 # Counts the different colours in a canvas.
 COLORS = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
-# Whether the map is drawn in the colours of the named values.
+# A JavaScript condition: the map's points have the colours of the values named in place of {}.
 SHOWS = "document.querySelector('canvas[role=application]')?.dataset.shows === '{}'"
 
 

@@ -134,7 +134,7 @@ def test_nothing_that_was_answered_is_lost_with_the_process(serve: Serve, tmp_pa
     done = 0
     for _ in range(2):
         server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
-        # Before it was ready: nobody sees rows of before.
+        # Requests are answered only after the journal is read, so none sees older rows than were acknowledged.
         shown = server.lookup({"user": USERS})["user"]
         assert shown == ([[i, 10 * i] for i in USERS] if not done else [shown[0]] * 5) and shown[0][0] >= done
         acknowledged = [shown[0][0] if done else 0.0]

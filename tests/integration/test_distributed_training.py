@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.slow]
 TRAIN = (sys.executable, "-m", "model_export", "train", "--dataset=synthetic", "--batch_size=200")
 ESTIMATOR = (sys.executable, "-m", "tests.integration.estimator_process")
 STEPS = "200"
-# Longest time of a process, far more than a loaded machine needs; a hanging process is killed.
+# Longest time of a training process in seconds, far more than a loaded machine needs; a process that hangs is killed.
 PATIENCE_S = 300
 
 

@@ -124,7 +124,7 @@ def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it
     assert server.http.post("/v1/models/default/tables/user:rows", json={"ids": [1]}).status_code == 200
     let_go()
     until(lambda: states(server) == {1: "AVAILABLE"})
-    # The two lookups from before are counted.
+    # The two lookups that were answered while the graph was loading are counted.
     assert looked_up(server) == 2
     assert lookup(server) == (200, USER_1)
     assert looked_up(server) == 3
@@ -146,7 +146,7 @@ def test_a_version_that_fails_answers_no_more_and_a_second_one_is_published_whol
     status, text = lookup(server)
     assert status == 503
     assert text.startswith('Model "default" is not ready: version 1 is END: '), text
-    # Not with each attempt anew.
+    # The lookups are not offered once more at each further attempt to load the graph.
     assert len([record for record in server.records if record["message"] == SHOWN]) == 1
     draft = shutil.copytree(models / "1", tmp_path / "draft")
     break_graph(draft, mend=True)
@@ -169,7 +169,7 @@ def test_a_version_that_fails_answers_no_more_and_a_second_one_is_published_whol
 def test_ports_open_when_models_have_loaded_without_early_lookups_and_the_end_does_not_wait_for_that(
     serve: Serve, models: Path, tmp_path: Path, let_go: Callable[[], None], plane: str
 ) -> None:
-    # Without a manifest all of it is a graph.
+    # Without its manifest, a version has no lookups that could be answered before the graph is loaded.
     graphs = shutil.copytree(models, tmp_path / "graphs")
     shutil.rmtree(graphs / "1" / "assets.extra")
     http_port, grpc_port = unused_ports(2)

@@ -219,7 +219,8 @@ def test_the_cpu_lookup_is_tensorflows_own(artifact: Path, manifest: Manifest, s
             table, ids = tables[manifest.features[feature].table], case[feature]
             assert isinstance(ids, RaggedIds)
             weights = np.ones(len(ids.values), np.float32) if ids.weights is None else ids.weights
-            # safe_embedding_lookup_sparse drops weights that are not positive, so those rows are left to the oracle.
+            # safe_embedding_lookup_sparse drops weights that are not positive, so rows with such weights are compared
+            # only with the oracle.
             lowest = [weights[a:b].min(initial=1) for a, b in zip(ids.row_splits[:-1], ids.row_splits[1:], strict=True)]
             is_positive = np.array(lowest, np.float32) > 0
             values, row_weights = (
@@ -228,7 +229,7 @@ def test_the_cpu_lookup_is_tensorflows_own(artifact: Path, manifest: Manifest, s
             theirs = tf.nn.safe_embedding_lookup_sparse(
                 tf.constant(table), values, row_weights, combiner="mean"
             ).numpy()
-            # It also drops trailing empty rows; ours must not.
+            # safe_embedding_lookup_sparse drops empty rows at the end; the served lookup must keep them.
             assert got[feature].shape == (len(ids.row_splits) - 1, table.shape[1])
             rows = np.flatnonzero(is_positive[: len(theirs)])
             np.testing.assert_allclose(got[feature][rows], theirs[rows], **TOLERANCE)

@@ -19,7 +19,7 @@ from tests.integration.process import ROOT, environment
 pytestmark = pytest.mark.tf
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples/export").glob("*.py"))
-# Example -> more flags, and one row of each feature of its lookups.
+# Name of an example -> its additional flags, and a request of one row for each feature of its lookups.
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "feature_columns.py": ([], {"city": [["Lima"]], "tag": [[3, 4]], "clicks": [[5, 6, 7]]}),
     "foreign_savedmodel.py": ([], {"film_id": [7], "seen": [[1, 2]]}),

@@ -39,7 +39,7 @@ def test_a_new_version_with_a_flipped_bit_never_answers(serve: Serve, base: Path
         before = clients.counts[1]
         until(lambda: clients.counts[1] > before + 20 or clients.wrong)
     assert (clients.wrong, clients.counts.keys()) == ([], {1})
-    # A good one is verified before it answers.
+    # Version 3 has no flipped bit; the server verifies its checksums before version 3 answers.
     write_toy_model(tmp_path / "good", scale=3)
     os.rename(tmp_path / "good", base / "3")
     until(lambda: server.tells({"user": [1]}, {"user": [[3, 30]]}))

@@ -52,7 +52,7 @@ def test_rows_written_to_a_table_whose_file_is_cut_short_end_nothing_and_are_not
 ) -> None:
     as_exported = (base / "1" / SHARD).read_bytes()
     os.truncate(base / "1" / SHARD, 0)
-    # Here it is the writer that finds out; what it was told is on disk.
+    # The upsert is in the journal before the server writes to the mapped table and finds it cut short.
     assert change(changed, "user", [3], [[5, 6]]).status_code == 200
     response = changed.http.post(LOOKUP, json={"features": {"user": [3]}})
     assert (response.status_code, response.headers["X-Error-Code"]) == (500, "DATA_LOSS")

@@ -65,7 +65,7 @@ def test_the_only_version_mended_in_its_place_is_served_again(serve: Serve, base
 
 def test_a_tables_file_that_is_written_to_is_taken_out_within_a_poll(serve: Serve, base: Path) -> None:
     add_version(base, 2, scale=2)
-    # Its checksum would tell, too, and might be looked at first.
+    # No checksum is computed, because it might find the changed bytes before the check of the file's time does.
     server = serve(verify_tables="off").ready()
     with (base / "2" / SHARD).open("r+b") as file:
         file.seek(-4, os.SEEK_END)
@@ -91,7 +91,7 @@ def test_a_file_swapped_by_rename_or_deleted_changes_nothing(serve: Serve, base:
 def test_a_vocabulary_that_is_cut_short_is_found_too(serve: Serve, base: Path) -> None:
     add_version(base, 2, scale=2)
     server = serve().ready()
-    # Its number of lines is that of version 1, so only the open map knows.
+    # The file is complete when the version is loaded, and is cut short while the server has it mapped.
     assert len((base / "2" / "assets" / "tag.txt").read_text().splitlines()) == len(TAG_STRINGS)
     os.truncate(base / "2" / "assets" / "tag.txt", 0)
     assert "tag.txt" in lost(server, 2)

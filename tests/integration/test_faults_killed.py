@@ -38,7 +38,7 @@ class Persistent:
                     # Nobody there, or gone in the middle: asks again.
                     self._is_over.wait(0.01)
                     continue
-                # A server that starts or drains says so.
+                # A server that starts or drains answers 503.
                 if response.status_code != 503:
                     if response.status_code != 200 or response.json()["embeddings"] != ANSWER:
                         self.wrong.append(response.text)

@@ -51,7 +51,7 @@ class Home:
     def serve(self, command: str) -> subprocess.Popen[bytes]:
         """Starts the server by a page's command."""
         ports = f"--port={self.grpc_port} --rest_api_port={self.http_port}"
-        # Every request is slow to it, so that the page of slow ones has some.
+        # Every request takes longer than this limit, so the list of slow requests is not empty.
         more = f"--graph_signatures=off --slow_request_ms=0.000001 {ports}"
         return subprocess.Popen(["bash", "-c", f"exec {command.strip()} {more}"], cwd=self.folder, env=environment())
 

@@ -91,7 +91,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     from model_export import adopt
 
     with warnings.catch_warnings():
-        # What the stock stubs warn about at import is not ours to act on.
+        # The import of TensorFlow Serving's stock stubs warns of faults in them, which this project can not mend.
         warnings.simplefilter("ignore")
         import loadtest.foreign.wires  # noqa: F401
 

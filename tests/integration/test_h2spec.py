@@ -85,7 +85,7 @@ def failures(program: str, *arguments: str) -> tuple[set[str], int]:
 def test_every_case_passes_that_holds_here(program: str, port: tuple[str, ...]) -> None:
     failed, passed = failures(program, "generic", "http2", "hpack", "--max-header-length", "4000", *port)
     assert failed <= set(EXCEPTIONS[program]), failed - set(EXCEPTIONS[program])
-    # As many are skipped as need an answer with a body.
+    # h2spec skips the cases that need an answer with a body.
     assert passed >= 137
 
 

@@ -67,8 +67,8 @@ ROUTES = [
     ("GET", "/metrics/{}"),
 ]
 BODIES = {"lookup": {"features": {"user": [1]}}, "rows": {"ids": [1]}, "infer": {"inputs": []}}
-# A status is a model's whatever label stands in the path, as in TensorFlow Serving; dots and a space after the
-# name of a folder are what some servers take away.
+# Statuses of a refusal. The answer may also be 200 where a server strips dots and spaces from a folder's name, or for a
+# model's status, which, as in TensorFlow Serving, ignores the label in the path.
 _REFUSED = {400, 401, 404, 405}
 
 

@@ -26,7 +26,7 @@ kubernetes = pytest.importorskip(
 schemas = pytest.importorskip("tests.kubernetes_schemas", exc_type=ImportError)
 FOLDER: Path = kubernetes.FOLDER
 OVERLAYS = FOLDER / "overlays"
-# `kubectl kustomize` is kustomize, often an older one.
+# `kubectl kustomize` has kustomize built in, often an older version, so the program kustomize is preferred.
 KUSTOMIZE = next((name for name in ("kustomize build", "kubectl kustomize") if shutil.which(name.split()[0])), "")
 with_kustomize = pytest.mark.skipif(not KUSTOMIZE, reason="neither kustomize nor kubectl is installed")
 Objects = dict[tuple[str, str], Any]
@@ -170,7 +170,7 @@ def test_the_pod_has_the_images_user_and_time_to_drain() -> None:
     assert {security[name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {int(user)}
     server = container(objects_of("volume"))
     ready = server["readinessProbe"]
-    # Each of the two waits for requests, and for loads, is as long as the drain timeout.
+    # At shutdown, the server waits up to the drain timeout twice: for requests, and then for loads.
     needed_s = settings(server).shutdown_delay_s + 2 * settings(server).drain_timeout_s
     assert needed_s < pod["terminationGracePeriodSeconds"]
     assert ready["periodSeconds"] * ready["failureThreshold"] <= settings(server).shutdown_delay_s
@@ -239,7 +239,7 @@ def test_a_server_with_kserves_arguments_answers(serve: Serve, base: Path) -> No
     assert (int(given["rest_api_port"]), int(given["port"])) == (ports["http"], ports["h2c"])
     assert runtime()["spec"]["annotations"]["prometheus.kserve.io/port"] == given["rest_api_port"]
     (service,) = kubernetes.read(FOLDER / "kserve" / "inference-service.yaml")
-    # KServe puts the name of the InferenceService in the place of {{.Name}}, and the versions below /mnt/models.
+    # KServe replaces {{.Name}} by the name of the InferenceService, and puts the versions below /mnt/models.
     assert (given["model_name"], given["model_base_path"]) == ("{{.Name}}", "/mnt/models")
     model = service["metadata"]["name"]
     names = {name.removeprefix("EMB_").lower(): value for name, value in variables(runs).items()}

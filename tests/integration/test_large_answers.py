@@ -31,7 +31,7 @@ def request() -> bytes:
     return data
 
 
-# All at once; the whole of one answer and a part of the next; a part of one.
+# Three sizes of a stream's receive window: larger than all answers, larger than one answer of 64 KB, smaller than one.
 @pytest.mark.parametrize("window", [None, 100_000, 30_000])
 def test_they_come_whole(server: ServerProcess, window: int | None) -> None:
     wanted = np.stack([IDS, 10 * IDS], axis=1).astype(np.float32)

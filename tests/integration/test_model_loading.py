@@ -216,7 +216,7 @@ def test_a_second_signal_does_not_wait_for_it_at_all(serve: Serve, base: Path, h
 
 
 def test_a_reload_does_not_hold_up_the_end(serve: Serve, base: Path, tmp_path: Path) -> None:
-    # Half a copy: it would be waited for until the reload's timeout.
+    # A version that is copied only in part: the reload would wait for the rest of it until its timeout.
     write_toy_model(tmp_path / "other" / "1")
     (tmp_path / "other" / "1" / "saved_model.pb").unlink()
     server = serve(drain_timeout_s=3600, version_settle_s=3600).ready()

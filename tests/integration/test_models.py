@@ -176,7 +176,7 @@ def test_a_reload_by_request_stays_in_force_until_the_file_changes(
     polling = {"model_config_file_poll_wait_seconds": 0.05, "load_retry_interval_micros": 200_000}
     server = serve(model_base_path="", model_config_file=config, **polling).ready()
     assert reload(server, {"name": "b", "base_path": str(b)}) == ("0", "")
-    # Several looks at a file that says what it said, is written again the same, and is away for a moment.
+    # The server polls the config file while it is unchanged, rewritten with the same text, and missing for a moment.
     write(model("a", a))
     config.rename(config.with_suffix(".away"))
     server.wait_for_log("model config refused", reason=f"cannot read {config}: No such file or directory")

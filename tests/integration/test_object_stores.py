@@ -83,7 +83,7 @@ def test_versions_are_fetched_swapped_removed_and_not_fetched_again(
     until(lambda: answers(server, 2))
     until(lambda: cached(tmp_path) == {"2"})
     assert (count(server, "fetched_versions_total"), count(server, "is_listed")) == (2, 1)
-    # A version that is taken back is fetched again, and the other one goes.
+    # Version 2 is deleted from the store, so the server fetches version 1 again and deletes its copy of version 2.
     for path in (tmp_path / "made-2").rglob("*"):
         if path.is_file():
             s3.delete(f"toy/2/{path.relative_to(tmp_path / 'made-2').as_posix()}")
@@ -96,7 +96,7 @@ def test_versions_are_fetched_swapped_removed_and_not_fetched_again(
     assert count(again, "read_bytes_total") == 0
     again.signal(15)
     again.exit_code()
-    # With the store gone, what an earlier process has fetched is served.
+    # The object store is gone, so a new server process serves the version that an earlier one has fetched.
     proxy.close()
     alone = start().answering()
     until(lambda: answers(alone, 1))
@@ -140,7 +140,7 @@ def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
     until(lambda: ".fetching-2" in cached(tmp_path))
     until(lambda: states(server).get(2, ("", "", ""))[1] == "UNAVAILABLE")
     s3.kill()
-    # The killed server answers nothing, and so does its proxy.
+    # No store answers any more: the proxy closes each connection without a byte.
     proxy.rule = lambda method, path, query: Fault(cut_after=-1)
     until(lambda: store_state(server)["problem"] != "")
     assert f"version 2 of {URI}: the store can not be read" in states(server)[2][2]

@@ -89,7 +89,7 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     # It keeps no journal.
     assert version["deltas"]["journal_failures"] == {}
     tag, user = version["tables"]
-    # 5 rows of two float32; four ids were sent, one of which has no row.
+    # The table has 5 rows of two float32 numbers. Lookups sent four ids, one of which has no row.
     assert (user["table"], user["rows"], user["dim"], user["mapped_bytes"]) == ("user", 5, 2, 40)
     assert user["resident_bytes"] in (None, 0, 4096, 8192)
     # Too small a file for one of those.

@@ -117,7 +117,7 @@ def test_every_wire_fails_readiness_before_the_server_drains(serve: Serve, model
     server.signal(signal.SIGTERM)
     server.wait_for_log("draining")
     until(lambda: server.http.get("/readyz").status_code == 503)
-    # The metric of a model says whether a version answers, and one still does.
+    # The metric of a model says whether one of its versions answers; during the drain, model a still does.
     seen = readiness(server)
     assert seen.pop("metrics") == (False, True, False)
     assert set(seen.values()) == {Seen(False, False, False)}

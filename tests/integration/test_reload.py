@@ -57,7 +57,7 @@ class Load:
                     return
                 answer = response.json()["embeddings"]
                 self._check(answer)
-                # Each version's scale is its number.
+                # The scale of each version's rows is the version's number.
                 if response.headers["x-model-version"] != str(int(answer["user"][0][0])):
                     self.faults.append((dict(response.headers), answer))
 

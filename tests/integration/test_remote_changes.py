@@ -92,7 +92,7 @@ def test_an_upsert_is_written_once_and_heard_by_each_server(cluster: Cluster, wr
         assert (server.table.rows(np.arange(ROWS)) == expected).all()
         assert server.heard_rows() == set(ids)
     second.heard.clear()
-    # Nothing is left to be finished, and nothing is told twice to a server that has heard it.
+    # No change is pending, and server `second` does not hear of the changes again that it has heard of.
     assert second.heard_rows() == set() and second.table.changes.num_pending == 0
     assert second.upsert([7], [[5, 5]]) == (2, True)
     assert first.table.rows(np.array([7])).tolist() == [[5, 5]]
@@ -197,7 +197,7 @@ def test_an_upsert_outlives_its_primaries(cluster: Cluster, written: tuple[Path,
     assert (server.table.rows(np.array(ids)) == new).all()
     until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
     assert (server.table.rows(np.array(ids)) == new).all()
-    # Writes go to the new primary.
+    # The promoted replica accepts writes.
     until(lambda: _upserts(server, ids))
     assert (server.table.rows(np.array(ids)) == 3).all()
 

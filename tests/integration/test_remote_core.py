@@ -276,7 +276,8 @@ def test_rows_of_a_frozen_primary_come_from_its_replica_before_the_node_is_given
         cluster.nodes[1].freeze()
         for _ in range(3):
             ids = rng.integers(0, ROWS, 30)
-            # The wait for a node is 20 s.
+            # The server waits up to 20 s for a node, so an answer within 10 s came from another node than the frozen
+            # one.
             assert (read(server, ids, timeout_s=10) == rows[ids]).all()
         cluster.nodes[1].thaw()
         (counts,) = server.http.get("/v1/statusz").json()["remote"]["tables"]

@@ -67,10 +67,10 @@ def test_no_read_fails_while_primaries_die_and_replicas_take_over(
     with Readers(table.rows, rows) as readers:
         cluster.nodes[0].kill()
         readers.more()
-        # Its replica is the primary now.
+        # The replica of the killed node becomes a primary.
         until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
         readers.more()
-        # A frozen node answers nothing and breaks nothing: another is asked after node_timeout_ms.
+        # A frozen node sends no answer and closes no connection, so a read asks another node after node_timeout_ms.
         cluster.nodes[1].freeze()
         readers.more()
         cluster.nodes[1].thaw()
@@ -143,7 +143,7 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
     finally:
         DEADLINE_S.reset(before)
         cluster.nodes[1].thaw()
-    # What the node answers late is read by nobody.
+    # A read must not get an answer that the node sends late to an earlier read.
     until(lambda: _reads(table, ids))
     assert (table.rows(ids[::-1]) == rows[ids[::-1]]).all()
 
@@ -206,7 +206,7 @@ def test_readiness_names_the_table_and_requests_for_it_are_refused(cluster: Clus
         with pytest.raises(grpc.RpcError) as told:
             server.predict_grpc({"user": np.array([1, 2])}, "lookup", model="toy")
         assert told.value.code() is grpc.StatusCode.UNAVAILABLE and 'Rows of table "user"' in told.value.details()
-        # Features over mapped tables answer on.
+        # Lookups of features over mapped tables are still answered.
         tags = server.http.post("/v1/models/toy:lookup", json={"features": {"tags": [[1]]}})
         assert tags.status_code == 200
         metrics = server.http.get("/metrics").text
@@ -231,7 +231,7 @@ def test_a_misspelt_name_fails_the_load_and_says_the_near_one(cluster: Cluster, 
         until(lambda: server.http.get("/readyz").status_code == 503 and "usr" in server.http.get("/readyz").text)
         assert "did you mean user?" in server.http.get("/readyz").text
         assert "'usr', which model 'toy' does not have" in server.http.get("/v1/models/toy").text
-        # Corrected while the server runs.
+        # The user corrects the misspelt name while the server runs.
         models.write_text(models.read_text().replace("usr", "user"))
         until(lambda: server.http.get("/readyz").status_code == 200)
         body = {"features": {"user": [1, 2]}}

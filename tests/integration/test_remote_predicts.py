@@ -168,7 +168,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
             remote_tables=";".join(tables),
             remote_cache_bytes=1 << 20,
             tower_batch_rows=64,
-            # Requests wait for a node here, and others must not be refused because of that.
+            # Requests wait long for a frozen node, and the queue must not refuse other requests because of that.
             max_queue_ms=60_000,
             admin_port=0,
         )
@@ -224,7 +224,7 @@ def test_requests_that_share_a_run_get_their_own_rows(served: Served) -> None:
 
 def test_requests_that_wait_for_a_node_hold_no_thread_that_others_need(served: Served) -> None:
     rng = np.random.default_rng(5)
-    # More requests than the pool for large work has threads.
+    # These are more requests than the pool for large work has threads.
     inputs = [random_inputs("serving_default", 40, rng) for _ in range(40)]
     wanted = [served.predict("mapped", "serving_default", one)[0] for one in inputs]
     served.cluster.nodes[1].freeze()
@@ -249,7 +249,7 @@ def test_upserts_reach_predictions(served: Served) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{served.server.admin_port}", timeout=PATIENCE_S) as admin:
         for row, wanted in ((other, others), (own, inputs)):
             scores = served.predict("mapped", "plain", wanted)[0]
-            # After this request, the row is in the cache.
+            # The request fills the server's cache with the old row 77, so the upsert below must replace it there.
             assert served.predict("strict", "plain", inputs)[0] != scores
             # Without `force`, the server refuses upserts of a model whose runs are batched.
             body = {"ids": [77], "rows": [row], "force": True}

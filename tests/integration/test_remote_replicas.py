@@ -125,7 +125,7 @@ def test_rows_of_a_replica_that_is_cut_off_are_not_read(stage: Stage, written: t
     until(lambda: _reads(server, row) == [[7, 7]])
     stage.mend()
     until(partial(_is_in_sync, server, stage.replica))
-    # A primary that has ended takes no changes, so its replica stays in sync.
+    # A dead primary changes no rows, so its replica stays in sync.
     stage.primary.kill()
     for is_held_for_dead in (False, True):
         until(lambda dead=is_held_for_dead: not dead or _status(server, stage.primary)["num_slots"] == 0)

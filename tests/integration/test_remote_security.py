@@ -101,7 +101,8 @@ def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: 
             node.ask("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
 
     with Readers(server.table.rows, rows) as readers:
-        # As a password is changed without a gap: the new one is added, then the file, then the old one goes.
+        # As an operator changes a password without a gap: add the new one at the nodes, write it to the server's file,
+        # remove the old one.
         for node in cluster.nodes:
             node.ask("ACL SETUSER", "default", ">second")
             node.ask("CONFIG SET", "masterauth", "second")

@@ -79,7 +79,8 @@ def test_nearest_rows_are_those_of_the_whole_table(page: Page) -> None:
     search.fill(str(row))
     search.press("Enter")
     found = [int(line.split()[1]) for line in figure.locator(".nearest li").all_inner_texts()]
-    # The ten nearest of 3,000 points of a circle are five at each side, of which the picture has two thirds.
+    # The rows are 3,000 points on a circle, so the ten nearest rows of a point are five on each side. The picture shows
+    # two thirds of the rows.
     assert sorted((one - row + 1500) % 3000 - 1500 for one in found) == [-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]
     search.fill("no such row")
     search.press("Enter")

@@ -127,7 +127,7 @@ def test_a_full_disk_ends_the_log_and_no_request(base: Path, tmp_path: Path, ser
     until(lambda: metric(server, RECORDS) == 3)
     (part,) = (tmp_path / "log").iterdir()
     size = part.stat().st_size
-    # From here on a write to a file fails as on a full disk, behind its first bytes.
+    # RLIMIT_FSIZE makes each later write to the log fail after at most 10 bytes, as on a full disk.
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 10, size + 10))
     for _ in range(3):
         ask_on_both_wires(server)

@@ -41,7 +41,7 @@ def finish_request(connection: socket.socket) -> bytes:
 def test_a_request_in_flight_is_answered_before_the_end(serve: Serve, number: int) -> None:
     server = serve().ready()
     with open_request(server) as connection:
-        # Another answer after it proves that the server has begun to read.
+        # The server answered a request that came later, so it has begun to read the open one.
         assert server.lookup({"user": [4]}) == {"user": [[4, 40]]}
         server.signal(number)
         server.wait_for_log("draining", signal=signal.Signals(number).name)

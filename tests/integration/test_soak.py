@@ -52,7 +52,7 @@ def test_nothing_fails_and_the_report_has_its_rows(exported: Path, tmp_path: Pat
     assert process.returncode == 0, text
     found = json.loads((tmp_path / "soak.json").read_text())
     assert (found["problems"], found["faults"], found["totals"]["failures"]) == ({}, {}, {})
-    # Rows are changed where the server has a route for it.
+    # An upsert is sent every 5 s, so a short run may have none.
     assert set(found["totals"]["requests"]) - {"upsert"} == KINDS
     assert found["totals"]["outcomes"]["health watch: SERVING"] >= 1
     assert found["totals"]["outcomes"]["version swap: OK"] > 1

@@ -25,7 +25,7 @@ from tests.integration.conftest import Serve
 from tests.integration.process import ROOT, environment, until
 from tests.toy_model import write_toy_model
 
-# In place of TensorFlow: a command that needs it fails.
+# Content of a fake module tensorflow: a command that imports it fails.
 _NO_TENSORFLOW = 'raise ImportError("this mistake must be found without TensorFlow")\n'
 _FILES = {
     "ranker.keras": "PK",

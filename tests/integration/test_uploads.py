@@ -117,7 +117,7 @@ def test_compact_writes_the_next_version_into_the_store(
     assert f"uploaded: {URI}/8, " in out
     assert s3.contents("toy/8/")[MARKER] == (version / MARKER).read_bytes()
     assert list(temporary.iterdir()) == []
-    # An existing version number is refused before anything is written.
+    # The command refuses an existing version number before it writes anything.
     assert main(["compact", str(version), "--out", URI, "--version", "8"]) == 1
     assert f"{URI}/8 exists; a version is never overwritten" in capsys.readouterr().err
 

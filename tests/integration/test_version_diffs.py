@@ -53,7 +53,7 @@ def test_a_drifted_version_is_refused_and_the_old_one_serves(serve: Serve, tmp_p
     base = tmp_path / "models"
     publish(base, 1, OLD)
     server = serve(model_base_path=base, max_drift=20).ready()
-    # Another table in place of the old one.
+    # Version 3 has random rows that are unlike those of version 1.
     publish(base, 3, random_rows(NUM_ROWS, 5, 2))
 
     def statuses() -> dict[str, tuple[str, str]]:

@@ -19,7 +19,7 @@ MAY_READ_THE_WALL = {
     "observe/statusz.py",
     "observe/recent_requests.py",
     "observe/version_history.py",
-    # When a row was changed.
+    # It reads the time at which a row is changed, for the console.
     "deltas/version_deltas.py",
 }
 _WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}

@@ -94,7 +94,8 @@ def _read(row, head, data, n, sizes, expected, counts, histogram, now, goes_on):
 
 @njit(cache=True, nogil=True)
 def _send(row, bodies, sizes):  # type: ignore[no-untyped-def]
-    # Sends more bytes of the connection's request; returns whether the whole request is sent.
+    # Sends more bytes of the connection's current request. Returns True if all of it is sent, or if no request is to be
+    # sent.
     variant = row[VARIANT]
     if row[IS_BUSY] and row[SENT] < sizes[variant]:
         row[SENT] = send_some(row[FD], bodies[variant], row[SENT], sizes[variant])

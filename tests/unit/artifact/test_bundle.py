@@ -195,7 +195,7 @@ def test_tensorflow_servings_own_compressed_index_is_read(tf_serving_testdata: P
     entries = read_bundle(index.with_suffix(""))
     shard = index.with_name("variables.data-00000-of-00001").read_bytes()
     found = {name[0]: entry for name, entry in entries.items() if name.endswith("/.ATTRIBUTES/VARIABLE_VALUE")}
-    # y = a x + b, and c for a second one.
+    # The model computes a x + b and a x + c.
     values = {name: struct.unpack_from("<f", shard, entry.offset)[0] for name, entry in found.items()}
     assert values == {"a": 0.5, "b": 2.0, "c": 3.0}
     assert all((entry.shape, entry.nbytes, entry.dtype) == ((), 4, "float32") for entry in found.values())

@@ -128,7 +128,7 @@ def test_rest_metadata_is_what_tensorflow_serving_answers(tf_serving_testdata: P
     found = json.loads(metadata_json(name, version, signatures))
     for document in (found, expected):
         for signature in document["metadata"]["signature_def"]["signature_def"].values():
-            # The file is older than the model: from before TensorFlow wrote defaults.
+            # TensorFlow wrote the expected file before signatures had `defaults`.
             signature.pop("defaults", None)
     assert found == expected
 

@@ -43,7 +43,7 @@ def same(left: Array, right: Array) -> bool:
 
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
-# Hypothesis draws what numpy has by itself; bfloat16 comes of its bits.
+# Hypothesis can not draw bfloat16, so such arrays are drawn as uint16 bits.
 numeric_arrays = st.sampled_from([dtype for dtype in NUMPY_DTYPES.values()]).flatmap(
     lambda dtype: (
         hnp.arrays(np.uint16, shapes).map(lambda bits: bits.view(dtype))

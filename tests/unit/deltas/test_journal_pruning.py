@@ -71,7 +71,7 @@ def test_a_journal_goes_ten_minutes_behind_its_versions_folder(world: Pruned, ca
     caplog.set_level("INFO")
     world.give(1, 2, 3)
     world.pass_by(2 * GONE_S)
-    # Versions 1 and 2 are not loaded, but may be again.
+    # Versions 1 and 2 are not loaded, but their folders exist, so they may be loaded again.
     assert (world.serving, world.left()) == (3, [1, 2, 3])
     (world.base / "2").rmdir()
     world.pass_by(GONE_S - 1)
@@ -85,7 +85,7 @@ def test_the_newest_version_may_come_back(world: Pruned) -> None:
     (world.base / "2").rmdir()
     world.pass_by(2 * GONE_S)
     assert (world.serving, world.left()) == (1, [1, 2])
-    # It does not, for there is a newer one.
+    # Version 3 is newer than the deleted version 2, so the server gives up the journal of version 2.
     world.add("3")
     world.pass_by(GONE_S)
     assert world.left() == [1]
@@ -99,7 +99,7 @@ def test_a_model_folder_that_can_not_be_read_or_is_empty_removes_nothing(world: 
     world.base.rename(elsewhere)
     world.pass_by(2 * GONE_S)
     assert world.left() == [1, 2]
-    # As a mount that failed.
+    # An empty folder in place of the base path, as after a mount that failed.
     world.base.mkdir()
     world.worker()
     world.pass_by(2 * GONE_S)

@@ -94,7 +94,8 @@ def test_a_request_sees_all_of_a_delta_or_none_of_it(serve: Serve) -> None:
         before = bound.run({"user": np.arange(5)})["user"].tolist()
         served.drop(1, "user", list(range(5)), upward)
         assert served.look()
-        # Others see it, this one does not; and what comes next waits for it, for a while.
+        # Requests that start after the delta read its rows, the request that was bound before reads the old ones. Later
+        # deltas wait for the end of that request.
         assert served.rows("user", *range(5)) == upward
         served.drop(2, "user", [0], [[1, 1]])
         served.look()

@@ -45,7 +45,7 @@ ITSELF = ", which holds saved_model.pb and so is a version itself"
 # name: files, base path below the folder {base}, what is said of the {path}.
 CASES: dict[str, tuple[list[str], str, str]] = {
     "a version": ([MODEL], "models/movielens", ""),
-    # Not complete yet, or to fail for its own reason.
+    # No error: the version may be incomplete yet, and its load reports the reason.
     "a version without a graph": (["m/1/"], "m", ""),
     "missing": ([MODEL], "other/place", GONE),
     "a misspelt name": ([MODEL], "models/movilens", GONE + MEANT),

@@ -89,7 +89,7 @@ def test_queues_take_turns() -> None:
     queues = {n: BatchQueue(parameters, counting.named(n)) for n in "ab"}
     with ThreadPoolExecutor(20) as clients:
         futures = []
-        # Groups keep the batches of one queue apart.
+        # Five calls of five groups: calls of different groups never share a batch, though they wait in the same queue.
         for i, name in enumerate("aaabb"):
             futures.append(clients.submit(scheduler.run, queues[name], call_of(i, str(i))))
             assert started.acquire(timeout=TIMEOUT_S)

@@ -82,7 +82,7 @@ def test_an_index_answers_after_the_first_search_and_reads_fewer_rows(tmp_path: 
     assert find(engine, exact=True).recall is None
     assert find(engine, allowed=Named(ids=np.arange(50))).rows_scanned == 50
     assert find(engine, k=101).recall is None
-    # The search excludes most of the rows that the index names, so too few are left.
+    # The search denies most of the rows that the index proposes. Too few are left, so it compares all rows.
     denied = Named(ids=np.argsort(np.square(rows - 1).sum(axis=1))[: ROWS // 2])
     assert find(engine, denied=denied).ids.tolist() == find(engine, denied=denied, exact=True).ids.tolist()
 

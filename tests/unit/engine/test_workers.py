@@ -127,7 +127,7 @@ def test_what_would_wait_too_long_is_refused_at_once(make: Callable[..., Pool]) 
     pool.hold()
     for _ in range(3):
         pool.add("a")
-    # Three of 0.4 s are before it.
+    # Three waiting requests of 0.4 s each precede the fourth, which would wait more than 1 s.
     with pytest.raises(Overloaded):
         pool.add("a")
     # In turns, one of a's is before the first of another model.

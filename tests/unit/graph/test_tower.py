@@ -166,7 +166,7 @@ def test_tensorflow_does_not_load_the_tables(tower_version: Path, tmp_path: Path
         ServableLoader(SERVE, "auto", 2, has_towers=False)("m", 1, broken)
     servable = ServableLoader(SERVE, "auto", 2)("m", 1, broken)
     assert predict(servable, "rows", {"user": int64(3)})["rows"].tolist() == [[6.0, 8.0]]
-    # The initialiser, which nobody can call, is not opened for a version's sake.
+    # The signature __saved_model_init_op is not opened while a version is loaded, because no client can call it.
     with pytest.raises(BackendFailure):
         servable.backends["__saved_model_init_op"].run("__saved_model_init_op", {}, ("__saved_model_init_op",))
     servable.close()

@@ -77,7 +77,7 @@ def test_rows_that_do_not_fit_are_refused_in_the_graphs_words(model: tuple[str, 
     inputs = ZOO[name].request(4, ZOO_ROWS, np.random.default_rng(2))
     inputs["c1"] = inputs["c1"][:3]
     got, wanted = answers(pair, inputs)
-    # Which of two nodes refuses first is the executor's choice.
+    # Two nodes of the graph of deepfm refuse the request, and TensorFlow's executor chooses the error that it returns.
     assert isinstance(got, str) and isinstance(wanted, str) and (got == wanted or name == "deepfm")
 
 
@@ -93,7 +93,8 @@ def test_an_id_without_a_row_is_refused_in_the_graphs_words(model: tuple[str, Pa
 
 
 def test_one_row_beside_many_is_answered_as_the_graph_does(model: tuple[str, Pair]) -> None:
-    # A product of a row with many is spread by the graph; what is put side by side must have as many rows.
+    # The graph broadcasts a product of one row with many rows, but it can not concatenate tensors of one row and of
+    # many.
     name, pair = model
     if name == "dlrm_matrix":
         pytest.skip("its ids are one input")

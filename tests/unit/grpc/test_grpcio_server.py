@@ -134,7 +134,7 @@ def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
     model.gate = threading.Event()
     request = predict_request(X).SerializeToString()
     method = channel.unary_unary(f"{PREDICTION}/Predict")
-    # Two hold the two workers, a third waits behind them until its deadline.
+    # Two calls occupy the server's two workers; a third waits for a worker until its deadline.
     held = [method.future(request, timeout=30) for _ in range(2)]
     for _ in held:
         model.entered.acquire()

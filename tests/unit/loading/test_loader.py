@@ -269,7 +269,7 @@ def test_lookups_that_deltas_change_are_shown_with_these_only(
     journal.unlink()
     (folder / "deltas").mkdir()
     assert shown(folder, deltas=rules)[1] == []
-    # One that can not be looked at may be there.
+    # The loader can not look for the journal, because the journal's folder is a file: it assumes that there is one.
     (folder / "deltas").rmdir()
     journal.parent.rmdir()
     journal.parent.touch()

@@ -42,7 +42,7 @@ class Restarted:
         )
         find(self.engine, metric=metric)
         until(lambda: bool(self.engine.searches.indexes.all()))
-        # An index is shown after its file is written.
+        # Searches use an index from the moment after its file is written; close() ends the thread that does both.
         self.engine.searches.indexes.close()
         (self.index,) = self.engine.searches.indexes.all().values()
 
@@ -107,7 +107,7 @@ def test_other_bytes_of_the_table_get_an_index_of_their_own(tmp_path: Path) -> N
     after = Restarted(tmp_path)
     assert after.was_built and find(after.engine).ids.tolist() == [nearest(rows)]
     (new,) = {path for path in (tmp_path / "kept").rglob("*.rows")} - {old}
-    # The server also ignores a copy of the old file under the new file's name.
+    # The server also ignores a copy of the older index file under the newer file's name.
     new.write_bytes(old.read_bytes())
     assert Restarted(tmp_path).was_built
 

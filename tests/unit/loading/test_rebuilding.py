@@ -64,7 +64,8 @@ def test_a_tower_answers_as_tensorflow_does_from_the_version_they_are_folded_int
     tower_version: Path, tmp_path: Path
 ) -> None:
     version = shutil.copytree(tower_version, tmp_path / "model" / "1")
-    # Only signatures that are cut: the others would refuse what is not forced.
+    # The deltas are forced, because a signature whose graph runs whole would refuse them; the signatures compared here
+    # are cut.
     write_delta(version, "user", np.array([1]), np.array([[-2, 5]]), force=True)
     write_delta(version, "tag", np.array([2, 0]), np.array([[4, 4], [0.5, 1]]), force=True)
     served = ServableLoader(frozenset({"serve"}), "auto", 1, deltas=rules(None, lambda: None))("m", 1, version)

@@ -21,7 +21,7 @@ from service.tables.verification import Verifier
 from tests.large_folios import HUGE, need_large_folios
 from tests.toy_model import SHARD, toy_tables, write_toy_model
 
-# Files of megabytes are written and read again, for each test anew.
+# Each test writes and reads files of several megabytes.
 pytestmark = pytest.mark.slow
 # The tables of the toy model lie behind so much: the first begins in the last whole chunk.
 PADDING = 5 * HUGE - 8
@@ -89,7 +89,7 @@ def test_a_model_that_is_loaded_answers_and_then_has_huge_pages(
     assert pages.make(GuardedFiles()).wait(60)
     assert huge_bytes(octets) == 5 * HUGE
     check_rows(servable)
-    # Verified behind it, which the log's order shows.
+    # The tables are verified only after their huge pages are made; the order of the log's records shows it.
     is_verified = threading.Event()
     verification.verifier.verify_later(broken(), [], is_verified.set)
     assert is_verified.wait(60)
@@ -120,7 +120,7 @@ def test_verification_waits_for_pages_that_are_being_made(tmp_path: Path) -> Non
     pages = TablePages(Slow(is_whole=False), is_before=False)
     verification = TableVerification("background", Verifier(0), lambda _: False, lambda _: None)
     servable = load(write_toy_model(tmp_path / "1"), pages, verification)
-    # The version answers meanwhile.
+    # The version answers lookups while its huge pages are being made.
     check_rows(servable)
     assert is_going.wait(60)
     assert servable.files.is_verification_due and not servable.files.is_verified

@@ -20,7 +20,7 @@ def lines(chart: str) -> list[list[tuple[float, float]]]:
 
 def test_points_lie_between_the_axes() -> None:
     ((first, middle, last),) = lines(line_chart("t", [Series("s", [(0, 0), (5, 50), (10, 100)])]))
-    # The axes are 720 wide and 176 high, from (64, 220).
+    # In the picture, the axes meet at (64, 220); they are 720 units wide and 176 high.
     assert first == (64.0, 220.0)
     assert middle == (424.0, 132.0)
     assert last == (784.0, 44.0)

@@ -184,7 +184,8 @@ def test_every_policy_is_the_oracles_on_both_devices_and_in_the_lowered_graph(tm
     }
     # -1 and 9 of plain; 9 of pruned; a stranger of known; -1 and 3 of named (rows 0 to 11): refused.
     assert parity["lookup"]["refused"] == 2 + 1 + 1 + 2
-    # Rows of 4 ids where 3 fit: defaulted, clamped, words, numbered.
+    # One row of 4 ids for each of the features defaulted, clamped, words and numbered, whose padded lookups have room
+    # for 3 ids.
     assert parity["lookup_tpu_tensor_core"]["refused"] == parity["lookup"]["refused"] + 4
     assert sorted(path.name for path in (artifact / "assets").iterdir()) == [
         "hashed.txt",

@@ -147,7 +147,7 @@ def test_policies_are_told_as_the_manifest_has_them(tmp_path: Path) -> None:
 def test_signatures_without_words_in_the_core_are_left_out(tmp_path: Path) -> None:
     write_described_model(tmp_path / "1")
     _, document = described(tmp_path / "1")
-    # bounded has max_norm; stored answers other numbers than float32.
+    # Signature "bounded" has max_norm; the outputs of "stored" have other dtypes than float32.
     assert {one["name"] for one in document["signatures"]} == {"named", "joined", "empty", "blocks", "hashed"}
     lookups = opened(tmp_path / "1")
     reasons = left_out(lookups, lookups.signatures, {})

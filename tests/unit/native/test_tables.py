@@ -27,7 +27,8 @@ POLICIES = range(6)
 
 def drawn_table(rng: np.random.Generator, dtype: str) -> StoredTable:
     numbers = rng.normal(size=(rng.integers(1, 40), rng.choice(DIMS))) * np.exp(rng.normal(size=1) * 4)
-    # Some are infinite, NaN or -0.0, where a scale can be made of them.
+    # A row of int8 or int4 needs finite numbers for its scale. A fifth of the other tables get infinities, NaN and
+    # -0.0.
     if dtype not in ("int8", "int4") and rng.random() < 0.2:
         numbers[rng.random(numbers.shape) < 0.05] = rng.choice([np.inf, -np.inf, np.nan, -0.0, 1e-41])
     with np.errstate(over="ignore"):

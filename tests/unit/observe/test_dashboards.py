@@ -39,7 +39,7 @@ RULES = yaml.safe_load((COMPOSE / "alerts.yml").read_text())["groups"][0]["rules
 DASHBOARD = json.loads((COMPOSE / "grafana/dashboards/embedding-server.json").read_text())
 # Prometheus' own, of each scrape.
 OWN = {"up"}
-# Of PromQL: what else looks like a metric.
+# Words of PromQL that look like the name of a metric.
 WORDS = {
     *("sum", "max", "min", "rate", "increase", "deriv", "changes", "histogram_quantile", "by", "bool", "or", "and"),
     *("unless", "offset", "label_values"),
@@ -47,7 +47,7 @@ WORDS = {
 # Where the documents name metrics, and where of these each one of ours is described.
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DESCRIBED = ("metrics.md",)
-# Of files that this server reads only where it is told to.
+# Metrics of certificate files, which a server without TLS does not have.
 OF_TLS = {
     f"embedding_server_tls_{part}"
     for part in ("certificate_end_timestamp_seconds", "reloads_total", "handshakes_failed_total")
@@ -71,7 +71,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 def metrics_of(expression: str) -> set[str]:
     """Returns the names of metrics in an expression."""
-    # Without labels, ranges and what is grouped by.
+    # Remove the labels, ranges and lists of grouping labels from the expression.
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(by|ignoring) \([^)]*\)|\bon\(\) vector\(0\)", " ", expression)
     return set(re.findall(r"(?<![\w.$])[a-zA-Z_:][\w:]*", bare)) - WORDS
 

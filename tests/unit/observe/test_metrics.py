@@ -182,7 +182,7 @@ def test_prometheus_clients_own_reader_finds_the_same() -> None:
     finish(metrics, error=IdOutOfRange("x"))
     metrics.batches.processed(requests=1, rows=1, padding=0, queue_seconds=[0.1])
     text = metrics.render()[0].decode()
-    # It gives every counter the suffix that OpenMetrics wants.
+    # prometheus_client's parser appends _total to the name of every counter, as OpenMetrics wants.
     theirs = {
         (sample.name.removesuffix("_total"), frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-# Four answers of 2.6 MB at once, freed together, fifty times over; after the first few it settles.
+# Allocates four buffers of 2.6 MB and frees them together, fifty times after five that are not counted; page faults
+# show memory that went back to the kernel.
 SCRIPT = """
 import resource, sys
 from service.process.resources import keep_freed_memory

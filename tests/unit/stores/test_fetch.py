@@ -37,7 +37,7 @@ class Bucket:
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.contents = objects
         self.reads: list[str] = []
-        # Path -> offset from which the object can not be read.
+        # Path of an object -> number of its bytes that can be read; a read that goes beyond them fails.
         self.readable: dict[str, int] = {}
 
     def objects(self, folder: str) -> list[StoredObject]:
@@ -173,7 +173,7 @@ def test_a_file_shorter_than_the_notes_costs_the_object(bucket: Bucket, cache: C
 def test_notes_that_are_lost_or_torn_cost_only_what_they_noted(bucket: Bucket, cache: Cache) -> None:
     partial = partly_fetched(bucket, cache)
     notes = partial.parents[1] / PROGRESS
-    # The last line is torn, and the next one follows it.
+    # The last line of the progress file has no end, and the next write appends its line to it.
     notes.write_bytes(notes.read_bytes()[:-5])
     assert fetched_of_large(bucket, cache) == 3
 
@@ -182,7 +182,8 @@ def test_an_object_that_was_replaced_is_not_continued(bucket: Bucket, cache: Cac
     partial = partly_fetched(bucket, cache)
     older = partial.read_bytes()
     bucket.contents[LARGE] = bucket.contents[LARGE][::-1]
-    # The power fails during the first attempt after the replacement: the older file comes back beside the new record.
+    # A power failure during the first attempt after the replacement: the partial file has the old object's bytes, the
+    # progress file records the new object.
     partly_fetched(bucket, cache, 0).write_bytes(older)
     assert fetched_of_large(bucket, cache) == 5
 

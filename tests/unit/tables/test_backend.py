@@ -193,7 +193,7 @@ def test_every_kind_of_feature_of_format_2_is_described(tmp_path: Path) -> None:
         "path": (None, 2, 3),
         "word_path": (None, 3, 2),
     }
-    # float32 of: 4 combined and 2 single features of 3, 4 + 2 of 2, sequences of 2 x 3 twice and of 3 x 2.
+    # In float32: 6 features of dimension 3, 6 of dimension 2, and three sequences of 6 numbers each.
     assert lookup.row_bytes == 4 * (6 * 3 + 6 * 2 + 6 + 6 + 6)
 
 

@@ -72,7 +72,7 @@ def test_a_file_that_is_written_to_is_seen(file: Path) -> None:
     was = os.stat(file)
     with file.open("r+b") as handle:
         handle.write(b"\3")
-    # However coarse the file system's clock is.
+    # A new time is set, because the file system's clock may be too coarse to show the write.
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
     assert files.look() == f"file {file} was written to since it was opened"
 

@@ -172,7 +172,7 @@ def test_what_is_not_in_memory_is_advised_and_not_read(
     HugePages(is_whole=False, sleep=lambda _: time.sleep(0.02)).make(files)
     assert told(caplog) == (4 * HUGE, 20 * HUGE, "")
     assert caplog.records[0].__dict__["advised"] == 16 * HUGE
-    # The kernel reads some chunks ahead.
+    # The kernel reads some chunks ahead, but not the second half of the file.
     assert not pages_in_memory(octets.ctypes.data + 10 * HUGE, 10 * HUGE).any()
     assert octets[15 * HUGE + 7] == expected[15 * HUGE + 7]
     assert huge_bytes(octets[15 * HUGE : 16 * HUGE]) == HUGE
@@ -252,7 +252,7 @@ def test_one_that_does_not_become_huge_at_once_is_tried_again(
     # Looked at once as it is, then behind each attempt.
     HugePages(is_whole=True, page_table=lambda: Table(huge_from=4)).make(opened.files)
     assert told(caplog)[0] == 20 * HUGE
-    # Twice, before the second and the third attempt.
+    # Each chunk is written back twice: before the second and before the third attempt to make it a huge page.
     assert written_back == [chunk for chunk in range(20) for _ in range(2)]
 
 
@@ -325,7 +325,7 @@ def test_a_file_that_is_cut_short_meanwhile_ends_nothing(opened: Opened, caplog:
 
 
 def test_two_processes_take_turns(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    # A lock belongs to who opened the file, so that another one of this process is another process, too.
+    # flock() locks an open file description, so a second one in this process stands for another process.
     holder = os.open(opened.path, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     table = Table(huge_from=2)
@@ -357,7 +357,7 @@ def test_it_goes_no_faster_than_it_is_told(opened: Opened, caplog: pytest.LogCap
     )
     rules.make(opened.files)
     assert clock.now_s == pytest.approx(20)
-    # Every five seconds how far it is, and the end.
+    # One record after every five seconds of work, and one at the end.
     assert [record.message for record in caplog.records] == ["making huge pages"] * 3 + ["huge pages"]
 
 

@@ -47,7 +47,7 @@ def combine(
 ) -> np.ndarray | int:
     """Returns what the kernel wrote, or where it stopped; checks how many ids it says have no row."""
     values, splits = oracle.ragged(rows)
-    # What was there before must not show through.
+    # NaN shows each element that the kernel fails to write.
     out = np.full((len(rows), table.numbers.shape[1]), np.nan, np.float32)
     stopped = kernels.combine(
         *table.place,
@@ -84,7 +84,7 @@ def lookups(draw: st.DrawFn) -> tuple[StoredTable, list[list[int]], dict[str, An
     """Draws a table, rows of ids (some of them bad, repeated or missing) and options."""
     vocabulary_size, dim = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 4), st.sampled_from(WIDE)))
     dtype = draw(st.sampled_from(DTYPES))
-    # Numbers of int8 and int4 are exact where each is a row's largest, its opposite, or 0.
+    # A quantized row keeps a number exactly if it is 0, the row's largest, or the opposite of the largest.
     largest = LARGEST_STEP.get(dtype)
     number = st.integers(-9, 9) if largest is None else st.sampled_from([-largest, 0, largest])
     numbers = st.lists(number, min_size=vocabulary_size * dim, max_size=vocabulary_size * dim)
@@ -358,7 +358,7 @@ def test_every_number_of_a_kind_is_read_as_numpy_reads_it(dtype: str) -> None:
         raw, scales = np.arange(-127, 128, dtype=np.int8)[None], np.array([0.3], np.float32)
         expected = raw.astype(np.float32) * scales
     elif dtype == "int4":
-        # Every byte: its low half first, two's complement.
+        # Each byte has two int4 numbers in two's complement; the low half is the first.
         raw, scales = np.arange(256, dtype=np.uint8)[None], np.array([0.3], np.float32)
         signed = [(half ^ 8) - 8 for byte in range(256) for half in (byte & 15, byte >> 4)]
         expected = np.array([signed], np.float32) * scales

@@ -24,7 +24,8 @@ def draw(seed: int, *, positive: bool) -> tuple[np.ndarray, list[list[int]], lis
     random = np.random.default_rng(seed)
     table = random.normal(size=(V, D)).astype(np.float32)
     rows = [random.integers(0, V, random.integers(0, K + 1)).tolist() for _ in range(random.integers(1, 6))]
-    # Quarters, so that a sum of weights is zero in any order of adding or in none.
+    # Weights are quarters, which float32 adds without rounding, so that whether a sum is zero does not depend on the
+    # order.
     low = 1 if positive else -8
     weights = [(random.integers(low, 9, len(row)) / 4).tolist() for row in rows]
     return table, rows, weights
@@ -44,7 +45,7 @@ def test_equals_the_serving_lookup_of_ragged_ids(tf: Any, combiner: str, is_weig
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
-# Computed once: TensorFlow's answers are compared with both implementations of ours.
+# Cached, because two tests compare the combine kernel with these results.
 @cache
 def serving_lookups(tf: Any, combiner: str, is_weighted: bool) -> list[np.ndarray]:
     """Returns what TensorFlow's serving lookup of ragged ids gives for each seed."""

@@ -125,7 +125,7 @@ def test_all_is_read_ahead_before_it_is_read_at_random(table: MappedTable, tmp_p
 def test_advice_that_is_not_taken_is_a_warning(
     table: MappedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Huge pages for files are an option of the kernel; a number that no kernel knows stands in for one without.
+    # Not each kernel has huge pages for files. No kernel knows advice 9999, so it stands for a kernel that lacks them.
     monkeypatch.setattr(residency, "_ADVICE", {**residency._ADVICE, "huge": 9999})
     Residency(advice="huge").apply(tmp_path, {"film": table})
     (record,) = caplog.records
@@ -143,7 +143,7 @@ def test_locked_pages_are_all_there(table: MappedTable, tmp_path: Path) -> None:
 def test_a_limit_on_locked_memory_is_named(
     table: MappedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rule: str
 ) -> None:
-    # Root may lock whatever the limit says, so the answer is one that the kernel gives to others.
+    # Root may lock more memory than the limit allows, so the test replaces mlock() by one that fails with ENOMEM.
     def mlock(_address: int, _nbytes: int) -> int:
         ctypes.set_errno(12)
         return -1

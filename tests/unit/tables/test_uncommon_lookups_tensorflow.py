@@ -117,6 +117,6 @@ def test_stored_rows_are_what_a_graph_gathers(tf: Any, dtype: str) -> None:
     found = table.stored_rows(IDS)
     assert found.dtype == variable.dtype.as_numpy_dtype
     assert found.tobytes() == tf.gather(variable, IDS).numpy().tobytes()
-    # As a session takes it.
+    # TensorFlow accepts the stored rows as a tensor.
     assert np.array_equal(tf.identity(found).numpy(), found)
     np.testing.assert_allclose(table.rows(IDS), tf.cast(tf.gather(variable, IDS), tf.float32))

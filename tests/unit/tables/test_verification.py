@@ -100,7 +100,8 @@ def test_the_rate_is_held(written: Written, clock: Clock) -> None:
         clock.now_s += seconds
 
     Verifier(MIB / 4, clock=clock, sleep=sleep).verify(written.files, written.stored)
-    # 1.5 MiB behind one byte, then 1000 bytes: chunks end where pages do.
+    # The table has 1.5 MiB and begins 1 byte into its file. It is read in chunks that end at multiples of 1 MiB; the
+    # next table has 1,000 bytes.
     assert slept == pytest.approx([(MIB - 1) * 4 / MIB, (MIB // 2 + 1) * 4 / MIB, 4000 / MIB])
 
 

@@ -192,7 +192,8 @@ def test_an_integer_twice_is_named(tmp_path: Path) -> None:
         open_one(tmp_path, b"7\n1\n007\n", key_dtype="int64")
 
 
-# The buckets are tf.strings.to_hash_bucket_fast(key, 3) and, of integers, of tf.strings.as_string(key), 2.
+# A key outside the vocabulary gets bucket tf.strings.to_hash_bucket_fast(key, number of buckets); an integer is first
+# made a string.
 def test_strangers_go_to_buckets_behind_the_keys(tmp_path: Path) -> None:
     strings = open_one(tmp_path, b"red\ngreen\nblue\n", first_id=10, num_oov_buckets=3)
     assert ids_of(strings, b"blue", b"purple", b"teal", b"lime", "日本".encode(), b"") == [12, 13, 14, 15, 15, 15]

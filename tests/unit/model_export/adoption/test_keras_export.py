@@ -19,7 +19,7 @@ from service.loading.loader import ServableLoader
 pytestmark = pytest.mark.tf
 
 NAMES = ["ann", "bob", "cyd"]
-# Row 0 is the unknown user's.
+# Row 0 is for users outside the vocabulary.
 USERS = np.arange(16, dtype=np.float32).reshape(4, 4)
 ITEMS = np.arange(10, dtype=np.float32).reshape(5, 2)
 CREATED = datetime(2024, 5, 6, tzinfo=UTC)
@@ -171,7 +171,7 @@ def test_keys_of_integers_hashes_and_one_hot_categories(keras3: Any, tmp_path: P
     artifact = export(model, tmp_path / "m", **UNTIMED)
     manifest = manifest_of(artifact)
     assert set(manifest.tables) == {"code_table", "word_table"}
-    # Ids of an added lookup are rows, and nothing tells an integer key from a row.
+    # The ids of an added lookup signature are rows. Nothing tells an integer key from a row, so "code" is left out.
     assert set(manifest.signatures["lookup"].features) == {"word"}
     data = {"code": np.array([20, 7]), "word": np.array(["a", "b"], object), "kind": np.array([[2], [0]])}
     (scores,) = served(artifact, "serving_default", data).values()

@@ -227,7 +227,7 @@ def test_the_default_initializer_is_a_truncated_normal_of_one_over_the_root_of_t
         assert (initializer.mean, initializer.stddev) == (0.0, 0.25)
         numbers = initializer([20_000, 16], tf.float32).numpy()
         assert np.abs(numbers).max() <= 0.5, "cut at two standard deviations"
-        # A normal cut at two standard deviations has 0.8796 of the standard deviation.
+        # A normal distribution cut at two standard deviations has 0.8796 of its standard deviation.
         assert numbers.std() == pytest.approx(0.25 * 0.8796, rel=0.01) and abs(numbers.mean()) < 0.005
 
 

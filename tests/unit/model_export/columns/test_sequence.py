@@ -123,7 +123,7 @@ def test_training_a_sequence_is_tensorflows_and_cut_steps_do_not_train(tmp_path:
             == ("i_shared_embedding" if is_shared else "sequence_features/i_embedding/embedding_weights")
         )
         np.testing.assert_array_equal(whole, theirs)
-        # With L = 1 the table's rows 5, 1, 4 and 3 are read, once each.
+        # With at most 1 id a sequence, the lookup reads rows 5, 1, 4 and 3, once each.
         steps = np.zeros_like(TABLE)
         steps[[5, 1, 4, 3]] = 2 * TABLE[[5, 1, 4, 3]]
         np.testing.assert_allclose(gradient(ours, 1, is_shared)[1], steps, rtol=1e-6)

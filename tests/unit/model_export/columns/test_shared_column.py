@@ -62,7 +62,8 @@ def test_copies_keep_every_argument_and_share_among_themselves() -> None:
 
     made = columns()
     features = {key: sparse([[1]], tf.int64) for key in "ab"} | {"w": sparse([[1.0]], tf.float32)}
-    tf.keras.layers.DenseFeatures(made)(features)  # a table that exists is no obstacle, and is not copied
+    # the layer creates the table, and a deep copy of a column works all the same but does not copy the table
+    tf.keras.layers.DenseFeatures(made)(features)
     twins = copy.deepcopy(made)
     assert [every_field(twin) for twin in twins] == [every_field(column) for column in made]
     assert table_of(twins[0]) is table_of(twins[1]) is not table_of(made[0])

@@ -166,7 +166,8 @@ def test_tensorflow_restores_it_and_holds_it_against_its_checksums(tf: Any, tmp_
     version = write_toy_model(tmp_path / "models" / "1", dtype=dtype)
     write_delta(version, "user", np.array([3]), np.array([[127, 64]]))
     made = compact(version)
-    # Reading a tensor compares its checksum, reading the index those of its blocks.
+    # TensorFlow checks the checksums of the index's blocks when it opens the checkpoint, and a tensor's checksum when
+    # it reads the tensor.
     reader = tf.train.load_checkpoint(str(made / "variables" / "variables"))
     rows = np.asarray(reader.get_tensor(variable_name("user")))
     expected = np.array([[0, 0], [1, 10], [2, 20], [127, 64], [4, 40]], np.float32)

@@ -71,7 +71,7 @@ def test_row_0_is_trained(ratings: RatingData, run_folder: Path, tmp_path: Path)
 
     assert CONFIG.unknown_rate > 0
     train(ratings, dataclasses.replace(CONFIG, epochs=1, unknown_rate=0.0), tmp_path / "without")
-    # No rating has user 0, so only the replaced ids can have moved its row.
+    # No rating has user 0, so only ids that training replaced by 0 at random can have changed row 0.
     assert not np.array_equal(_row_0(tmp_path / "without"), _row_0(run_folder))
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tf
 def warnings_of(fetched: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> int:
     """Returns how often the hook warns where the step was fetched with these values."""
     told: list[str] = []
-    # TensorFlow writes the first five of a process, to a logger that others may have silenced.
+    # TensorFlow logs only the first five warnings of a process, so the test replaces the function that logs them.
     monkeypatch.setattr(tf_logging, "log_first_n", lambda level, text, n, *values: told.append(text))
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:

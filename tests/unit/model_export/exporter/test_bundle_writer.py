@@ -103,7 +103,7 @@ def test_tensorflow_reads_what_is_added(tf: Any, tmp_path: Path) -> None:
 @pytest.mark.tf
 def test_tensorflow_reads_what_is_copied_from_several_shards(tf: Any, tmp_path: Path) -> None:
     words = np.array([b"x", b"long" * 99], object)
-    # Each part of a partitioned tensor is saved apart: rows 0 to 3 of 10 in one shard, the rest in the other.
+    # Rows 0 to 3 of each partitioned tensor are in one shard of the checkpoint, rows 4 to 9 in the other.
     parts = [
         save(
             tf,

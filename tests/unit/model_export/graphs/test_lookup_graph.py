@@ -30,7 +30,7 @@ INPUTS = {
     "steps__values": [5, 4, 3],
     "steps__row_splits": [0, 3, 3],
 }
-# Rows 1 and 3, row 6; rows 2 and 1; rows 5 and 4, nothing.
+# Sums of table rows: bag 1 + 3, and 6; word 2, and 1. steps is a sequence: rows 5 and 4, and an empty one.
 EXPECTED = {
     "bag": [[4, 5], [12, 13]],
     "word": [[4, 5], [2, 3]],

@@ -78,7 +78,8 @@ def save_v1(folder: Path, dtypes: Mapping[str, Any], on_host: V1Model, on_tpu: V
             signatures = {"serving_default": v1.saved_model.predict_signature_def({"examples": placeholder}, outputs)}
             main_op = v1.tables_initializer()
             if tags == TPU_TAGS:
-                # Nothing of this graph can run here, but its variables are those of the first.
+                # The graph for a TPU can not run here, but it has the same variables as the graph for the CPU, which
+                # are saved already.
                 builder.add_meta_graph(tags, signatures, strip_default_attrs=True, main_op=main_op)
             else:
                 session.run(v1.global_variables_initializer())
@@ -225,7 +226,7 @@ def tf2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Callable[[
         return {"mean": tf.reduce_sum(vectors, axis=1) / divisor, "sum": tf.reduce_sum(vectors, axis=1)}
 
     def signature(saved: Any, run: Dense) -> Any:
-        # Words become rows on the host; what is dense and of static shape goes to run.
+        # The host maps words to rows; `run` gets dense tensors of static shape.
         def lookup(inputs: Mapping[str, Any]) -> dict[str, Any]:
             def rectangle(values: Any) -> Any:
                 return tf.RaggedTensor.from_row_splits(values, inputs["x__row_splits"]).to_tensor(shape=[ROWS, K])

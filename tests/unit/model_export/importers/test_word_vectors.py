@@ -90,7 +90,7 @@ def test_binary_at_fault(tmp_path: Path, content: bytes, message: str) -> None:
 
 
 def test_the_format_can_be_said(tmp_path: Path) -> None:
-    # A GloVe file whose first word is a number and whose vectors have one number.
+    # A GloVe file whose first line could be a header of word2vec: key "7", then a vector of one number.
     (tmp_path / "v.txt").write_text("7 1\n8 2\n")
     rows, keys = read_all(f"{tmp_path}/v.txt?format=glove")
     assert (rows.tolist(), keys) == ([[1.0], [2.0]], ["7", "8"])

@@ -58,7 +58,8 @@ def test_no_rows_give_no_rows() -> None:
     [("drop", [4, 8]), ("default_row", [10, 20]), ("clamp", [102, 108])],
 )
 def test_ids_outside_the_table(policy: str, expected: list[float]) -> None:
-    # Rows 1 and 2 are (1, 2) and (3, 6); -1 and 4 become: nothing, twice row 2, rows 0 and 3.
+    # Rows 1 and 2 are (1, 2) and (3, 6). drop: ids -1 and 4 add nothing; default_row: they add row 2 twice; clamp: they
+    # add rows 0 and 3.
     got = looked_up(TABLE, bag(on_bad_id=policy, default_row=2), row(1, -1, 4, 2))
     assert got.tolist() == [expected]
 

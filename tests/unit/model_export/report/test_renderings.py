@@ -116,7 +116,7 @@ def test_the_json_has_its_documented_keys_and_is_strict(report: ArtifactReport) 
     )
     assert tag["projection"]["labels"] == ["warm", "cold", "cold"] and tag["projection"]["ids"] == [1, 2, 3]
     assert tag["projection"]["names"] == ["Red", "Green", "Blue"]
-    # Row 0 of table "tag" has no label, so it is no point; it is a neighbour all the same.
+    # Row 0 of table "tag" has no label, so the projection has no point for it, but the lists of nearest rows name it.
     assert [row for row, _ in tag["projection"]["nearest"]["1"]] == [2, 3, 0]
     assert tag["projection"]["nearest_names"] == {"0": "(any other key)"}
     assert document["parity"]["signatures"]["lookup"]["outputs"]["tags"]["rows"] == 9
@@ -186,7 +186,7 @@ def test_the_page_tells_everything(report: ArtifactReport) -> None:
     words = " ".join(page.words)
     pictures = 2 + 2 + 1 + 4  # norms and projections of 2 tables; both losses; 4 of statistics
     assert len([1 for name, value in page.attributes if (name, value) == ("role", "img")]) == pictures
-    # A projection has its points in an <svg> of their own.
+    # The page draws the points of a projection in an <svg> inside the projection's <svg>.
     assert page.tags.count("svg") == pictures + 2
     for expected in (
         "toy/1",
