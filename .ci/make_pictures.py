@@ -53,7 +53,7 @@ _STEPS = (
     ("Tables", ["reads rows of the mapped files and combines them straight into the answer"], "native/src/tables"),
     ("Connection", ["the answer is sent and counted; the version is let go of"], "native/src/edge"),
 )
-# For some steps, by number: the text that says why a request leaves the path at this step.
+# Number of a step in the picture -> why some requests leave the path there.
 _EXITS = {
     0: "over a limit: refused, 503 or 413",
     2: "not plain: forwarded to Python",

@@ -14,7 +14,7 @@ from loadtest.tls import client_context
 
 PREDICT_METHOD_NAME = "tensorflow/serving/predict"
 NUM_ROWS = 2
-# Number of ids in each row of a ragged feature.
+# Number of ids in each row that a request has for a ragged feature.
 _ROW_LENGTHS = (2, 1)
 _SUFFIXES = ("__values", "__row_splits", "__weights")
 _DTYPES = {

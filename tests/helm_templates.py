@@ -103,7 +103,7 @@ def merged(defaults: Any, values: Any) -> Any:
 def parse(text: str, definitions: dict[str, list[Block]]) -> list[Block]:
     """Returns the blocks of a template, and adds what the template defines to definitions."""
     top = Block("define")
-    # Each open block, and the list to which its next part belongs.
+    # The stack of open blocks, each with the list that gets its next part.
     open_blocks = [(top, top.body)]
     place = 0
     for found in PIECE.finditer(text):

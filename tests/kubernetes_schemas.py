@@ -71,7 +71,8 @@ def _without_required(schema: Any) -> Any:
         return [_without_required(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    # A property may itself have the name `required`: its value is no list.
+    # Only the keyword `required` has a list as its value; a property may have the same name, and then its value is a
+    # schema.
     return {
         name: _without_required(value)
         for name, value in schema.items()

@@ -280,7 +280,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/bench/cut_vs_whole.py": {
         *("service.types", "service.engine.validation", "service.graph", "service.loading")
     },
-    # This load test writes runs with tables that are too large to train in minutes.
+    # This load test writes training runs itself, because training tables of this size takes too long.
     "loadtest/export_memory.py": {"model_export"},
     # These load tests call adopt() itself, because a command would import TensorFlow again for each model.
     "loadtest/foreign/adopting.py": {"model_export"},

@@ -78,7 +78,7 @@ _LOOKUPS = "--graph_signatures=off"
 # The server's queue limit is raised for the workload W3, whose requests are so slow that with 32 connections the server
 # would refuse some of them and falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
-# The server is bound to one processor core, so the native core gets one thread for connections.
+# The native server is bound to one processor core, so it gets one thread for connections.
 _NATIVE, _PYTHON = ("--data_plane=native", "--threads=1"), ("--data_plane=python",)
 SERVERS: Mapping[str, Start] = {
     "service": _service("model", _LOOKUPS, *_NATIVE, *_PATIENT),

@@ -87,7 +87,7 @@ def request(tables: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], Arra
         feature: np.stack([row_of(table, row, tables[table][1]) for row in ids[feature]])
         for feature, table in features.items()
     }
-    # Each row has one tag, so the mean of its tags is the tag's own vector.
+    # Each request row has one tag, so the mean over its tags is that tag's row.
     return {**ids, "tags": [[row] for row in ids["tags"]]}, expected
 
 

@@ -246,7 +246,7 @@ def _server(
             ids = sum(num_ids(inputs) for inputs in requests) / len(requests)
             distinct = sum(num_distinct(inputs) for inputs in requests) / len(requests)
             if share:
-                # Fill the cache with the same requests before the measurement.
+                # The same requests fill the server's row cache before the measurement.
                 drive(
                     ask,
                     service.port(is_grpc=True),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-# Stops TensorFlow from logging the processor's features and its sessions.
+# TensorFlow's C++ code then logs fatal errors only, not the processor's features and its sessions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from loadtest.foreign.estimator_models import GOLDEN_VARIABLE

@@ -75,7 +75,7 @@ def _port(server: LiveServer, *, is_grpc: bool) -> int:
 
 
 def _ask(server: LiveServer, model: str, signature: str, requests: Sequence[Tensors], *, is_grpc: bool) -> Ask:
-    # Send each request once first: the load generator checks that later answers have the same size as the first answer.
+    # Each request is sent once: the load generator checks that later answers have the size of the first one.
     if is_grpc:
         bodies = [grpc_request(model, signature, tensors).SerializeToString() for tensors in requests]
         with grpc.insecure_channel(server.grpc) as channel:

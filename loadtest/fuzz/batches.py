@@ -155,7 +155,7 @@ def _last_words(port: _Port, data: bytes) -> bytes:
         except TimeoutError:
             return bytes(found) if port.protocol else b"HTTP/1.1 504 the fuzzer waited too long\r\n\r\n"
         except OSError:
-            # The server has closed the connection; its answer is what has been received so far.
+            # The server has closed the connection, so its answer is the bytes that were received before.
             pass
     return bytes(found)
 
@@ -467,8 +467,8 @@ def _judged_stream(stream: _Stream) -> _Numbered:
     elif status in _CODES:
         verdict = Verdict(_CODES[status].name)
     elif status == _UNAVAILABLE and _PUSHBACK_NAME in stream.headers:
-        # On a busy machine the server's queues may be full when a batch arrives, so the server may refuse some of its
-        # requests.
+        # On a busy machine the server's queues may be full when a batch arrives, so it may refuse requests of the
+        # batch.
         verdict = Verdict("UNAVAILABLE")
     else:
         verdict = Verdict(f"status {status}", f"status {status}: {bytes(stream.headers)!r}")

@@ -149,7 +149,7 @@ def _respelled(source: Random, data: bytes) -> bytes:
     if how == 1:
         return data.decode().encode(source.choice(("utf-16", "utf-32", "utf-16-le")))
     if how == 2:
-        # Write all members of the JSON object twice, so that each key occurs twice.
+        # Repeats all members of the JSON object, so that each key occurs twice.
         return data[: data.rfind(b"}")] + b"," + data[1:] if data.startswith(b"{") else data
     if how == 3:
         opening, closing = source.choice(((b"[", b"]"), (b'{"a":', b"}")))

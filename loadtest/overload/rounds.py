@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from loadtest.overload.wires import Outcome, Wire, timed
 
-# Maximum number of requests in flight; with more, the generator would be slower than the server.
+# Largest number of requests in flight; with more, the load generator would be slower than the server.
 _MAX_ON_THEIR_WAY = 5000
 
 

@@ -20,7 +20,7 @@ from loadtest.replicas.fleet import MODEL, user_rows
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 _CLIENTS = 4
-# Time from one request of a client to its next one.
+# Seconds from one request of a client to its next one.
 PERIOD_S = 0.02
 _NUM_IDS = 20
 # Longest time of a call, all of its attempts together.

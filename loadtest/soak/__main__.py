@@ -100,7 +100,7 @@ def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) ->
     try:
         sample = sampled(server.pid, time.monotonic() - start_s, tally.next_window())
     except (OSError, KeyError) as error:
-        # If Ctrl-C ended the server, Tally.failed() does not count the end of the server as a failure.
+        # The server has ended. Tally.failed() counts this as a failure, unless Ctrl-C ended the server.
         tally.failed("server", f"it is gone: {error}")
         return
     report.samples.append(sample)

@@ -24,7 +24,7 @@ _CHANNEL_S = 5.0
 _MAX_LOAD_S = 60.0
 
 
-# Type of a function that disturbs the server from a thread of its own, until the event is set.
+# Type of a function that disturbs the server until the event is set; it runs in a thread of its own.
 Trouble = Callable[[threading.Event], None]
 
 

@@ -36,7 +36,7 @@ VALUES: dict[str, list[Any]] = {
     "uint64": [0, 1, 2**64 - 1],
     "string": [b"", b"a\0b\0", "é€".encode()],
 }
-# Number and *_val field of each dtype.
+# Name of a dtype -> its number in DataType, and the field of TensorProto that has its values.
 PROTO_FIELDS = {
     **{dtype: (number, name) for dtype, (number, name, _) in FIELDS.items()},
     "complex64": (8, "scomplex_val"),
@@ -144,7 +144,7 @@ def test_shapes_without_a_list(tf: Any, contract_channel: grpc.Channel, dtype: s
 def test_halves_travel_in_half_val(tf: Any, contract_channel: grpc.Channel, dtype: str, number: int) -> None:
     answer = predict(contract_channel, dtype, in_field(tf, new_tensor(), dtype, [1.0, -2.0]))
     assert answer.dtype == number
-    # Sign, exponent and the first bits of the fraction, by IEEE 754 and by the upper half of float32.
+    # bfloat16 (14) has the upper 16 bits of a float32; half (19) is the 16-bit format of IEEE 754.
     assert list(answer.half_val) == {14: [0x3F80, 0xC000], 19: [0x3C00, 0xC000]}[number]
 
 

@@ -35,7 +35,7 @@ _CALLERS = {
     "prefix": ("policies*", "predict"),
     "reader": ("*", "metadata"),
 }
-# Inputs of model "described" with ids of shape [B, K].
+# Input of model "described" with shape [B, K] -> K, or 0 if K is free.
 _IDS_PER_ROW = {"any": 0, "two": 2}
 _MODELS = {"toy": write_toy_model, "policies": write_policy_model, "described": write_described_model}
 # Headers that differ between two answers to the same request, so they are not compared.

@@ -212,7 +212,7 @@ def test_features_of_one_output_must_have_as_many_rows(served: Served) -> None:
 
 
 def test_long_vectors_are_bounded_before_they_are_combined(served: Served) -> None:
-    # Row i of the table has the norm 5 i, so from row 3 on it is [6, 8].
+    # Row i of the table has the norm 5 i. max_norm is 10, so rows 2 to 9 are read as [6, 8].
     asked = served.ask("bounded", one=[1, 2, 8])
     np.testing.assert_allclose(asked["one"], [[3, 4], [6, 8], [6, 8]], rtol=1e-6)
     bag = {"bag__values": [8, 1, -1, 9, 2], "bag__row_splits": [0, 3, 3, 5]}
@@ -354,7 +354,8 @@ def test_hashed_keys_and_oov_rows_of_keras(served: Served) -> None:
     words = ["red", "", "x y z"]
     rows = {
         "word": [2 + fingerprint64(word.encode()) % 7 for word in words],
-        # Row 3 is the first word's; "" is the mask; others go to rows 1 and 2.
+        # "red" is the first word of the vocabulary: row 3. "" is the mask token: row 0. Other words get row 1 or 2 by
+        # their hash.
         "keras": [3, 0, 1 + fingerprint64(b"x y z") % 2],
         "masked": [2, 0, 1],
     }

@@ -225,7 +225,7 @@ class HttpWire:
         if self._layout == "rows" and isinstance(outputs[0], dict):
             outputs = {name: [row[name] for row in outputs] for name in outputs[0]}
         if not isinstance(outputs, dict):
-            # JSON leaves out the name of a single output.
+            # An answer in JSON with a single output has no name of the output.
             (name,) = {name.split("__")[0] for name in request.arrays()}
             outputs = {name: outputs}
         return {name: np.array(rows, np.float32) for name, rows in outputs.items()}

@@ -132,7 +132,8 @@ class H2Client:
         try:
             events = self.h2.receive_data(data)
         except ProtocolError:
-            # The h2 library refuses frames after a GOAWAY.
+            # The h2 library raises ProtocolError for frames after a GOAWAY, which here means that the connection is
+            # over.
             self.is_closed = True
             return
         for event in events:

@@ -496,7 +496,8 @@ def test_the_clients_send_a_token(guarded: Guarded) -> None:
 
 
 def test_secrets_show_nowhere(guarded: Guarded) -> None:
-    # Its own requests, so that it tells as much alone; what the other tests did is in the log as well.
+    # The test sends requests of its own, so that it can fail if it runs alone; the log also has the requests of other
+    # tests.
     path = "/v1/models/shown:lookup"
     texts = [
         guarded.http("POST", path, token, content=content).text

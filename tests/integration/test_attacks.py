@@ -42,8 +42,8 @@ _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 PREDICT = LOOKUP.replace(b":lookup", b":predict")
 # Seconds that the server waits for bytes of a client.
 TIMEOUT_S = 0.3
-# How long an attack lasts. A busy machine leaves the attacker little time to send what the server must react to, so an
-# attack that had no effect is made again, each time for longer.
+# Seconds that an attack lasts. A busy machine leaves the attacker little time to send what the server must react to, so
+# an attack that had no effect is made again, each time for longer.
 ATTACK_S = (0.4, 1.6, 6.4, 25.6)
 # Far beyond measured values, because the allocator keeps some of the memory that the server frees.
 LEFT_MIB = 64.0
@@ -71,7 +71,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         yield {"plain": plain, "tls": tls}
         # Has the server collect the core's last events.
         dropped(plain)
-    # No attack made the server blame itself: not while it ran, not when it stopped.
+    # No server logged an error, neither during the attacks nor when it stopped.
     assert [record for one in (plain, tls) for record in one.records if record["level"] in ("error", "raw")] == []
 
 
@@ -187,7 +187,7 @@ def test_another_host_is_attacked_only_when_that_is_asked_for(
 
 @pytest.mark.parametrize("start", [LOOKUP, PREDICT], ids=["lookup", "predict"])
 def test_a_body_that_does_not_come_closes_the_connection(server: ServerProcess, start: bytes) -> None:
-    # The same holds for a client that has vanished: in both cases no more bytes come.
+    # The server can not tell this client from one that has vanished: no more bytes come from either.
     assert status(answer(server, start + b"content-length: 100\r\n\r\n{")) in (408, 0)
 
 
@@ -385,5 +385,5 @@ def test_headers_of_calls_that_wait_are_bounded(server: ServerProcess) -> None:
         assert not any(client.answers[stream].is_over for stream in streams[:-1])
         client.send(streams[0], framed(b""))
         assert client.answer(streams[0]).status == 3
-        # The bytes of a call that has ended are free again.
+        # The limit on bytes of headers counts calls that wait, and one of the waiting calls has ended.
         assert client.call(b"", **large).status == 3

@@ -41,7 +41,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "graph_signatures": "off",
         "max_bytes_in_flight": LIMIT,
         "max_request_bytes": REQUEST,
-        # A client may be as slow as it likes.
+        # The clients of this test send slowly, and the server must not cut them off.
         "rest_api_stall_timeout_s": 3600,
     }
     with ServerProcess(**settings) as server:

@@ -78,7 +78,8 @@ def forwarded(client: httpx.Client) -> dict[str, int]:
 def test_http_knows_callers_by_their_certificates(server: ServerProcess, tmp_path: Path) -> None:
     body = {"features": {"user": [1, 4]}}
     with http_client(server, RANKER, tmp_path) as known, http_client(server, STRANGER, tmp_path) as unknown:
-        # The same head on two connections, each of them twice: who asks is the connection's, not the head's.
+        # Two connections send the same header block twice: the server caches the block, but takes the caller from the
+        # connection.
         for _ in range(2):
             assert known.post("/v1/models/default:lookup", json=body).json()["embeddings"]["user"] == ROWS
             refused = unknown.post("/v1/models/default:lookup", json=body)

@@ -205,7 +205,7 @@ def test_a_fault_has_one_type_and_code_on_every_wire(server: ServerProcess, conn
     with connect(server, sleep=_never) as client, pytest.raises(error_class, match=text) as caught:
         call(client)
     assert (type(caught.value), caught.value.code) == (error_class, code)
-    # 0 where the client says it for the server, such as for outputs over HTTP.
+    # The client makes no attempt if it finds the fault itself, such as an unknown output over HTTP.
     assert caught.value.attempts <= 1
 
 
@@ -532,7 +532,7 @@ def test_retry_after_beyond_the_deadline_is_an_error_at_once(client_class: Any) 
 @HTTP_CLIENTS
 @pytest.mark.parametrize("dripping", [b"HTTP/1.1 200 OK" + b" " * 100, b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 100])
 def test_a_byte_at_a_time_ends_at_the_deadline(client_class: Any, dripping: bytes) -> None:
-    # Whoever waits to the end, 2 s, meets another error: the answer is none.
+    # The answer needs 2 s; a client that waits for its end raises another error, because the bytes are no valid answer.
     with answering(drip(dripping)) as target, client_class(target, model="m", timeout_s=0.5, retries=0) as client:
         with pytest.raises(DeadlineExceeded):
             client.lookup(USER)

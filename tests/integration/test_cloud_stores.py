@@ -126,7 +126,7 @@ def test_what_is_wrong_is_said_in_one_line_without_secrets(
     proxy.rule = None
     until(lambda: problem(server) == "")
     if isinstance(store, Azurite):
-        # fake-gcs-server answers 500 for a missing bucket and judges no credentials.
+        # Only with Azurite: fake-gcs-server answers 500 for a missing bucket, and checks no credentials.
         missing = start(model_base_path="az://nobody/toy", store_cache_dir=tmp_path / "missing").answering()
         until(lambda: problem(missing) != "")
         assert problem(missing) == "there is no such bucket"

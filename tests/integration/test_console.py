@@ -557,7 +557,7 @@ def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
         lookup = "/v1/models/large:lookup", {"features": {"user": [1]}}
         assert client.post(lookup[0], json=lookup[1]).status_code == 403
         assert client.post(lookup[0], json=lookup[1], headers={"X-Console-Csrf": session["csrf"]}).status_code == 200
-        # A token in the header counts for itself, whatever the cookie says.
+        # If a request has a token in its Authorization header, the session cookie gives it no rights.
         assert client.post(lookup[0], json=lookup[1], headers=bearer("reader")).status_code == 403
         assert client.get("/console/overview", headers=bearer("wrong")).status_code == 401
         end = client.delete("/console/session", headers={"X-Console-Csrf": session["csrf"]})

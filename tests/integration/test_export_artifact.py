@@ -32,7 +32,7 @@ pytestmark = pytest.mark.tf
 CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 BATCH_SIZES = (1, 4)
 DEVICES: tuple[LookupDevice, ...] = ("cpu", "tpu_tensor_core")
-# float32 against float32, a few terms each.
+# Both sides are sums of a few float32 terms, so they differ by rounding only.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -331,7 +331,7 @@ def test_examples_mean_what_tensors_mean(artifact: Path, manifest: Manifest, sig
     jobs = (artifact / manifest.vocabularies["occupation"].file).read_text().splitlines()
     examples = [
         _example(user_id=[1], film_id=[3], occupation=[jobs[0]], genres=[genres[1], genres[0]], recent_films=[5, 5, 7]),
-        _example(user_id=[2], occupation=["astronaut"]),  # film left out, occupation in no vocabulary
+        _example(user_id=[2], occupation=["astronaut"]),  # no film; the occupation is not in the vocabulary
         _example(genres=["no such genre"]),
         b"",
     ]
@@ -486,7 +486,7 @@ def test_an_interrupted_run_is_not_exported(run_folder: Path, tmp_path: Path) ->
 
 
 def _rows(rows: Array) -> dict[str, Any]:
-    # Row r: user r + 1, film r + 2, r genres, one recent film.
+    # Request row r has user r + 1, film r + 2, r % 4 genres and one recent film.
     counts = rows % 4
     return {
         "user_id": rows + 1,

@@ -63,7 +63,7 @@ def test_nothing_is_read_where_nobody_asks_for_it(serve: Serve, base: Path) -> N
 
 
 def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: Path, tmp_path: Path) -> None:
-    # 0.00001 MiB, which is 10 bytes, in a second: the toy model takes some.
+    # The server checks 10 bytes a second (0.00001 MiB), so the checksums of the toy model take it long.
     server = serve(verify_tables="auto", verify_tables_mib_per_s=0.00001).ready()
     write_toy_model(tmp_path / "incoming", scale=2)
     os.rename(tmp_path / "incoming", base / "2")

@@ -31,7 +31,7 @@ def test_a_tables_file_that_is_cut_short_costs_one_version_and_no_wrong_answer(s
         add_version(base, 3, scale=3)
         until(lambda: clients.counts[3] > 20 or clients.wrong)
     assert clients.wrong == []
-    # UNAVAILABLE: between one version and the other.
+    # UNAVAILABLE: the request came after one version had been unloaded, and before another one was loaded.
     assert clients.counts.keys() <= {1, 2, 3, "DATA_LOSS", "UNAVAILABLE"}, clients.counts
     assert list(versions(server)) == [3, 2]
 

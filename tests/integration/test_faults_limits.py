@@ -124,6 +124,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     base = tmp_path_factory.mktemp("manifests") / "model"
     base.mkdir()
     add_version(base, 1)
-    # A folder without a manifest that can be read is waited for as any foreign one.
+    # The server waits version_settle_s for a folder whose manifest it can not read, because the folder may still be
+    # copied.
     with limited(base, version_settle_s=0.1) as (_, http):
         yield base, http, count(2)

@@ -67,8 +67,8 @@ ROUTES = [
     ("GET", "/metrics/{}"),
 ]
 BODIES = {"lookup": {"features": {"user": [1]}}, "rows": {"ids": [1]}, "infer": {"inputs": []}}
-# Statuses of a refusal. The answer may also be 200 where a server strips dots and spaces from a folder's name, or for a
-# model's status, which, as in TensorFlow Serving, ignores the label in the path.
+# HTTP statuses that refuse a name. ROUTES lacks the status of a label, because the server, as TensorFlow Serving, ignores
+# the label there.
 _REFUSED = {400, 401, 404, 405}
 
 
@@ -109,7 +109,7 @@ def send(server: ServerProcess, method: str, path: str, name: str) -> tuple[int,
     kind = path.rpartition(":")[2] if ":" in path else path.rpartition("/")[2]
     body = json.dumps(BODIES.get(kind, {"instances": []})) if method == "POST" else None
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
-    # As bytes on the wire, whatever the library thinks of them.
+    # http.client refuses paths with such bytes; without its check, it sends them as they are.
     connection._validate_path = lambda url: None  # type: ignore[attr-defined]
     connection.request(method, path.format(name), body)
     answer = connection.getresponse()

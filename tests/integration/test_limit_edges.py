@@ -114,7 +114,8 @@ def _neighbors(k: int, queries: int) -> bytes:
     return post(json.dumps({"ids": [1] * queries, "k": k}).encode(), CLOSE, start=NEIGHBORS)
 
 
-# Each entry: the limit, a function that makes a request of a size or number, the statuses below, at and above.
+# Name of a limit -> its value, a function that makes a request of a size or number, and the statuses just below, at and
+# just above the limit.
 HTTP: dict[str, tuple[int, Callable[[int], bytes], tuple[int, int, int]]] = {
     "head": (HEAD_BYTES, _head, (200, 200, 431)),
     "URL": (HEAD_BYTES, _url, (404, 404, 431)),

@@ -80,7 +80,7 @@ def test_requests_of_both_wires_are_counted_under_tensorflow_servings_names(serv
     assert found["embedding_server_rows_total"].value(**of_http) == 5
     assert found["embedding_server_rows_total"].value(**of_grpc) == 3
     table = {"model": "default", "table": "user", "version": 1}
-    # 3 + 1 + 2 + 2 rows of two float32, and two ids that were out of range.
+    # The requests read 3 + 1 + 2 + 2 rows of two float32, and two ids that are out of range.
     assert found["embedding_server_table_ids_total"].value(**table) == 10
     assert found["embedding_server_table_missing_ids_total"].value(**table) == 2
     assert found["embedding_server_table_read_bytes_total"].value(**table) == 64

@@ -164,7 +164,7 @@ def test_a_load_that_was_given_up_holds_up_no_later_version_and_no_end(
     assert "version 1 is END" in server.http.get("/readyz").json()["problems"]["default"]
     add_version(hanging.base, 2, scale=2)
     until(lambda: ask(server, "default") == [2, 20])
-    # The hanging load is not tried again, so only one thread hangs.
+    # The server logs one failed load: it does not retry a load that hangs, so only one thread hangs.
     assert len([record for record in server.records if record["message"] == "load failed"]) == 1
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
@@ -241,7 +241,7 @@ def test_a_version_that_fails_is_tried_as_often_as_the_flags_say_and_at_once_whe
     (broken / "saved_model.pb").write_bytes(b"\xff" * len(whole))
     os.rename(broken, base / "2")
     server.wait_for_log("load failed", attempt=3)
-    # Twice the interval and more, in which a fourth attempt would come.
+    # More than four retry intervals, so that a fourth attempt would have been logged.
     time.sleep(0.5)
     attempts = [(r["attempt"], r.get("retry_in_s")) for r in server.records if r["message"] == "load failed"]
     assert attempts == [(1, 0.1), (2, 0.1), (3, None)]
@@ -255,7 +255,7 @@ def test_a_negative_interval_waits_for_nothing(serve: Serve, base: Path) -> None
     server = serve(max_num_load_retries=3, load_retry_interval_micros=-1, file_system_poll_wait_seconds=0).ready()
     (base / "2").mkdir()
     assert reload(server, entry("default", base)) == ("0", "")
-    # Each look comes at once, not after a poll, of which there is none.
+    # The server retries the load at once: it does not wait for a poll of the folder, and polls are off.
     server.wait_for_log("load failed", attempt=4)
     assert ask(server, "default") == [1, 10]
 

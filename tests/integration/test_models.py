@@ -103,13 +103,13 @@ def test_a_file_lists_models_policies_and_labels(
     assert server.http.get("/readyz").json()["problems"] == {
         "bad": f"cannot read its folder {tmp_path / 'nothing'}: No such file or directory"
     }
-    # The file changes: "bad" goes, "b" goes, a label moves.
+    # The model config file no longer has the models "bad" and "b", and moves a label.
     write(model("a", a, ALL + label("stable", 2)))
     until(lambda: ask(server, "a/labels/stable") == [2, 20])
     assert ask(server, "a/labels/canary") == (400, "Unrecognized servable version label: canary")
     assert ask(server, "b") == (404, "Servable not found for request: Latest(b)")
     assert server.http.get("/readyz").status_code == 200
-    # A file that can not be read changes nothing.
+    # A model config file that can not be parsed changes nothing: the server keeps its models and labels.
     config.write_text("improperly formatted file")
     server.wait_for_log("model config refused")
     assert ask(server, "a/labels/stable") == [2, 20]
@@ -185,7 +185,8 @@ def test_a_reload_by_request_stays_in_force_until_the_file_changes(
     assert (ask(server, "a")[0], ask(server, "b")) == (404, [1, 10])
     write(model("a", a), model("b", b))
     until(lambda: ask(server, "a") == [2, 20])
-    # A file with a model that does not load is tried again, for it may come.
+    # The server refuses a config file with a model that it can not load, and tries again later, because the model's
+    # folder may come.
     c = a.parent / "c"
     write(model("a", a), model("c", c))
     server.wait_for_log("reload refused")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 )
 SHARD = "variables/variables.data-00000-of-00001"
 URI = f"s3://{BUCKET}/toy"
-# Three parts of an object, as the server reads it.
+# The server reads an object of this size in three parts.
 FILLER_BYTES = 20 << 20
 # Five parts; the last one is small.
 PART_BYTES = 8 << 20
@@ -201,7 +201,7 @@ def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_obj
     made = version(tmp_path, 1, LARGE_BYTES) / "assets" / "filler"
     s3.upload(tmp_path / "made-1", "toy/1")
     with killed(1).open("ab") as partial:
-        # A kill, or a power failure, in the middle of a write leaves such a torn tail.
+        # Bytes that do not belong to the object, as after a kill or a power failure in the middle of a write.
         partial.write(b"torn" * 1000)
     assert bytes_of_filler(1) == LARGE_BYTES - 4 * PART_BYTES
     assert filler(1) == made.read_bytes()
@@ -222,7 +222,7 @@ def test_half_an_upload_waits_and_a_wrong_byte_is_refused(
     until(lambda: store_state(server)["versions"][0]["state"] == "INCOMPLETE")
     assert states(server) == {1: ("START", "OK", "")}
     data = bytearray((made / SHARD).read_bytes())
-    # The last table ends with the file.
+    # The last byte of the file belongs to the last table.
     data[-1] ^= 1
     s3.put(f"toy/1/{SHARD}", bytes(data))
     until(lambda: states(server)[1][0] == "END")
@@ -282,7 +282,7 @@ def test_a_version_larger_than_the_cache_is_refused(
     until(lambda: states(server).get(2, ("", "", ""))[0] == "END")
     assert "it may have at most 1.0 MiB (--store_cache_mib)" in states(server)[2][2]
     assert answers(server, 1)
-    # Another server must not use the same folder.
+    # A second server with the same cache folder refuses to start.
     second = start()
     assert second.exit_code() == 2
     assert "is the cache of another server" in second.text()

@@ -228,7 +228,7 @@ def test_a_stream_says_that_it_is_not_served(toy: ServerProcess, connect: Callab
     client = connect(toy, "grpc")
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     client.triton.start_stream(lambda result, error: answers.put(error))
-    # A stream that was refused before its first message takes none; why, only the callback is told.
+    # The client may raise here if the server has refused the stream already; only the callback gets the reason.
     with suppress(InferenceServerException):
         client.triton.async_stream_infer("toy", [client.tensor("user", np.array([1]))])
     error = answers.get(timeout=60)

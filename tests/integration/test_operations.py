@@ -187,7 +187,7 @@ def test_grpc_returns_the_senders_id(server: ServerProcess) -> None:
     initial, trailing, code = predict(server, 99, [("x-request-id", "g-2")])
     assert (trailing["x-request-id"], code) == ("g-2", grpc.StatusCode.INVALID_ARGUMENT)
     assert predict(server, 99, [("traceparent", PARENT)])[1]["x-request-id"] == TRACE_ID
-    # One that is made up, so that a client can name what the log has.
+    # Without an id from the client, the server makes one up, answers it, and writes it to the log.
     made_up = predict(server, 99, [])[1]["x-request-id"]
 
     def told() -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 _LIMIT_MIB = 256
-# Twice the limit: 2,097,152 rows of 64 float32.
+# Number of rows of 64 float32 whose table is twice as large as the memory limit: 2,097,152.
 _NUM_ROWS = 2 * _LIMIT_MIB * 4096
 
 
@@ -74,7 +74,7 @@ def test_a_table_of_twice_the_memory_is_read_within_the_bound(group: MemoryGroup
         assert _metric(server, "paged_drops_total") > 40_000
         assert 115 << 20 < _metric(server, "paged_resident_bytes") <= 120 << 20
         assert group.used_bytes <= _LIMIT_MIB << 20
-        # Both JSON lookups and rows of a table read pages in the same way.
+        # Lookups over JSON and the route for rows of a table read their rows from pages, too.
         ids = rng.integers(0, _NUM_ROWS, 50)
         assert np.array_equal(np.array(server.lookup({"row": ids.tolist()})["row"]), rows_of(ids))
         ids = rng.integers(0, _NUM_ROWS, 50)
@@ -106,7 +106,7 @@ def test_threads_of_connections_do_not_wait_for_the_disk(group: MemoryGroup, mod
         is_over.set()
         thread.join()
         assert not wrong and _metric(server, "paged_cold_rows_total") > 10_000
-        # Rarely, the clock hand drops a page between the check and the read.
+        # Rarely, a page is dropped between the check and the read, and the thread of the connection has to wait for it.
         assert _waits(server) - before < 50
 
 

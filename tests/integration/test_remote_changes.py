@@ -219,7 +219,7 @@ def test_versions_keep_apart_and_leave_nothing(cluster: Cluster, tmp_path: Path)
     old.upsert([1], [[7, 7]])
     assert new.table.rows(np.array([1])).tolist() == [[2, 20]]
     assert new.heard_rows() == set()
-    # A changed default row is read anew.
+    # An upsert of the default row also replaces the copy of it that the table serves if the cluster is unavailable.
     new.upsert([0], [[4, 4]])
     assert new.table.defaults[0].view(np.float32).tolist() == [4, 4]
     push(second, address, tables=["user"], keep=1)

@@ -220,7 +220,7 @@ def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(
             assert (found == rows[hot]).all() and notes == {}
         for node in cluster.nodes:
             node.kill()
-        # If the server reads no changes, a cached row may be old.
+        # The nodes are dead, so the server does not hear of changes, and marks cached rows as possibly old.
         until(lambda: read_with_notes(stale, hot)[1] == {"x-stale-rows": "user=50"})
         assert (read(stale, hot) == rows[hot]).all()
         until(lambda: not _answers(strict, hot))

@@ -108,7 +108,8 @@ def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
     assert gentle_tables.problem("toy") == ""
     (counts,) = gentle_tables.counts().values()
     assert counts.default_rows == lost.size
-    # A node that comes back without its keys has no rows, and none are made up.
+    # A node that restarts without its keys has no rows, and the table refuses reads of them instead of inventing
+    # values.
     cluster.nodes[0].start()
     until(cluster.is_whole)
     until(lambda: "not in the cluster" in _refusal(table, lost))

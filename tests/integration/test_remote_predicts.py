@@ -218,7 +218,7 @@ def test_requests_that_share_a_run_get_their_own_rows(served: Served) -> None:
     inputs = [random_inputs("plain", int(rng.integers(1, 5)), rng) for _ in range(60)]
     wanted = [served.predict("mapped", "plain", one)[0] for one in inputs]
     for found, scores in zip([served.start("strict", "plain", one) for one in inputs], wanted, strict=True):
-        # A run of several requests may add in another order.
+        # TensorFlow may add in another order if it runs several requests together.
         np.testing.assert_allclose(scores_of(found), scores, rtol=1e-4, atol=1e-5)
 
 

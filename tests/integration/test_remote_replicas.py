@@ -61,7 +61,8 @@ class Stage:
 
     def mend(self) -> None:
         """Lets the replica follow its primary again."""
-        # A replica sends SYNC after a refused PSYNC, and would then follow without an offset that can be compared.
+        # After a refused PSYNC, a replica sends SYNC, which would leave it with an offset that can not be compared with
+        # the primary's. So SYNC is allowed only after PSYNC has worked.
         self.primary.ask("ACL SETUSER", "default", "+psync")
         until(lambda: self.replica.ask("INFO", "replication")["master_link_status"] == "up")
         self.primary.ask("ACL SETUSER", "default", "+sync")

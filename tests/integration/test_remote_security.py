@@ -27,7 +27,7 @@ from tests.valkey_cluster import Cluster, Security, needs_program, until
 pytestmark = needs_program
 _PASSWORD = "first/pass@word;?"
 _ESCAPED = "first%2Fpass%40word%3B%3F"
-# The commands that docs/scaling.md lists for a server that writes no changes.
+# The commands that docs/scaling.md requires of a cluster's user for a server without upserts.
 _READ_COMMANDS = "+getrange +get +xrange +xrevrange +hkeys +cluster|shards +info +ping +readonly".split()
 needs_core = pytest.mark.skipif("native" not in DATA_PLANES, reason="no native core is built: NO READ OF THE CORE RAN")
 

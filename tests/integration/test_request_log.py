@@ -82,7 +82,7 @@ def test_the_core_answers_what_is_not_drawn_for_the_log(base: Path, tmp_path: Pa
     num_forwarded = sum(after["forwarded"].values()) - sum(plane["forwarded"].values()) - 1
     assert num_forwarded == after["declined"]["drawn"]
     until(lambda: metric(server, RECORDS) == num_forwarded)
-    # Requests that only the reference answers are drawn at the same rate.
+    # A request that only the reference server answers is sampled for the log at the same rate as others.
     for _ in range(40):
         body = {"signature_name": "lookup", "inputs": {"user": [3]}}
         answer = server.http.post(

@@ -24,7 +24,7 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 def test_clients_without_tensorflow_work_on_lookups(base: Path) -> None:
-    # The toy model's third signature has no graph in its file.
+    # The third signature of the toy model needs a graph, which its file does not have, so it is left out.
     given = ("--signatures=lookup,lookup_tpu_tensor_core", "--clients=reflection,health,curl,own")
     done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,7 +34,7 @@ def put_pipe(path: Path) -> None:
 
 def put_socket(path: Path) -> None:
     """Makes a Unix socket."""
-    # Through the folder's descriptor: a socket's path has room for 107 bytes.
+    # The socket is bound by a path through the folder's descriptor, because a socket's path may have only 107 bytes.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with socket.socket(socket.AF_UNIX) as listener:
@@ -88,7 +88,7 @@ def test_one_in_place_of_a_versions_file_costs_that_version_alone(serve: Serve, 
     # A model for each kind and file, and its name.
     models = {(kind, place): f"{place.name}-{kind.split()[-1]}" for kind in STRANGE for place in PLACES}
     for (kind, place), name in models.items():
-        # Version 2, with the strange file, is loaded first.
+        # The server first loads version 2, one of whose files is strange: a pipe, a link or the like.
         shutil.copytree(base / "1", tmp_path / name / "1")
         replace_file(shutil.copytree(base / "1", tmp_path / name / "2") / place, kind)
         listed += (
@@ -114,7 +114,7 @@ def test_one_in_place_of_a_versions_file_costs_that_version_alone(serve: Serve, 
         assert place.name in ended["status"]["error_message"] or kind == "a dangling link", (name, ended)
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
-    # No load hung at the end: the last record would else be "not waiting for models that still load".
+    # The last record would be "not waiting for models that still load" if a load hung when the server stopped.
     assert server.records[-1]["message"] == "stopped"
 
 

@@ -254,7 +254,7 @@ def test_a_client_that_never_ends_its_handshake_is_ended(server: Secured) -> Non
     hello = ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
-    # The first connection gets half a hello, and the others get nothing.
+    # The first connection sends half of a TLS hello, the others send nothing.
     wires = ["grpc", "grpc", "http"] if server.is_native else ["grpc", "grpc"]
     with ExitStack() as stack:
         half, *silent = (

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.tf
 TOLERANCE = {"rtol": 0, "atol": 1e-6}
 TAGS = {"serve": frozenset({"serve"}), "tpu": frozenset({"serve", "tpu"})}
 
-# (export, tags): whose numbers it answers. Version 2 of the export API wrote the CPU's lookup into both graphs, since
-# there was no TPU; the export for CPUs alone has one graph.
+# (export, tags) -> the golden file whose numbers the graph must give. Version 2 of the export API wrote the CPU's
+# lookup into both graphs, since there was no TPU; the export for CPUs alone has one graph.
 ANSWERS = {
     ("cpu", "serve"): "serve",
     ("tpu_v1", "serve"): "serve",

@@ -89,7 +89,7 @@ def test_a_trace_goes_on_over_both_wires(collector: Collector, start: Start) -> 
     server = start(protocol="grpc", OTEL_SERVICE_NAME="own-name").ready()
     base = 1000
     for number in range(3):
-        # The last ones fail.
+        # The third request reads an id that does not exist, so it fails.
         user = 99 if number == 2 else 1
         assert lookup(server, user, traceparent=parent(base + number, is_sampled=True)) == (200 if user == 1 else 400)
         code = predict(server, user, parent(base + 100 + number, is_sampled=True))

@@ -345,7 +345,7 @@ def test_a_mistake_has_its_status_and_says_what_to_do(
     if program == "model_export":
         assert told == f"model-export: {text}"
     elif not text.startswith(_CAN_NOT):
-        # One line of the log, the last.
+        # The reason is in the last line of the log.
         told = told.splitlines()[-1].partition("cannot start reason=")[2]
         assert told == text
     else:
@@ -359,7 +359,7 @@ def test_there_are_at_least_twenty_typical_mistakes() -> None:
     assert len(ALL) >= 20
 
 
-# What a waiting server says of its path: --model_base_path below the folder, and the end of each text.
+# Maps --model_base_path, relative to the test's folder, to the reason that a server without any version gives.
 WAITING = {
     "models/toi": "cannot read its folder {w}/models/toi: No such file or directory" + _HINT,
     "models/toy/1": "no version folder (an integer name such as 1) in {w}/models/toy/1, which holds saved_model.pb and "

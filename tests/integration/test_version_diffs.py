@@ -65,7 +65,7 @@ def test_a_drifted_version_is_refused_and_the_old_one_serves(serve: Serve, tmp_p
     assert 'The version drifted (--max_drift=20): table "user": ' in why and "to version 1 after alignment" in why
     assert statuses()["1"][0] == "AVAILABLE"
     shutil.rmtree(base / "3")
-    # A rotation is no drift.
+    # Version 2 has the rows of version 1, rotated: after alignment, they have not drifted.
     publish(base, 2, ROTATED)
     until(lambda: statuses().get("2", ("", ""))[0] == "AVAILABLE")
     # The way back to an older version is open, whatever its rows are.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 SERVICE = Path(__file__).parents[2] / "service"
 MAY_READ_THE_WALL = {
-    # The age of files is the file system's, which is looked at once (tests/unit/artifact/test_completeness.py).
+    # It computes the age of a file, whose time is from the file system's clock.
     "engine/repository.py",
-    # Certificates end on a day of the calendar.
+    # The end of a certificate is a time of the calendar.
     "access/tls_file.py",
     # Wall time: a session of the console ends at the same time on all replicas.
     "access/signed_sessions.py",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Importing these is running them.
+# Modules without doctests, because importing them starts a program.
 PROGRAMS = {"service.__main__"}
 
 

@@ -156,7 +156,8 @@ def _finish(row, stream, out, heads, head_sizes, bodies, sizes, expected, counts
 def _read(
     row, streams, out, carry, data, n, heads, head_sizes, bodies, sizes, expected, counts, histogram, now, goes_on
 ):  # type: ignore[no-untyped-def]
-    # Parses n received bytes; returns False if the server reset a stream or closed the connection.
+    # Parses n received bytes and prepares frames to send; returns False if the server reset a stream or closed the
+    # connection.
     at = 0
     while at < n:
         if row[SKIP] > 0:

@@ -76,7 +76,8 @@ def guarded(engine: Engine, observer: RecordingObserver, *rules: Rule) -> Guarde
     return GuardedEngine(engine, absent, lambda: Grant("")).of(Grant("a", rules))
 
 
-# What each method needs, in this project's words; reload needs it on all models.
+# Method of the engine -> the right that a caller needs on the model, and a call of the method; reload needs the right
+# on all models.
 CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
     "bind": ("predict", lambda engine, ref: engine.bind(ref, "", Call("http"))),
     "table_rows": ("predict", lambda engine, ref: engine.table_rows(ref, "t", np.array([2]))),

@@ -172,7 +172,7 @@ def test_what_is_appended_as_it_is_removed_is_in_a_file_with_a_name(world: Prune
     writer, is_removed = Writer(world.journal(1)), []
 
     def remove_once() -> float:
-        # Asked for the time as it waits for the lock: the file is open by then.
+        # The writer reads the clock while it waits for the lock, and so after it opened the journal.
         if not is_removed:
             is_removed.append(True)
             pruning = JournalPruning(world.journals, clock=world.clock)

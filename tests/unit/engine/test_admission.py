@@ -23,7 +23,7 @@ def filled(admission: Admission, model: str, size: int) -> int:
 
 def test_a_model_alone_gets_four_fifths_and_the_next_ones_find_room() -> None:
     admission = Admission(Limits(bytes=1000))
-    # 80 * 10 <= 4 * (1000 - 80 * 10): one more piece is let in at the border.
+    # A model may add a piece while it holds at most four times the free bytes: 800 <= 4 * 200 lets piece 81 in.
     assert filled(admission, "flood", 10) == 81
     # 190 are left: m <= 4 * (190 - m) holds up to 152.
     assert filled(admission, "other", 10) == 16

@@ -112,7 +112,7 @@ def test_who_may_share_a_batch() -> None:
     assert key() != key(x=A["x"].astype(np.float64))
     assert key() != key(x=np.zeros((2, 3), np.float32))
     assert key() != group(spec, {n: a for n, a in A.items() if n != "g__weights"}, pads=False)
-    # Empty weights mean 1 for every id; laid beside others they would be too few.
+    # Empty weights mean weight 1 for every id. Joined to the weights of another request, they would be too few.
     assert key() != key(g__weights=np.zeros(0, np.float32))
 
 

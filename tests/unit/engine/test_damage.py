@@ -57,7 +57,7 @@ def test_a_damaged_version_is_taken_out_and_the_one_before_it_serves(world: Dama
     assert world.serving == 1
     assert status(world, 2) == VersionStatus(2, State.END, "DATA_LOSS", WHY)
     assert world.backends[2].closed == 1
-    # It stays out, and the one before it in, for as long as nobody touches it.
+    # As long as nobody changes its files, version 2 is not loaded again, and version 1 serves.
     world.clock.now_s += 1000
     world.poll()
     assert (world.serving, world.loads) == (1, [(2, "2"), (1, "1")])

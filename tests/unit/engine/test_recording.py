@@ -52,7 +52,7 @@ def test_chosen_requests_are_kept(toy_model: Path, observer: RecordingObserver) 
     assert (first["signature"], first["version"], first["output_filter"]) == ("lookup", 1, ())
     np.testing.assert_array_equal(first["inputs"]["user"], [1, 2])
     np.testing.assert_array_equal(first["outputs"]["user"], [[1, 10], [2, 20]])
-    # Each was answered, and counted, once.
+    # Each of the four requests was answered and counted once, whether or not it was recorded.
     assert len(observer.finished_requests) == 4
     assert {request["error"] for request in observer.finished_requests} == {None}
 

@@ -491,7 +491,7 @@ def test_lookups_are_not_answered_beside_a_version_that_is_available_or_before_a
         assert held.version == 1
     registry.fail("m", 2, ArtifactError("broken"))
     registry.unload("m", 1)
-    # A load that was given up comes too late.
+    # Lookups of version 2 are not published after its load has failed.
     assert not registry.show_lookups(lookups(2))
     assert not registry.show_lookups(servable(1, "unknown"))
 

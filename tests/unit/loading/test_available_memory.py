@@ -27,7 +27,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ({}, None),
         ({"proc/meminfo": MEMINFO}, SYSTEM),
         ({"proc/meminfo": "MemTotal: 1 kB\nMemAvailable: none\n\n"}, None),
-        # Version 2: the group of a container, which sees itself as the root.
+        # Version 2 of control groups, in a container: the process sees its own group as the root.
         (
             {
                 "proc/meminfo": MEMINFO,

@@ -66,7 +66,7 @@ def test_a_restart_finds_the_index(tmp_path: Path, metric: str) -> None:
         assert getattr(before.index, name) == getattr(after.index, name)
     answers = [find(one.engine, metric=metric, k=10) for one in (before, after)]
     assert answers[0].ids.tolist() == answers[1].ids.tolist() and answers[1].recall == before.index.recall
-    # Each metric has a file of its own.
+    # The name of an index file has the metric, because each metric has its own index.
     assert kept(tmp_path).name.startswith(f"1-{metric}-")
 
 
@@ -128,7 +128,7 @@ def test_a_bad_file_is_ignored_with_one_line_and_replaced(tmp_path: Path, caplog
 
 def test_a_folder_that_can_not_be_written_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = write_large(tmp_path / "1", 7)
-    # A test may run as root, which may write in every folder; a file in the folder's place refuses root too.
+    # A test may run as root, who may write in every folder, so the test puts a file in the folder's place.
     (tmp_path / "kept").write_text("no folder")
     with caplog.at_level(logging.WARNING):
         found = find(Restarted(tmp_path).engine)

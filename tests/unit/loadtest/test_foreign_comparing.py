@@ -83,7 +83,7 @@ def test_sparse_ids_name_their_places() -> None:
     specs = {name: InputSpec(INT64, None) for name in ("v", "i", "d")}
     for r in requests({"v": Sparse(9, indices="i", dense_shape="d")}, **specs):
         assert r["i"].shape == (len(r["v"]), 2)
-        # Ordered, each place once, within the shape.
+        # The indices are sorted, distinct and within dense_shape.
         assert len(np.unique(r["i"], axis=0)) == len(r["i"])
         assert r["i"].tolist() == sorted(r["i"].tolist())
         assert not r["i"].size or (r["i"].max(0) < r["d"]).all()

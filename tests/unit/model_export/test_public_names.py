@@ -26,7 +26,8 @@ def test_every_name_is_imported_from_its_home() -> None:
 
 
 def test_no_name_is_hidden_by_a_folder() -> None:
-    # `from model_export import x` gives the folder x once it has been imported.
+    # After an import of the folder model_export.x, `from model_export import x` gives this folder, even if x is also a
+    # public name.
     import importlib.util
 
     folders = [name for name in model_export.__all__ if importlib.util.find_spec(f"model_export.{name}")]

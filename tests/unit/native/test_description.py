@@ -81,7 +81,7 @@ def test_paged_tables_are_named_by_where_they_lie_in_their_files(tmp_path: Path)
         assert entry.scale is not None
         assert (rows["at"] - rows["map_at"], rows["stride"]) == (entry.offset, table["embedding_dim"])
         assert (scales["at"] - scales["map_at"], scales["stride"]) == (entry.scale.offset, 4)
-        # The descriptor refers to the table's file.
+        # The description has an open descriptor of the table's file.
         first = os.pread(rows["fd"], table["embedding_dim"], entry.offset)
         assert list(first) == at(table["rows_at"], "u1", table["embedding_dim"])
 

@@ -37,14 +37,14 @@ ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "examples/compose"
 RULES = yaml.safe_load((COMPOSE / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((COMPOSE / "grafana/dashboards/embedding-server.json").read_text())
-# Prometheus' own, of each scrape.
+# Prometheus itself makes this metric at each scrape.
 OWN = {"up"}
 # Words of PromQL that look like the name of a metric.
 WORDS = {
     *("sum", "max", "min", "rate", "increase", "deriv", "changes", "histogram_quantile", "by", "bool", "or", "and"),
     *("unless", "offset", "label_values"),
 }
-# Where the documents name metrics, and where of these each one of ours is described.
+# DOCUMENTS: the pages that may name metrics. DESCRIBED: the pages that must describe every metric of the server.
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DESCRIBED = ("metrics.md",)
 # Metrics of certificate files, which a server without TLS does not have.
@@ -120,7 +120,7 @@ def test_every_metric_is_there(names: set[str], where: str, expression: str) -> 
     assert named, where
     assert named <= names | OWN, f"{where}: {sorted(named - names - OWN)}"
     if not expression.startswith("label_values("):
-        # Grafana's own is no PromQL.
+        # $__rate_interval is a variable of Grafana, which PromQL does not know.
         promql_parser.parse(expression.replace("$__rate_interval", "5m"))
 
 

@@ -211,7 +211,8 @@ def test_a_file_of_an_older_listing_is_not_gone_on_with(tmp_path: Path, cache: C
     staged.write_bytes(b"of the older object")
     bucket.contents["saved_model.pb"] += b"\0"
     with pytest.raises(ArtifactError) as caught:
-        # The manifest has another size: only the staged file matters here.
+        # The manifest now states a wrong size for saved_model.pb, which is ignored here: the staged file must be
+        # discarded.
         if not fetch_of(bucket, cache).bring():
             raise ArtifactError("incomplete")
     assert caught.value.message == "incomplete"

@@ -256,7 +256,8 @@ def test_a_predict_may_take_ids_of_another_rank(tmp_path: Path) -> None:
 def test_counts_by_table_what_all_signatures_read(tmp_path: Path) -> None:
     opened = open_toy(write_policy_model(tmp_path / "1"))
     run, inputs = opened.backend.run, opened.signatures["lookup"].inputs
-    # Of four words two are unknown: one goes to a bucket, one is dropped, which is an id without a row.
+    # Two words are known and two unknown: one of the unknown goes to a bucket; the other is dropped and counts as
+    # missing.
     for name, outputs in (("words__values", "words"), ("words_or_rows__values", "words_or_rows")):
         vocabulary = inputs[name].vocabulary
         assert vocabulary is not None

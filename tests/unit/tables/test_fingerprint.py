@@ -16,7 +16,7 @@ def fingerprint(data: bytes, at: int, length: int, implementation: str) -> int:
     return fingerprint64(data[at : at + length])
 
 
-# What tf.fingerprint gives: one text for each path by length.
+# Fingerprints from tf.fingerprint, of one text for each range of lengths that FarmHash treats differently.
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

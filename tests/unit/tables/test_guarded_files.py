@@ -42,7 +42,7 @@ def test_what_is_cut_off_reads_as_zeros_and_is_marked(file: Path) -> None:
     assert (int(octets.sum()), files.mark[0], files.look()) == (3 * PAGE, 0, "")
     os.truncate(file, PAGE)
     assert files.mark[0] == 0
-    # The whole map goes, so that one fault is the last.
+    # After the first fault the whole map reads as zeros, so there is no second fault.
     assert int(octets[2 * PAGE :].sum()) == 0
     assert files.mark[0] == 1
     assert int(octets.sum()) == 0
@@ -150,7 +150,7 @@ SENT = "print(octets.sum(), flush=True)\nos.kill(os.getpid(), signal.SIGBUS)\n"
     ("script", "printed"), [(UNGUARDED, "0 1"), (SENT, str(3 * PAGE))], ids=["another-map", "sent"]
 )
 def test_other_bus_errors_end_the_process_as_ever(file: Path, script: str, printed: str, options: list[str]) -> None:
-    # The one of another map comes behind one that was survived.
+    # The script of "another-map" first survives a bus error in a guarded map, and then gets one in another map.
     done = subprocess.run(
         [sys.executable, *options, "-c", BEGIN + script, str(file)], cwd=ROOT, capture_output=True, text=True
     )

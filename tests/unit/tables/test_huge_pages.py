@@ -135,7 +135,7 @@ def test_what_is_huge_already_is_left_as_it_is(
 def test_lookups_beside_it_read_what_is_there(tmp_path: Path, opened: Opened) -> None:
     need_large_folios(tmp_path)
     is_done, num_wrong, num_looked = threading.Event(), 0, 0
-    # Once before it begins, and then all the time.
+    # The thread reads once before the huge pages are made, and then until they are all made.
     has_begun = threading.Event()
 
     def look_up() -> None:
@@ -162,7 +162,7 @@ def test_what_is_not_in_memory_is_advised_and_not_read(
 ) -> None:
     need_large_folios(tmp_path)
     monkeypatch.setattr(huge_pages, "_TRIAL", 4)
-    # Its pages come back only as they are asked for.
+    # The file's pages are dropped from the page cache, so a page is in memory only after it is read again.
     path = tmp_path / "shard"
     expected = write_in_pieces(path, 20 * HUGE)
     drop(path)
@@ -220,7 +220,7 @@ def test_a_version_of_small_files_is_no_matter(tmp_path: Path, caplog: pytest.Lo
 def test_where_the_first_do_not_become_huge_the_rest_is_left(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     HugePages(is_whole=True, page_table=lambda: table).make(opened.files)
-    # Chunks lie where both the address and the place in the file are whole ones.
+    # A chunk begins where both the address and the offset in the file are multiples of a huge page's size.
     assert table.asked == [opened.octets.ctypes.data + chunk * HUGE for chunk in range(4)]
     assert opened.octets.ctypes.data % HUGE == 0
     assert told(caplog)[0] == 0 and "no large folios" in told(caplog)[2]
@@ -229,7 +229,7 @@ def test_where_the_first_do_not_become_huge_the_rest_is_left(opened: Opened, cap
 
 
 def test_what_others_have_mapped_is_left(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    # The page cache keeps what is in anybody's page table.
+    # The kernel does not drop a page from the page cache while any process has mapped it.
     others = GuardedFiles()
     octets = np.frombuffer(others.map(opened.path), np.uint8)
     np.testing.assert_array_equal(octets, opened.expected)

@@ -323,7 +323,8 @@ def test_tables_of_every_kind_by_hand(dtype: str) -> None:
     table = store(np.array([[1, 2], [0, 0], [-4, 8]]), dtype)
     half, quarter = 1, -4
     if dtype in LARGEST_STEP:
-        # Half of the largest number: 63.5 steps, which go to the even one, and just below 3.5, for 2/7 is rounded up.
+        # Half of a row's largest number is 63.5 steps of int8, which round to 64, and just below 3.5 steps of int4,
+        # because the scale is rounded up.
         steps = {"int8": 64, "int4": 3}[dtype]
         half, quarter = steps * np.float32(2 / LARGEST_STEP[dtype]), -steps * np.float32(8 / LARGEST_STEP[dtype])
     found = combine(table, [[0], [1], [2], [0, 2]], "sum")
@@ -414,7 +415,7 @@ def test_int4_rows_of_every_width_are_read_to_their_last_number(dim: int) -> Non
     out = np.full((40, dim + 1), 5, np.float32)
     assert kernels.gather(*table.place, ids, kernels.ERROR, 0, out) == kernels.OK
     assert out[:, :dim].tobytes() == table.numbers[ids].tobytes()
-    # Nothing is written behind an odd D.
+    # With an odd dimension, int4 rows end in half a byte; the kernel does not write that half's number.
     assert (out[:, dim] == 5).all()
     found = combine(table, [ids.tolist()], "sum")
     total = np.zeros(dim, np.float32)

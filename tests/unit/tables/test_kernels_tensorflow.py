@@ -67,7 +67,8 @@ def serving_lookups(tf: Any, combiner: str, is_weighted: bool) -> list[np.ndarra
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_equals_the_safe_sparse_lookup_where_that_prunes_nothing(tf: Any, combiner: str, is_weighted: bool) -> None:
-    # It drops ids whose weight is not positive, unless it sums; a ragged lookup keeps them, and so do we.
+    # safe_embedding_lookup_sparse drops ids whose weight is not positive, unless it sums. TensorFlow's lookup of ragged
+    # ids keeps them, and so does the kernel, so the weights here are positive.
     for seed in range(CASES):
         table, rows, weights = draw(seed, positive=combiner != "sum")
         expected = safe_lookup(tf, seed, combiner, is_weighted, positive=combiner != "sum")

@@ -60,7 +60,7 @@ def test_neighbors_are_numpys(metric: Metric, dtype: str, dim: int) -> None:
     for query in range(7):
         allowed = np.setdiff1d(np.arange(5000), [*denied, query])
         best = allowed[np.argsort(sign * expected[query, allowed], kind="stable")][:20]
-        # Scores of float32 sums: rows whose scores are closer than a rounding may swap.
+        # Scores are compared, not rows: two rows whose float32 scores differ by a rounding may swap.
         np.testing.assert_allclose(scores[query], expected[query, best], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(expected[query, ids[query]], expected[query, best], rtol=1e-4, atol=1e-4)
         assert len(set(ids[query])) == 20 and set(ids[query]) <= set(allowed)

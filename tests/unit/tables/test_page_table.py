@@ -42,7 +42,7 @@ def test_more_ranges_than_one_call_tells_of(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A number that no kernel knows stands in for one before Linux 6.7.
+    # No kernel knows this ioctl number, so it stands for a kernel before Linux 6.7, which lacks PAGEMAP_SCAN.
     monkeypatch.setattr(page_table, "_PAGEMAP_SCAN", 3 << 30 | 96 << 16 | ord("f") << 8 | 99)
     assert huge_bytes(np.zeros(PAGE, np.uint8)) is None
     with PageTable() as table, pytest.raises(OSError):

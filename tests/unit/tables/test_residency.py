@@ -23,7 +23,7 @@ from service.types import TableInfo
 PAGE = mmap.PAGESIZE
 DIM = 64
 ROWS_PER_PAGE = PAGE // (4 * DIM)
-# The table begins in the middle of a page, as tables behind other tensors do.
+# The table begins in the middle of a page, like most tables that follow another tensor in a file.
 OFFSET = 2 * PAGE + 128
 NUM_PAGES = 512
 LIBC = ctypes.CDLL(None, use_errno=True)

@@ -67,7 +67,8 @@ def test_each_row_is_in_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
     (everything,) = index.candidates(np.zeros((1, 16), np.float32))
     assert np.array_equal(everything, np.arange(5000))
     assert index.num_lists == int(4 * 5000**0.5)
-    # The rows of each list are those whose nearest centre is the list's.
+    # A list of the index has the rows for which its centre is the nearest, so one probe finds a row that is the query
+    # itself.
     index.probes = 1
     rows = clustered(5000)
     (found,) = index.candidates(rows[[4321]])

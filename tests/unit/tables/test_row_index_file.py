@@ -36,7 +36,7 @@ def test_an_index_is_decoded_as_it_was(metric: Metric) -> None:
     assert decoded.lists().longest == 9.5 and decoded.lists().loose.tolist() == [3, 7]
     queries = np.array([[0.2, 1], [3.9, 1]], np.float32)
     for old, new in zip(index.candidates(queries), decoded.candidates(queries), strict=True):
-        # Rows that had changed when the index was built are always candidates. No row is a candidate twice.
+        # Rows 3 and 7 had changed when the index was built, so they are candidates of every search, once each.
         assert new.tolist() == sorted({*old.tolist(), 3, 7}) and new.dtype == np.int64
     again = decode(encode(decoded, np.array([8]), identity), identity, ROWS)
     assert again.lists().loose.tolist() == [3, 7, 8]

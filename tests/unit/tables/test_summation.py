@@ -53,7 +53,8 @@ def test_four_lanes_are_those_of_segment_sum(tf: Any, dim: int) -> None:
     table, ids, splits, rows = drawn(dim)
     expected = tf.math.segment_sum(table[ids], rows).numpy()
     found = combine(table, splits, ids, "four_lanes", "sum", NO_WEIGHTS)[: len(expected)]
-    # TensorFlow packs 8 columns where it was built for AVX; another processor may pack others.
+    # The order of sums assumes a TensorFlow built for AVX, which adds 8 columns at a time; other processors may need
+    # another order.
     assert found.tobytes() == expected.tobytes()
 
 

@@ -15,7 +15,7 @@ from service.types import Vocabulary
 
 pytestmark = pytest.mark.tf
 
-# Strangers of every length that FarmHash treats apart, plain and not.
+# Words outside the vocabulary: ASCII of every length that FarmHash treats differently, and some that are not ASCII.
 TEXTS = [("x" * length).encode() for length in range(301)] + ["é日🎬"[i % 3 :].encode() * i for i in range(60)]
 NUMBERS = [0, 1, -1, 9, 10, -10, 99, 2**31, -(2**31), 10**18, 2**63 - 1, -(2**63), *range(-300, 300, 7)]
 

@@ -23,7 +23,7 @@ NAMES = ["ann", "bob", "cyd"]
 USERS = np.arange(16, dtype=np.float32).reshape(4, 4)
 ITEMS = np.arange(10, dtype=np.float32).reshape(5, 2)
 CREATED = datetime(2024, 5, 6, tzinfo=UTC)
-# No server starts here, so how fast a graph is decides nothing.
+# No signature is timed, because no server starts here, and only a server needs to know how fast a graph is.
 UNTIMED: dict[str, Any] = {"measure": False, "clock": lambda: CREATED}
 
 
@@ -80,7 +80,7 @@ def served(artifact: Path, signature: str, inputs: Mapping[str, np.ndarray]) -> 
 
 def test_a_functional_model_keeps_its_prediction_and_gets_a_lookup(keras: Any, tmp_path: Path, tf: Any) -> None:
     model = ranker(keras)
-    # Keras 3 counts strings among numpy arrays as a type that it does not know.
+    # Keras 3 can not convert numpy arrays of strings, so the batch is given as tensors.
     expected = model({name: tf.constant(value) for name, value in batch().items()})
     lines: list[str] = []
     artifact = export(model, tmp_path / "m", say=lines.append, **UNTIMED)

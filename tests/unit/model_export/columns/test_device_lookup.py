@@ -74,7 +74,8 @@ def test_training_on_a_tpu_takes_what_the_embedding_cores_looked_up(device: str 
             vectors = tf.compat.v1.keras.layers.DenseFeatures(both(api, device))(looked_up)
             with tf.compat.v1.Session() as session:
                 assert session.run(vectors).tolist() == [[1, 2, 3, 4, 5, 6]]
-            # Where the layer would have made the tables, for the embedding cores' own.
+            # The collection has the scope and the variable name of each table that the layer would make on a CPU, for
+            # the embedding cores.
             (scopes,) = graph.get_collection("_tpu_feature_column_scope")
             assert scopes == {
                 "i": ("dense_features/i_embedding", "embedding_weights"),

@@ -123,7 +123,8 @@ def test_a_padded_lookup_is_computed_outside_a_tpu(case: Case, looked_up: Result
     np.testing.assert_allclose(
         vectors, expected(rows, combiner, weights=weights, is_safe=safe, width=K), rtol=1e-5, atol=1e-6
     )
-    # The gradient of sum(c_r x_r) by table[i] is what an oracle over one-hot rows gives for that i, for all D alike.
+    # The gradient of sum(c_r x_r) by each number of table row i equals sum(c_r y_r[i]), where y_r is the oracle's
+    # vector for a table of one-hot rows.
     one_hot = expected(rows, combiner, weights=weights, is_safe=safe, width=K, table=np.eye(len(TABLE)))
     pull = np.arange(1, len(rows) + 1) / 10
     np.testing.assert_allclose(gradient, np.outer(pull @ one_hot, np.ones(3)), rtol=1e-5, atol=1e-6)
@@ -292,7 +293,7 @@ def test_columns_work_in_a_function_and_keep_their_variables(version: str) -> No
 
     for rows in (SAFE_ROWS, [[1], [2, 3]]):
         result = vectors({key: sparse(rows, tf.int64) for key in "abc"}).numpy()
-        # Columns of a layer stand in the order of their names: a, b, c.
+        # DenseFeatures sorts its columns by name: a, b, c.
         wanted = [expected(rows, "mean"), expected(rows, "mean"), expected(rows, "mean", width=K)]
         np.testing.assert_allclose(result, np.concatenate(wanted, axis=1), rtol=1e-5, atol=1e-6)
     names = {variable.name for variable in vectors.get_concrete_function().graph.variables}

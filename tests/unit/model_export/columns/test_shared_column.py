@@ -122,7 +122,7 @@ def test_a_function_leaves_no_name_behind_and_keras_trains_the_table(tmp_path: P
 
     fc = tf.feature_column
     features = {key: sparse([[1, 2]], tf.int64) for key in "ab"}
-    for _ in range(2):  # a second model of the same names, in one process
+    for _ in range(2):  # a second model in the same process uses the same names of columns and tables
         made = shared_embedding_columns(
             [fc.categorical_column_with_identity(key, 6) for key in "ab"], 3, "sum", table_initializer, "films/all"
         )

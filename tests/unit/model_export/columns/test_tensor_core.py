@@ -130,7 +130,7 @@ def test_a_long_id_does_not_wrap_into_the_table() -> None:
         layer_of(ours, "mean", K, False, categorical)(features)
     theirs = layer_of(tf.compat.v1.tpu.experimental, "mean", K, False, categorical)
     with tpu_context():
-        np.testing.assert_array_equal(theirs(features), TABLE[[1]])  # what ours is there for
+        np.testing.assert_array_equal(theirs(features), TABLE[[1]])  # TensorFlow's column reads row 1 for id 2**32 + 1
 
 
 def test_words_reach_the_padded_lookup_of_a_tpu() -> None:

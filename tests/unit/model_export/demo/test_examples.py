@@ -51,7 +51,7 @@ def test_recent_films_are_the_last_ones_rated_strictly_earlier(
 def test_an_example_does_not_depend_on_ratings_of_its_time_or_later(
     rows: list[tuple[int, int, float, int]], changed: int
 ) -> None:
-    # The same property from the outside: replace all that is not strictly earlier, and the history stays.
+    # If all ratings of the user at this time or later are replaced, the rating's history stays the same.
     data = _data(rows)
     row = changed % len(rows)
     user, time = int(data.user_id[row]), int(data.timestamp[row])

@@ -71,7 +71,7 @@ def values_after(folder: Path, optimizer: Callable[[], Any], **arguments: Any) -
 )
 @pytest.mark.parametrize("has_tables", [True, False])
 def test_it_trains_as_the_optimizer_inside(tmp_path: Path, optimizer: Callable[[], Any], has_tables: bool) -> None:
-    # Without an EmbeddingConfigSpec the optimizer gets sparse gradients too.
+    # Without an EmbeddingConfigSpec, this optimizer trains the tables too, so it gets their sparse gradients.
     arguments = {} if has_tables else {"embedding_config_spec": None}
     plain = values_after(tmp_path / "plain", momentum, **arguments)
     through = values_after(tmp_path / "wrapped", optimizer, **arguments)

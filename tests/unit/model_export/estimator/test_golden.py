@@ -141,7 +141,8 @@ def test_warm_start_from_2_15s_checkpoint(tmp_path: Path, golden: Path, what: st
     first = tf.train.load_checkpoint(str(tmp_path / "model.ckpt-0" if what == "path" else tmp_path / "model.ckpt-20"))
     for name in ("a_b_shared_embedding", C_TABLE, "logits/kernel"):
         np.testing.assert_array_equal(first.get_tensor(name), theirs.get_tensor(name))
-    # A path takes trainable variables only, as in TensorFlow; the list of expressions takes slots and the step too.
+    # A path as the warm start sets trainable variables only, as in TensorFlow; settings with a list of expressions also
+    # set slots and the step.
     is_same = np.array_equal(first.get_tensor(f"{C_TABLE}/Adagrad"), theirs.get_tensor(f"{C_TABLE}/Adagrad"))
     assert is_same == (what == "settings")
 

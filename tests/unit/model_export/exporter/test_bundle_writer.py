@@ -126,6 +126,6 @@ def test_tensorflow_reads_what_is_copied_from_several_shards(tf: Any, tmp_path: 
         prefix=str(tmp_path / "made"), tensor_names=["parted"], shape_and_slices=[""], dtypes=[tf.float32]
     )
     np.testing.assert_array_equal(read[0], TABLE)
-    # Parts of a tensor that is left out are left out with it.
+    # A partitioned tensor that is left out of the new checkpoint leaves no records of its parts in the index.
     keys = read_records((tmp_path / "made.index").read_bytes())
     assert sum(key.startswith(b"\0") for key in keys) == 2

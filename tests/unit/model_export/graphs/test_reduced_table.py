@@ -32,7 +32,7 @@ def read(table: ReducedTable) -> np.ndarray:
 def test_int8_by_hand() -> None:
     rows = np.array([[127, -64, 0.5, 1.5], [0, 0, 0, 0], [-2.54, 1.27, 0, 0.01]], np.float32)
     table = rounded(rows, "int8")
-    # Halves go to the even number.
+    # Half a step is rounded to the even step.
     assert table.numbers.tolist() == [[127, -64, 0, 2], [0, 0, 0, 0], [-127, 64, 0, 0]]
     assert table.scales is not None
     np.testing.assert_allclose(table.scales[:, 0], [1, 0, 0.02], rtol=1e-6)

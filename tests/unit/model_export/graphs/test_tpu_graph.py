@@ -22,7 +22,7 @@ SERVE, TPU = frozenset({"serve"}), frozenset({"serve", "tpu"})
 K = 3
 ROWS = 4
 
-# Numbers that float32 holds exactly, so that sums are the same in any order.
+# Multiples of 1/4, so that their sums are exact in float32, in any order of adding.
 TABLE = np.arange(24, dtype=np.float32).reshape(8, 3) / 4
 
 
@@ -175,8 +175,8 @@ def test_vocabularies_and_weights_of_our_columns_stay_on_the_host(tmp_path: Path
     example.features.feature["id"].int64_list.value.extend([5, 6])
     example.features.feature["weight"].float_list.value.extend([0.5, 0.25])
     requests = np.array([example.SerializeToString(), b""], object)
-    # Of the first K words c and b are known; the weights add up to less than the one that a mean divides by at least.
-    # The layer puts its columns in the order of their names.
+    # The lookup reads the first K = 3 words, of which c and b are known. The weights sum to 0.75, less than the least
+    # divisor of a mean, 1. The layer puts its columns in the order of their names.
     expected = [[*(0.5 * TABLE[5] + 0.25 * TABLE[6]), *TABLE[[2, 1]].mean(axis=0)], [0] * 6]
     for tags in (SERVE, TPU):
         answered = answer(tmp_path / "1", tags, "serving_default", examples=requests)["vectors"]
@@ -198,7 +198,7 @@ def test_the_server_takes_the_folder_by_its_tags(v1_folder: Path) -> None:
 
 
 def test_a_bad_id_is_the_clients_fault_on_the_lowered_graph(v1_folder: Path) -> None:
-    # XLA would read the last row; a server must not answer with another id's vector.
+    # XLA would read the last row for an id beyond the table; a server must not answer with another id's vector.
     with pytest.raises(InvalidRequest, match=r"8 is not in \[0, 8\)"):
         answer(v1_folder, TPU, "serving_default", examples=examples({"a": [[8]], "b": [[1]]}))
 

@@ -38,7 +38,8 @@ def test_every_layout_of_orbax(
     folder = save(tmp_path / "c", use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
     for is_small in (False, True):
         if is_small:
-            # The stored block is larger than a chunk now, so it goes through a temporary file.
+            # The chunks are now smaller than the stored block, so the importer decompresses the block into a temporary
+            # file.
             small_chunks(monkeypatch, array_store)
         for name, rows in (("params.user", matrix(21, 4)), ("params.half", matrix(6, 2)), ("layers.0", matrix(3, 2))):
             read, keys = read_all(f"{folder}:{name}", tmp_path)

@@ -10,7 +10,7 @@ from service.artifact.manifest import Combiner, LookupFeature, MeanDivisor, Voca
 from service.types import RaggedIds
 
 TABLE = np.array([[100, 100], [1, 2], [3, 6], [-2, 0]], np.float32)
-# Rows: ids 1 and 2, none, id 3 twice, none.
+# Four rows: ids 1 and 2, no id, id 3 twice, no id.
 IDS = RaggedIds(np.array([1, 2, 3, 3]), np.array([0, 2, 2, 4, 4]))
 WEIGHTS = np.array([1, 3, 0.25, 0.25], np.float32)
 

@@ -55,7 +55,7 @@ def test_warm_up_requests_cover_every_signature_and_every_batch_size(artifact: P
 
 
 def test_a_session_answers_every_warm_up_request(artifact: Path) -> None:
-    # As TensorFlow Serving replays them; one that fails would keep it from loading the version.
+    # TensorFlow Serving replays these requests before it serves a version, and fails the load if one of them fails.
     import tensorflow as tf
 
     logs = stock_logs(artifact / "assets.extra/tf_serving_warmup_requests")

@@ -64,7 +64,8 @@ def test_agreement_of_neighbours_by_hand() -> None:
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     share, chance = label_agreement(rows, ["a", "a", "b", "a", "b", None]) or (0, 0)
     assert share == pytest.approx(2 / 5)
-    # Three of a and two of b: (3 * 2 + 2 * 1) / (5 * 4).
+    # By chance, a row and another one have the same label with this probability: 3 rows have label a, 2 have b, so (3 *
+    # 2 + 2 * 1) / (5 * 4).
     assert chance == pytest.approx(8 / 20)
 
 

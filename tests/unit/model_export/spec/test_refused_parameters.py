@@ -9,7 +9,7 @@ import pytest
 import model_export
 from model_export.spec import refused_parameters
 
-# Every *Parameters class of tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
+# The names of all *Parameters classes in tensorflow/python/tpu/tpu_embedding.py of TensorFlow 2.15.1.
 OF_2_15 = [
     "AdagradMomentumParameters",
     "AdagradParameters",

@@ -49,7 +49,7 @@ def test_only_sampled_steps_are_read_and_all_are_counted(tmp_path: Path) -> None
     statistics = collector(tmp_path)
     steps = chosen(statistics, 300)
     for step in range(300):
-        # What is not sampled need not be fetched.
+        # The trainer does not fetch the ids of a step that is not sampled.
         lookups = {} if step not in steps else {"user": (np.array([step % 5, 1]), None)}
         statistics.observe(step, lookups)
     statistics.save()
