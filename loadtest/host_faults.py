@@ -48,8 +48,8 @@ class Network:
     def _is_primary(self, number: int) -> bool:
         if self.stage.role(number) == "master":
             return True
-        # Repeat CLUSTER FAILOVER: a replica refuses the command while it knows no primary, and gives up a failover that
-        # takes five seconds.
+        # CLUSTER FAILOVER is repeated: a replica refuses it while it knows no primary, and gives up a failover after
+        # five seconds.
         with suppress(redis.ResponseError):
             self.stage.cluster.nodes[number].ask("CLUSTER FAILOVER")
         time.sleep(0.5)

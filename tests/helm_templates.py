@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-# An action and the white space that its hyphens remove, or the text up to the next action.
+# Matches an action of a template, with the white space that a hyphen after the opening braces removes.
 PIECE = re.compile(r"\s*\{\{-(?P<left>.*?)(?P<cut>-?\}\})|\{\{(?P<plain>.*?)(?P<end>-?\}\})", re.DOTALL)
 WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[()|]|:=|,|\$?[\w.]+|\$)')
 

@@ -50,7 +50,7 @@ def _own(schema: str) -> Draft202012Validator:
 @cache
 def _validator(api: str, kind: str, version: str, partial: bool) -> Draft202012Validator:
     own = DATA / f"{kind.lower()}.json"
-    # The name of a schema, such as autoscaling-v2: the group without its domain, and the version.
+    # The name of a schema file, such as autoscaling-v2: the API group without its domain, and the version.
     name = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api)
     schema = json.loads(own.read_text()) if own.exists() else _kubernetes(f"{kind.lower()}-{name}.json", version)
     definitions = _kubernetes("_definitions.json", version)

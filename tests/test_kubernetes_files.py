@@ -82,7 +82,7 @@ def is_strict(schema: Any) -> bool:
         return False
     (values,) = read(kubernetes.CHART / "values.yaml")
     validator = Draft7Validator(schema)
-    # Helm adds `global` where another chart contains this one.
+    # Helm adds a key `global` to the values of a chart that another chart contains.
     return validator.is_valid(values | {"global": {}}) and not any(
         validator.is_valid(changed) for _, changed in schemas.misspelt(values)
     )

@@ -104,7 +104,7 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
     handles = []
     for block in (_block(records), _block({})):
         handles.append(varint(len(out)) + varint(len(block)))
-        # Each block of the index file is followed by its compression type, 0, and a checksum. The checksum is left 0:
+        # In the index file, each block is followed by its compression type, 0, and a checksum. The checksum is left 0:
         # our readers do not check it, because the manifest has other checksums.
         out += block + bytes(5)
     index = _block({max(records): handles[0]})

@@ -14,7 +14,7 @@ from loadtest.foreign.kinds import Array, Tensors
 # Maximum number of different texts about differences that a Tally keeps.
 _MOST_REASONS = 5
 _REASON_CHARS = 240
-# gRPC codes by which a server says that a failure is its own fault, not the request's.
+# gRPC codes and HTTP statuses by which a server says that the failure is its own fault, not the request's.
 _FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "500", "503", "504"}
 _SIGNED = {2: np.int16, 4: np.int32, 8: np.int64}
 

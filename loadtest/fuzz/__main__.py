@@ -32,7 +32,7 @@ from loadtest.tls import server_flags, write_ssl_config
 
 _BATCHES = ("grpc-batches", "http-batches")
 _WIRES = ("grpc", "http", *_BATCHES, "schema", "reload")
-# Reload requests are slow and may unload the model, so they are sent last, and fewer by this factor.
+# Reload requests are slow and may unload the model, so they are sent last, and a hundred times fewer than others.
 _RELOAD_SHARE = 100
 
 

@@ -113,7 +113,7 @@ def _exchange(sock: socket.socket, out: bytearray) -> Iterator[bytes]:
       _Closed: the server closed the connection, or sent nothing for too long.
     """
     while True:
-        # The socket does not tell select() of decrypted bytes that wait in it.
+        # select() does not know of bytes that the TLS connection has decrypted and not yet returned.
         has_more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
         readable, writable, _ = select.select([sock], [sock] if out else [], [], 0.0 if has_more else TIMEOUT_S)
         if not (readable or writable or has_more):
@@ -142,7 +142,7 @@ def _last_words(port: _Port, data: bytes) -> bytes:
     with port.connect() as sock:
         try:
             sock.sendall(data)
-            # Wait for the answer before the shutdown: a server may drop a request if the client closes its sending half
+            # Wait for the answer before the shutdown: a server may drop a request whose client closes its sending half
             # earlier.
             select.select([sock], [], [], _ANSWER_S)
             if port.protocol:

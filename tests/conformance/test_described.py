@@ -150,7 +150,7 @@ def test_a_feature_may_be_called_as_the_input_of_its_ids(served: Served) -> None
 
 
 def test_raw_tensors_in_instances_are_read_as_tensorflow_serving_reads_them(served: Served) -> None:
-    # As many ids as row splits, so that instances can hold them.
+    # The two tensors have equal lengths here, so that each instance can hold one element of both.
     rows = [{"tag_values": 1, "tag_offsets": 0}, {"tag_values": 2, "tag_offsets": 2}]
     assert served.post("named", "predict", instances=rows) == (200, {"predictions": [[1.5, 2.5, 1]]})
 

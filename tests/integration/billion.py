@@ -38,7 +38,7 @@ def _predict(server: ServerProcess, sizes: dict[str, int]) -> str:
         tensor = request.inputs[name]
         tensor.dtype = _INT64
         tensor.tensor_shape.dim.add().size = size
-        # In a TensorProto the last value is repeated to fill the shape.
+        # A TensorProto with fewer values than elements repeats its last value.
         tensor.int64_val.append(0)
     call = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
     try:

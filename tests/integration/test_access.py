@@ -203,7 +203,8 @@ GRPC: Mapping[str, list[tuple[str, Callable[[str], Any]]]] = {
     ],
 }
 MAY = {"predict": "user", "metadata": "reader"}
-# The toy model has no such signatures: whoever is let in hears of that.
+# Statuses of a request that passed the check of rights. The toy model lacks the signatures of some methods, so not all
+# are OK.
 _LET_IN = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
 
 
@@ -432,7 +433,8 @@ def test_a_list_that_changes_holds_at_once_and_a_broken_one_does_not(guarded: Gu
         assert statuses() == before
         current = "embedding_server_auth_config_is_current{} "
         assert current + "0.0" in guarded.http("GET", "/metrics", "boss").text
-        # The user's token is the reader's now, and the reader's is taken back: on the very connections that it came by.
+        # The reader gets the user's token, and the reader's own token is deleted, while the connections of both stay
+        # open.
         guarded.write(
             caller("reader", token="user", shown='["metadata"]')
             + guarded.good.partition('[[caller]]\nname = "boss"')[1]

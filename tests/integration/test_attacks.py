@@ -165,7 +165,7 @@ def test_a_body_that_the_reference_refuses_unread_leaves_no_connection(server: S
         assert status(answer(server, post(body, CLOSE, b"content-encoding: gzip"))) in (400, 0)
 
     def are_closed() -> bool:
-        # The core closes connections that were idle for long when it forwards a request.
+        # The native core closes its idle connections to the reference server when it forwards the next request.
         dropped(server)
         return open_descriptors(server) < before + 20
 
@@ -245,7 +245,7 @@ def test_a_chunked_body_without_end_is_refused_and_cut(server: ServerProcess) ->
     with connect(server) as sock:
         sock.sendall(CHUNKED)
         send(sock, endless(chunk))
-        # A client that still sends when its connection is closed may get a reset instead of the answer.
+        # A client that still sends when the server closes the connection may get a reset instead of the answer.
         assert status(rest(sock)) in (413, 0)
 
 

@@ -243,7 +243,7 @@ def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
     page.get_by_text("How far each row turned since version 1").wait_for()
     browsing.wait_for(page, "/1 − cosine 0/.test(document.querySelector('div.ramp div.ramp')?.innerText)")
     browsing.wait_for(page, SHOWS.format("1 − cosine"))
-    # The background, rows that did not turn, and row 7.
+    # The map has three colours: the background, the rows that did not turn, and row 7.
     assert page.locator("canvas[role=application]").evaluate(COLORS) == 3
     assert box(page, "Since version").locator("option").all_inner_texts() == ["1"]
     box(page, "Table").select_option("tag")
@@ -341,7 +341,7 @@ def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser
         page.get_by_role("button", name="Reload the list").click()
         page.get_by_role("button", name="Yes, reload the list").click()
         page.get_by_text("was read again: large, pair, spare, toy").wait_for()
-        # The file has no labels, and what it says counts.
+        # The list of models in the file has no label, so the reload removes the label.
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 400
         if browsing.AXE.is_file():
             assert seen.findings() == []

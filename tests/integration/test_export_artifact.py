@@ -191,7 +191,7 @@ def test_weights_are_optional_on_the_wire(artifact: Path) -> None:
 
 
 def test_a_session_may_leave_weights_out(artifact: Path, signatures: Any) -> None:
-    # As TensorFlow Serving runs it: feeds and fetches by the tensor names of the SignatureDef.
+    # Runs the graph as TensorFlow Serving does: feeds and fetches are the tensor names of the SignatureDef.
     from model_export.tensorflow_setup import tf
 
     inputs = predict_inputs()

@@ -35,7 +35,8 @@ class Persistent:
                 try:
                     response = http.post(URL, json={"features": FEATURES})
                 except httpx.TransportError:
-                    # Nobody there, or gone in the middle: asks again.
+                    # The server was killed: it does not listen yet, or ended before it answered. The client sends the
+                    # request again.
                     self._is_over.wait(0.01)
                     continue
                 # A server that starts or drains answers 503.

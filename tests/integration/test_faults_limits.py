@@ -41,7 +41,7 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, plane: 
         assert lookup(http, [1]) == ROW_1
         add_version(base, 2, scale=2)
         until(lambda: lookup(http, [1]) == [[2, 20]])
-        # Errors are logged, too.
+        # The refused request also makes a line of the log, which can not be written.
         assert http.post(LOOKUP, json={"features": {"user": [77]}}).status_code == 400
         assert process.poll() is None
 

@@ -45,7 +45,7 @@ def test_every_block_runs_and_answers_as_shown(home: Path) -> None:
         done = subprocess.run(
             ["bash", "-c", command], cwd=home, env=environment(), capture_output=True, text=True, timeout=300
         )
-        # curl fails until the server listens; until() asks again.
+        # curl fails until the server listens, and until() runs it again.
         assert done.returncode == 0 or command.startswith("curl"), done.stdout + done.stderr
         return done.stdout
 

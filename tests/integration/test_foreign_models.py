@@ -100,7 +100,8 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     assert build([all_models()[name] for name in NAMES], originals) == {}
     bases = {name: originals / name for name in NAMES}
     for name in NAMES:
-        # Not timed: the time would tell which signatures are cut, and each is to be compared cut.
+        # adopt() does not time the graphs: by the times, it would cut only some signatures, and each is compared here
+        # in its cut form.
         adopt(originals / name / "1", out=adopted / name, measure=False)
         bases[f"{name}-adopted"] = adopted / name
     config = folder / "models.conf"

@@ -27,7 +27,8 @@ pytestmark = [
     ),
 ]
 PATH = "/tensorflow.serving.PredictionService/Predict"
-# The sections of h2spec whose test case does not apply to this server, by program, and why.
+# Reasons why a section of h2spec has a test case that does not apply to this server; EXCEPTIONS names the sections of
+# each program.
 NO_BODY = "gRPC refuses an empty call by trailers alone, and the case waits for DATA; h2spec itself gets some"
 LARGE_FRAMES = "20 KB of headers are within our SETTINGS_MAX_FRAME_SIZE of 32 KB; asked again below with more"
 ANSWERED = "the request before is answered by then: its stream is closed, counts no more, and takes no windows"

@@ -67,8 +67,8 @@ ROUTES = [
     ("GET", "/metrics/{}"),
 ]
 BODIES = {"lookup": {"features": {"user": [1]}}, "rows": {"ids": [1]}, "infer": {"inputs": []}}
-# HTTP statuses that refuse a name. ROUTES lacks the status of a label, because the server, as TensorFlow Serving, ignores
-# the label there.
+# HTTP statuses that refuse a name. ROUTES lacks the status of a label, because the server ignores the label there, as
+# TensorFlow Serving does.
 _REFUSED = {400, 401, 404, 405}
 
 
@@ -166,7 +166,8 @@ def statuses(server: ServerProcess) -> Any:
 
 def test_pages_of_listed_origins_may_read_answers_and_no_others(server: ServerProcess) -> None:
     path, body = "/v1/models/m:lookup", BODIES["lookup"]
-    # Answered by the direct path, by the general one, and before any of them.
+    # A lookup that the native core answers, one without features, and preflight requests must all have the CORS
+    # headers.
     for _ in range(2):
         plain = server.http.post(path, json=body)
         assert plain.status_code == 200 and not allowing(plain.headers)

@@ -53,7 +53,8 @@ class Hanging:
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Hanging]:
     """Version 1 of a model in folder "slow"."""
-    # Linux sends SIGIO to the lease's holder for each blocked open; by default SIGIO would end this process.
+    # The fixture holds a file lease, and Linux sends its holder SIGIO for each blocked open; by default SIGIO would end
+    # the process.
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     hanging = Hanging(tmp_path / "slow" / "1")
     yield hanging

@@ -123,5 +123,5 @@ def test_every_wire_fails_readiness_before_the_server_drains(serve: Serve, model
     assert set(seen.values()) == {Seen(False, False, False)}
     assert server.http.get("/readyz").json()["problems"].keys() == {"", "b"}
     assert server.lookup({"user": [4]}, model="a") == {"user": [[4, 40]]}, "requests are answered during the delay"
-    # A second signal ends the wait for requests, and the test would otherwise wait for the delay.
+    # SIGKILL ends the server, which would otherwise serve on until the end of its shutdown delay.
     server.signal(signal.SIGKILL)

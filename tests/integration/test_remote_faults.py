@@ -87,7 +87,7 @@ def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
     table, tables = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000")
     gentle, gentle_tables = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000&on_unavailable=default_row")
     layout = layout_of(folder, "user")
-    # The slots of the first primary.
+    # True for each row whose slot belongs to the first primary.
     is_lost = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] < 16384 // 3
     assert tables.problem("toy") == ""
     cluster.nodes[0].kill()
@@ -95,7 +95,7 @@ def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
     assert "table 'user' of version 1 can not be reached" in tables.problem("toy")
     assert tables.problem("other") == ""
     lost, kept = np.flatnonzero(is_lost)[:300], np.flatnonzero(~is_lost)[:300]
-    # A cluster that lacks slots refuses the others too, unless it is told to serve them.
+    # By default, a cluster without a node for some slots refuses reads of all slots.
     for node in cluster.nodes[1:]:
         node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
     until(lambda: _reads(table, kept))

@@ -199,7 +199,7 @@ def test_answers_are_those_of_mapped_tables_on_every_wire(
         return
     assert not refused
     after = served.statusz()["data_plane"]["forwarded"]
-    # The status page itself is forwarded.
+    # The core also forwarded the request for the status page.
     assert (after["grpc"], after["http"]) == (before["grpc"], before["http"] + 1)
     records = served.server.records
     left = [one["signatures"] for one in records if one["message"] == "signatures are left to the reference servers"]

@@ -133,7 +133,7 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
         "version": "123",
     }
 
-    # What TensorFlow Serving's tests load, and what they expect not to load.
+    # Models that TensorFlow Serving's own tests load, and one that they expect to fail.
     configs = {
         name: {"name": name, "base_path": tf_serving_testdata / name}
         for name in (

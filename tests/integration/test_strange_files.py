@@ -85,7 +85,7 @@ def replace_file(path: Path, kind: str) -> None:
 
 def test_one_in_place_of_a_versions_file_costs_that_version_alone(serve: Serve, base: Path, tmp_path: Path) -> None:
     listed = f'config {{ name: "default" base_path: "{base}" model_platform: "tensorflow" }}\n'
-    # A model for each kind and file, and its name.
+    # (kind of strange file, replaced file) -> the name of a model whose version 2 has that file.
     models = {(kind, place): f"{place.name}-{kind.split()[-1]}" for kind in STRANGE for place in PLACES}
     for (kind, place), name in models.items():
         # The server first loads version 2, one of whose files is strange: a pipe, a link or the like.

@@ -169,7 +169,8 @@ def metric(server: Secured, name: str) -> dict[str, float]:
 def test_answers_are_those_of_plaintext(server: Secured) -> None:
     many = [n % 5 for n in range(100_000)]
     with channel(server, CLIENT) as made:
-        # Later ones come over a connection whose requests are known already; the large ones are more than its buffers.
+        # The second request has a header block that the connection has seen; the requests with many ids exceed the
+        # connection's buffers.
         for ids in ((1, 4), (1, 4), many, many, (1, 4)):
             assert predict(made, ids) == [[float(n), n * 10.0] for n in ids]
     if "http" in server.wires:
@@ -327,7 +328,7 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(server
             client.close()
     ends = metric(server, "embedding_server_tls_certificate_end_timestamp_seconds")
     assert set(ends) == set(server.wires)
-    # A day from now, when it was made.
+    # The test's certificates end a day after they were made.
     assert all(0 < value - os.stat(server.file).st_mtime < 2 * 86400 for value in ends.values())
     assert not any(line in str(server.process.records) for line in second.key.splitlines()[1:-1])
 

@@ -143,7 +143,7 @@ def test_the_core_answers_requests_that_are_not_sampled(collector: Collector, st
         assert predict(server, 1, "") == grpc.StatusCode.OK
     assert lookup(server, traceparent=parent(5000, is_sampled=True)) == 200
     after = server.http.get("/v1/statusz").json()["data_plane"]
-    # The core has forwarded the sampled request, and one of the two requests for the status page is counted as well.
+    # The core forwarded two HTTP requests: the sampled lookup, and one of the two requests for the status page.
     assert after["forwarded"]["http"] - plane["forwarded"]["http"] == 2
     assert after["forwarded"]["grpc"] == plane["forwarded"]["grpc"] == 0
     assert after["declined"]["drawn"] == 1

@@ -136,7 +136,7 @@ def test_a_version_that_can_not_be_sent_is_kept_with_the_command_that_goes_on(
     assert written(proxy) == [f"1/{MARKER}"]
     assert main(["demo", "--if_missing", "--out", URI]) == 0
     assert capsys.readouterr().out.endswith(f"{URI} holds version 1: nothing to do\n")
-    # If the command fails before it has made a version, no temporary folder is left.
+    # A command that fails before it has made a version leaves no temporary folder.
     shutil.rmtree(temporary)
     temporary.mkdir()
     drop(version, 2, b"no delta")

@@ -50,7 +50,7 @@ def test_a_replica_with_the_secret_knows_the_session(clock: Clock) -> None:
 def test_a_replica_with_another_secret_does_not(clock: Clock) -> None:
     cookie, _ = server(clock).open(TOKEN)
     assert server(clock, SECRETS[1]).find(cookie) is None
-    # Cookies that an older secret signed are still valid; the first secret signs new cookies.
+    # A server still accepts cookies that its older secret signed, and signs new ones with its first secret.
     both = server(clock, SECRETS[1], SECRETS[0])
     assert both.find(cookie) is not None
     assert server(clock, SECRETS[1]).find(both.open(TOKEN)[0]) is not None

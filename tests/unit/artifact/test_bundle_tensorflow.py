@@ -96,7 +96,8 @@ def test_a_partitioned_variable_is_marked_as_sliced(tf: Any, tmp_path: Path) -> 
     assert [values_of(piece.entry).tolist() for piece in entries["t"].slices] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
 
-# Starts at either side of each width of OrderedCode, and a name that has to be escaped.
+# Starts of slices around each value at which OrderedCode needs one more byte, and two names, one of which has bytes to
+# escape.
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 8191, 8192, 2**20 - 1, 2**20, 2**27, 2**34, 2**41, 2**48])
 @pytest.mark.parametrize("name", ["t", "é/\x01"])
 def test_slices_anywhere_in_a_huge_variable_are_found(tf: Any, tmp_path: Path, start: int, name: str) -> None:

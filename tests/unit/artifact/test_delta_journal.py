@@ -129,7 +129,7 @@ def test_who_holds_it_is_waited_for_and_then_told_of(path: Path) -> None:
     writer.journal._clock = lambda: float(next(ticks))
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        # Readers do not wait: they look again later.
+        # A reader does not wait for the lock of another process: it returns nothing, and reads again later.
         assert writer.read() == []
         with pytest.raises(JournalUnavailable, match="held by another process"):
             writer.append(2)

@@ -109,7 +109,7 @@ def test_metadata_goes_round(saved_model_pb: Path) -> None:
     assert packed.type_url == "type.googleapis.com/tensorflow.serving.SignatureDefMap"
     original = message_class("tensorflow.SavedModel").FromString(saved_model_pb.read_bytes()).meta_graphs[0]
     signature_map = message_class("tensorflow.serving.SignatureDefMap").FromString(packed.value)
-    # A scalar's shape is present and has no dims; the toy writer leaves it out.
+    # The answer has an empty shape for a scalar, which the toy model's file leaves out.
     original.signature_def["s"].inputs["names"].tensor_shape.SetInParent()
     assert signature_map.signature_def["s"] == original.signature_def["s"]
 

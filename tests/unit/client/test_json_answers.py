@@ -48,7 +48,7 @@ def test_the_edges_come_back() -> None:
     [(16777217, 16777216), (16777219, 16777220), (1e39, np.inf), (-1e39, -np.inf), (1e-46, 0), (7e-46, 0)],
 )
 def test_ties_go_to_the_even_and_what_is_too_large_is_infinite(value: float, expected: float) -> None:
-    # 7e-46 lies just below the middle of 0 and the smallest float32.
+    # 7e-46 is just below the middle between 0 and the smallest float32, so it rounds to 0.
     assert float32_array([value])[0] == expected
 
 

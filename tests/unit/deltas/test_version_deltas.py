@@ -42,7 +42,7 @@ def test_a_file_changes_rows_and_no_others(serve: Serve) -> None:
         assert bound.run({"user": np.array([3])})["user"].tolist() == [[7, 8]]
     status = served.deltas.status()
     assert (status.last_sequence, status.applied, status.rows, status.lag_s) == (1, 1, 2, 0)
-    # The file of the version itself is as it was.
+    # The delta did not change the version's tables file: without the delta, row 3 is as exported.
     assert serve().rows("user", 3) == [[7, 8]]
     (served.version / "deltas" / f"{1:016d}.delta").unlink()
     assert serve().rows("user", 3) == [[3, 30]]
@@ -116,7 +116,7 @@ def test_requests_that_do_not_end_hold_nothing_up_for_long(serve: Serve) -> None
         bounds.append((bound, served.rows("user", 0)))
         served.drop(number, "user", [0], [[number, number]])
         is_shown = served.look()
-        # Two sides and the version's own tables are held then.
+        # Two copies of the table and the version's own table are in use by requests, so the third delta has to wait.
         assert is_shown == (number < 3)
         assert served.deltas.status().pending == (number == 3)
     now_s[0] += _PATIENCE_S + 1

@@ -391,7 +391,7 @@ def test_a_server_that_stops_does_not_wait_for_reloads(world: World) -> None:
     world.models.drain()
     reloads.join()
     assert reloads.errors == dict.fromkeys("bc", "The server is shutting down.")
-    # The load that goes on can not be told.
+    # A load can not be interrupted, so stop() returns model "b", which still loads.
     assert world.models.stop(0.01) == ["b"]
     world.gates["b"].set()
     assert world.models.stop(30) == []

@@ -30,7 +30,8 @@ ROWS = 4000
 
 @pytest.fixture(autouse=True)
 def _usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a busy machine a thread of low priority gets a hundredth of a processor or less.
+    # Index builds run at normal priority here: on a busy machine, a thread of low priority gets a hundredth of a
+    # processor or less.
     monkeypatch.setattr(low_priority, "_NICENESS", 0)
 
 

@@ -325,7 +325,8 @@ def test_a_predict_gets_its_keys_as_they_were_sent() -> None:
         ("lookup", "word", ints(1), '^input "word": expected string, got int64.$'),
         ("lookup", "code", strings(b"a"), '^input "code": expected int64, got string.$'),
         ("lookup", "code", np.ones(1, np.float32), '^input "code": expected int64, got float32.$'),
-        # TensorFlow's words, which count the arguments by the graph's names: code, word, words__row_splits, ...
+        # TensorFlow's messages name an argument by its number in the graph, in the order of the names: code, word,
+        # words__row_splits, ...
         ("predict", "word", ints(1), r"^Expects arg\[1\] to be string but int64 is provided$"),
         ("predict", "code", strings(b"a"), r"^Expects arg\[0\] to be int64 but string is provided$"),
         ("predict", "code", np.ones(1, np.float32), r"^Expects arg\[0\] to be int64 but float is provided$"),

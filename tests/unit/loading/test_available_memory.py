@@ -38,7 +38,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
             },
             10000 - 7000 + 4500,
         ),
-        # A limit of a group above it, and none of its own.
+        # The process's own control group has no limit, but the group above it has one.
         (
             {
                 "proc/meminfo": MEMINFO,

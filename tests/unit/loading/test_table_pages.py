@@ -85,7 +85,7 @@ def test_a_model_that_is_loaded_answers_and_then_has_huge_pages(
     servable = load(path, pages, verification)
     octets = octets_of(servable, path)
     check_rows(servable)
-    # One more task, which comes behind it.
+    # The tables' pages are made one task after another, so when this task is done, the task of `servable` is done, too.
     assert pages.make(GuardedFiles()).wait(60)
     assert huge_bytes(octets) == 5 * HUGE
     check_rows(servable)

@@ -182,7 +182,8 @@ def test_every_policy_is_the_oracles_on_both_devices_and_in_the_lowered_graph(tm
         "lookup": True,
         "lookup_tpu_tensor_core": True,
     }
-    # -1 and 9 of plain; 9 of pruned; a stranger of known; -1 and 3 of named (rows 0 to 11): refused.
+    # Lookups that are refused: ids -1 and 9 of plain, 9 of pruned, an unknown key of known, -1 and 3 of named (rows 0
+    # to 11).
     assert parity["lookup"]["refused"] == 2 + 1 + 1 + 2
     # One row of 4 ids for each of the features defaulted, clamped, words and numbered, whose padded lookups have room
     # for 3 ids.

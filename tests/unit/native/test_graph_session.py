@@ -64,7 +64,7 @@ def test_towers_answer_to_the_bit(zoo: tuple[str, tuple[Servable, Servable]]) ->
     for rows in (1, 2, 7, 130):
         inputs = ZOO[name].request(rows, ZOO_ROWS, random)
         wanted = reference_answer(reference, SIGNATURE, inputs)
-        # Python on the core's session, then the core by itself.
+        # First the Python data plane runs the core's TensorFlow session, then the core itself.
         assert_same(reference_answer(core, SIGNATURE, inputs), wanted)
         assert_same(native_answer(core, SIGNATURE, inputs), wanted)
     tower = core.backends[SIGNATURE]
@@ -117,7 +117,7 @@ def test_signatures_of_one_model(tower_version: Path, has_towers: bool) -> None:
             native.add(signature)
         except ValueError as error:
             assert str(error) == "Unknown"
-    # Only Python checks the ragged ids of a graph that runs whole, so the core leaves such requests to Python.
+    # The core can not check the ragged ids of a graph that runs whole, so it leaves such requests to Python.
     assert native == REQUESTS.keys() - (frozenset() if has_towers else RAGGED)
     for servable in (core, reference):
         servable.close()

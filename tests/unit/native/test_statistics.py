@@ -108,7 +108,7 @@ def test_a_version_that_is_gone_stays_in_the_sums_of_all_time() -> None:
     now, ever = counter.read()
     assert now.successes == {}
     assert ever.successes[SUBJECT._replace(version=None, signature="lookup")].count == 3
-    # The same version is served again.
+    # Version 1 is served again: its own counts begin at 0, the counts of its model since the start go on.
     core.count(1)
     now, ever = counter.read()
     assert now.successes[SUBJECT].count == 1

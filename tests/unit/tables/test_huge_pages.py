@@ -343,7 +343,7 @@ def test_two_processes_take_turns(opened: Opened, caplog: pytest.LogCaptureFixtu
     assert len(waits) == 3 + 20
     # And it is free again.
     fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # Who never lets go is not waited for for ever.
+    # If the other process never unlocks the file, the wait ends after 600 s.
     clock = Clock()
     HugePages(is_whole=True, page_table=lambda: table, clock=clock, sleep=clock.sleep).make(opened.files)
     assert 600 <= clock.now_s < 610

@@ -73,7 +73,7 @@ def test_equals_the_safe_sparse_lookup_where_that_prunes_nothing(tf: Any, combin
         table, rows, weights = draw(seed, positive=combiner != "sum")
         expected = safe_lookup(tf, seed, combiner, is_weighted, positive=combiner != "sum")
         found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
-        # It gives no row for empty rows at the end of a batch whose every row is empty.
+        # safe_embedding_lookup_sparse gives no row for empty rows at the end of a batch; no batch here ends in one.
         assert len(expected) == len(rows)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 

@@ -101,7 +101,7 @@ def test_prefault_goes_no_faster_than_it_is_told(
     # 512 pages and the part of one before them, 32 a second.
     assert now_s == pytest.approx(16, abs=0.05)
     told = [record.__dict__["bytes"] for record in caplog.records]
-    # Every 5 seconds at most, so not after each of the 4 s that a chunk takes; and at the end.
+    # Progress is logged at most every 5 s, so after two chunks of 4 s each; a last record comes at the end.
     assert [round(nbytes / PAGE) for nbytes in told] == [256, 512, 512]
 
 

@@ -19,7 +19,7 @@ def discovered(folder: Path, name: str) -> Discovery:
     """Builds a model of the zoo and returns what is found in it."""
     from model_export.tensorflow_setup import tf
 
-    del tf  # Chooses the Keras of this process before the builder imports any.
+    del tf  # the import chooses the Keras of this process, before the builder imports one
     all_models()[name].build(folder / "1", lambda count: count)
     return discover(folder / "1")
 

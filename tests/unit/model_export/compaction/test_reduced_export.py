@@ -89,7 +89,7 @@ def test_what_is_stored_is_the_table_rounded(exported: tuple[str, Path]) -> None
     served = lookups.tables["item"].rows(np.arange(9))
     assert np.abs(served.astype(np.float64) - trained).max() == told["largest_error"] <= told["error_bound"]
     assert 0 < told["largest_error"]
-    # The report reads what the server does.
+    # The report reads the same numbers of a reduced table as the server.
     (table,) = declared_tables(manifest)
     np.testing.assert_array_equal(map_table(artifact, table)[0:9], served)
 

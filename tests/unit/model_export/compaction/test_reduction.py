@@ -36,7 +36,7 @@ from tests.unit.model_export.compaction.test_reduced_export import opened, rando
 pytestmark = pytest.mark.tf
 
 DTYPES = ("float16", "bfloat16", "int8", "int4")
-# Fixtures of another file.
+# Fixtures that this module imports from another test file.
 __all__ = ["tf1_model", "tf2_model"]
 
 
@@ -185,7 +185,7 @@ def test_deltas_are_folded_before_the_table_is_reduced(trained: Path, tmp_path: 
     request = {"a": tf.constant([3], tf.int64), "b__values": ids, "b__row_splits": tf.constant([0, 0], tf.int64)}
     serve = tf.saved_model.load(str(artifact), tags=["serve"]).signatures["serving_default"]
     assert serve(bias=tf.constant([0.0]), **request)["score"].numpy()[0] == pytest.approx(0.6, rel=1e-6)
-    # An int4 table takes deltas in turn.
+    # A table that was reduced to int4 accepts deltas.
     write_delta(artifact, "item", np.array([8]), np.array([[7.0, 2.0]]), force=True)
     folded = opened(compact(artifact))[1]
     assert folded.tables["item"].rows(np.array([8])).tolist() == [[7.0, 2.0]]

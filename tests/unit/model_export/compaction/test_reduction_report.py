@@ -24,7 +24,8 @@ def test_errors_by_hand() -> None:
     assert (losses.largest_error, losses.mean_error) == (1, 1.5 / 6)
     # Of 1, -2 and 4: a half, nothing, a quarter.
     assert losses.largest_relative_error == 0.5 and losses.mean_relative_error == 0.25
-    # [1, -2] and [1.5, -2]: 5.5 / sqrt(5 * 6.25); [4, 0] keeps its direction; a row of zeros has none.
+    # The cosine of [1, -2] and [1.5, -2] is 5.5 / sqrt(5 * 6.25), that of [4, 0] and [3, 0] is 1; rows of zeros do not
+    # count.
     assert losses.mean_cosine == pytest.approx((5.5 / np.sqrt(31.25) + 1) / 2)
 
 

@@ -59,7 +59,7 @@ def test_an_import_is_an_artifact_that_verifies(
     tables = read_tables(folder, manifest)
     np.testing.assert_array_equal(tables["user"][np.arange(9)], matrix(9, 4))
     np.testing.assert_array_equal(tables["tag"][np.arange(6)], [*matrix(5, 3), matrix(5, 3).mean(axis=0)])
-    # The whole model, compared by TensorFlow.
+    # verify_artifact() compares all signatures of the version with TensorFlow.
     report = model_export.verify_artifact(folder)
     assert set(report.signatures["lookup"].outputs) == {"user", "tags", "first_tag"}
     assert (folder / "assets.extra/tf_serving_warmup_requests").stat().st_size

@@ -55,7 +55,8 @@ def test_members_are_as_jax_tpu_embedding_unstacks_them(
 ) -> None:
     specs, tables, stacks = stacked(num_shards)
     saved = {name: stack.reshape(-1, stack.shape[-1]) if is_flat else stack for name, stack in stacks.items()}
-    # What makes the test worth it: a stack of three, with offsets and rotations that are not all zero.
+    # The specs give two stacks: one of three tables, with row offsets and, on more than two shards, rotations; and one
+    # of one table.
     settings = [spec.setting_in_stack for spec in specs]
     assert len(saved) == 2 and len({s.row_offset_in_shard for s in settings}) > 1
     assert num_shards == 2 or any(s.shard_rotation for s in settings)

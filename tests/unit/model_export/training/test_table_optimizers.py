@@ -82,7 +82,7 @@ def test_a_tables_own_learning_rate_goes_before_the_parameters(rate: float) -> N
 def test_a_pipelined_step_sees_the_table_without_the_step_before_it(parameters: Any) -> None:
     direct, direct_slots, direct_states = run_steps(parameters)
     table, slots, states = run_steps(parameters, pipeline_execution_with_tensor_core=True)
-    # The updates are the same (these gradients do not depend on the lookups), each one step later.
+    # A pipelined training makes the same updates one step later, because these gradients do not depend on the rows.
     np.testing.assert_array_equal(states[1], START)
     np.testing.assert_allclose(states[2], direct_states[1])
     np.testing.assert_allclose(table, direct)
