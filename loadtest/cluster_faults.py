@@ -433,7 +433,8 @@ def run_on(
             load.tally = tally = Tally(begin_s=time.monotonic())
             fault(stage)
             time.sleep(settled_s)
-            # Requests that are under way when the fault ends still count for this fault.
+            # The old tally stays open for a while: requests that are under way when the fault ends count for this
+            # fault.
             load.tally = Tally(begin_s=time.monotonic())
             time.sleep(settled_s)
             show(name, tally)

@@ -66,7 +66,7 @@ def start(proxy: StoreProxy, cache: Path, kill_at_bytes: int = 0) -> str:
             server.signal(signal.SIGKILL)
             server.exit_code()
         else:
-            # Wait without a limit for the version: on a busy machine, moto's store is slow.
+            # There is no limit of time, because moto's store is slow on a busy machine.
             while not server.tells({"user": [1]}, {"user": [[1, 10]]}):
                 time.sleep(0.02)
         seconds = time.monotonic() - begin_s

@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-# Maps each page with tables of claims to the tests of each row, by heading and first cell. Users do not need the tests'
-# names.
+# Maps a page with tables of claims to the file that lists the tests of each row, by heading and first cell. Users do
+# not need the tests' names.
 TESTED = {"export.md": "argument_tests.toml", "faults.md": "fault_tests.toml"}
 # Maps a page to the start of the header line of its tables of claims.
 TABLES = {"export.md": "| argument |", "faults.md": "| fault or attack |"}

@@ -21,7 +21,7 @@ schemas = pytest.importorskip("tests.kubernetes_schemas", exc_type=ImportError)
 CHART: Path = kubernetes.CHART
 TEMPLATES = Chart(CHART)
 OVERLAYS: Path = kubernetes.FOLDER / "overlays"
-# The oldest version of Kubernetes whose schemas are tried. A Helm that was built without a version would take 1.20.
+# Renders for the oldest supported version of Kubernetes; without --kube-version, some builds of Helm take 1.20.
 HELM = ["helm", "template", "embedding-server", str(CHART), "--kube-version", schemas.OLDEST]
 with_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
 BUCKET = {

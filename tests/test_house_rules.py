@@ -305,7 +305,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/store_faults.py": {"tests"},
     "loadtest/store_start.py": {"tests"},
     "loadtest/host_faults.py": {"tests.valkey_cluster"},
-    # Versions of the toy model differ in their rows, and are written without TensorFlow.
+    # This load test writes versions of the toy model, because they differ in their rows and need no TensorFlow.
     "loadtest/replicas/fleet.py": {"tests.toy_model"},
 }
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use

@@ -156,7 +156,7 @@ class Cluster:
         self._security = security
         try:
             for number in range(primaries * (1 + replicas) or 1):
-                # A replica is on another host than its primary.
+                # If there are several hosts, a replica is on another host than its primary.
                 host = hosts[(number + number // max(primaries, 1)) % len(hosts)]
                 node = Node(folder / str(number), *flags, is_cluster=bool(primaries), security=security, host=host)
                 self.nodes.append(node)

@@ -73,8 +73,8 @@ _KEYS = ("", "signature_name", "instances", "inputs", "features", "weights", "id
 _MARK = "\u2603 a token goes here \u2603"
 _MARKS = re.compile("|".join(re.escape(json.dumps(_MARK, ensure_ascii=ascii)) for ascii in (True, False)))
 _MAX_DEPTH = 100_000
-# Mutations that repeat a value are applied only to JSON documents below this size, because larger documents would
-# become gigabytes.
+# Mutations that repeat a value are applied only to JSON documents below this size, because larger ones would become
+# gigabytes.
 _SMALL_BYTES = 400
 
 

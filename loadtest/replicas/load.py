@@ -25,7 +25,7 @@ PERIOD_S = 0.02
 _NUM_IDS = 20
 # Longest time of a call, all of its attempts together.
 _TIMEOUT_S = 5.0
-# The documented retries of gRPC clients: a service config as in docs/replicas.md.
+# The retries of gRPC clients that docs/replicas.md documents, as a gRPC service config.
 _SERVICE_CONFIG = """{
   "loadBalancingConfig": [{"round_robin": {}}],
   "methodConfig": [{

@@ -17,7 +17,7 @@ from tests.conformance.wires import HttpClient
 
 pytestmark = pytest.mark.tf
 
-# Values of each dtype that are easily mangled: ends of the range, signs, what is not finite.
+# Values of each dtype that conversions often change: ends of the range, signs, infinities.
 VALUES: dict[str, list[Any]] = {
     "bool": [True, False, True],
     "complex64": [1 + 2j, -0.5j, 3.0],

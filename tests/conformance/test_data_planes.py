@@ -165,7 +165,7 @@ def _lists(count: int) -> Iterator[tuple[str, bytes]]:
     rows = b",".join([b"[1]"] * (count - 6))
     inputs = b'[{"name":"user","datatype":"INT64","shape":[%d],"data":[%s]}]' % (count - 6, rows)
     yield _INFER, b'{"parameters":{"signature_name":"lookup"},"inputs":%s}' % inputs
-    # Ids of a table's rows have no lists.
+    # The route for rows of a table accepts no nested lists, so it refuses this document.
     yield _ROWS, b'{"ids":[%s]}' % b",".join([b"[1]"] * (count - 2))
 
 

@@ -99,7 +99,7 @@ def test_keys_known_or_not_reach_the_graph_unchanged(key_wires: dict[str, Wire],
         outputs = key_wires[wire].send(request(**features))
         return outputs["keys"].item(), outputs["first"].item()
 
-    # Letters + 10 * key, and the first number of a row.
+    # Output "keys" is the number of letters of the word + 10 * code; "first" is the first number of the row.
     assert answer(word=["blau"], code=[7000], row=[3]) == (4 + 70000, 6)
     assert answer(word=[""], code=[-5], row=[4]) == (0 - 50, 8)
     assert answer(row=[-9]) == (3 + 1000, 0), "the graph has its own way with ids below 0"

@@ -54,7 +54,7 @@ class Watched:
 
     page: Page
     base: str
-    # A table whose ids are not sampled has no hot rows, and browsers log that answer.
+    # The console may ask for hot rows of a table that the server does not sample; the browser logs the answer 501.
     expected: tuple[str, ...] = ("501",)
     faults: list[str] = field(default_factory=list)
 

@@ -52,7 +52,7 @@ class Fault:
     before: Callable[[str], object] | None = None
 
 
-# Type of a rule: takes method, decoded path and query, returns the fault of the answer, or None.
+# Type of a rule: a function of method, decoded path and query that returns a fault for the answer, or None.
 Rule = Callable[[str, str, dict[str, list[str]]], Fault | None]
 
 

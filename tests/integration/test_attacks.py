@@ -100,7 +100,8 @@ def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]
 
 def dropped(server: ServerProcess) -> dict[str, float]:
     """Returns the counts of connections that were dropped, by reason."""
-    # On a connection of its own: the server closes kept ones so early that a client may just begin to use one again.
+    # The metrics are asked for on a new connection, because the server may close a kept one just as the client uses it
+    # again.
     text = httpx.get(f"http://127.0.0.1:{server.http_port}/metrics", timeout=PATIENCE_S).text
     found = re.findall(r'^embedding_server_connections_dropped_total\{reason="(\w+)"\} (\S+)$', text, re.MULTILINE)
     return {reason: float(count) for reason, count in found}

@@ -38,7 +38,7 @@ from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, stopped
 from tests.toy_model import TAG_STRINGS, write_toy_model
 
-# Tries until the server is back, however slow the machine.
+# The client tries so often that the server is back before it gives up, however slow the machine.
 STUBBORN = RetryPolicy(10_000, 0.02, 0.1)
 WIRES = ["grpc", "http"]
 USER = {"user": [1, 4]}
@@ -219,7 +219,8 @@ def test_a_model_that_nobody_has(server: ServerProcess, connect: partial[Any]) -
 
 
 def test_float32_is_the_same_to_the_last_bit_on_both_wires(server: ServerProcess) -> None:
-    # Row 1 of `tag` is [1, 1, 1], so a sum gives each weight back: any float32 goes both ways through JSON.
+    # Row 1 of `tag` is [1, 1, 1], so the sum of one id returns its weight: each float32 goes to the server and back in
+    # JSON.
     bits = np.random.default_rng(3).integers(1 << 23, 0x7F800000, 5000, np.uint32)
     # The last is read as a neighbour by what reads decimals as float64 and rounds again.
     weights = np.append(bits, np.uint32(363742205)).view(np.float32)

@@ -109,7 +109,7 @@ def test_upserts_under_load_are_seen_whole_and_in_order(serve: Serve, base: Path
     with readers(server) as reading:
         for value in range(2, 40):
             number(server, value)
-            # Answered: whoever asks from now on sees it.
+            # The upsert is answered, so every lookup that starts now reads its rows.
             assert server.lookup({"user": [0, 4]})["user"] == [[value] * 2] * 2
         until(lambda: all(reader.seen and reader.seen[-1] == 39 for reader in reading))
     for reader in reading:

@@ -116,7 +116,7 @@ def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it
     assert states(server) == {1: "LOADING"}
     ready = server.http.get("/readyz")
     assert (ready.status_code, ready.json()["problems"]) == (503, {"default": LOADING})
-    # Predicts are refused as if the version answered nothing.
+    # While a version is LOADING, a predict gets the error of a version that is not loaded.
     assert predict(server) == (503, f'Model "default" is not ready: {LOADING}')
     assert predict(server, "default/versions/1") == (404, "Servable not found for request: Specific(default, 1)")
     assert server.http.get("/v1/models/default/metadata").status_code == 503

@@ -24,7 +24,7 @@ from tests.integration.process import DATA_PLANES, PATIENCE_S, until
 from tests.toy_model import MANIFEST
 
 ROW_1 = [[1, 10]]
-# A model folder, a client, and numbers of versions.
+# Type of the fixture `shared`: a model folder, a client of its server, and numbers for new versions.
 Shared = tuple[Path, httpx.Client, Iterator[int]]
 
 

@@ -287,7 +287,7 @@ def test_a_model_may_come_after_the_start_and_go_with_its_last_version(serve: Se
     add_version(late, 3, scale=3)
     until(lambda: ask(server, "default") == [3, 30])
     assert server.http.get("/readyz").status_code == 200
-    # A mount that fails takes nothing away.
+    # A model folder that vanishes, as a mount that fails, takes no version out of service.
     os.rename(late, tmp_path / "elsewhere")
     time.sleep(0.3)
     assert ask(server, "default") == [3, 30]

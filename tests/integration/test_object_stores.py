@@ -170,7 +170,7 @@ def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_obj
         store, requests = StoreProxy(s3.port), itertools.count(1)
 
         def hold(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
-            # The first four requests are of the first four parts; more are sent only when one of these has come.
+            # The server asks for four parts at a time. The first four are answered, and the fifth request is held.
             is_late = path.endswith("/filler") and next(requests) > 4
             return Fault(held=threading.Event()) if is_late else None
 

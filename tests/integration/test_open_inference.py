@@ -170,7 +170,7 @@ def test_errors_have_their_status_and_text(toy: ServerProcess, connect: Callable
         lambda: client.infer("toy", {"user": np.array([1]), "tags__values": np.array([1])}, "lookup")
     )
     assert status == bad and "Missing but required: {tags__row_splits}" in text
-    # The model has serving_default, which needs TensorFlow, and that is the default.
+    # The request names no signature, so it asks for the default, serving_default, which needs TensorFlow.
     status, text = refused(lambda: client.infer("toy", user))
     assert 'Signature "serving_default" runs a TensorFlow graph' in text
     assert status == ("400" if is_http else "StatusCode.FAILED_PRECONDITION")
@@ -279,7 +279,7 @@ def test_a_label_stands_in_place_of_a_version(serve: Serve, connect: Callable[..
         assert result.as_numpy("user").tolist() == [[1, 10]]
 
 
-# datatype: (numpy's dtype, values)
+# Datatype of the open inference protocol -> (numpy's dtype, values).
 VALUES: dict[str, tuple[Any, list[Any]]] = {
     "BOOL": (np.bool_, [True, False, True]),
     **{f"UINT{bits}": (f"uint{bits}", [0, 1, 2**bits - 1]) for bits in (8, 16, 32, 64)},

@@ -96,7 +96,7 @@ def test_an_upsert_is_written_once_and_heard_by_each_server(cluster: Cluster, wr
     assert second.heard_rows() == set() and second.table.changes.num_pending == 0
     assert second.upsert([7], [[5, 5]]) == (2, True)
     assert first.table.rows(np.array([7])).tolist() == [[5, 5]]
-    # A server that comes later has nothing to hear.
+    # The changes are already in the rows that a server reads when it starts, so it hears of none.
     assert Server(cluster, folder).heard_rows() == set()
 
 

@@ -270,7 +270,7 @@ def test_on_unavailable_says_what_is_predicted_without_nodes(served: Served) -> 
     for node in served.cluster.nodes:
         node.kill()
     try:
-        # For two seconds, cached rows hold.
+        # The server still has the rows in its cache, and may use them for two seconds after it lost the cluster.
         until(lambda: refusal(served, "strict", inputs))
         text = r'Rows of table "(user|item)" can not be read now: .*'
         assert re.fullmatch(text, refusal(served, "strict", inputs))

@@ -132,7 +132,7 @@ def test_many_blocks_spread_and_a_stopped_run_goes_on(tmp_path: Path, artifact: 
 
     with pytest.raises(Stopped):
         push(folder, address, tables=["user"], progress=stop)
-    # Nothing names what is there in part.
+    # The pointer names no version whose rows are complete: the pushed one is there only in part.
     assert Pointer.of(_raw(cluster, layout.pointer).decode()) == Pointer((), (layout.fingerprint,))
     with pytest.raises(Exception, match="in part only"):
         layout.check_record(_raw(cluster, layout.record).decode(), _raw(cluster, layout.pointer).decode())

@@ -115,7 +115,7 @@ def test_rows_of_a_replica_that_is_cut_off_are_not_read(stage: Stage, written: t
     until(lambda: not _is_in_sync(server, stage.replica))
     stage.primary.freeze()
     for is_held_for_dead in (False, True):
-        # The map of slots names the replica alone once the other nodes hold the primary for dead.
+        # After the other nodes declare the primary dead, the cluster's map of slots names only the replica.
         until(lambda dead=is_held_for_dead: not dead or _status(server, stage.primary)["num_slots"] == 0)
         server.tables.compare()
         assert _reads(server, row) == "unreachable"

@@ -112,7 +112,8 @@ def test_metadata_of_64_kb_is_accepted_and_more_is_refused(serve: Serve, forward
         metadata = [("x-filler", "a" * filler), *extra]
         return predict_grpc(server.channel, {"user": np.array([1])}, "lookup", metadata=metadata)["user"].tolist()
 
-    # HTTP/2 counts 32 bytes more for each field, and gRPC's own fields need some hundred bytes.
+    # The limit on a header list is 64 KB: it counts each name, value and 32 bytes more, and gRPC's own fields need some
+    # hundred bytes.
     assert predict(63 << 10) == [[1, 10]]
     with pytest.raises(grpc.RpcError):
         predict(65 << 10)

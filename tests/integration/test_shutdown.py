@@ -74,7 +74,7 @@ def test_under_load_every_answer_that_comes_is_whole(serve: Serve) -> None:
                 try:
                     response = http.post("/v1/models/default:lookup", content=BODY)
                 except httpx.TransportError as error:
-                    # The connection was closed between two requests, or there is no one to connect to.
+                    # The server closed the connection between two requests, or no server listens any more.
                     if not is_stopping.is_set():
                         faults.append(error)
                     return

@@ -101,7 +101,8 @@ def test_one_in_place_of_a_versions_file_costs_that_version_alone(serve: Serve, 
     for name in ("default", *(f"{name}/versions/1" for name in models.values())):
         until(lambda name=name: ask(server, name) == [1, 10])
     for (kind, place), name in models.items():
-        # A version that differs from its manifest may be an unfinished copy, so the server waits --version_settle_s.
+        # A version whose files differ from its manifest may be an unfinished copy, so the server waits
+        # --version_settle_s.
         until(lambda name=name: versions(server, name)[2]["state"] in ("END", "AVAILABLE"))
         ended = versions(server, name)[2]
         if kind == "a dangling link" and place in (WARMUP, OPTIONS):

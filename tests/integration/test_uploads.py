@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 URI = f"s3://{BUCKET}/toy"
 MANIFEST = MANIFEST_FILE.as_posix()
 MARKER = "saved_model.pb"
-# Size of an object that the client writes in more than one part.
+# Size of an object that is uploaded in several parts.
 FILLER_BYTES = 20 << 20
 
 

@@ -11,7 +11,7 @@ MAY_READ_THE_WALL = {
     "engine/repository.py",
     # The end of a certificate is a time of the calendar.
     "access/tls_file.py",
-    # Wall time: a session of the console ends at the same time on all replicas.
+    # A session of the console ends at the same wall-clock time on all replicas.
     "access/signed_sessions.py",
     # Names of files, and times that people read.
     "native/statistics.py",

@@ -32,7 +32,8 @@ _OK = np.frombuffer(b"HTTP/1.1 200", np.uint8)
 
 @njit(cache=True, nogil=True)
 def _length(head, n):  # type: ignore[no-untyped-def]
-    # Returns the Content-Length in an answer's head of n bytes; -1 if there is none or the status is not 200.
+    # Returns the Content-Length in the first n bytes, the head, of an HTTP answer; -1 if there is none or the status is
+    # not 200.
     for i in range(_OK.shape[0]):
         if head[i] != _OK[i]:
             return -1

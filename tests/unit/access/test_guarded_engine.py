@@ -110,7 +110,7 @@ def test_a_stranger_is_told_by_table_rows_and_not_before(engine: Engine, observe
 
 def test_every_public_method_of_the_engine_is_guarded() -> None:
     public = {name for name, _ in inspect.getmembers(Engine) if not name.startswith("_")}
-    # A method that is new and inherited would be open to everybody.
+    # GuardedEngine must define each public method itself, because an inherited method would check no right.
     assert public <= vars(GuardedEngine).keys()
 
 

@@ -70,7 +70,7 @@ def test_any_bytes_are_fields_or_an_error(data: bytes) -> None:
         found = list(fields(data))
     except ValueError:
         return
-    # Protobuf refuses more: strings that are no UTF-8, and field 0.
+    # Bytes may be fields here and an error to protobuf, which also refuses strings that are no UTF-8, and field 0.
     assert all(number >= 0 for number, _ in found)
 
 

@@ -207,7 +207,8 @@ def test_single_rows_are_compared_as_all_rows_are(tmp_path: Path) -> None:
 
 def test_single_rows_are_found_by_their_keys(tmp_path: Path) -> None:
     old, same = random_rows(4, 1, 3), random_rows(10, 4, 2)
-    # Row 1 is a new key; rows 2 and 3 were rows 3 and 1, and row 3 points the other way.
+    # Row 1 has a new key. Row 2 has the key of the old row 3; row 3 has the key of the old row 1, and points the other
+    # way.
     new = np.stack([old[0], old[0], old[3], -old[1]])
     folders = (
         write_version(tmp_path / "1", same, old, ["a", "b", "c"]),

@@ -12,7 +12,7 @@ from service.configuration.settings_reading import SettingsError, flags_without_
 
 BASE = ["--model_base_path=models/m"]
 SETTINGS = {setting.name for setting in dataclasses.fields(Settings)}
-# tensorflow_serving/model_servers/main.cc (9d981c5), in its order; without --version.
+# The flags of tensorflow_serving/model_servers/main.cc (9d981c5), in its order; without --version.
 MAIN_CC = """
 port grpc_socket_path rest_api_port rest_api_num_threads rest_api_timeout_in_ms rest_api_enable_cors_support
 enable_batching allow_version_labels_for_unavailable_models batching_parameters_file

@@ -106,7 +106,7 @@ def test_a_model_folder_that_can_not_be_read_or_is_empty_removes_nothing(world: 
     assert world.left() == [1, 2]
     world.base.rmdir()
     elsewhere.rename(world.base)
-    # Nothing is known of the time between.
+    # While the folder was away nobody knew whether version 1 existed, so the wait for its journal begins again.
     world.pass_by(GONE_S - 1)
     assert world.left() == [1, 2]
     world.pass_by(1)

@@ -456,7 +456,8 @@ def test_ragged_features_are_batched_and_padded(bench: Callable[..., Bench]) -> 
     inputs = {name: TensorSpec(name, "int64", (None,)) for name in ("g__values", "g__row_splits")}
     outputs = {"y": TensorSpec("y", "int64", (None,))}
     spec = SignatureSpec("s", "predict", "", inputs, outputs, ragged_names=(RaggedNames.by_suffix("g"),))
-    # A row's answer is the sum of its ids: were the splits not moved on, rows would get ids of others.
+    # Each row's answer is the sum of its ids, so row splits that are not shifted by the ids of the request before give
+    # wrong sums.
     sums = FakeBackend(lambda x: {"y": np.add.reduceat(x["g__values"], x["g__row_splits"][:-1])})
     b = bench(sums, spec, max_batch_size=4, allowed_batch_sizes=(4,))
     first = b.ask_with({"g__values": np.array([1, 2, 4]), "g__row_splits": np.array([0, 2, 3])})

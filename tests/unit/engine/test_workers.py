@@ -130,7 +130,7 @@ def test_what_would_wait_too_long_is_refused_at_once(make: Callable[..., Pool]) 
     # Three waiting requests of 0.4 s each precede the fourth, which would wait more than 1 s.
     with pytest.raises(Overloaded):
         pool.add("a")
-    # In turns, one of a's is before the first of another model.
+    # Models take turns, so only one of a's requests runs before the first request of model b.
     pool.add("b")
     assert pool.observer.refusals == [("a", "wait")]
 

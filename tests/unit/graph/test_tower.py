@@ -101,7 +101,7 @@ def test_answers_are_the_whole_graphs(cut: Servable, whole: Servable, name: str)
         got, wanted = predict(cut, name, inputs), predict(whole, name, inputs)
         assert got.keys() == wanted.keys()
         for output in wanted:
-            # Integers small enough for any order of sums to give the same bits.
+            # The numbers are small integers, so that a sum has the same bits in any order of adding.
             np.testing.assert_array_equal(got[output], wanted[output])
             assert got[output].dtype == wanted[output].dtype
 

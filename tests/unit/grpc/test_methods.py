@@ -238,7 +238,7 @@ def test_a_lookup_takes_no_examples(call: Call) -> None:
     assert caught.value.message == "Expected one input Tensor."
 
 
-# model_spec { name: "m" }, and the same in a task of a MultiInferenceRequest.
+# A serialized message with model_spec { name: "m" }, and a MultiInferenceRequest whose task has the same model_spec.
 SPEC, TASK = b"\n\x03\n\x01m", b"\n\x05\n\x03\n\x01m"
 
 

@@ -103,7 +103,7 @@ def test_a_client_that_asks_for_one_coding_gets_it(http: Http, coding: str) -> N
     sent = gzip.compress(content) if coding == "gzip" else zlib.compress(content)
     response = http.post(INFER, content=sent, headers={"Content-Encoding": coding, "Accept-Encoding": coding})
     assert (response.status_code, response.headers["content-encoding"]) == (200, coding)
-    # httpx has undone it, and the length is that of the plain JSON.
+    # httpx has decompressed the answer, and the header has the length of the JSON before its compression.
     length = int(response.headers[LENGTH])
     assert struct.unpack("<ffqq", response.content[length:]) == (3.0, 5.0, 1, 2)
     plain = http.post(INFER, content=content, headers={"Accept-Encoding": "gzip, deflate"})

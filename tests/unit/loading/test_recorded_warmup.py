@@ -105,7 +105,7 @@ def test_a_thousand_records_are_the_most(tmp_path: Path) -> None:
 
 
 def test_what_can_not_run_here_or_is_to_stay_cold_is_passed_over(tmp_path: Path) -> None:
-    # The second one's inputs are not the signature's.
+    # The second recorded request lacks the input of its signature.
     write(tmp_path, predict_log(x=[1.0]), predict_log())
     backend = FakeBackend()
     replay(tmp_path, backend, cold=frozenset({"serving_default"}))

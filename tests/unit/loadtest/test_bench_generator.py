@@ -92,7 +92,7 @@ def test_every_grpc_call_is_counted_once(calls: tuple[Calls, int], bodies: list[
 
 
 def test_a_long_run_gives_windows_back(calls: tuple[Calls, int]) -> None:
-    # 1 MB each way; the connection's window of the server is far smaller than what is sent in all.
+    # Requests and answers of 1 MB: together they exceed the receive windows of both sides by far.
     _, port = calls
     shot = drive(asked([b"y" * (1 << 20)], 3, is_grpc=True), port, connections=1, streams=2, **FAST | {"seconds": 1.0})
     assert shot.requests > 1
@@ -127,7 +127,7 @@ def test_time_is_spread_over_the_requests(calls: tuple[Calls, int]) -> None:
     shot: Shot = drive(asked([b"a"], 3, is_grpc=True), calls[1], connections=1, **how)
     took_s = time.perf_counter() - started_s
     assert shot.server_cpu_us == pytest.approx(2e6 / shot.requests)
-    # The measured time is 0.2 s of what was spent here.
+    # drive() measured 0.2 s of the seconds that the call took.
     assert shot.requests / took_s < shot.requests_per_s <= shot.requests / 0.2
     assert 0 < shot.busy < 1
 

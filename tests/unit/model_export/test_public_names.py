@@ -13,7 +13,7 @@ pytestmark = pytest.mark.tf
 
 
 def test_every_name_is_imported_from_its_home() -> None:
-    # In a process of its own: here other tests may have imported the modules before.
+    # The test imports the names in a new process, because other tests may have imported the modules in this one.
     script = (
         "import model_export\n"
         "for name in model_export.__all__:\n"

@@ -116,7 +116,7 @@ def test_an_error_and_how_often_a_load_failed_are_told_until_it_loads() -> None:
         told.append((*(labels["code"] for labels in found["embedding_server_version_error"].labelled()), *failures))
     assert told == [
         *[(), (), ("FAILED_PRECONDITION", 1), (1,), (1,), ("FAILED_PRECONDITION", 2), (2,), (2,), ()],
-        # Taken out for its files is no load that failed.
+        # A version whose files are damaged is no failed load: only its error code is shown, for as long as it is END.
         *[(), ("DATA_LOSS",), ()],
     ]
 

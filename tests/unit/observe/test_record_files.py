@@ -75,7 +75,7 @@ def test_of_a_record_that_does_not_fit_on_the_disk_nothing_stays(tmp_path: Path)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        # As a full disk does: some of it is written, then no more.
+        # RLIMIT_FSIZE acts like a full disk: a part of the record is written, then the write fails.
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
         with pytest.raises(OSError):
             files.append([b"x" * 1000])

@@ -109,5 +109,5 @@ def test_strict_ends_the_start_where_a_model_has_no_version(
     assert fake_app.seen == []
     assert service.process.cli.main(["--strict", f"--model_base_path={tmp_path / 'films'}"]) == 0
     assert service.process.cli.main([f"--model_base_path={tmp_path / 'film'}"]) == 0
-    # What is wrong with the file itself is told by the start.
+    # --strict does not judge a missing config file, because the start itself reports it.
     assert service.process.cli.main(["--strict", f"--model_config_file={tmp_path / 'none.conf'}"]) == 0

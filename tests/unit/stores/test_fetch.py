@@ -277,7 +277,7 @@ def test_deltas_that_come_later_are_brought_alone_and_once(tmp_path: Path, cache
     assert bucket.reads == ["deltas/2.delta"]
     assert bring_deltas(store, "1", cache.folder / "1", cache) == 0
     assert {path.name for path in (cache.folder / "1" / "deltas").iterdir()} == {"1.delta", "2.delta"}
-    # A delta that is written anew is read anew; after a restart, no new delta makes the version be fetched again.
+    # A changed delta in the store does not make a restarted server fetch the version again, but only this delta.
     bucket.contents |= {"deltas/2.delta": b"anew"}
     for name in ("deltas/x.tmp", "deltas/a/3.delta", "deltas/../4"):
         del bucket.contents[name]

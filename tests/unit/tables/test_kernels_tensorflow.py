@@ -145,7 +145,8 @@ def sequence_of_seed(tf: Any, seed: int, length: int, is_sparse: bool) -> np.nda
 
 
 def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_sparse_ids(tf: Any) -> None:
-    # The lookup of ragged ids reads what it then cuts off, and fails.
+    # TensorFlow's lookup of ragged ids reads the ids beyond the sequence's length before it cuts them off, so it fails
+    # here.
     table, _, _ = draw(0, positive=True)
     rows = [[1, 2, V], [3]]
     assert np.array_equal(

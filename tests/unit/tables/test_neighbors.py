@@ -74,7 +74,7 @@ def test_metrics_have_the_numbers_of_their_order() -> None:
 @pytest.mark.parametrize(
     ("metric", "ids", "scores"),
     [
-        # Rows 0 and 3 are equal, so the smaller id comes first.
+        # Rows 0 and 3 are equal, so the smaller id precedes the larger one.
         ("dot", [2, 0, 3, 1], [35, 28, 28, 7]),
         ("l2", [0, 3, 2, 1], [10, 10, 45, 52]),
     ],

@@ -27,7 +27,7 @@ def test_huge_pages_are_told_from_small_ones(tmp_path: Path) -> None:
     drop(tmp_path / "file")
     octets = mapped(tmp_path / "file")
     assert huge_bytes(octets) == 0
-    # Every other one: ranges that do not meet.
+    # Every other stretch of 2 MiB becomes a huge page, so the ranges of huge pages do not touch.
     LIBC.madvise(octets.ctypes.data, octets.nbytes, 14)
     for begin in range(0, 8 * HUGE, 2 * HUGE):
         LIBC.madvise(octets.ctypes.data + begin, HUGE, 22)

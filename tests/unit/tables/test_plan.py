@@ -178,7 +178,7 @@ def test_a_sequence_has_as_many_rows_as_its_batch_allows() -> None:
         ({"on_bad_id": "drop"}, (1, -1, 4, 2), (4, 2, 24)),
         ({"on_bad_id": "clamp"}, (1, -1, 4, 2), (4, 2, 48)),
         ({"on_bad_id": "default_row", "default_row": 3}, (9,), (1, 1, 12)),
-        # What is cut off is an id, and nobody looks whether it has a row.
+        # An id beyond max_ids_per_row counts as an id; the lookup does not look whether it has a row.
         ({"on_bad_id": "drop", "max_ids_per_row": 1, "on_too_many_ids": "truncate"}, (1, -1), (2, 0, 24)),
         ({}, (), (0, 0, 0)),
     ],

@@ -251,7 +251,7 @@ def test_a_variable_is_looked_for_in_the_index_of_its_own_file(tmp_path: Path) -
 
 
 def test_rows_beyond_two_to_the_31st_number_are_found(tmp_path: Path) -> None:
-    # 10 GB that take no room on disk but for the last row.
+    # A sparse file: the table has 10 GB, of which only the last row takes space on disk.
     vocabulary_size, dim = 40_000_000, 64
     file = tmp_path / "variables.data-00000-of-00001"
     last = np.arange(dim, dtype=np.float32)

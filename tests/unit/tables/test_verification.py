@@ -110,7 +110,7 @@ def test_reading_leaves_the_page_cache_as_it_was_and_nothing_in_this_process(tmp
     os.sync()
     descriptor = os.open(written.path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    # What somebody looked up: one page of the third mebibyte.
+    # Another reader has read one page in the third MiB of the file, so it is in the page cache.
     os.pread(descriptor, 1, 2 * MIB + MIB // 2)
     os.close(descriptor)
     before = cached(written.octets)
@@ -156,7 +156,7 @@ def test_what_is_right_tells_nobody(written: Written) -> None:
     verifier = Verifier(0)
     files = GuardedFiles()
     verifier.verify_later(written.files, written.stored, verified.set)
-    # The next one is behind it.
+    # Verifications run one after another, so when the second one ends, the first one has ended.
     files.damaged("something")
     last = threading.Event()
     verifier.verify_later(files, [], last.set)

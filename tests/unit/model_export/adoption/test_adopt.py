@@ -112,7 +112,7 @@ def test_a_signature_that_is_a_lookup_is_described_where_it_stands(tf2_model: Pa
     assert contents(tf2_model) == before
     assert artifact == tmp_path / "out" / "1"
     manifest = manifest_of(artifact)
-    # score takes the same input and answers the same name, but no rows of the table.
+    # Signature "score" has the input and the output name of a lookup, but does not return rows of the table.
     assert {n: e.kind for n, e in manifest.signatures.items()} == {"serving_default": "lookup", "score": "predict"}
     assert manifest.tables["film"].variable == "embedding/film/.ATTRIBUTES/VARIABLE_VALUE"
     assert manifest.provenance["created"].startswith("2024-05-06") and manifest.provenance["adopted_from"] == "1"

@@ -54,7 +54,8 @@ def test_serving_on_a_tpu_looks_up_on_its_host(device: str | None) -> None:
 
     features = {"i": sparse(SAFE_ROWS, tf.int64), "j": sparse(SAFE_ROWS, tf.int64)}
     results = []
-    # With device None and shards TensorFlow's own column makes no table, and then finds none to read.
+    # With device None and a number of shards, TensorFlow's own column makes no table and then fails, so it gets
+    # shards=None.
     for api, shards in ((ours, 1), (tf.compat.v1.tpu.experimental, 1 if device else None)):
         layer = tf.keras.layers.DenseFeatures(both(api, device))
         with tpu_context(shards=shards):

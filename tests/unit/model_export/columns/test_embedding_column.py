@@ -59,7 +59,7 @@ def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
     results: dict[Case, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
 
     def add(case: tuple[str, bool, str | None, bool], api: Any, **device: Any) -> None:
-        # The columns of all kinds in one layer; case stands in the results with the kind before it.
+        # Adds a result for each kind of column, from one layer that has columns of all kinds.
         combiner, safe, _, is_shared = case
         arguments = {
             "dimension": 3,

@@ -99,7 +99,7 @@ def test_a_row_is_cut_by_column_also_where_columns_are_empty() -> None:
     from model_export.tensorflow_setup import tf
 
     categorical = tf.feature_column.categorical_column_with_identity("i", 6)
-    # Row 0 has ids in columns 0, 2 and 5; of K = 3 columns the last of them is none.
+    # Row 0 has ids in columns 0, 2 and 5. A tensor core reads K = 3 columns, 0 to 2, of which column 1 is empty.
     features = {"i": tf.SparseTensor([[0, 0], [0, 2], [0, 5], [2, 1]], tf.constant([1, 2, 3, 4], tf.int64), [3, 6])}
     theirs = layer_of(tf.compat.v1.tpu.experimental, "mean", K, False, categorical)
     with tpu_context():

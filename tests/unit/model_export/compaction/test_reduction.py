@@ -179,7 +179,8 @@ def test_deltas_are_folded_before_the_table_is_reduced(trained: Path, tmp_path: 
     expected[3] = [0.7, -0.1]
     _, lookups = opened(artifact)
     assert lookups.tables["item"].rows(np.arange(9)).tobytes() == read_as(expected, "int4").tobytes()
-    # Predictions have the row as it was sent, and what the old rows answered is gone.
+    # The trained table, which predictions read, has the row as it was sent; recorded answers of the old row are
+    # deleted.
     assert not (artifact / "assets.extra" / "recorded_predictions").exists()
     ids = tf.constant([], tf.int64)
     request = {"a": tf.constant([3], tf.int64), "b__values": ids, "b__row_splits": tf.constant([0, 0], tf.int64)}

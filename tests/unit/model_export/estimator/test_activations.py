@@ -138,5 +138,5 @@ def test_tables_of_dicts_are_trained_each_by_its_own_parameters(tmp_path: Path) 
     films[[1, 2]] -= 0.25 * 1.0  # a gradient of 3, cut to 1
     np.testing.assert_allclose(estimator.get_variable_value("films"), films)
     users = TABLE.copy()
-    users[3] -= 0.1 * 1.0 / np.sqrt(0.1 + 1.0)  # 0.5 from each of two rows
+    users[3] -= 0.1 * 1.0 / np.sqrt(0.1 + 1.0)  # a gradient of 0.5 from each of two rows
     np.testing.assert_allclose(estimator.get_variable_value("users"), users, rtol=1e-6)

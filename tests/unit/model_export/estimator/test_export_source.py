@@ -87,7 +87,7 @@ def test_both_meta_graphs_over_one_set_of_variables(
         loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "saved"))
         head, lookup = (loaded.signature_def[name] for name in ("serving_default", "lookup"))
         got = session.run(head.outputs["answer"].name, {head.inputs["examples"].name: examples()})
-        # The {serve} graph looks up as a CPU: row 2 has three ids, all of them count.
+        # The graph for {serve} computes the lookup of a CPU, which reads all three ids of row 2.
         np.testing.assert_allclose(got, vectors_of(table) @ weight, rtol=1e-5, atol=1e-6)
         feed = {
             lookup.inputs["c__values"].name: np.concatenate(ROWS).astype(np.int64),

@@ -125,7 +125,8 @@ def test_training_goes_on_from_2_15s_checkpoint(tmp_path: Path, golden: Path) ->
 def test_predictions_from_2_15s_checkpoint_are_2_15s(tmp_path: Path, golden: Path, expected: dict[str, Any]) -> None:
     estimator = golden_model(tmp_path)
     answers = list(estimator.predict(rows_of(expected), checkpoint_path=str(golden / "model" / "model.ckpt-20")))
-    # Our columns compute the tensor core's lookup, which cuts row 2, as 2.15's TPU graph does.
+    # This project's columns compute the lookup of a tensor core, which cuts row 2 after K ids, as the TPU graph of
+    # TensorFlow 2.15 does.
     for name in ("embedding", "score"):
         lowered = expected["serve_tpu_lowered"][name]
         np.testing.assert_allclose([answer[name] for answer in answers], lowered, rtol=1e-6, atol=1e-6)

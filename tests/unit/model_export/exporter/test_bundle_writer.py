@@ -94,7 +94,7 @@ def test_tensorflow_reads_what_is_added(tf: Any, tmp_path: Path) -> None:
     reader = tf.train.load_checkpoint(str(tmp_path / "made"))
     assert set(reader.get_variable_to_shape_map()) == set(stored)
     assert {reader.get_variable_to_dtype_map()[f"t/{dtype}"] for dtype in DTYPES} == set(map(tf.as_dtype, DTYPES))
-    # TensorFlow compares the checksum of what it reads.
+    # TensorFlow compares the checksum of each tensor that it reads.
     for key, numbers in stored.items():
         read = reader.get_tensor(key)
         np.testing.assert_array_equal(read.view(numbers.dtype), numbers)

@@ -53,7 +53,8 @@ def test_int4_by_hand() -> None:
 
 
 def test_bfloat16_by_hand() -> None:
-    # One is 2^7 steps: 1 + 2^-8 lies halfway to the next and goes to the even one, 1 + 3 * 2^-8 up to 1 + 2^-6.
+    # Near 1, a step of bfloat16 is 2^-7. 1 + 2^-8 is halfway between two steps and goes to the even one, 1; 1 + 3 *
+    # 2^-8 goes to 1 + 2^-6.
     table = rounded(np.array([[1, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-7]], np.float32), "bfloat16")
     assert read(table).tolist() == [[1, 1, 1 + 2.0**-6, -1 - 2.0**-7]]
     assert table.numbers.tolist() == [[0x3F80, 0x3F80, 0x3F82, 0xBF81]]

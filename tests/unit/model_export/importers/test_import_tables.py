@@ -96,7 +96,7 @@ def test_a_table_of_int4_keeps_two_numbers_a_byte(
     if is_large:
         monkeypatch.setattr(module, "_WHOLE_CHECK_BYTES", 1)
         monkeypatch.setattr(module, "_COMPARED_ROWS", 3)
-    # Whole numbers up to 7 have scale 1; the second row is half of such.
+    # A row of whole numbers with the largest 7 has scale 1 in int4; the second row is half of such a row.
     rows = np.array([[7, -3, 0], [3.5, 0.5, -1], [0, 0, 0], [-7, 5, 1]], np.float32)
     np.save(tmp_path / "user.npy", rows)
     folder = model_export.import_tables(tmp_path / "m", {"user": f"{tmp_path}/user.npy"}, table_dtype="int4")

@@ -45,7 +45,7 @@ def test_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes) -> 
 
 
 def test_a_vector_may_hold_any_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Spaces and newlines among the bytes of numbers are no ends of words; 1 MB blocks end inside words.
+    # Bytes of the numbers may be spaces or newlines, which do not end a word here, and blocks of 1 MB end inside words.
     rng = np.random.default_rng(1)
     rows = np.frombuffer(rng.choice(np.frombuffer(b" \n\0a", np.uint8), 9000 * 40).tobytes(), "<f4").reshape(9000, 10)
     content = b"".join(f"w{i} ".encode() + row.tobytes() for i, row in enumerate(np.tile(rows, (4, 1))))
