@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 _TARGET = ROOT / "docs/console"
-# Picture -> the place in the console, and the text that shows that the page is complete.
+# Name of a picture -> the place in the console, and the text that shows that the page is complete.
 _PLACES = {
     "overview": ("", "Tables of|mapped"),
     "tables": ("tables?table=film&id=50", "last written by"),

@@ -352,7 +352,7 @@ def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
     )
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     keys = {name: os.environ.pop(name) for name in names}
-    # The address of the machine's credential service becomes one at which nothing listens, as outside a cloud.
+    # The object store's client then finds no credential service of a cloud: nothing listens at this address.
     os.environ["AWS_METADATA_ENDPOINT"] = "http://127.0.0.1:1"
     rows.append(_of_a_start(folder / "none", models, "no credentials at the start", "the store can not be read"))
     os.environ.update(keys)

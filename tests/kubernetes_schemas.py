@@ -17,7 +17,7 @@ from referencing import Registry, Resource
 
 NEWEST, OLDEST = "1.37", "1.31"
 DATA = Path(__file__).parent / "data" / "kubernetes"
-# Maps whose keys are the user's own.
+# Keys of Kubernetes objects whose values are maps with names of the user's choice, which are not checked.
 FREE = {
     *("labels", "matchLabels", "annotations", "selector", "data", "requests", "limits", "pairs"),
     *("settings", "clientLabels", "serviceAccountAnnotations"),

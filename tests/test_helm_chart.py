@@ -123,7 +123,7 @@ def _misspelt(text: str, words: Iterator[re.Match[str]]) -> Iterator[str]:
 
 def template_faults(name: str, text: str) -> Iterator[str]:
     """Yields the faults that the tests of this file find if one template has another text."""
-    # Definitions make no object, so render a template that uses the definitions.
+    # A template of definitions makes no object, so it is rendered together with a template that uses them.
     user = TEMPLATES.texts["disruption-budget.yaml"] if name.startswith("_") else ""
 
     def objects_of(text: str, values: dict[str, Any]) -> Any:

@@ -209,7 +209,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
         {"numpy", "google.protobuf", "tqdm"},
     ),
-    # model_export.diff compares as the server's gate does, so it imports the server's comparison.
+    # model_export.diff compares two versions with the same code as the server's check for drift.
     "model_export.diff": Row(
         _SHARED
         | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity", "report")}
@@ -296,7 +296,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/bench/remote_workloads.py": {
         *("model_export.remote.push", "service.artifact", "service.remote", "tests.valkey_cluster")
     },
-    # Versions, nodes and the writer are those of the tests of remote tables.
+    # These load tests write versions, start nodes and push tables with the code of the tests of remote tables.
     **dict.fromkeys(
         ("loadtest/cluster_faults.py", "loadtest/bench/remote_predicts.py"),
         {"model_export.remote.push", "service.remote.address", "tests"},

@@ -186,8 +186,8 @@ def _two_towers(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], li
 
 
 def _columns(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any]]:
-    # The graph is as in a functional Keras model: each input of ids [B, 1] has an Embedding and Flatten, then
-    # Concatenate and Dense.
+    # As in a functional Keras model: each input of ids [B, 1] has an Embedding and a Flatten; Concatenate and Dense
+    # layers follow.
     tables = _tables(tf, module, 6, size, 16)
     top = _mlp(tf, module, "top", 100, 64, 1)
 

@@ -45,7 +45,8 @@ def _ragged(name: str, **more: Any) -> dict[str, Any]:
     return {"ids": f"{name}__values", "row_splits": f"{name}__row_splits", **more}
 
 
-# Maps signature and feature to the table, the manifest entry, and the rank of the ids (None for ragged ids).
+# Maps the names of a signature and a feature to the table's name, the feature's entry in the manifest, and the rank of
+# the ids (None for ragged ids).
 _FEATURES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "named": {
         "genre": (

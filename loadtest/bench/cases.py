@@ -172,8 +172,8 @@ def _other_wires() -> Iterator[Case]:
 
 
 def _foreign() -> Iterator[Case]:
-    # Each case of a foreign model that was adopted without a spec is followed by the same signature of the original
-    # model.
+    # Yields the cases of a foreign model that was adopted without a spec, each followed by the same case of the
+    # original model.
     for row, wire, workloads in (
         ("gRPC", foreign_model.GRPC, WORKLOADS),
         ("JSON", foreign_model.JSON, ("W1", "W2")),

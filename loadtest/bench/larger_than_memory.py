@@ -51,7 +51,7 @@ _FLAGS = {
     "random": ("--paged_tables=off", "--table_pages=random"),
     "paged": (),
 }
-# Number of different requests. Their cold rows do not fit into memory even if 99 % of the ids are hot.
+# Number of different requests: so many that their cold rows do not fit into memory, even if 99 % of the ids are hot.
 _NUM_LOOKUPS = 200_000
 _CHUNK_ROWS = 1 << 18
 

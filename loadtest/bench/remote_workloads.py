@@ -285,7 +285,8 @@ def _ask(service: Service, tables: Tables, requests: list[Arrays]) -> Ask:
     with grpc.insecure_channel(f"127.0.0.1:{service.port(is_grpc=True)}", options=_NO_LIMIT) as channel:
         call = channel.unary_unary(PREDICT_METHOD)
         for inputs, body in zip(requests, bodies, strict=True):
-            # Answers to requests of the same shape have the same size, so one request of each shape is sent.
+            # Answers to requests of the same shape have the same size, so one request of each shape is sent to learn
+            # the size.
             shape = (inputs["user"].size, len(inputs))
             if shape not in sizes:
                 answer = call(body, timeout=60)

@@ -97,7 +97,7 @@ class Data:
         """Returns the inputs of each variant of a workload's request, by the signature's input names."""
         found = []
         rows = self.sizes.rows[workload]
-        # The workload W5 looks up the same ids as the workload W2.
+        # Workload W5 sends the same ids as workload W2, so it draws them with the same seed.
         seed = WORKLOADS.index("W2" if workload == "W5" else workload)
         for variant in range(self.sizes.variants[workload]):
             generator = np.random.default_rng([4, seed, variant])

@@ -24,7 +24,7 @@ def _sparse_specs(*, has_weights: bool) -> list[Any]:
 
 
 def _add_sparse(name: str, combine: Combine) -> None:
-    # The model has one signature for each combiner, with weights and without.
+    # The model has two signatures for each combiner: one with weights and one without.
     def build(folder: Path, rows: Rows) -> None:
         import tensorflow as tf
 

@@ -10,7 +10,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]
-# Maximum number of ids in a ragged row, and maximum size of an inner dimension that the signature leaves open.
+# Largest number of ids in a row of a ragged input, and largest size of an inner dimension that the signature leaves
+# open.
 _MOST_IDS = 8
 _MOST_INNER = 12
 

@@ -131,7 +131,7 @@ def sequence_with_mean(folder: Path, rows: Rows) -> None:
 def _save_of_fields(
     folder: Path, tables: dict[str, Any], towers: list[Tower], score: Any, *, more: Any = None, dense: Any = None
 ) -> None:
-    # tf.function passes the signature's inputs by position; `score` takes them by the names of the tables.
+    # tf.function passes a signature's inputs by position, and `score` takes them by the names of the tables.
     names = [*tables] if dense is None else ["dense", *tables]
     specs = [spec(name) for name in tables]
     variables = {"tables": tables, "towers": [tower.variables for tower in towers], "more": more or {}}

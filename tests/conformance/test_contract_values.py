@@ -250,7 +250,7 @@ def test_base64_on_input_and_on_outputs_that_end_in_bytes(contract_http: HttpCli
     raw = b"\x00\xff\xfe"
     body = {"signature_name": "texts", "instances": [{"text": {"b64": base64.b64encode(raw).decode()}}]}
     status, answer = contract_http.post("/v1/models/half:predict", json.dumps(body))
-    # Bytes that are no text go as base64 under any name: JSON has no other form for them.
+    # JSON can not hold bytes that are no UTF-8, so they are answered in base64, whatever the name of the output.
     assert (status, answer) == (200, {"predictions": [{"plain": {"b64": "AP/+"}, "raw_bytes": {"b64": "AP/+"}}]})
     body = {"signature_name": "texts", "inputs": "plain"}
     status, answer = contract_http.post("/v1/models/half:predict", json.dumps(body))

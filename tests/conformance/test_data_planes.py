@@ -112,7 +112,8 @@ class Answers:
                 metadata = [("authorization", self.authorization)] if self.authorization else []
                 return "OK", self._channel.unary_unary(call.path)(call.body, timeout=60, metadata=metadata)
             except grpc.RpcError as error:
-                # Of several faults, the order of a protobuf map says which one is told, and no two processes agree.
+                # The text of the error is not compared: of several faults, the order of a protobuf map decides which
+                # one is reported, and it differs between processes.
                 return error.code().name, b""
         more = {"authorization": self.authorization} if self.authorization else {}
         self._http.request("POST", call.path, call.body, dict(call.headers) | more)
@@ -198,7 +199,7 @@ def _digits(count: int) -> Iterator[tuple[str, bytes]]:
         (_keys, MAX_KEYS + 1, {413}),
         *((_lists, MAX_LISTS + more, {200, 400}) for more in (-1, 0)),
         (_lists, MAX_LISTS + 1, {413}),
-        # Data of the Open Inference Protocol may be nested as it likes, up to 64 levels.
+        # In the Open Inference Protocol, data may be nested up to 64 levels deep, whatever its shape.
         *((_depth, levels, {200, 400}) for levels in (8, 9, 16, 17, 64)),
         *((_depth, levels, {400}) for levels in (65, 200, 201, 1024, 1025, 100_000)),
         *((_digits, count, {200, 400}) for count in (18, 19, 20, 309, 100_000)),

@@ -23,7 +23,7 @@ from tests.valkey_cluster import Cluster, needs_program
 
 pytestmark = needs_program
 
-# A machine that does much else must not look like a node that is down.
+# Long timeouts: on a busy machine, a slow node must not look like a dead one.
 _OPTIONS = "?timeout_ms=60000&node_timeout_ms=30000"
 
 

@@ -477,7 +477,8 @@ def test_the_clients_send_a_token(guarded: Guarded) -> None:
             assert client.lookup({"user": [1]})["user"].tolist() == ANSWER
             with pytest.raises(Refused, match="PERMISSION_DENIED"):
                 client.status()
-        # A token of each moment: the second is another caller's.
+        # The client calls this function for a token at each request: the second request gets the token of another
+        # caller.
         with EmbeddingClient(target, model="shown", token=asked, timeout_s=PATIENCE_S) as client:
             assert client.lookup({"user": [1]})["user"].tolist() == ANSWER
             assert client.status()[0].version == 1

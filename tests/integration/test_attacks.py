@@ -69,7 +69,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         plain.ready()
         tls.answering().wait_for_log("loaded")
         yield {"plain": plain, "tls": tls}
-        # Has the server collect the core's last events.
+        # A request for the metrics makes the server collect the core's last events.
         dropped(plain)
     # No server logged an error, neither during the attacks nor when it stopped.
     assert [record for one in (plain, tls) for record in one.records if record["level"] in ("error", "raw")] == []
@@ -151,7 +151,7 @@ def test_a_failed_handshake_of_http2_is_counted_without_tls(server: ServerProces
     before = dropped(server).get("handshake", 0)
     with socket.create_connection(("127.0.0.1", server.grpc_port), 10) as sock:
         sock.sendall(b"these bytes are no preface of HTTP/2" * 10)
-        # The server closes the connection without reading the rest, which resets it.
+        # The server closes the connection without reading all bytes, so the client may get a reset.
         with contextlib.suppress(ConnectionResetError):
             while sock.recv(4096):
                 pass

@@ -22,8 +22,8 @@ by_plane = pytest.mark.parametrize("plane", DATA_PLANES)
 SHOWN = "lookups are answered while the version is LOADING"
 LOADING = "version 1 is LOADING, and only its lookups are answered"
 USER_1 = {"user": [[2.0, 3.0]]}
-# Runs in the server before anything else: the import of TensorFlow waits until the file is there. Not in find_spec, in
-# which Python holds the lock of all imports.
+# Code that the server runs first: it makes the import of TensorFlow wait until a file exists. The wait is not in
+# find_spec, in which Python holds the lock of all imports.
 HOLD = """
 import importlib.machinery, os, sys, time
 
@@ -152,7 +152,7 @@ def test_a_version_that_fails_answers_no_more_and_a_second_one_is_published_whol
     break_graph(draft, mend=True)
     draft.rename(models / "2")
     until(lambda: predict(server) == (200, USER_1["user"]))
-    # While a version answers, no lookup is answered by a later version that is LOADING.
+    # While version 2 serves, the server answers no lookup from version 3, which is LOADING.
     draft = shutil.copytree(models / "2", tmp_path / "draft")
     break_graph(draft)
     draft.rename(models / "3")

@@ -68,7 +68,8 @@ def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: 
     write_toy_model(tmp_path / "incoming", scale=2)
     os.rename(tmp_path / "incoming", base / "2")
     until(lambda: versions(server).get(2, {}).get("state") == "LOADING")
-    # The first one answers meanwhile, as nothing else did.
+    # Version 1 serves although its tables are not verified, because no version served when it was loaded; version 2 has
+    # to wait.
     assert (verified(server, 1), verified(server, 1, "tables_verification_due")) == (0, 1)
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
     server.signal(15)

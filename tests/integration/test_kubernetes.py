@@ -246,6 +246,6 @@ def test_a_server_with_kserves_arguments_answers(serve: Serve, base: Path) -> No
     server = serve(**names, model_name=model, model_base_path=base).answering()
     for path in ("/readyz", runtime()["spec"]["annotations"]["prometheus.kserve.io/path"]):
         until(lambda path=path: server.http.get(path).status_code == 200)
-    # A request of each of the protocols v1 and v2.
+    # The server answers a request of protocol v1 and one of protocol v2.
     for path in (f"/v1/models/{model}", f"/v2/models/{model}/ready"):
         assert server.http.get(path).status_code == 200

@@ -178,7 +178,7 @@ def test_a_graph_that_waits_for_ever_in_a_warm_up_holds_up_no_later_version_and_
 ) -> None:
     import tensorflow as tf
 
-    # The pipe is outside the version's folder, because the server checks that folder for pipes.
+    # The named pipe is outside the version's folder, because the server refuses a version whose folder has a pipe.
     os.mkfifo(tmp_path / "pipe")
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "x")])

@@ -27,7 +27,7 @@ SHARD = "variables/variables.data-00000-of-00001"
 URI = f"s3://{BUCKET}/toy"
 # The server reads an object of this size in three parts.
 FILLER_BYTES = 20 << 20
-# Five parts; the last one is small.
+# The server reads an object of LARGE_BYTES in five parts, the last of 1,000 bytes.
 PART_BYTES = 8 << 20
 LARGE_BYTES = 4 * PART_BYTES + 1000
 
@@ -239,7 +239,8 @@ def test_a_version_without_a_manifest_is_fetched_once_its_upload_rests(
     s3.upload(made, "toy/1")
     server = start(version_settle_s=0.5).answering()
     server.wait_for_log("fetched", version=1)
-    # Its graph is not opened, for that needs TensorFlow; all of it is there.
+    # The version ends as END, because no TensorFlow may open its graph here; but the server has fetched all of its
+    # files.
     until(lambda: states(server)[1][0] == "END")
     (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     for path in made.rglob("*"):

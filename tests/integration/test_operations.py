@@ -92,7 +92,7 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     # The table has 5 rows of two float32 numbers. Lookups sent four ids, one of which has no row.
     assert (user["table"], user["rows"], user["dim"], user["mapped_bytes"]) == ("user", 5, 2, 40)
     assert user["resident_bytes"] in (None, 0, 4096, 8192)
-    # Too small a file for one of those.
+    # The file is smaller than a huge page.
     assert user["huge_bytes"] in (None, 0)
     assert (user["ids"] - was["ids"], user["missing_ids"] - was["missing_ids"]) == (4, 1)
     assert user["missing_share"] == user["missing_ids"] / user["ids"]

@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "graph_threads": 1,
         "grpc_max_threads": 1,
         "max_queued_requests": 8,
-        # What a slow machine is given more time for.
+        # On a slow machine, requests wait longer, and the server must not refuse them because of that.
         "max_queue_ms": 60_000,
     }
     with ServerProcess(**settings) as server:

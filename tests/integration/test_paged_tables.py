@@ -166,7 +166,7 @@ def test_changed_rows_of_a_paged_table_stay_changed(small_models: tuple[Path, np
             expected[id] = id
             answer = httpx.post(url, json={"ids": [id], "rows": [[float(id)] * 24]}, timeout=PATIENCE_S)
             assert answer.status_code == 200 and answer.json()["is_visible"], answer.text
-            # The pages that these lookups read displace pages of the table.
+            # Each lookup reads all rows, so its pages displace others; rows that were changed must stay changed.
             assert np.array_equal(_rows(server, everything), expected)
 
 

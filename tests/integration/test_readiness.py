@@ -91,7 +91,7 @@ def test_a_model_that_never_loads_or_is_lost_takes_no_server_away(serve: Serve, 
     (models.parent / "incoming").rename(models.parent / "b" / "1")
     shows(server, True, True, True)
     assert server.http.get("/readyz").json() == {"status": "ready", "problems": {}}
-    # The last version of a model goes: the other model still answers.
+    # The only version of model a is deleted, and model b still answers.
     shutil.rmtree(models.parent / "a" / "1")
     shows(server, True, False, True)
     assert server.lookup({"user": [4]}, model="b") == {"user": [[4, 40]]}

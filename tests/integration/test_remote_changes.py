@@ -112,9 +112,10 @@ def test_the_higher_number_counts_whichever_server_writes_it_and_when(
     assert second.take_file(late) == first.take_file(late) == []
     for server in (first, second):
         assert server.table.rows(np.array([1, 2, 4])).tolist() == [[3, 3], [9, 9], [9, 9]]
-    # One server wrote each file: the other one found it written.
+    # Each server wrote one of the two delta files to the cluster, and found the other one written.
     assert [server.table.changes.applied for server in (first, second)] == [1, 1]
-    # An upsert counts above all files, and another file of a number is refused.
+    # An upsert gets a higher number than each delta file, and a second file with a known number and other content is
+    # refused.
     assert second.upsert([2], [[1, 1]]) == (10, True)
     assert first.table.rows(np.array([2])).tolist() == [[1, 1]]
     (fault,) = first.take_file(first.delta(9, [5], [[0, 0]], checksum=98))

@@ -291,7 +291,7 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     push(folder, StoreAddress.parse(cluster.address))
     first, replica = cluster.nodes[0], cluster.nodes[3]
     tables = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
-    # A version keeps its table; without it nothing is watched.
+    # RemoteTables watches the cluster only while a version holds the table, so the test holds it.
     table = reopened(tables, folder)
 
     def silent() -> list[object]:
@@ -306,7 +306,8 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     until(lambda: tables.problem("toy") == "" and silent() == [f"127.0.0.1:{first.port}"])
     replica.kill()
     until(lambda: (tables.look(), f"127.0.0.1:{replica.port}" in tables.problem("toy"))[1])
-    # A server that starts now has its version, and is not ready from the start: before its first look.
+    # A server that starts while slots have no node opens its version, and reports the table's problem before its first
+    # look at the cluster.
     for node in cluster.nodes:
         if node.process.poll() is None:
             node.ask("CONFIG SET", "cluster-require-full-coverage", "no")

@@ -90,7 +90,8 @@ def test_entries_that_a_failover_lost_are_told_again_and_their_numbers_are_not_m
     writer, heard, unheard = (Server(stage.cluster, stage.folder) for _ in range(3))
     lost, new = stage.others[:2]
     stage.cut()
-    # The entry of the stream is on the primary alone. One server hears it there; the other may have cached the row.
+    # Only the primary has the stream entry of this upsert. Server `heard` reads the entry there; `unheard` may have
+    # cached the row before.
     assert writer.upsert([lost], [[1, 1]])[0] == 1
     assert heard.heard_rows() == {lost}
     stage.take_over()

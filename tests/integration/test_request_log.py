@@ -77,7 +77,7 @@ def test_the_core_answers_what_is_not_drawn_for_the_log(base: Path, tmp_path: Pa
     for _ in range(40):
         ask_on_both_wires(server)
     after = server.http.get("/v1/statusz").json()["data_plane"]
-    # Binomial, n = 120 and p = 0.3: beyond these limits once in 10**8 runs.
+    # Each of 120 requests is sampled with probability 0.3: fewer than 10 or more than 66 are drawn once in 10**8 runs.
     assert 10 <= after["declined"]["drawn"] <= 66
     num_forwarded = sum(after["forwarded"].values()) - sum(plane["forwarded"].values()) - 1
     assert num_forwarded == after["declined"]["drawn"]

@@ -169,7 +169,7 @@ def test_help_is_short_of_nothing() -> None:
 
 
 def test_settings_may_come_from_the_environment(base: Path) -> None:
-    # A bad flag beside a good environment: everything is parsed before anything starts.
+    # The environment sets the required base path, and a bad flag ends the process before it starts to serve.
     result = run("--port=-1", EMB_MODEL_BASE_PATH=str(base))
     assert result.returncode == 2
     assert result.stderr.splitlines()[1:] == ["--port is -1: expected 0 to 65535"]

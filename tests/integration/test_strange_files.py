@@ -156,7 +156,8 @@ def test_one_in_place_of_a_file_that_is_read_again_changes_nothing(
     assert server.records[-1]["message"] == "stopped"
 
 
-# Each flag and each kind once: one function reads all these files, and its own test has all kinds.
+# Each flag is tested with one kind of strange file, and each kind once: one function reads all these files, and has its
+# own test with all kinds.
 @pytest.mark.parametrize(
     ("flag", "kind"),
     [

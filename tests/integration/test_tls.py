@@ -91,7 +91,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             process.http = http_client(secured, CLIENT)
         until(lambda: process.http.get("/readyz").status_code == 200)
         yield secured
-        # uvicorn waits up to 30 s for the end of a TLS connection that an idle client keeps.
+        # uvicorn waits up to 30 s until an idle client closes its TLS connection, so the test closes it first.
         process.http.close()
         process.signal(15)
         assert process.exit_code() == 0

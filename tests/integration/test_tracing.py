@@ -126,7 +126,8 @@ def test_new_traces_are_sampled(collector: Collector, start: Start) -> None:
     assert server.exit_code() == 0
     mine = [span for resource, span in collector.spans if resource["service.name"] == "embedding-server"]
     assert set(collector.paths) == {"/v1/traces"}
-    # Binomial, n = 400 and p = 0.25: beyond these limits once in 10**8 runs; all or none would be a fault.
+    # Each of 400 requests is sampled with probability 0.25: the limits are left once in 10**8 runs; a fault would
+    # sample all or none.
     assert 50 <= sum(span.name == SPAN_OF_LOOKUP for span in mine) <= 155
     assert 5 <= sum(span.name == SPAN_OF_PREDICT for span in mine) <= 55
     requests = {span.span_id for span in mine if span.name in (SPAN_OF_LOOKUP, SPAN_OF_PREDICT)}

@@ -292,8 +292,8 @@ def port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-# Reads commands (program, arguments, more environment variables) from stdin, and runs each as `python -m` does. Prints
-# the exit status and stderr of each.
+# A script that reads commands (program, arguments, more environment variables) from stdin, runs each as `python -m`
+# does, and prints the exit status and stderr of each.
 _FORKS = """
 import json, os, runpy, sys, tempfile
 import model_export.commands, service.process.cli

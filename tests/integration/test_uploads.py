@@ -78,7 +78,7 @@ def test_the_manifest_is_written_first_and_the_marker_last(
     total = sum(map(len, expected.values()))
     sent = f"sent now: {len(expected)} objects, {total:,} bytes"
     assert capsys.readouterr().out == f"uploaded: {URI}/3, {total:,} bytes; {sent}\n"
-    # A new delta is sent alone.
+    # The next upload of the same version sends only its new delta.
     drop(version, 2, delta_bytes(version, 2, "user", [1], [[6, 60]]))
     proxy.requests.clear()
     assert main(["upload", str(version), "--out", f"{URI}/"]) == 0

@@ -37,7 +37,7 @@ STREAM_COLUMNS = 6
 # Indices of the load generator's counters in its array `counts`.
 DONE, WRONG, BROKEN, IN_FLIGHT, NEXT_VARIANT = range(5)
 NUM_COUNTS = 5
-# Size of the buffer for a control frame that arrives in pieces; a SETTINGS frame of a hundred entries fits into it.
+# Bytes of the buffer for a control frame that arrives in pieces: enough for a SETTINGS frame of a hundred entries.
 CARRY_BYTES = 1024
 
 

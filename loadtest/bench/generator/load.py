@@ -165,8 +165,8 @@ def _frame(kind: int, payload: bytes) -> bytes:
 
 
 def _header_block(path: str) -> bytes:
-    # The fields are literals without indexing, which need no HPACK table. 0x83 means POST, 0x86 http (RFC 7541,
-    # appendix A).
+    # The fields are literals without indexing, which need no HPACK table. Byte 0x83 means ":method: POST", 0x86
+    # ":scheme: http" (RFC 7541, appendix A).
     fields = {
         ":path": path,
         ":authority": "127.0.0.1",

@@ -221,7 +221,7 @@ def sliced(*slices: bytes, shape: bytes = dims(5, 2)) -> tuple[bytes, bytes]:
     return b"t", proto_field(1, 1) + shape + b"".join(proto_field(7, part) for part in slices)
 
 
-# Of t: rows 3 and 4, then rows 0 to 2, each of all columns.
+# Two slices of variable t, each with all columns: UPPER has rows 3 and 4, LOWER has rows 0 to 2.
 UPPER, LOWER = extent(3, 2) + extent(0), extent(0, 3) + extent(0)
 UPPER_KEY, LOWER_KEY = b"\0t\0\1\1\2\x83\x82\x80\x7f", b"\0t\0\1\1\2\x80\x83\x80\x7f"
 

@@ -31,7 +31,7 @@ def parse(data: Any) -> Manifest:
 def test_what_is_written_is_read_back_equal() -> None:
     manifest = parse(manifest_json())
     assert Manifest.from_json(manifest.to_json()) == manifest
-    # Nothing in it is newer than format 2, so that a server which reads no newer one can take it.
+    # A manifest without newer features is written as format 2, so that older servers can read it.
     data = json.loads(manifest.to_json())
     assert data["format_version"] == 2
     assert "scale" not in data["tables"]["tag"]

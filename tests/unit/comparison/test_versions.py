@@ -78,7 +78,7 @@ def test_a_swapped_table_drifts(tmp_path: Path) -> None:
     diff = compared(tmp_path, random_rows(NUM_ROWS, 1), random_rows(NUM_ROWS, 3))
     found = user(diff)
     assert found.neighbours is not None and found.neighbours.overlap < 0.05
-    # Unrelated directions in 8 dimensions have a cosine of 0.3 or more in one case of five.
+    # In 8 dimensions, the cosine of two unrelated directions is 0.3 or more in one case of five.
     assert diff.drift_percent is not None and 70 < diff.drift_percent < 88
 
 

@@ -221,7 +221,7 @@ def test_a_reload_waits_for_those_that_must_agree_and_is_taken_back_where_they_d
     asked: list[object] = []
 
     def disagree() -> None:
-        # What is new is loaded, and out of reach still.
+        # The models of the new list are loaded when the servers are asked to agree, but no request can reach them yet.
         asked.append((world.registry.is_available("b"), world.registry.models()))
         raise ReloadFailed("not everybody can")
 

@@ -472,7 +472,7 @@ def test_lookups_are_answered_while_the_version_loads_and_give_way_to_it() -> No
     assert routes[-1] == [ModelRoutes("m", [whole], {})]
     with registry.lease(LATEST, any_is_enough) as held:
         assert held is whole
-    # The end of the version waits for those that still hold its early lookups.
+    # The unload of a version waits for requests that still hold its early lookups.
     ended = threading.Thread(target=registry.unload, args=("m", 1))
     ended.start()
     ended.join(0.05)

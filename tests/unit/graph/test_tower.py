@@ -69,7 +69,7 @@ def test_why_a_graph_is_not_cut_is_logged_once(tower_version: Path, caplog: pyte
 
 
 def test_a_score_worked_out_by_hand(cut: Servable) -> None:
-    # Users 3 and 0; the tags' means are ([1, 0] + [2, 2]) / 2 and nothing.
+    # The request has users 3 and 0. The mean of row 0's tags is ([1, 0] + [2, 2]) / 2; row 1 has no tags.
     inputs = {"user": int64(3, 0), "tags__values": int64(0, 2), "tags__row_splits": int64(0, 2, 2)}
     # 6 + 10 * 7 + 100 * 1.5 + 1000 * 1 + 0.5, and 0 + 10 * 1 + 0.5.
     assert predict(cut, "serving_default", inputs)["score"].tolist() == [[1226.5], [10.5]]

@@ -187,9 +187,9 @@ def test_lookups_of_another_meta_graph_run_on_the_mapped_tables_too(tmp_path: Pa
     from tests.toy_model import saved_model, toy_signatures
 
     artifact = write_toy_model(tmp_path / "1")
-    # It has one of the manifest's lookups, and a predict of its own.
+    # The second MetaGraph has one of the manifest's lookups, and a predict signature that the first one lacks.
     signatures = {"lookup": toy_signatures()["lookup"], "on_tpu": ({"x": (1, (-1,))}, {"y": (1, (-1,))})}
-    # Messages concatenate: the repeated MetaGraphs of both are in the file.
+    # Concatenated protobuf messages merge, so the file then has the MetaGraphs of both messages.
     data = (artifact / "saved_model.pb").read_bytes() + saved_model(signatures, ("serve", "tpu"))
     (artifact / "saved_model.pb").write_bytes(data)
     rewrite_manifest(artifact, lambda manifest: manifest["files"].update({"saved_model.pb": len(data)}))

@@ -189,7 +189,8 @@ def servable(tower_version: Path) -> Iterator[Servable]:
 @pytest.mark.tf
 def test_only_towers_whose_rows_are_independent_are_batched(servable: Servable) -> None:
     found = {name for name, backend in servable.backends.items() if isinstance(backend, TowerBatcher)}
-    # "share" divides by a sum over all rows, "with_extra" asserts something of all rows, "keyed" runs twice; "largest"
+    # Left out are signatures whose answer to one row depends on other rows, or whose graph the batcher can not join:
+    # "share" divides by a sum over all rows, "with_extra" asserts something of all rows, "keyed" runs twice, "largest"
     # and "odd" go on with ragged values of their own.
     assert found == {"serving_default", "rows", "matrix"}
 

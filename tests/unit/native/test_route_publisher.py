@@ -98,7 +98,7 @@ def test_a_version_leaves_the_routes_before_its_unload_waits_for_the_core() -> N
 def test_a_holder_is_not_free_while_the_core_holds_its_servable() -> None:
     native = FakeNative(num_holders=2)
     holder = Holder(servable(native=native))
-    # One of them is the route.
+    # The core holds the servable twice: for its route, and for one request.
     assert (holder.num_leases, holder.num_requests) == (2, 1)
     holder.retire()
     assert not holder.is_free

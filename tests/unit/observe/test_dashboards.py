@@ -52,7 +52,7 @@ OF_TLS = {
     f"embedding_server_tls_{part}"
     for part in ("certificate_end_timestamp_seconds", "reloads_total", "handshakes_failed_total")
 }
-# The adapter of examples/kubernetes makes this metric for Kubernetes' autoscaler.
+# Prometheus' adapter in examples/kubernetes makes this metric for Kubernetes' autoscaler.
 OF_ADAPTER = {"embedding_server_requests_under_way"}
 OF_AUTH = {"embedding_server_auth_config_reloads_total", "embedding_server_auth_config_is_current"}
 
@@ -126,7 +126,7 @@ def test_every_metric_is_there(names: set[str], where: str, expression: str) -> 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_metric_that_a_document_names_is_there(families: dict[str, Family], names: set[str], path: Path) -> None:
-    # A name that ends in an underline stands for all that begin so.
+    # A documented name that ends in an underscore stands for all metrics whose names begin so.
     named = set(re.findall(r"\bembedding_server_\w*\w(?!\w|\.\.\.)", path.read_text()))
     known = families.keys() | names | OF_TLS | OF_AUTH | OF_ADAPTER
     missing = {name for name in named if name not in known and not (name.endswith("_") and any_begins(known, name))}

@@ -44,7 +44,7 @@ def test_a_file_is_a_part_until_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_no_file_is_larger_than_it_may_be_and_the_oldest_go(tmp_path: Path) -> None:
-    # A record of 84 bytes takes 100: two fit.
+    # With its header and checksums, a record of 84 bytes takes 100 bytes, so a file of 200 bytes has two.
     files = new(tmp_path, max_bytes=200, max_files=2)
     files.append([bytes([n]) * 84 for n in range(7)])
     files.close()

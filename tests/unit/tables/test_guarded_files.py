@@ -119,7 +119,7 @@ def test_closing_gives_the_memory_and_the_descriptors_back_and_leaves_reading_sa
     files.close(breaks.append)
     assert resident_kib(octets.ctypes.data) == 0
     assert len(breaks) == 1
-    # Somebody who still holds a view reads it again.
+    # After close() dropped the pages, an array that still maps the file reads them again.
     assert int(octets.sum()) == 1 << 20
     del octets
     gc.collect()

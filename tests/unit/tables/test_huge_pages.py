@@ -168,7 +168,8 @@ def test_what_is_not_in_memory_is_advised_and_not_read(
     drop(path)
     files = GuardedFiles()
     octets = np.frombuffer(files.map(path), np.uint8)
-    # What the kernel reads ahead is there when the next chunk is looked at, and no reason to read on from it.
+    # The pause lets the kernel finish its read-ahead; pages that it read ahead must not make the next chunk look
+    # wanted.
     HugePages(is_whole=False, sleep=lambda _: time.sleep(0.02)).make(files)
     assert told(caplog) == (4 * HUGE, 20 * HUGE, "")
     assert caplog.records[0].__dict__["advised"] == 16 * HUGE
@@ -341,7 +342,7 @@ def test_two_processes_take_turns(opened: Opened, caplog: pytest.LogCaptureFixtu
     HugePages(is_whole=True, page_table=lambda: table, sleep=sleep).make(opened.files)
     assert len(table.asked) == 20
     assert len(waits) == 3 + 20
-    # And it is free again.
+    # make() unlocked the file at its end.
     fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     # If the other process never unlocks the file, the wait ends after 600 s.
     clock = Clock()

@@ -319,7 +319,7 @@ def test_an_empty_row_is_zeros_whatever_row_zero_holds() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tables_of_every_kind_by_hand(dtype: str) -> None:
-    # Rows [1, 2], [0, 0] and [-4, 8]; of int8 with scales 2/127, 0 and 8/127, of int4 with 2/7, 0 and 8/7.
+    # The rows are [1, 2], [0, 0] and [-4, 8]. Their scales are 2/127, 0 and 8/127 in int8, and 2/7, 0 and 8/7 in int4.
     table = store(np.array([[1, 2], [0, 0], [-4, 8]]), dtype)
     half, quarter = 1, -4
     if dtype in LARGEST_STEP:
@@ -333,7 +333,7 @@ def test_tables_of_every_kind_by_hand(dtype: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-# Bits, and the number that IEEE 754 says they are; of a bfloat16, those of a float32 without its lower half.
+# Maps 16 bits to the number that they mean: a float16 of IEEE 754, or the upper half of a float32.
 HALVES = {0x3C00: 1.0, 0xC000: -2.0, 0x7BFF: 65504.0, 0x0001: 2.0**-24, 0x03FF: 1023 * 2.0**-24, 0x8000: -0.0}
 BFLOATS = {0x3F80: 1.0, 0xC000: -2.0, 0x4049: 3.140625, 0x7F7F: 255 * 2.0**120, 0x0080: 2.0**-126, 0x8000: -0.0}
 INFINITIES = {

@@ -98,7 +98,7 @@ def test_prefault_goes_no_faster_than_it_is_told(
     rules = Residency(is_prefaulted=True, bytes_per_s=32 * PAGE)
     with caplog.at_level(logging.INFO):
         rules.apply(tmp_path, {"film": table}, clock=lambda: now_s, sleep=sleep)
-    # 512 pages and the part of one before them, 32 a second.
+    # Prefaults 512 pages and a part of the page before them, at 32 pages a second.
     assert now_s == pytest.approx(16, abs=0.05)
     told = [record.__dict__["bytes"] for record in caplog.records]
     # Progress is logged at most every 5 s, so after two chunks of 4 s each; a last record comes at the end.

@@ -72,7 +72,7 @@ def test_shared_out_or_not_is_the_same(
         inputs = {lookup.ids: values, lookup.row_splits: splits}
         if lookup.weights is not None:
             inputs[lookup.weights] = np.arange(len(values), dtype=np.float32) - 1
-    # A byte for each thread: everything is shared out.
+    # A thread gets work for each byte, so every lookup is shared out.
     pool = RowPool(threads, 1)
     assert outcome(plan(pool, dtype), inputs) == outcome(plan(in_one_piece, dtype), inputs)
 

@@ -219,7 +219,7 @@ def test_only_numbers_that_the_kernels_read_are_mapped(tmp_path: Path) -> None:
 def test_a_sliced_table_is_refused(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
     names = sorted(variable_name(name).encode() for name in toy_tables())
-    # Of no dimension, so that a slice of it is the whole of it.
+    # The variables have no dimension, so the only slice of each is the whole variable.
     slices = [(slice_key(name.decode(), ()), proto_field(1, 1)) for name in names]
     whole = [(name, proto_field(1, 1) + proto_field(7, b"")) for name in names]
     (artifact / INDEX).write_bytes(table_of((b"", proto_field(1, 1)), *slices, *whole))

@@ -32,7 +32,8 @@ class Written:
         self.stored = []
         begin = 1
         for name, data in zip("ab", parts, strict=True):
-            # The writer's own takes seconds for megabytes, so the long one's is of what test_crc32c.py has checked.
+            # masked_crc32c() takes seconds for megabytes, so the long table's checksum is computed by the function that
+            # test_crc32c.py checks.
             octets = np.frombuffer(data, np.uint8)
             quick = masked(int(crc32c(octets.ctypes.data, octets.size, 0)))
             crc = masked_crc32c(data) if name == "b" else quick

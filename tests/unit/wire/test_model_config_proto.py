@@ -118,7 +118,8 @@ def test_remote_tables_stand_in_lines_that_tensorflow_serving_reads_as_comments(
     found = one(own)
     assert found.remote_tables == ("user=valkey://a:1,b:2?timeout_ms=5", "film=valkey://a")
     assert found.labels == {"stable": 3}
-    # An ordinary comment stays one, and the text form without the marks is what TensorFlow Serving parses.
+    # Only a comment that begins with "#@" has settings, and TensorFlow Serving's text parser ignores it, as any
+    # comment.
     assert one(own.replace("#@", "#")).remote_tables == ()
     message = message_class("tensorflow.serving.ModelServerConfig")()
     fill_from_text(message, f'model_config_list {{ config {{ name: "m" {own} }} }}')

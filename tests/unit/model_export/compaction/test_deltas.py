@@ -82,7 +82,7 @@ def test_the_new_version_is_what_the_old_one_shows_to_the_bit(tmp_path: Path, dt
         shown = holder.servable.tables[name]
         assert table.weights.tobytes() == shown.weights.tobytes()  # type: ignore[attr-defined]
         assert table.scales.tobytes() == shown.scales.tobytes()  # type: ignore[attr-defined]
-    # The files of the old one are what they were.
+    # The tables files of the older version did not change.
     bare = write_toy_model(tmp_path / "again", dtype=dtype)
     for path in (version / "variables").iterdir():
         assert path.read_bytes() == (bare / "variables" / path.name).read_bytes()

@@ -31,7 +31,7 @@ def test_the_oracle_adds_up_and_clips() -> None:
         "mean_rating": np.array(1.5),
         "rating_range": np.array([1.0, 5.0]),
     }
-    # 1.5 mean + 0.25 + 1 biases + (2 - 0.5) * 1 taste + 2 * 0.5 - 1.5 layers
+    # mean 1.5, biases 0.25 and 1, taste (2 - 0.5) * 1, dense layers 2 * 0.5 - 1.5: 3.75 together
     np.testing.assert_allclose(predicted(tower, vectors), [3.75, 1.0])
 
 

@@ -135,7 +135,7 @@ def test_tables_of_dicts_are_trained_each_by_its_own_parameters(tmp_path: Path) 
     estimator.train(input_fn, steps=1)
     assert estimator.get_variable_names() == ["films", "global_step", "users", "users/Adagrad"]
     films = TABLE.copy()
-    films[[1, 2]] -= 0.25 * 1.0  # a gradient of 3, cut to 1
+    films[[1, 2]] -= 0.25 * 1.0  # a gradient of 3, clipped to 1
     np.testing.assert_allclose(estimator.get_variable_value("films"), films)
     users = TABLE.copy()
     users[3] -= 0.1 * 1.0 / np.sqrt(0.1 + 1.0)  # a gradient of 0.5 from each of two rows

@@ -46,7 +46,7 @@ def test_int4_by_hand() -> None:
     assert table.scales is not None
     np.testing.assert_allclose(table.scales[:, 0], [1, 0, 0.02], rtol=1e-6)
     np.testing.assert_allclose(read(table), [[7, -3, 0, 2, -7], [0] * 5, [0.14, 0.06, 0, -0.14, 0.02]], rtol=1e-6)
-    # 7 and -3 (13), 0 and 2, -7 (9) and nothing.
+    # Two int4 numbers a byte, the low half first: 7 and -3 (d), 0 and 2, -7 (9) and an unused half.
     assert [f"{byte:02x}" for byte in table.numbers[0]] == ["d7", "20", "09"]
     assert table.largest_error == 0.5
     assert table.error_bound == pytest.approx(0.5, rel=1e-5)

@@ -325,7 +325,7 @@ def test_control_flow_functions_and_host_work_survive_the_lowering(tmp_path: Pat
     outputs = answer(tmp_path, TPU, "guarded", x=x)
     assert outputs["y"].tolist() == (2 * x + 2 + 6).tolist()
     assert outputs["appended"].tolist() == [101, 41, 141]
-    # 2 x + 2 is -8, 4, 2, whose sum is not above 0: the other branch.
+    # 2 x + 2 is -8, 4, 2. The sum is not above 0, so the graph takes its other branch.
     assert answer(tmp_path, TPU, "guarded", x=np.array([-5, 1, 0], np.float32))["y"].tolist() == [16, 4, 6]
     assert answer(tmp_path, TPU, "chosen", x=x)["y"].tolist() == (2 * x).tolist()
     assert answer(tmp_path, TPU, "chosen", x=x[:0])["y"].tolist() == []

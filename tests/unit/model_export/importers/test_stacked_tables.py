@@ -73,7 +73,7 @@ def test_members_are_as_jax_tpu_embedding_unstacks_them(
 
 
 def test_rows_worked_out_by_hand() -> None:
-    # Two shards of 16 rows; the member begins at row 8 of each, its shards are turned by one: row 0 is in shard 1.
+    # Two shards of 16 rows. The table begins at row 8 of each, and shard_rotation=1 puts its row 0 into shard 1.
     array = np.arange(64).reshape(32, 2)
     member = StackMember("a", 2, vocabulary_size=3, embedding_dim=1, row_offset_in_shard=8, shard_rotation=1)
     found = {r: array[where].tolist() for r, where in member.slices(0, 3, array.shape)}

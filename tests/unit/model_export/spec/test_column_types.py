@@ -21,7 +21,7 @@ def identity(name: str) -> Any:
     from model_export.tensorflow_setup import tf
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # feature columns are deprecated in TensorFlow
+        warnings.simplefilter("ignore")  # TensorFlow warns that feature columns are deprecated
         return tf.feature_column.categorical_column_with_identity(name, 10)
 
 
