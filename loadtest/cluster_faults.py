@@ -38,7 +38,7 @@ _CHANGED = 8
 _READERS = 4
 _UPSERT_EVERY_S = 0.1
 _STALE_S = 1.0
-# Number of hash slots that one fault moves from one primary to another.
+# Number of hash slots that the fault moves from one primary to another.
 _MOVED = 8
 _PASSWORD = "first"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 _ROOT = Path("/sys/fs/cgroup")
-# Seconds to wait until the kernel has noticed that the last process of a control group has ended.
+# Seconds to wait until the kernel notices that the last process of a control group has ended.
 _PATIENCE_S = 30
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# The client is a distribution of its own, so its package lies two folders deeper than the other packages.
+# The client is a separate distribution, so its package is two folders deeper than the other packages.
 CLIENT = Path("client/src")
 
 

@@ -140,7 +140,7 @@ def test_a_functions_docstring_opens_with_a_verb() -> None:
 
 
 def test_no_two_names_have_the_same_first_line() -> None:
-    # Methods with the same name may share a first line, because they do the same in several classes.
+    # Methods of the same name in several classes may share a first line, because they do the same.
     found: dict[str, dict[str, str]] = {}
     for one in described(PLAIN_WORDS):
         found.setdefault(one.text.splitlines()[0], {}).setdefault(one.name, one.place)

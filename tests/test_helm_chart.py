@@ -111,7 +111,8 @@ def test_the_options_change_the_objects() -> None:
 def typos(text: str) -> Iterator[str]:
     """Yields a template with one field of an object, or one word of an action, misspelt."""
     without_comments = re.sub(r"(?m)#.*$", lambda found: " " * len(found[0]), text)
-    # A word behind a slash or a dot is a part of a label: the comparison with the overlays finds typos in labels.
+    # A word after a slash, a dot or a hyphen is a part of a label; another test, which compares with the overlays,
+    # finds typos in labels.
     yield from _misspelt(text, re.finditer(r"(?<![\w./-])[a-zA-Z]\w+(?=:\s)", without_comments))
     for action in re.finditer(r"\{\{(?!/).*?\}\}", text):
         yield from _misspelt(text, re.compile(r"[a-zA-Z_]\w*").finditer(text, action.start(), action.end()))

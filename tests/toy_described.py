@@ -59,7 +59,7 @@ _FEATURES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
                 "output": "genre_vector",
             },
         ),
-        # In this signature, output and ids input have the same name.
+        # In this signature, the output and the input of ids have the same name.
         "own": ("item", {"ids": "own", "row_splits": "own_rows", "combiner": "sum", "output": "own"}),
         "film": ("item", {"ids": "film_id", "output": "film"}),
     },

@@ -14,8 +14,8 @@ from functools import partial
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
-# Number of header blocks in a set: so many that a cache of whole blocks does not help, and a multiple of each
-# workload's number of variants.
+# Number of header blocks in a set: a multiple of each workload's number of variants, and so many that a cache of whole
+# blocks does not help.
 _NUM_BLOCKS = 4096
 _NOT_INDEXED, _NEVER_INDEXED, _INDEXED = 0x00, 0x10, 0x40
 _HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)

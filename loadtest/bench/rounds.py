@@ -148,7 +148,7 @@ def ask_of(case: Case, data: Data, server: Server) -> Ask:
     sizes = []
     for inputs, (body, answer) in zip(requests, call(port, path, encoded), strict=True):
         sizes.append(len(body))
-        # A baseline server sends one constant answer to every request: the answer to the first variant.
+        # A baseline server answers each request with the right answer to the first variant of the workload's request.
         wanted = data.expected(case.workload, requests[0] if case.is_constant else inputs)
         found: Arrays = case.wire.decode(body, answer)
         try:

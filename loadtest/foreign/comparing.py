@@ -11,7 +11,7 @@ import numpy as np
 
 from loadtest.foreign.kinds import Array, Tensors
 
-# Maximum number of different texts about differences that a Tally keeps.
+# Largest number of different texts about differences that a Tally keeps.
 _MOST_REASONS = 5
 _REASON_CHARS = 240
 # gRPC codes and HTTP statuses by which a server says that the failure is its own fault, not the request's.
@@ -133,7 +133,7 @@ def _same_bits(a: Array, b: Array) -> bool:
 
 
 def _is_float(array: Array) -> bool:
-    # NumPy's dtype.kind does not report bfloat16 as a float.
+    # NumPy's dtype.kind is "V" for bfloat16, not "f".
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 

@@ -84,7 +84,7 @@ def wide_and_deep(folder: Path, rows: Rows) -> None:
 
     def score(user: Any, word: Any, tag_values: Any, tag_splits: Any) -> Any:
         mean = tf.reduce_mean(tf.RaggedTensor.from_row_splits(tf.gather(tags, tag_values), tag_splits), axis=1)
-        # tf.reduce_mean gives NaN for a row without ids.
+        # tf.reduce_mean gives NaN for a row without tags.
         mean = tf.where(tf.math.is_nan(mean), tf.zeros_like(mean), mean)
         crossed = tf.strings.join([tf.strings.as_string(user), word], separator="_X_")
         linear = tf.gather(wide, tf.strings.to_hash_bucket_fast(crossed, rows(1000)))

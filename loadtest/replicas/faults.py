@@ -9,7 +9,7 @@ from loadtest.replicas.fleet import Fleet, until
 
 # Index of the replica that each fault hits.
 _LOST = 0
-# Seconds for which a slow replica alternately stands still, and runs.
+# Seconds for which a slow replica is stopped and then runs, in turns.
 _STOPPED_S, _RUNNING_S = 0.045, 0.005
 # Seconds for three health checks. The balancer sends requests to a restarted replica after two good ones.
 _FOUND_S = 1.5

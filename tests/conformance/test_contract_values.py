@@ -206,7 +206,8 @@ def test_json_values_to_the_letter(contract_http: HttpClient, dtype: str, keys: 
     assert (response.status_code, response.text) == (200, f'{{"{keys[1]}":{answered}}}')
 
 
-# Sent, JSON's name of its type.
+# Dtype of the input, the value in the request's JSON, and the value with the name of its JSON type in TensorFlow
+# Serving's error.
 WRONG_VALUES = [
     ("int32", "1.5", "1.5 Type: Number"),
     ("int32", "1.0", "1.0 Type: Number"),

@@ -225,7 +225,7 @@ def test_long_vectors_are_bounded_before_they_are_combined(served: Served) -> No
 
 def test_a_row_without_ids_that_count_reads_a_bounded_default_row(served: Served) -> None:
     inputs = {"safe__values": [1, -1, 2, 8], "safe__row_splits": [0, 1, 2, 2, 4]}
-    # sqrtn of ones: the sum over the root of the number of ids.
+    # With all weights 1, sqrtn divides the sum by the root of the number of ids.
     root = 2**0.5
     wanted = [[3, 4], [6, 8], [6, 8], [12 / root, 16 / root]]
     np.testing.assert_allclose(served.ask("bounded", **inputs)["safe"], wanted, rtol=1e-6)

@@ -20,7 +20,8 @@ from tests.conftest import RecordingObserver
 
 pytestmark = pytest.mark.tf
 
-# Model name -> folder of its versions. The version that is asked for last is the latest.
+# Model name -> the folder in TensorFlow Serving's test data, and its versions. A test that asks for the latest version
+# gets the last one.
 MODELS = {
     "half": ("saved_model_half_plus_two_2_versions", (123, 124)),
     "half_cpu": ("saved_model_half_plus_two_cpu", (123,)),

@@ -23,7 +23,7 @@ from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-# Canonical code -> HTTP status. Some codes share a status, so only gRPC distinguishes them.
+# Canonical code -> HTTP status. Some codes share a status, so only gRPC tells them apart.
 HTTP_STATUS_OF_CODE = {
     "INVALID_ARGUMENT": 400,
     "FAILED_PRECONDITION": 400,

@@ -157,7 +157,7 @@ def named(message: str, model: str) -> Any:
 
 INFER = {"inputs": [{"name": "user", "datatype": "INT64", "shape": [1], "data": [1]}]}
 EXAMPLES = {"examples": [{"user": 1}]}
-# Every route and method that is about one model, by the right that it needs; {} is the model.
+# Maps a right to all routes and methods that need this right on one model; {} in a path stands for the model.
 HTTP: Mapping[str, list[tuple[str, str, Any]]] = {
     "predict": [
         ("POST", "/v1/models/{}:lookup", BODY),

@@ -45,7 +45,8 @@ TIMEOUT_S = 0.3
 # Seconds that an attack lasts. A busy machine leaves the attacker little time to send what the server must react to, so
 # an attack that had no effect is made again, each time for longer.
 ATTACK_S = (0.4, 1.6, 6.4, 25.6)
-# Far beyond measured values, because the allocator keeps some of the memory that the server frees.
+# MiB that the server may keep after an attack: far more than was measured, because the allocator keeps some freed
+# memory.
 LEFT_MIB = 64.0
 
 
@@ -206,7 +207,7 @@ def test_a_message_that_dribbles_ends_its_call(server: ServerProcess, path: str)
             else:
                 client.send(stream, b"\0", is_last=False)
         assert found.is_over and found.status == 4 and "too slowly" in found.headers["grpc-message"]
-        # The connection serves on.
+        # The connection still serves other calls.
         assert client.call(b"").status == 3
     until(lambda: num_stalled(server) > before)
 
@@ -220,7 +221,7 @@ def test_a_body_that_dribbles_is_request_timeout(server: ServerProcess, start: b
 
 
 def test_slow_bodies_of_status_requests_leave_slots(server: ServerProcess) -> None:
-    # More connections than the reference server has slots for such requests.
+    # These are more connections than the reference server has slots for bodies of such requests.
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(connect(server)) for _ in range(64)]
         for sock in socks:

@@ -19,7 +19,7 @@ from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, un
 from tests.toy_model import write_toy_model
 
 LIMIT, REQUEST = 32 << 20, 4 << 20
-# Requests of a flood; all of them together are longer than LIMIT.
+# Number of requests in a flood; together they are longer than LIMIT.
 FLOOD = 12
 LARGE_BODY = b'{"features": {"user": [1]}}'.ljust(REQUEST)
 IDS = [1] * 50_000

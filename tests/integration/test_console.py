@@ -135,7 +135,7 @@ def test_no_page_has_findings(browser: Browser, server: ServerProcess, scheme: s
                 page = seen.open(place)
                 settle(page)
                 assert seen.findings() == [], place
-                # Nothing is wider than the window: a phone's user must not scroll sideways.
+                # No page is wider than the window, so that a phone's user need not scroll sideways.
                 assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), place
 
 

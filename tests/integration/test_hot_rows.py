@@ -41,7 +41,7 @@ def test_hot_rows_over_http_in_a_file_and_in_metrics(serve: Serve, tmp_path: Pat
     assert server.exit_code() == 0
     rows = [json.loads(line) for line in (tmp_path / "hot" / "default" / "1.jsonl").read_text().splitlines()]
     assert {(row["table"], row["id"]) for row in rows} >= {("user", 3), ("user", 1), ("tag", 1)}
-    # The next server reads the rows of the file when it loads the version.
+    # A new server reads these hot rows from the file while it loads the version.
     again = serve(data_plane="native", hot_rows_dir=tmp_path / "hot").ready()
     assert again.wait_for_log("read hot rows")["rows"] == len(rows)
 

@@ -127,7 +127,7 @@ def test_kustomize_builds_the_same(source: str) -> None:
     expected = objects_of(source)
     assert built.keys() == expected.keys()
     for name, one in expected.items():
-        # kustomize puts what a patch adds in front of a list, where the order means nothing.
+        # kustomize puts items that a patch adds at the front of a list, so lists are compared without their order.
         text = json.dumps(one).replace("embedding-server:full", image)
         assert kubernetes.ordered(built[name]) == kubernetes.ordered(json.loads(text)), name
 
@@ -138,7 +138,7 @@ def test_the_canary_is_a_release_of_its_own() -> None:
     for version in (schemas.OLDEST, schemas.NEWEST):
         assert {name: found for name, one in objects.items() if (found := schemas.object_faults(one, version))} == {}
     stable, canary = "embedding-server", "embedding-server-canary"
-    # The canary has the identity of the stable release.
+    # The canary has the service account of the stable release.
     for release in (stable, canary):
         agree(objects, release)
         assert objects["Deployment", release]["spec"]["template"]["spec"]["serviceAccountName"] == stable

@@ -20,7 +20,8 @@ from tests.integration.process import ServerProcess
 from tests.toy_model import write_toy_model
 
 with warnings.catch_warnings():
-    # Its generated code is of protobuf's last major version, and gevent has opinions on being imported.
+    # tritonclient's import warns: its generated code is of an older major version of protobuf, and gevent warns if it
+    # is imported late.
     warnings.simplefilter("ignore")
     import tritonclient.grpc as triton_grpc
     import tritonclient.http as triton_http

@@ -152,7 +152,8 @@ def test_blocks_that_are_gone_get_no_rows_and_push_keeps_changed_ones(
     push(folder, address, tables=["user"])
     server, layout = Server(cluster, folder), layout_of(folder, "user")
     assert server.upsert([5, 3000], [[1, 1], [2, 2]]) == (1, True)
-    # The first block goes; a row written there would make zeros of its neighbours.
+    # The block of rows that has row 5 is deleted; a write of row 5 alone would set its neighbours in the block to
+    # zeros.
     cluster.client().delete(layout.key(0))
     assert server.upsert([5], [[8, 8]]) == (2, False)
     assert cluster.client().exists(layout.key(0)) == 0

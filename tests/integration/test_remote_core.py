@@ -109,7 +109,8 @@ def test_answers_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, n
                 old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
                 for key in old.ask("CLUSTER GETKEYSINSLOT", slot, 1000):
                     old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
-                # The keys have moved, the slot has not: the old node says ASK.
+                # The slot's keys are at the new node, but the old node still owns the slot, so it answers a read with a
+                # redirection, ASK.
                 readers.more(2)
                 for node in (new, old, cluster.nodes[2]):
                     node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])
@@ -306,7 +307,7 @@ def test_cached_rows_hold_while_a_replica_tells_the_changes(cluster: Cluster, wr
 
         cluster.nodes[slot * 3 // 16384].freeze()
         time.sleep(4 * FRESH_S)
-        # On a busy machine, cached rows may expire before the server reads the changes again.
+        # On a busy machine, the row may leave the cache before the server reads the changes again.
         until(is_cached)
         cluster.nodes[slot * 3 // 16384].thaw()
 
@@ -329,5 +330,5 @@ def test_a_version_has_its_hot_rows_in_the_cache_before_it_is_available(
         until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["state"] == "AVAILABLE")
         for node in cluster.nodes:
             node.kill()
-        # No node runs, so each row comes from the cache; each row is of the newer version.
+        # No node runs, so each row comes from the cache; the cache has the rows of the newer version.
         assert (read(server, hot) == newer_rows[hot]).all()

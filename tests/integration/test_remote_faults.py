@@ -179,7 +179,8 @@ def test_a_version_is_opened_only_when_it_is_whole(cluster: Cluster, tmp_path: P
     newer = reopened(tables, second)
     ids = np.arange(5)
     assert (newer.rows(ids) == 2 * table.rows(ids)).all()
-    # The first one leaves: its reads are refused, and never answered from the second.
+    # The push with keep=1 deletes the rows of the first version: reads of it are refused, and not answered with rows of
+    # the second.
     push(second, StoreAddress.parse(cluster.address), keep=1)
     assert "not in the cluster" in _refusal(table, ids)
     with pytest.raises(ArtifactError, match="is not in the cluster|not in use any more"):

@@ -96,7 +96,7 @@ def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: 
     server = Server(cluster, folder, f"{options}&timeout_ms=60000&node_timeout_ms=20000")
 
     def disconnect() -> None:
-        # Connections that are open stay authenticated, so only new ones show which password is used.
+        # Open connections stay authenticated, so they are closed: only a new one shows which password the server uses.
         for node in cluster.nodes:
             node.ask("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
 

@@ -113,7 +113,7 @@ def test_the_wheel_zooms_about_the_pointer_and_a_drag_moves(page: Page) -> None:
     figure.scroll_into_view_if_needed()
     point = figure.locator("[data-row='2']")
     x, y, _ = shown_at(point)
-    # The event of a wheel has whole pixels.
+    # A browser's wheel event has whole pixels.
     wheel_x, wheel_y = round(x), round(y)
     page.mouse.move(wheel_x, wheel_y)
     page.keyboard.down("Control")

@@ -87,7 +87,8 @@ def test_under_load_every_answer_that_comes_is_whole(serve: Serve) -> None:
             try:
                 outputs = predict_grpc(server.channel, {"user": np.array([1])}, "lookup")
             except grpc.RpcError as error:
-                # CANCELLED: the call came between the server's end and this client's learning of it; nobody handled it.
+                # CANCELLED: the client sent the call before it knew that the server had ended the connection; the
+                # server did not handle it.
                 refusals = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
                 if not is_stopping.is_set() or error.code() not in refusals:
                     faults.append(error)

@@ -321,7 +321,7 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(server
         )
         server.show(ssl_config(second, authority))
         until(shows(second))
-        # The connections of before, which were shown the first.
+        # Connections that were opened before keep the first certificate, and are still served.
         assert predict(made) == ROWS
         if client is not None:
             assert lookup(client) == ROWS

@@ -168,7 +168,7 @@ def test_the_server_itself_by_its_flag(golden: Path, expected: Any, examples: li
         outputs = server.predict_grpc({"examples": np.array(examples, object)}, "serving_default")
         check(outputs, expected["serve_tpu_lowered"])
         signature = server.http.get("/v1/models/default/metadata").json()["metadata"]["signature_def"]["signature_def"]
-        # What the chosen MetaGraph says, which TPUEstimator wrote without shapes.
+        # The metadata are those of the TPU MetaGraph, whose outputs TPUEstimator wrote without shapes.
         assert signature["serving_default"]["inputs"]["examples"]["name"] == "examples:0"
         assert signature["serving_default"]["outputs"]["score"] == {
             "dtype": "DT_FLOAT",

@@ -104,7 +104,7 @@ def test_a_trace_goes_on_over_both_wires(collector: Collector, start: Start) -> 
             assert run.parent_span_id == request.span_id
             assert request.start_time_unix_nano <= run.start_time_unix_nano < run.end_time_unix_nano
             assert attributes(run) == {"model": "toy", "version": 3, "signature": "lookup"}
-            # The id of the trace is the request's, where the sender gave no other.
+            # A request without an x-request-id gets the id of its trace.
             assert attributes(request)["request.id"] == f"{trace + number:032x}"
     assert attributes(of_trace(collector, base)[SPAN_OF_LOOKUP])["http.response.status_code"] == 200
     refused = of_trace(collector, base + 102)[SPAN_OF_PREDICT]
@@ -165,7 +165,7 @@ def test_requests_are_drawn_once(collector: Collector, start: Start) -> None:
     server.signal(15)
     assert server.exit_code() == 0
     spans = [s for r, s in collector.spans if r["service.name"] == "once" and s.name == SPAN_OF_PREDICT]
-    # The reference has traced each request that the core has drawn, and no other.
+    # The reference server traced each request that the core sampled, and no other.
     assert len(spans) == num_drawn
 
 

@@ -13,7 +13,7 @@ MAY_READ_THE_WALL = {
     "access/tls_file.py",
     # A session of the console ends at the same wall-clock time on all replicas.
     "access/signed_sessions.py",
-    # Names of files, and times that people read.
+    # These modules put times into the names of files, or show them to people.
     "native/statistics.py",
     "observe/request_logs.py",
     "observe/statusz.py",

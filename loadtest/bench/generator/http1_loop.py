@@ -20,8 +20,9 @@ from loadtest.bench.generator.c_library import (
 from loadtest.bench.generator.http2_loop import BROKEN, DONE, IN_FLIGHT, NEXT_VARIANT, WRONG
 from loadtest.bench.generator.latencies import record
 
-# Columns of a connection's row in the array of all connections. LEFT: missing bytes of the answer's body; -1 until the
-# answer's head is complete.
+# Columns of a connection's row in the array of all connections. LEFT: number of bytes that the answer's body still
+# lacks; -1 until the answer's head is complete. LEFT: missing bytes of the answer's body; -1 until the answer's head is
+# complete.
 FD, SENT, STARTED, VARIANT, HAVE, LEFT, IS_BUSY = range(7)
 CONNECTION_COLUMNS = 7
 HEAD_BYTES = 16384

@@ -13,7 +13,8 @@ from embedding_client.messages import decode_predict, encode_model_spec, encode_
 
 pytestmark = pytest.mark.tf
 
-# Over and under the size from which an array's memory is sent in place.
+# With so many elements, arrays of large dtypes are above the size from which the client sends an array's memory without
+# a copy, and arrays of small dtypes below.
 LARGE = 5000
 NUMBERS = ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DTYPES = [*NUMBERS, "bool", "complex64", "complex128"]

@@ -266,7 +266,7 @@ def test_a_number_is_used_once(serve: Serve) -> None:
     served.drop(1, "user", [0], [[9, 9]])
     served.look()
     for _ in range(30):
-        # Written once more, and touched: it is looked at again in a while.
+        # The same delta file is written again, so its time changes, and the server has to read it again.
         served.drop(1, "user", [0], [[9, 9]])
         served.look()
     assert served.deltas.status().refused == {}

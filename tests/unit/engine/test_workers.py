@@ -122,7 +122,7 @@ def test_the_queue_is_bounded_and_a_flood_leaves_places_for_others(make: Callabl
 
 def test_what_would_wait_too_long_is_refused_at_once(make: Callable[..., Pool]) -> None:
     pool = make(wait_s=1.0)
-    # The mean comes to just under 0.4 s.
+    # The mean time of a run of model a is then just under 0.4 s.
     pool.run_for("a", 0.4, 100)
     pool.hold()
     for _ in range(3):

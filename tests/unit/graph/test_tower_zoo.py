@@ -20,7 +20,7 @@ from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 
 pytestmark = pytest.mark.tf
 
-# Tensors that the last run is fed in place of lookups.
+# Model of the zoo -> the number of tensors with rows that the last run of its tower was fed.
 FED = {"dlrm": 8, "dlrm_matrix": 8, "deepfm": 12, "many": 1, "hashed": 1, "two_towers": 2, "columns": 6, "tags": 3}
 Pair = tuple[Servable, Servable]
 

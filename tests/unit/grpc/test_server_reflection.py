@@ -65,7 +65,7 @@ def test_streams_that_are_kept_open_hold_no_worker(channel: grpc.Channel) -> Non
 
 def test_a_stream_that_is_kept_open_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
     stream = HeldStream(channel)
-    # Within a grace of an hour: the stream is ended, not waited for.
+    # The grace of an hour does not count for this stream: the server ends it at once.
     server.stop(3600)
     with pytest.raises(grpc.RpcError):
         next(stream.answers)

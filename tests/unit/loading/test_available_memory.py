@@ -50,7 +50,8 @@ def write(root: Path, files: dict[str, str]) -> Path:
             },
             0,
         ),
-        # Version 1, whose path is the host's and whose folder is the container's own.
+        # Version 1 of control groups in a container: the path is that of the host, but the folder at the top is the
+        # container's own group.
         (
             {
                 "proc/meminfo": MEMINFO,
@@ -88,7 +89,7 @@ def test_this_system_says_something() -> None:
     [
         ({}, None),
         ({"proc/meminfo": MEMINFO}, 24000 * 1024),
-        # The least limit of the group and of those above it.
+        # The lowest limit counts: that of the group itself or of a group above it.
         (
             {
                 "proc/meminfo": MEMINFO,

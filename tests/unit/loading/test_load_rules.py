@@ -21,7 +21,7 @@ def test_every_setting_has_its_effect() -> None:
         is_prefaulted=True, bytes_per_s=1_572_864.0, lock="try", advice="random", is_warmed=True
     )
     assert residency_of(read_settings(["--model_base_path=/m"])) == Residency()
-    # Pages that are read as a whole are read in large ones at once.
+    # --table_prefault reads all pages, so it also asks the kernel for huge pages.
     assert residency_of(read_settings(["--model_base_path=/m", "--table_prefault"])) == Residency(
         is_prefaulted=True, advice="huge"
     )

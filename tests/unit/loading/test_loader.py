@@ -199,7 +199,7 @@ def test_lookups_of_another_meta_graph_run_on_the_mapped_tables_too(tmp_path: Pa
     assert outputs["user"].tolist() == [[3, 30]]
     assert isinstance(servable.backends["on_tpu"], FakeGraph)
     assert opened == [(artifact, TPU, 3)]
-    # Where both are there, {serve} is what a server takes unless told otherwise.
+    # A file may have MetaGraphs for {serve} and {serve,tpu}; a server without other settings reads {serve}.
     assert sorted(load(artifact).signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
 
 

@@ -24,7 +24,7 @@ def tables() -> dict[str, MappedTable]:
     [
         ("auto", 128, 0, False),
         ("auto", 127, 0, True),
-        # Tables of other versions take memory, too.
+        # The tables of other versions count as used memory, too.
         ("auto", 128, 1, True),
         ("on", 1 << 40, 0, True),
         ("off", 1, 0, False),

@@ -87,7 +87,7 @@ def test_a_tower_answers_as_tensorflow_does_from_the_version_they_are_folded_int
         got, wanted = (one.backends[name].run(name, renamed, outputs) for one in (served, folded))
         for output in outputs:
             np.testing.assert_array_equal(got[output], wanted[output])
-    # By hand: -2 + 10 * 5 + 100 * mean(4, 0.5) + 1000 * mean(4, 1) + 0.5.
+    # The score by hand: -2 + 10 * 5 + 100 * mean(4, 0.5) + 1000 * mean(4, 1) + 0.5.
     got = served.backends["serving_default"].run("serving_default", request, ("score",))
     assert got["score"][0].tolist() == [-2 + 50 + 225 + 2500 + 0.5]
     assert (USERS[1], TAGS[2]) == ([2.0, 3.0], [2.0, 2.0])

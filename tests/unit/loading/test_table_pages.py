@@ -23,7 +23,7 @@ from tests.toy_model import SHARD, toy_tables, write_toy_model
 
 # Each test writes and reads files of several megabytes.
 pytestmark = pytest.mark.slow
-# The tables of the toy model lie behind so much: the first begins in the last whole chunk.
+# Bytes in the file before the toy model's tables, so that the first table begins 8 bytes before the end of a huge page.
 PADDING = 5 * HUGE - 8
 
 

@@ -10,7 +10,7 @@ from service.observe.metrics import Metrics
 from service.types import State, VersionStatus
 from tests.unit.observe.reports import finish, new_metrics, read
 
-# 10 * 1.8^k in six digits, worked out in decimal arithmetic.
+# Bounds of the buckets: 10 * 1.8^k to six digits, computed in decimal arithmetic.
 MICROSECONDS = (
     "10 18 32.4 58.32 104.976 188.957 340.122 612.22 1102 1983.59 3570.47 6426.84 11568.3 20823 37481.3 67466.4 121440 "
     "218591 393464 708235 1.27482e+06 2.29468e+06 4.13043e+06 7.43477e+06 1.33826e+07 2.40887e+07 4.33596e+07 "
@@ -109,7 +109,8 @@ def test_examples_are_counted_where_a_request_is_made_of_them() -> None:
     finish(metrics, api="grpc", method="Regress", rows=2)
     finish(metrics, api="grpc", method="MultiInference", rows=20_000)
     name = ":tensorflow:serving:request_example_counts"
-    # As in TensorFlow, a limit belongs to what is above it: one Example is not below 1.
+    # A bucket counts the requests with fewer Examples than its limit, as in TensorFlow: a request of one Example is not
+    # in the bucket of 1.
     below = {"1": 0, "2": 1, "4": 2}
     lines, count = [], 0
     for limit in OF_TWO:

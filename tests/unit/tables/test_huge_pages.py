@@ -250,7 +250,8 @@ def test_one_that_does_not_become_huge_at_once_is_tried_again(
         return int(sync(descriptor, offset, nbytes, flags))
 
     monkeypatch.setattr(huge_pages._libc, "sync_file_range", spy)
-    # Looked at once as it is, then behind each attempt.
+    # Table(huge_from=4) says that a chunk is huge at the fourth look: one look before the first attempt, one after each
+    # of three.
     HugePages(is_whole=True, page_table=lambda: Table(huge_from=4)).make(opened.files)
     assert told(caplog)[0] == 20 * HUGE
     # Each chunk is written back twice: before the second and before the third attempt to make it a huge page.

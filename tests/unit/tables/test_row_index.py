@@ -86,7 +86,7 @@ def test_recall_is_measured_with_a_part_of_the_rows_at_a_time(metric: Metric, mo
         sizes.append(wanted.allowed.size)
         return table.nearest(wanted)
 
-    # The last part has fewer rows than there are nearest ones.
+    # The last of the parts that are searched has 9 rows, fewer than the number of nearest rows.
     monkeypatch.setattr(row_index, "_COMPARED_ROWS", 713)
     index = build_index(table.rows, search, lambda: None, 5000, metric)
     assert sizes == [713] * 7 + [9]

@@ -91,7 +91,7 @@ def test_parts_are_even_by_ids_and_small_lookups_stay_whole() -> None:
     pool(part, 10, None, 200)
     assert sorted(seen) == [(0, 5), (5, 10)]
     seen.clear()
-    # Nine of twelve ids lie in the first row.
+    # Nine of the twelve ids are in the first row, so one thread gets that row and the other one all others.
     pool(part, 4, np.array([0, 9, 10, 11, 12]), 200)
     assert sorted(seen) == [(0, 1), (1, 4)]
 

@@ -58,7 +58,7 @@ def test_rows_are_float32_whatever_the_table_is_stored_as(tmp_path: Path, dtype:
         assert np.array_equal(rows, expected[[3, 0, 3, 1]])
         info, itemsize = tables[name].info, {"float32": 4, "int8": 1, "int4": 0.5}.get(dtype, 2)
         assert (info.dtype, info.embedding_dim) == (dtype, expected.shape[1])
-        # A byte more than its half where D is odd.
+        # An int4 row of an odd dimension ends with a byte of which half is unused.
         row_bytes = math.ceil(itemsize * expected.shape[1])
         scale_bytes = 4 if dtype in ("int8", "int4") else 0
         assert info.nbytes == (row_bytes + scale_bytes) * len(expected)

@@ -72,7 +72,7 @@ def test_a_default_row_is_safe_embedding_lookup_sparses(
 ) -> None:
     ids, weights = np.where(IDS == 4, -1, IDS), WEIGHTS.copy()
     if combiner != "sum":
-        # TensorFlow leaves weights of 0 in a sum, where they add nothing.
+        # TensorFlow drops a weight of 0, except for sum, where it adds nothing.
         weights[4:] = 0
     theirs = tf.nn.safe_embedding_lookup_sparse(
         tf.constant(TABLE),

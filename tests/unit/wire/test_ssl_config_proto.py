@@ -40,7 +40,7 @@ def test_a_fault_is_named_by_its_line_and_never_quoted(text: str, line: int) -> 
     with pytest.raises(InvalidRequest) as caught:
         parse_ssl_config_text(text, "s.conf")
     assert caught.value.message == f"Invalid protobuf file: 's.conf': line {line} is not an SSLConfig's text"
-    # Nor does a traceback of it.
+    # A traceback of the error does not show the secret line either.
     assert caught.value.__suppress_context__
     assert caught.value.__cause__ is None
 

@@ -15,7 +15,8 @@ import numpy as np
 
 V, D, K = 6, 3, 3
 TABLE = np.random.default_rng(7).normal(size=(V, D)).astype(np.float32)
-# An empty row first, in the middle and last; K - 1, K and K + 1 ids; the last row of the table; a repeated id.
+# Empty rows at the start, in the middle and at the end; rows of K - 1, K and K + 1 ids; the last row of the table; a
+# repeated id.
 SAFE_ROWS: list[list[int]] = [[], [V - 1, 0], [1, 1, 2], [], [3, 4, 5, 2], [-1, 2], [-1], []]
 UNSAFE_ROWS: list[list[int]] = [[], [V - 1, 0], [1, 1, 2], [], [3, 4, 5, 2], [4]]
 WORDS = ["a", "b", "c", "d", "e", "f"]

@@ -121,7 +121,7 @@ def test_every_field_of_a_model(tmp_path: Path) -> None:
         combiner="mean",
         on_bad_id="default_row",
         default_id=4,
-        on_nonpositive_weight="keep",  # as the padded lookup has it
+        on_nonpositive_weight="keep",  # the padded lookup keeps ids whose weight is not positive
         on_too_many_ids="truncate",
     )
     sequence = spec.feature("steps")

@@ -74,7 +74,7 @@ def test_the_server_answers_the_bits_of_tensorflows_own_run(exported: tuple[str,
         theirs = loaded.signatures["lookup"](**{name: tf.constant(array) for name, array in request.items()})
         ours = lookups.backend.run("lookup", request, ("a", "b"))
         assert ours["a"].tobytes() == theirs["a"].numpy().tobytes()
-        # A mean of TensorFlow's is the same sum, divided by a sum of weights that it adds up in another order.
+        # TensorFlow computes a mean from the same sum, but adds the weights in another order.
         np.testing.assert_allclose(ours["b"], theirs["b"].numpy(), rtol=1e-6, atol=1e-6)
 
 

@@ -141,7 +141,7 @@ def test_a_version_of_lookups_alone_has_no_trained_table(words: Path, tmp_path: 
     variables = {"reduced/word/numbers", "reduced/word/scales", "tables/item/.ATTRIBUTES/VARIABLE_VALUE"}
     assert keys == variables
     assert manifest_of(artifact).provenance["reduced_from"]["predictions"].startswith("none")
-    # TensorFlow reads every tensor and holds it against its checksum.
+    # TensorFlow reads each tensor and compares it with its checksum.
     reader = tf.train.load_checkpoint(str(artifact / "variables" / "variables"))
     assert {name: reader.get_tensor(name).shape for name in sorted(variables)} == {
         "reduced/word/numbers": (12, 2),

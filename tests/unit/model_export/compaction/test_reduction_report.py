@@ -22,7 +22,7 @@ def test_errors_by_hand() -> None:
     losses.add(np.array([[1, -2], [0, 0]], np.float32), np.array([[1.5, -2], [0, 0]], np.float32))
     losses.add(np.array([[4, 0]], np.float32), np.array([[3, 0]], np.float32))
     assert (losses.largest_error, losses.mean_error) == (1, 1.5 / 6)
-    # Of 1, -2 and 4: a half, nothing, a quarter.
+    # The relative errors of 1, -2 and 4 are 1/2, 0 and 1/4; zeros have none.
     assert losses.largest_relative_error == 0.5 and losses.mean_relative_error == 0.25
     # The cosine of [1, -2] and [1.5, -2] is 5.5 / sqrt(5 * 6.25), that of [4, 0] and [3, 0] is 1; rows of zeros do not
     # count.

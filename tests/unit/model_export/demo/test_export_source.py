@@ -116,7 +116,7 @@ def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
     manifest = Manifest.read(artifact)
     assert manifest is not None
     trained = [key for key, entry in read_bundle(artifact / "variables/variables").items() if "trained/" in key]
-    # Without predictions nothing needs the tables of four times the size.
+    # Only predictions read the trained float32 tables, so an export without predictions does not have them.
     assert len(trained) == (len(manifest.tables) if signatures is None else 0)
 
 

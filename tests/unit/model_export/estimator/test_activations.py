@@ -82,7 +82,7 @@ def test_ids_become_vectors_by_kind_of_feature() -> None:
     np.testing.assert_allclose(got["mean"], [TABLE[[1, 3]].mean(axis=0), [0, 0]])
     np.testing.assert_allclose(got["weighted"], [(TABLE[1] + 3 * TABLE[3]) / 4, TABLE[2]])
     np.testing.assert_allclose(got["ragged"], [TABLE[5], (2 * TABLE[0] + TABLE[1]) / 3], rtol=1e-6)
-    # In a dense matrix 0 is padding, as TPUEstimator has it.
+    # In a dense matrix of ids 0 is padding, as in TPUEstimator.
     np.testing.assert_allclose(got["padded"], [TABLE[[2, 4]].mean(axis=0), [0, 0]])
     np.testing.assert_allclose(got["single"], TABLE[[4, 0]])
     np.testing.assert_allclose(got["sequence"], [TABLE[[1, 2]], [TABLE[5], [0, 0]]])

@@ -37,7 +37,7 @@ def test_an_import_is_an_artifact_that_verifies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: dict[str, str], is_large: bool
 ) -> None:
     if is_large:
-        # Compared by a twin of the first rows, as models of more than 64 MB are.
+        # An import of more than 64 MB is compared by a small copy with the first rows only; the test lowers that limit.
         monkeypatch.setattr(module, "_WHOLE_CHECK_BYTES", 100)
         monkeypatch.setattr(module, "_COMPARED_ROWS", 3)
         small_chunks(monkeypatch)

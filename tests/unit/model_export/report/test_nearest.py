@@ -39,7 +39,7 @@ def test_of_equal_rows_the_smaller_id_is_first_across_blocks() -> None:
 def test_rows_without_a_direction_have_no_neighbours() -> None:
     rows = np.array([[1, 0], [0, 0], [np.nan, 1], [np.inf, 1], [3e38, 3e38]], np.float32)
     found = nearest_rows(rows, np.arange(5), 5)
-    # Lengths beyond float32 are computed too.
+    # The length of row 4 is beyond float32, but its cosine is computed.
     assert {row: [near for near, _ in nears] for row, nears in found.items()} == {0: [4, 1], 4: [0, 1]}
     assert found[0][0][1] == pytest.approx(0.5**0.5)
 

@@ -59,7 +59,8 @@ def test_a_sample_of_candidates_holds_nothing_else() -> None:
 
 
 def test_agreement_of_neighbours_by_hand() -> None:
-    # Directions 0, 1, 90, 91 and 92 degrees: each one's nearest has its label but for the fourth, which is mislabelled.
+    # Rows at 0, 1, 90, 91, 92.5 and 45 degrees. The last has no label, and the one at 91 degrees another label than its
+    # neighbours, so only the first two rows have a nearest row of their own label.
     angles = np.radians([0, 1, 90, 91, 92.5, 45])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     share, chance = label_agreement(rows, ["a", "a", "b", "a", "b", None]) or (0, 0)

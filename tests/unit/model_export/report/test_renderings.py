@@ -184,7 +184,7 @@ def test_the_page_is_well_formed_needs_nothing_else_and_runs_its_own_script_only
 def test_the_page_tells_everything(report: ArtifactReport) -> None:
     page = Page(to_html(report))
     words = " ".join(page.words)
-    pictures = 2 + 2 + 1 + 4  # norms and projections of 2 tables; both losses; 4 of statistics
+    pictures = 2 + 2 + 1 + 4  # pictures: norms and projections of 2 tables, one with both losses, and 4 of statistics
     assert len([1 for name, value in page.attributes if (name, value) == ("role", "img")]) == pictures
     # The page draws the points of a projection in an <svg> inside the projection's <svg>.
     assert page.tags.count("svg") == pictures + 2
@@ -210,7 +210,7 @@ def test_names_in_the_data_of_the_script_are_no_html(artifact: Path) -> None:
     (artifact / "assets" / "tag.txt").write_text("red\n</script><script>alert(1)\nblue\n")
     projection = build_report(artifact, ReportOptions(has_projections=True)).tables[1].projection
     assert projection is not None and "</script><script>alert(1)" in projection.names
-    # The sample has all rows of the toy, so a name beside the sample is put in by hand.
+    # The sample has all rows of the toy model, so the test itself adds a name of a row outside the sample.
     shown = data({"names": {9: projection.names[2]}})
     assert shown.count("<") == 2 and json.loads(re.sub("<[^>]*>", "", shown)) == {"names": {"9": projection.names[2]}}
 

@@ -8,7 +8,7 @@ import pytest
 from model_export.statistics.distinct_ids import empty_registers, estimate, with_ids
 
 
-# Five standard errors of 1.6%.
+# The tolerance is five standard errors of the estimate, which are 1.6 % each.
 @pytest.mark.parametrize("distinct", [0, 1, 100, 3_000, 10_000, 12_000, 100_000, 1_000_000])
 def test_the_estimate_is_near(distinct: int) -> None:
     ids = np.arange(distinct) * 7 + 3

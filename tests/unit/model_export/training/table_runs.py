@@ -13,8 +13,8 @@ from tests.unit.model_export.training.optimizer_oracle import Occurrences
 
 V, D = 6, 2
 START = np.linspace(-1, 1, V * D).reshape(V, D)
-# Gradients of three steps: row 3 comes three times in the first step, row 1 in every step, rows 2 and 5 in none; every
-# step has another length.
+# The gradients of three steps, as (row, gradient). Row 3 occurs three times in the first step, row 1 in every step,
+# rows 2 and 5 in none; the steps have different lengths.
 STEPS: list[Occurrences] = [
     [(3, (1.0, -2.0)), (1, (0.5, 0.25)), (3, (-3.0, 0.5)), (3, (0.125, 1.0))],
     [(1, (-0.5, 4.0)), (0, (2.0, -1.0))],
