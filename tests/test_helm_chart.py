@@ -30,7 +30,7 @@ BUCKET = {
     "podMonitor": {"enabled": True},
     "autoscaling": {"requestsUnderWay": 4},
 }
-# Together these values render each line of each template.
+# Together, these sets of values render each line of each template of the chart.
 VALUES: dict[str, dict[str, Any]] = {
     "volume": {},
     "bucket": BUCKET,

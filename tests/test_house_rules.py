@@ -176,7 +176,8 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.graphs": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
-    # The oracle has its own formulas and reads tables itself, so of the server it may import only the formats.
+    # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file
+    # formats.
     "model_export.parity": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
     "model_export.exporter": Row(
         _TRAINED | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}, {"numpy", "tensorflow"}
@@ -240,7 +241,7 @@ MAY_IMPORT: dict[str, Row] = {
         },
         {"numpy", "tensorflow"},
     ),
-    # The rows below are of the commands and of their configuration files.
+    # The rows of the table below are those of the commands and of their configuration files.
     "model_export.export_config": Row(
         _SHARED | {"model_export.adoption", "model_export.export_model", "model_export.stores.uri"}
     ),
@@ -301,7 +302,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
         ("loadtest/cluster_faults.py", "loadtest/bench/remote_predicts.py"),
         {"model_export.remote.push", "service.remote.address", "tests"},
     ),
-    # These load tests use the stores of the tests of object stores, and the proxy that breaks answers.
+    # These load tests use the object stores of the tests, and the tests' proxy that breaks their answers.
     "loadtest/store_faults.py": {"tests"},
     "loadtest/store_start.py": {"tests"},
     "loadtest/host_faults.py": {"tests.valkey_cluster"},
@@ -333,7 +334,7 @@ def test_a_folder_imports_only_what_its_row_of_the_table_allows() -> None:
 def _forbidden(name: str, file: Path) -> Iterator[str]:
     row = row_of(name)
     if row is None:
-        # A module without a row is reported by test_every_module_has_a_row_and_every_row_a_module.
+        # test_every_module_has_a_row_and_every_row_a_module reports a module without a row.
         return
     ours, packages = MAY_IMPORT[row]
     # A folder may import its own modules; a single file has no folder of its own, so only its row counts.
@@ -390,7 +391,7 @@ def test_circles_are_found() -> None:
 
 def test_unit_tests_lie_in_folders_of_the_tree() -> None:
     folders = {file.parent for file in python_files("tests/unit")} - {Path("tests/unit")}
-    # The folders of tests for the client and for load tests are no folders of the two programs.
+    # tests/unit/client and tests/unit/loadtest are no folders of service or model_export.
     told = {folder.relative_to("tests/unit") for folder in folders} - {Path("client"), Path("loadtest")}
     faultless(
         f"tests/unit/{folder} is no folder of service or model_export"

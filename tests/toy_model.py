@@ -331,8 +331,8 @@ def snappy(data: bytes) -> bytes:
 
 def table_block(records: list[tuple[bytes, bytes]]) -> bytes:
     """Encodes one block of a sorted table (the format of checkpoint indexes), without the block's checksum."""
-    # Each key is written without the prefix that it shares with the previous key; every 16th key, a restart point, is
-    # whole.
+    # A key is written without the prefix that it shares with the previous key; every 16th key, a restart point, is
+    # written whole.
     out, restarts, last = bytearray(), [0], b""
     for i, (key, value) in enumerate(records):
         shared = 0

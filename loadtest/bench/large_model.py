@@ -115,5 +115,5 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
 
 def _block(records: Mapping[bytes, bytes]) -> bytes:
     rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(records.items())]
-    # A block of the index file ends with a list of its restart points; here the only one is the block's start.
+    # A block of the index file ends with a list of its restart points; the only one here is the start of the block.
     return b"".join(rows) + struct.pack("<II", 0, 1)

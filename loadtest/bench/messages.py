@@ -72,7 +72,7 @@ def _encode_rest(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
 def _decode_rest(body: bytes, _headers: dict[str, str]) -> Arrays:
     rows = json.loads(body)["predictions"]
     if not isinstance(rows[0], dict):
-        # JSON leaves out the name of an answer's only output.
+        # If a signature has one output, the JSON answer has no name of the output.
         return {"score": np.array(rows, np.float32)}
     return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0]}
 

@@ -49,7 +49,7 @@ from tests.valkey_cluster import Cluster
 _DATA = "variables/variables.data-00000-of-00001"
 _CHUNK_ROWS = 1 << 18
 _TABLE_OF = {"user": "user", "item": "item", "tags": "tag"}
-# Large replication buffers: a replica that can not follow a push must not have to copy all data again from the start.
+# Large replication buffers, because a replica that falls behind during a push would have to copy all data again.
 _NODE_FLAGS = ("--protected-mode", "no", "--client-output-buffer-limit", "replica 0 0 0", "--repl-backlog-size", "64mb")
 _NUM_EQUAL_THREADS = 2
 # In the table that this benchmark prints, "row" means a distinct table row that a request reads. The first "CPU us a

@@ -131,7 +131,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                 shots[case.name].append(shot)
                 held[case.name] = memory(pids[case.server])
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
-        # After the last round, check one more answer of each benchmark case.
+        # After the last round, one more answer of each case is checked.
         for case in wanted:
             if case.row != ENCODE_ALONE:
                 ask_of(case, place(case).data, servers[case.server])

@@ -47,7 +47,7 @@ _READ_BYTES = 1 << 18
 _SENT_BYTES = 1 << 16
 _FRAME_BYTES = 16384
 _FIRST_WINDOW, _WINDOW = 65535, 1 << 30
-# Errors of a socket that does not block, and can not read or write now.
+# Errors of a non-blocking socket that can not be read or written now.
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 # The name grpc-status in HPACK's Huffman code, and the codes 0 to 16. The client announces an HPACK table of 0 bytes,
 # so a server must send name and value in each answer.

@@ -92,7 +92,7 @@ def _soak(
             next_s += options.sample_seconds
         if server.is_alive:
             interrupted.wait(max(0.0, end_s - time.monotonic()))
-    # Take a last sample of the server, which includes the requests that were still in flight.
+    # The last sample also counts the requests that were in flight when the time was over.
     _sample(server, tally, report, start_s)
 
 

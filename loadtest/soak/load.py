@@ -95,8 +95,7 @@ def _client(
         try:
             outcome = calls.share[kind][1](channel, source)
         except Exception as error:
-            # Every exception counts as a failure. If an exception ended the thread, the missing requests would look
-            # like success.
+            # Every exception counts as a failure: if it ended the thread, nobody would see that requests are missing.
             tally.failed(kind, _words(error))
         else:
             seconds = time.monotonic() - start_s

@@ -60,7 +60,8 @@ class _Dynamic:
     def describe(self, service: str) -> str:
         methods = self._pool.FindServiceByName(service).methods
         for method in methods:
-            # As in grpcurl, the request and response types of each method must be found, with all types that they use.
+            # grpcurl looks up the request and the response type of each method, and all types that they use; so does
+            # this check.
             message_factory.GetMessageClass(method.input_type)
             message_factory.GetMessageClass(method.output_type)
         require(bool(methods), "no methods")

@@ -139,7 +139,7 @@ def test_a_unix_socket_beside_the_port(serve: Any, tmp_path_factory: pytest.Temp
 
 
 def test_channel_arguments_reach_grpc(serve: Any) -> None:
-    # A limit of grpc's own, which wins over ours.
+    # grpcio's own limit refuses the request, although the server's limit on requests is larger.
     channel = serve(channel_arguments=[("grpc.max_receive_message_length", 100)])
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(PREDICT)(predict_request([2.0] * 100), timeout=60)
@@ -147,7 +147,7 @@ def test_channel_arguments_reach_grpc(serve: Any) -> None:
 
 
 def test_a_deadline_that_has_passed(contract_channel: grpc.Channel) -> None:
-    # Large enough not to be answered before the client looks at its clock.
+    # The request is so large that the server can not answer it before the client checks its deadline.
     with pytest.raises(grpc.RpcError) as caught:
         contract_channel.unary_unary(PREDICT)(predict_request([2.0] * 200_000), timeout=0)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

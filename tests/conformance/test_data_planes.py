@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("service._native") is None, reason="the native core is not built here (no cargo)"
 )
 
-# By caller: the pattern of the models, and the right on them. Only the first may run model "toy".
+# Caller -> the pattern of model names, and the right on them. Only "exact" may run model "toy".
 _CALLERS = {
     "exact": ("toy", "predict"),
     "prefix": ("policies*", "predict"),

@@ -143,7 +143,7 @@ def test_signatures_without_inputs_work_over_grpc(http: HttpClient, channel: grp
 )
 def test_metadata(http: HttpClient, tf_serving_testdata: Path, name: str, file: str) -> None:
     expected = json.loads((tf_serving_testdata / file).read_text())
-    # Their files name the model as their tests do.
+    # The files of TensorFlow Serving have the name that its tests give to the model.
     expected["model_spec"]["name"] = name
     status, answer = http.request("GET", f"/v1/models/{name}/versions/123/metadata")
     assert (status, answer) == (200, expected)

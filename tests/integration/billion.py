@@ -25,7 +25,7 @@ def refusals(server: ServerProcess) -> list[tuple[str, object]]:
 def _infer(server: ServerProcess, shape: list[int], data: list[int]) -> int:
     tensor = {"name": "user", "datatype": "INT64", "shape": shape, "data": data}
     body = {"inputs": [tensor], "parameters": {"signature_name": "lookup"}}
-    # A connection of its own, because this server may close kept ones after tenths of a second.
+    # Sends the request on a new connection, because this server closes idle ones after tenths of a second.
     url = f"http://127.0.0.1:{server.http_port}/v2/models/default/infer"
     return httpx.post(url, json=body, timeout=PATIENCE_S).status_code
 

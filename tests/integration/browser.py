@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or ""
 AXE = ROOT / "console/node_modules/axe-core/axe.min.js"
-# A desktop's window and a phone's.
+# Width and height of a desktop's window and of a phone's, in pixels.
 SIZES = {"wide": (1280, 900), "phone": (390, 844)}
 # Without these Chromium asks its maker's servers for updates.
 _QUIET = ["--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update"]

@@ -23,7 +23,7 @@ LIMIT, REQUEST = 32 << 20, 4 << 20
 FLOOD = 12
 LARGE_BODY = b'{"features": {"user": [1]}}'.ljust(REQUEST)
 IDS = [1] * 50_000
-# Far beyond the time of an answer, because the test machine may be busy with other work.
+# Longest time of an answer in seconds, far more than it takes, because the test machine may be busy with other work.
 LONGEST_S = 10.0
 
 
@@ -69,7 +69,7 @@ def send_half(server: ServerProcess, number: int) -> socket.socket:
     try:
         sock.sendall(head + b" " * (REQUEST - 1))
     except OSError:
-        # The server has refused it.
+        # The server has refused the request and closed the connection before all bytes were sent.
         pass
     return sock
 

@@ -18,7 +18,7 @@ from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, pr
 from tests.toy_model import write_toy_model
 
 AUTHORITY = Authority()
-# Both have the authority's signature; the file names the first alone.
+# The authority signed both certificates, but the list of callers names only the first.
 RANKER, STRANGER = AUTHORITY.issue("ranker"), AUTHORITY.issue("stranger")
 ROWS = [[1.0, 10.0], [4.0, 40.0]]
 CALLERS = """
@@ -84,7 +84,7 @@ def test_http_knows_callers_by_their_certificates(server: ServerProcess, tmp_pat
             assert known.post("/v1/models/default:lookup", json=body).json()["embeddings"]["user"] == ROWS
             refused = unknown.post("/v1/models/default:lookup", json=body)
             assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Bearer")
-        # The core has forwarded the two requests above, and this request for the status page.
+        # The core forwarded the two requests of a caller without a right, and this request for the status page.
         assert forwarded(known)["http"] in (0, 3)
         assert known.get("/v1/models/default").status_code == 403
 

@@ -53,10 +53,10 @@ def is_answered(server: ServerProcess) -> bool:
 
 
 def test_thousands_of_connections_are_answered_and_one_more_is_told_why_not(server: ServerProcess) -> None:
-    # The limit that it was started with was 1024.
+    # The server, started with a soft limit of 1024 open files, has raised it to the hard limit.
     soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
     assert soft == hard
-    # Whoever made sure that it is ready has gone.
+    # The connection on which the fixture asked for readiness is closed, so it does not count against the limit.
     until(lambda: is_answered(server))
     with ExitStack() as stack:
         socks = [stack.enter_context(connect(server)) for _ in range(NUMBER)]

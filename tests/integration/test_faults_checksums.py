@@ -50,7 +50,7 @@ def test_a_flipped_bit_at_the_start_is_found_behind_it(serve: Serve, base: Path)
     flipped(base / "2", scale=2)
     server = serve().answering()
     assert "have the checksum" in lost(server, 2)
-    # As if it had never come.
+    # The server serves version 1 as if the damaged version 2 did not exist.
     until(lambda: server.http.get("/readyz").status_code == 200)
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
 

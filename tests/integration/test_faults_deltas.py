@@ -36,7 +36,7 @@ def is_taken_out(server: ServerProcess) -> None:
     assert (response.status_code, response.headers["X-Error-Code"]) == (503, "UNAVAILABLE")
 
 
-# The page of a changed row goes with the file as well: a private copy of it ends where the file does.
+# A changed row is in a private copy of its page, which the kernel also takes away if the file is cut short.
 @pytest.mark.parametrize("row", [1, 2], ids=["changed", "as it was"])
 def test_a_bus_error_in_a_table_with_changed_rows_is_that_requests_error(
     changed: ServerProcess, base: Path, row: int

@@ -37,7 +37,7 @@ def test_a_tables_file_that_is_cut_short_costs_one_version_and_no_wrong_answer(s
 
 
 def test_a_bus_error_in_a_request_is_that_requests_error(serve: Serve, base: Path) -> None:
-    # Nobody looks at the folder, so that it is the request which finds out.
+    # The server does not poll the folder during this test, so the lookup finds that the file is cut short.
     server = serve(file_system_poll_wait_seconds=3600).ready()
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
     os.truncate(base / "1" / SHARD, 0)

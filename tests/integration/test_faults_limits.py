@@ -62,7 +62,7 @@ def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path, p
         process, http = stack.enter_context(limited(base, limits={resource.RLIMIT_NOFILE: 80}, data_plane=plane))
         assert lookup(http, [1]) == ROW_1
         address = (http.base_url.host, http.base_url.port)
-        # More than it has descriptors for.
+        # These are more connections than the server may have descriptors.
         many = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
         # A server that calls accept() in a loop without free descriptors would use at least half of the second.
         assert used_while_idle_s(process.pid, 1) < 0.5

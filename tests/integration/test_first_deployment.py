@@ -101,7 +101,7 @@ ON_CALL = [text for kind, text in blocks("first-night-on-call.md") if kind == "s
 
 @pytest.mark.parametrize("command", ON_CALL[1:])
 def test_a_command_for_a_night_on_call_says_something(home: Home, command: str) -> None:
-    # An error to tell of: a table has no such row.
+    # The table has no row 99, so the log and the metrics have an error that these commands can show.
     token = (home.folder / "ranker.token").read_text().strip()
     ask = f"curl -s --cacert tls.crt -H 'Authorization: Bearer {token}' https://localhost:8501/v1/models/films:lookup"
     assert "out of range" in home.run(f"""{ask} -d '{{"features": {{"user": [99]}}}}'""")

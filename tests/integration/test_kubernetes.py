@@ -188,7 +188,8 @@ def test_a_server_with_these_settings_answers_the_probes(serve: Serve, base: Pat
         assert asked["port"] == "http"
         until(lambda path=asked["path"]: server.http.get(path).status_code == 200)
     assert server.lookup({"user": [4]}, model="movielens") == {"user": [[4, 40]]}
-    # The port that the PodMonitor scrapes has the series from which the adapter makes the autoscaler's metric.
+    # The metrics that the PodMonitor scrapes have the series from which Prometheus' adapter makes the autoscaler's
+    # metric.
     monitor = objects_of("bucket")["PodMonitor", "embedding-server"]["spec"]["podMetricsEndpoints"][0]
     found = read_exposition(server.http.get(monitor["path"]).text)
     (rule,) = kubernetes.read(FOLDER / "components/prometheus/adapter-values.yaml")[0]["rules"]["custom"]
@@ -210,7 +211,7 @@ def test_kserves_runtime_has_the_settings_of_the_deployment() -> None:
     assert volume in pod["volumes"]
     assert runs["volumeMounts"] == [{"name": volume["name"], "mountPath": "/tmp"}]
     (service,) = kubernetes.read(FOLDER / "kserve" / "inference-service.yaml")
-    # The schema accepts any names and values of annotations.
+    # The schema does not check annotations, so the test compares this one.
     assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "Standard"}
     predictor = service["spec"]["predictor"]
     assert predictor["model"]["runtime"] == runtime()["metadata"]["name"]

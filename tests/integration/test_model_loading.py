@@ -148,7 +148,7 @@ def test_a_load_that_does_not_come_back_is_given_up_and_tried_again_when_it_has(
     assert (code, "did not load within 0.5 s (--load_timeout_s)" in message) == ("UNKNOWN", True), message
     given_up = server.wait_for_log("load failed", model="slow")
     assert str(hanging.base / "1") in given_up["reason"]
-    # The load's slot is free, so the model's next version is loaded.
+    # The load that was given up no longer takes a slot, so version 2 of the other model is loaded.
     add_version(base, 2, scale=2)
     until(lambda: ask(server, "default") == [2, 20])
     hanging.let_go()

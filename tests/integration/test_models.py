@@ -153,7 +153,8 @@ def test_a_savedmodel_without_manifest_waits_until_its_copy_is_at_rest(serve: Se
     shutil.copytree(base / "1", incoming)
     shutil.rmtree(incoming / "assets.extra")
     shutil.copytree(incoming, base / "2")
-    # It needs TensorFlow, which this server was told not to use; so it fails, but not before it was at rest.
+    # Version 2 needs TensorFlow, which this server must not use. So its load fails, but not before its files have
+    # rested for version_settle_s.
     record = server.wait_for_log("load failed", version=2)
     assert "has no lookup manifest" in record["reason"]
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}

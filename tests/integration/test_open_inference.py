@@ -335,7 +335,7 @@ def test_every_datatype_there_and_back(echo_server: ServerProcess, wire: str) ->
 def test_every_datatype_as_json(echo_server: ServerProcess) -> None:
     with closing(Client(echo_server, "http")) as client:
         arrays = echo_inputs()
-        # tritonclient refuses to send bfloat16 as JSON; it comes back so.
+        # tritonclient refuses to send bfloat16 as JSON, so it is sent as bytes; the answer has it as JSON.
         inputs = [client.tensor(name, array, binary_data=name == "in_BF16") for name, array in arrays.items()]
         names = [name.replace("in_", "out_") for name in arrays]
         wanted = [triton_http.InferRequestedOutput(name, binary_data=False) for name in names]

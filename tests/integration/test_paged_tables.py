@@ -179,7 +179,7 @@ def test_predicts_read_pages_of_their_features(tower_version: Path) -> None:
         server.ready()
         got = server.predict_grpc(inputs, "serving_default")["score"].ravel()
         assert got.tolist() == wanted.tolist()
-        # Both tables lie in one page; the server reads this page once for each table.
+        # Both tables are in the same page of the file; the server reads this page once for each table.
         assert _metric(server, "paged_reads_total") == 2
 
 

@@ -185,7 +185,8 @@ def test_lookups_equal_tensorflow_and_the_oracle(
     seen = {"empty row": 0, "repeated id": 0, "weights": 0, "strings": 0}
     for number in range(num_requests):
         strings, rows = random.coin(0.25), random.rows()
-        # The padded graph takes features of one number of rows; the other takes each as it comes.
+        # All features of a request to the padded graph must have the same number of rows; the other graph accepts
+        # different numbers.
         ids = {
             name: random.ids(name, lookup, rows if is_padded else random.rows(), strings=strings)
             for name, lookup in features.items()

@@ -160,7 +160,7 @@ def test_blocks_that_are_gone_get_no_rows_and_push_keeps_changed_ones(
     assert "not in the cluster" in server.table.reader.read(np.array([5])).why
     (pushed,) = push(folder, address, tables=["user"])
     assert pushed.written == 1
-    # The block has the version's own rows, and the upsert that was held is written into them.
+    # The push restores the block with the version's own rows, and then the server writes the pending upsert into it.
     time.sleep(1)
     until(lambda: (server.table.changes.follow(), server.table.changes.num_pending == 0)[1])
     expected = rows.copy()

@@ -163,7 +163,7 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
             read(server, ids, timeout_s=0.5)
         assert told.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         cluster.nodes[1].thaw()
-        # The node's late answers are never read.
+        # The late answers of the thawed node must not be read as answers to this request.
         until(lambda: (read(server, ids[::-1]) == rows[ids[::-1]]).all())
 
 
@@ -240,7 +240,7 @@ def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(
         assert (np.array(forwarded.json()["rows"], np.float32) == rows[[3, 4]]).all()
         (counts,) = stale.http.get("/v1/statusz").json()["remote"]["tables"]
         assert counts["stale_rows"] >= 50 + 50 + 2 + 2
-        # The table has on_unavailable=stale, so the server stays ready without nodes.
+        # The table of server `stale` has on_unavailable=stale, so this server stays ready without nodes.
         until(lambda: strict.http.get("/readyz").status_code == 503)
         assert stale.http.get("/readyz").status_code == 200
 

@@ -302,7 +302,7 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     assert silent() == []
     first.kill()
     until(lambda: silent() == [f"127.0.0.1:{first.port}"])
-    # The replica takes over: all slots have a node, and the status still names the dead one.
+    # The replica becomes a primary: all slots have a node again, and the status still lists the dead node.
     until(lambda: replica.ask("INFO", "replication")["role"] == "master")
     until(lambda: tables.problem("toy") == "" and silent() == [f"127.0.0.1:{first.port}"])
     replica.kill()

@@ -159,7 +159,8 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
             for model, policy in _REMOTE.items()
             for table in ("user", "item")
         ]
-        # The push comes before the server's start: the server would try a missing version again only after a while.
+        # The tables are pushed before the server starts, because the server would retry a version without its tables
+        # only after a while.
         for model in _REMOTE:
             push(version, StoreAddress.parse(cluster.address), model=model)
         server = ServerProcess(

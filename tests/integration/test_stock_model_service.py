@@ -114,7 +114,7 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
         "NOT_FOUND",
         "Servable not found for request: Specific(half_plus_two, 123)",
     )
-    # First a list that loads the old version too, then one that labels both.
+    # The first new list also loads the old version 123, the second one labels both versions.
     assert stubs.reload(two | {"versions": [123, 124]}, three.copy()) == (0, "")
     until(lambda: stubs.status("half_plus_two") == {124: ("AVAILABLE", 0), 123: ("AVAILABLE", 0)})
     labels = {"stable": 123, "canary": 124}

@@ -25,7 +25,7 @@ def test_a_model_alone_gets_four_fifths_and_the_next_ones_find_room() -> None:
     admission = Admission(Limits(bytes=1000))
     # A model may add a piece while it holds at most four times the free bytes: 800 <= 4 * 200 lets piece 81 in.
     assert filled(admission, "flood", 10) == 81
-    # 190 are left: m <= 4 * (190 - m) holds up to 152.
+    # 190 bytes are free, and a model may add a piece while m <= 4 * (190 - m), which holds up to m = 152.
     assert filled(admission, "other", 10) == 16
     assert filled(admission, "third", 1) == 25
     assert sum(held.bytes for held in admission.held().values()) <= 1000

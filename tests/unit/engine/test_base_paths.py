@@ -42,7 +42,7 @@ FILE = "cannot read its folder {path}: Not a directory"
 NONE = "no version folder (an integer name such as 1) in {path}"
 MEANT = "; did you mean {base}/models/movielens?"
 ITSELF = ", which holds saved_model.pb and so is a version itself"
-# name: files, base path below the folder {base}, what is said of the {path}.
+# Name of a case -> files, the base path below the folder {base}, and the message about the base path {path}.
 CASES: dict[str, tuple[list[str], str, str]] = {
     "a version": ([MODEL], "models/movielens", ""),
     # No error: the version may be incomplete yet, and its load reports the reason.

@@ -79,7 +79,7 @@ def test_an_index_answers_after_the_first_search_and_reads_fewer_rows(tmp_path: 
     assert found.recall is not None and found.recall >= 0.95 and found.rows_scanned < ROWS / 4
     (name,) = engine.searches.indexes.all()
     assert name == ("toy", 1, "user", "l2")
-    # The index is of no use, or not wanted: all rows are compared, or all that may be neighbours.
+    # Searches that do not use the index: they compare all rows, or all rows that they allow.
     assert find(engine, exact=True).recall is None
     assert find(engine, allowed=Named(ids=np.arange(50))).rows_scanned == 50
     assert find(engine, k=101).recall is None

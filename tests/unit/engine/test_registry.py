@@ -508,7 +508,8 @@ def test_a_load_that_fails_takes_its_lookups_along_for_good() -> None:
         time.sleep(0.001)
     with pytest.raises(NotReady):
         registry.lease(LATEST, any_is_enough)
-    # What was counted of the version goes with END, so nothing may count after that.
+    # The end of a version removes its counts, so a request must not count after END: the version stays LOADING until
+    # the lease is given back.
     assert seen[-1][1].state is State.LOADING
     lease.__exit__(None, None, None)
     failing.join()

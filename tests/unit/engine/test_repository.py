@@ -438,7 +438,7 @@ def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_is_asked_once(
         answer.wait()
         return {}
 
-    # A test can not mount a file system without a server, so the look at the folder hangs here.
+    # A mount that does not answer would need a server, so the test makes find_versions() hang.
     monkeypatch.setattr(base_paths, "find_versions", hang)
     for _ in range(3):
         watcher.poll_once()

@@ -231,7 +231,7 @@ def test_where_the_system_gives_no_thread_work_is_refused_until_it_does(
                 pool.add("a", "refused")
     assert pool.workers.num_waiting == 0
     assert pool.add("a", "one").result(PATIENCE_S) == "one"
-    # The thread that there is takes all work, whatever becomes of others.
+    # The pool's first thread runs all jobs if no further thread can start.
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert pool.add("a", "two").result(PATIENCE_S) == "two"
 

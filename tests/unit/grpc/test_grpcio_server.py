@@ -285,7 +285,7 @@ def test_stock_stubs_work(channel: grpc.Channel) -> None:
 def test_a_watcher_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == SERVING
-    # Within a grace of an hour: the watch is ended, not waited for.
+    # The grace of an hour does not count for a health watch: the server ends it at once.
     server.stop(3600)
     assert [response.status for response in watch] == [NOT_SERVING]
 

@@ -208,7 +208,7 @@ def test_strings() -> None:
     searched = 0
     for _ in range(300):
         words = [rng.bytes(rng.integers(0, 6)).hex().encode() * int(rng.integers(1, 9)) for _ in range(60)]
-        # Most of the time without keys that come twice.
+        # In four of five cases no key occurs twice.
         known = list(dict.fromkeys(words[:30])) if rng.random() < 0.8 else words[:30]
         text = b"".join(word + [b"\n", b"\r\n"][rng.integers(0, 2)] for word in known)
         data = np.frombuffer(text[: len(text) - int(rng.integers(0, 2))], np.uint8)

@@ -186,7 +186,8 @@ def test_compose_gives_each_container_the_files_that_it_reads() -> None:
 
 
 def test_panels_of_rare_events_show_0_where_none_happened() -> None:
-    # Panels of times have no value without requests; processes and versions are always there.
+    # A panel of durations has no value without requests, and the metrics of processes and versions always exist; all
+    # other panels show 0.
     always = ("histogram_quantile(", "process_", "rate(process_", "embedding_server_version_state")
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:

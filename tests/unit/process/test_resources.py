@@ -34,6 +34,7 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
         pytest.skip("not glibc")
     is_changed, unchanged = faults(0)
     assert not is_changed
-    # 640 pages of each answer, 200 answers: without the setting most of them come anew.
+    # A buffer has 640 pages, and 200 buffers are allocated: without the setting, most of them get new pages from the
+    # kernel.
     assert kept < 640
     assert unchanged > 50 * 640

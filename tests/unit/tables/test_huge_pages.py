@@ -111,7 +111,7 @@ def test_small_pages_become_huge_and_hold_the_same(
         np.testing.assert_array_equal(opened.octets, opened.expected)
     assert smaps_bytes(opened.octets, "FilePmdMapped") == 0
     HugePages(is_whole=is_whole).make(opened.files)
-    # What is behind the last whole chunk stays as it is.
+    # Bytes of the file after the last whole chunk are not made a huge page.
     assert smaps_bytes(opened.octets, "FilePmdMapped") == huge_bytes(opened.octets) == 20 * HUGE
     assert told(caplog) == (20 * HUGE, opened.octets.size, "")
     np.testing.assert_array_equal(opened.octets, opened.expected)
@@ -124,7 +124,7 @@ def test_what_is_huge_already_is_left_as_it_is(
     need_large_folios(tmp_path)
     HugePages(is_whole=True).make(opened.files)
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: pytest.fail("dropped") if arguments[3] == 4 else None)
-    # Another map, such as another process has, of which no page was read.
+    # A second map of the file, as another process has: no page is read through it yet.
     another = GuardedFiles()
     octets = np.frombuffer(another.map(opened.path), np.uint8)
     caplog.clear()
@@ -187,7 +187,8 @@ def test_rows_that_were_changed_in_a_private_map_stay_changed(tmp_path: Path, op
         with opened.path.open("rb") as file:
             return np.frombuffer(map_privately(file.fileno(), opened.files), np.uint8)
 
-    # A delta before, with other pages of its chunk read and not written; and one after.
+    # One delta is written before the huge pages are made, into a part of a chunk whose other pages are only read, and
+    # one after.
     before = changed()
     before[HUGE + 5 : HUGE + 300] = 7
     expected = opened.expected.copy()

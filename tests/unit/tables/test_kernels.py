@@ -26,7 +26,7 @@ POLICIES = {
     "clamp": kernels.CLAMP,
     "wrap": kernels.WRAP,
 }
-# Columns in vectors of 64, 32, 8 and 1, and every way of adding these up.
+# Dimensions that the kernel splits into vectors of 64, 32, 8 and 1 numbers in every combination.
 WIDE = (8, 9, 32, 41, 64, 73, 96, 105, 135)
 NO_WEIGHTS = np.empty(0, np.float32)
 TAG = store(toy_tables()["tag"])

@@ -32,7 +32,7 @@ def test_huge_pages_are_told_from_small_ones(tmp_path: Path) -> None:
     for begin in range(0, 8 * HUGE, 2 * HUGE):
         LIBC.madvise(octets.ctypes.data + begin, HUGE, 22)
     assert huge_bytes(octets) == smaps_bytes(octets, "FilePmdMapped") == 4 * HUGE
-    # Part of one, which is none the smaller.
+    # A slice that begins and ends inside a huge page: its two pages count as parts of it.
     assert huge_bytes(octets[PAGE + 1 : 2 * PAGE + 1]) == 2 * PAGE
 
 

@@ -109,7 +109,7 @@ def test_advice_reaches_the_map(table: MappedTable, tmp_path: Path) -> None:
     assert "rr" not in smaps(table, "VmFlags").split()
     Residency(advice="random").apply(tmp_path, {"film": table})
     assert "rr" in smaps(table, "VmFlags").split()
-    # And so one row is one page, with none read ahead.
+    # With MADV_RANDOM, reading a row maps one page, and the kernel reads none ahead.
     float(table.weights[100 * ROWS_PER_PAGE, 0])
     assert held(table).sum() == 1
 

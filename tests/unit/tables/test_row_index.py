@@ -59,7 +59,7 @@ def test_an_index_names_nearly_all_of_the_nearest_rows_and_few_others(metric: Me
 
 
 def test_each_row_is_in_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Lists are put together from several blocks of rows.
+    # A small limit, so that the lists are joined from several blocks of rows.
     monkeypatch.setattr(row_index, "_SORTED_ROWS", 700)
     index = built(store(clustered(5000), "float32").mapped)
     assert index is not None

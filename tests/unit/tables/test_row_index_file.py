@@ -77,7 +77,8 @@ DAMAGES = {
     "negative": (lambda data: with_header(data, loose=-1), "its size does not fit"),
     "all_probes": (lambda data: with_header(data, probes=10_000), "fit together"),
     "text": (lambda data: with_header(data, recall="1"), "header is damaged"),
-    # The last four bytes before the checksum are the list number of a row: the first row twice.
+    # The four bytes before the file's checksum are a row's number in a list: here the last row has the number of the
+    # row before it.
     "twice": (lambda data: sealed(data[:-8] + data[-12:-8]), "fit together"),
     "beyond": (lambda data: sealed(data[:-8] + b"\xff\xff\xff\x7f"), "fit together"),
 }

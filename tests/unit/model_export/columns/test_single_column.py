@@ -129,5 +129,5 @@ def test_one_columns_shape_is_not_anothers() -> None:
         for key, width in (("i", 2), ("j", 7))
     ]
     assert [column.tensor_core_shape for column in made] == [(None, 2), (None, 7)]
-    # TensorFlow's own class keeps the last.
+    # TensorFlow keeps the last tensor_core_shape in its own class; the columns of this project must not set it there.
     assert getattr(TPUEmbeddingColumn, "_tensor_core_shape", None) is before

@@ -171,7 +171,7 @@ def test_tensorflow_restores_it_and_holds_it_against_its_checksums(tf: Any, tmp_
     reader = tf.train.load_checkpoint(str(made / "variables" / "variables"))
     rows = np.asarray(reader.get_tensor(variable_name("user")))
     expected = np.array([[0, 0], [1, 10], [2, 20], [127, 64], [4, 40]], np.float32)
-    # The row that was written has its largest number first, 127 steps of 1; of int4, 7 of 127 / 7.
+    # The upserted row has its largest number first: in int8, 127 steps of 1; in int4, 7 steps of 127 / 7.
     numbers = stored_numbers(expected, dtype)
     assert rows.tobytes() == numbers.tobytes()
     if dtype == "int8":

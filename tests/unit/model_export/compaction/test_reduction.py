@@ -148,7 +148,7 @@ def test_a_version_of_lookups_alone_has_no_trained_table(words: Path, tmp_path: 
         "reduced/word/scales": (12, 1),
         "tables/item/.ATTRIBUTES/VARIABLE_VALUE": (9, 2),
     }
-    # A second table, of a version that was reduced before.
+    # "item" is reduced in a version whose table "word" was reduced before.
     both = compact(artifact, table_dtype={"item": "float16", "word": "int4"})
     assert {name: entry.dtype for name, entry in manifest_of(both).tables.items()} == {
         "item": "float16",

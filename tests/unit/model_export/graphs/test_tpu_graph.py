@@ -148,7 +148,7 @@ def test_a_v1_call_holds_the_dense_part_and_no_more(v1_folder: Path) -> None:
     outside, inside = (Counter(n.op for n in nodes) for nodes in (graph.graph_def.node, _only_function(graph)))
     assert (outside["TPUPartitionedCall"], outside["ParseExampleV2"], inside["ParseExampleV2"]) == (1, 1, 0)
     assert (outside["ResourceGather"], inside["ResourceGather"], inside["TPUReplicateMetadata"]) == (0, 2, 1)
-    # What XLA can not compile - the padding of sparse ids - is marked to run on the host.
+    # XLA can not compile the padding of sparse ids, so these nodes are marked to run on the host.
     hosted = {n.op for n in _only_function(graph) if "_xla_outside_compilation" in n.attr}
     assert "SparseSlice" in hosted
     assert "ResourceGather" not in hosted
@@ -307,7 +307,7 @@ def test_control_flow_functions_and_host_work_survive_the_lowering(tmp_path: Pat
     specs = [tf.TensorSpec([None], tf.float32, "x")]
 
     def guarded(x: Any) -> dict[str, Any]:
-        # The check makes the call depend on more than its inputs.
+        # The assertion gives the TPU call a control dependency beside its inputs.
         with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, "too large")]):
             return tpu_call(dense, x)
 

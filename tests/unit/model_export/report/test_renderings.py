@@ -99,7 +99,7 @@ def test_a_signature_that_was_not_compared_is_never_said_to_agree(
 
 
 def test_norms_in_the_text_are_those_of_the_table(report: ArtifactReport) -> None:
-    # Rows of "user" are [i, 10 i], so their norms are i * sqrt(101): 0, 10.05, 20.1, 30.15, 40.2.
+    # Row i of "user" is [i, 10 i], so its norm is i * sqrt(101): 0, 10.05, 20.1, 30.15, 40.2.
     assert "min 0  5% 2.01  median 20.1  mean 20.1  95% 38.19  max 40.2" in to_text(report)
 
 

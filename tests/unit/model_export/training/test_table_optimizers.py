@@ -183,7 +183,8 @@ def test_tables_of_the_dicts_are_trained_by_their_own_parameters() -> None:
             user = session.run(tables[1].variable)
             # row 1 is read twice, each time with gradient 1, at a learning rate of 0.5
             assert user.tolist() == [[1, 1], [0, 0], [1, 1]]
-            # m = 0.1 g and v = 0.001 g^2 for g = 2: a step of 0.1 * 0.1 / sqrt(0.001).
+            # Adam's first moments for gradient g = 2 are m = 0.1 g and v = 0.001 g^2, so the step is 0.1 * 0.1 /
+            # sqrt(0.001).
             film = session.run(tables[0].variable)
             np.testing.assert_allclose(film[1], 1 - 0.1 * 0.1 / np.sqrt(0.001), rtol=1e-5)
 
