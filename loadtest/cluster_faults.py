@@ -81,8 +81,8 @@ class Load:
         self._rows = rows
         self._changing = threading.Lock()
         self._is_over = False
-        # _sent: version -> number of the last upsert that was sent. _visible: version -> (when the upsert was visible,
-        # its number) for each upsert.
+        # _sent: version -> number of the last upsert that was sent. _visible: version -> for each upsert, the time from
+        # which it was visible, and its number.
         self._sent: dict[str, int] = dict.fromkeys(rows, 0)
         self._visible: dict[str, list[tuple[float, int]]] = {version: [] for version in rows}
         self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(_READERS)]

@@ -41,7 +41,7 @@ def write_version(folder: Path, mib: int, object_mib: int) -> None:
 
 def counted(proxy: StoreProxy) -> tuple[int, str]:
     """Returns the bytes of objects that the proxy has sent since the last call, and its requests of each kind."""
-    # The proxy may still record answers to a server that was killed.
+    # Answers to a server that was killed may be recorded during this call, so only the copied requests are removed.
     requests = proxy.requests.copy()
     del proxy.requests[: len(requests)]
     kinds = Counter("listings" if one.is_listing else f"{one.method} of objects" for one in requests)

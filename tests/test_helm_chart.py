@@ -136,7 +136,7 @@ def template_faults(name: str, text: str) -> Iterator[str]:
         except (TemplateError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
             yield repr(error)
             return
-        # test_the_chart_makes_the_objects_of_the_overlay compares them.
+        # test_the_chart_makes_the_objects_of_the_overlay finds this difference.
         if source in ("volume", "bucket") and objects != objects_of(TEMPLATES.texts[name], values):
             yield "other objects than those of the overlay"
         yield from (fault for one in objects.values() for fault in schemas.object_faults(one))

@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.graph": Row(
         _BASE
         | {"service._native", "service.artifact.manifest", "service.artifact.tpu_lowering"}
-        # The graphs import parts of the tables to write the rows of all tables that a tower reads side by side.
+        # A tower gets the rows of all its tables in one block; the graphs write it with parts of the tables' code.
         | {"service.tables.plan", "service.tables.row_blocks", "service.tables.table"},
         {"numpy", "tensorflow", "ml_dtypes"},
     ),
@@ -352,7 +352,8 @@ def test_a_row_names_only_rows_above_it() -> None:
     faultless(
         f"{row} names {one}, which is in no row above it"
         for position, (row, (ours, _)) in enumerate(MAY_IMPORT.items())
-        # The rows of process and commands name whole packages, because they join all other folders.
+        # The rows of service.process and model_export.commands name whole packages, because both join all other
+        # folders.
         for one in ours - _PACKAGES
         if not is_below(one, names[:position])
     )
@@ -491,7 +492,7 @@ def test_the_exporter_imports_nothing_until_a_name_is_used() -> None:
 
 
 def test_every_error_has_its_own_row_on_both_wires() -> None:
-    # Each class needs an entry of its own; the entry of a base class does not count.
+    # Each error class needs an entry of its own: an entry of its base class does not count.
     faultless(f"{cls.__name__} has no status of HTTP" for cls in leaves() if not 400 <= HTTP_STATUS.get(cls, 0) < 600)
     faultless(
         f"{cls.__name__} has no code of gRPC"

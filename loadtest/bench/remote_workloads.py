@@ -129,7 +129,7 @@ def _manifest(version: Path) -> Manifest:
 
 
 def _of_one_table(data: Data, size: int) -> list[Arrays]:
-    # A request of the workload W2 has 128 ids of users.
+    # A request of workload W2 has 128 ids of users; they are divided into requests of `size` ids.
     users = np.concatenate([inputs["user"] for inputs in data.requests("W2")])
     return [{"user": ids} for ids in users[: users.size // size * size].reshape(-1, size)]
 

@@ -47,7 +47,7 @@ def _add_sparse(name: str, combine: Combine) -> None:
 
 
 def _add_ragged(name: str, combine: Combine) -> None:
-    # The inputs are values and row splits, of which the graph makes a RaggedTensor or a SparseTensor.
+    # A model whose inputs are ids and row splits; its graph makes a RaggedTensor or a SparseTensor of them.
     def build(folder: Path, rows: Rows) -> None:
         import tensorflow as tf
 

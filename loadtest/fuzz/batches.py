@@ -342,7 +342,7 @@ class GrpcBatches:
 
     def _judged_alone(self, request: _Request) -> _Numbered:
         found = _last_words(self._port, request.data)
-        # gRPC codes that blame the server: UNKNOWN, INTERNAL, DATA_LOSS.
+        # gRPC codes by which a server takes the blame: UNKNOWN, INTERNAL, DATA_LOSS.
         wrong = [code for code in _statuses(found) if code in (2, 13, 15)]
         label = "frames answered" if _STATUS_NAME in found else "frames closed"
         return request.sent(Verdict(label, f"{wrong}: {found[:300]!r}" if wrong else ""))

@@ -27,7 +27,7 @@ _CONFIG = """model_config_list {
   config { name: "other" base_path: "%s" model_platform: "tensorflow" }
 }
 """
-# Requests per second to the second model, while the first model is flooded.
+# Requests per second to model "other", while model "flooded" is flooded.
 _OTHER_PER_S = 4.0
 
 

@@ -134,7 +134,7 @@ class Load:
 def _grpc_lookups(target: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:
     options = [
         ("grpc.service_config", _SERVICE_CONFIG),
-        # Clients must not share connections with other clients of this process.
+        # Each client has its own connections, not those of other clients of this process.
         ("grpc.use_local_subchannel_pool", 1),
         # Without this option, grpcio would send an authority that HTTP/2 does not allow if it has a list of addresses
         # (docs/replicas.md).

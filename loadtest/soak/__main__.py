@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         ]
         with LiveServer(*flags) as server:
             _soak(server.ready(), models, report, options, interrupted)
-        # Errors that the server logs while it stops are counted too.
+        # Errors that the server logs while it stops count, too.
         report.faults = dict(server.faults)
     report.write(options.out)
     _say(report.markdown())

@@ -154,7 +154,7 @@ def _keys(count: int) -> Iterator[tuple[str, bytes]]:
     yield _PREDICT, b'{"signature_name":"lookup","instances":[%s]}' % rows
     inputs = b'[{"name":"user","datatype":"INT64","shape":[1],"data":[1]}]'
     yield _INFER, b'{"id":"%s","parameters":{"signature_name":"lookup"},"inputs":%s}' % (b":" * (count - 8), inputs)
-    # No document of so many keys has an answer here.
+    # Lookups and rows can not have so many valid keys, so these documents are refused.
     yield _LOOKUP, b'{"signature_name":"%s","features":{"user":[1]}}' % (b":" * (count - 3))
     yield _ROWS, b'{"ids":["%s"]}' % (b":" * (count - 1))
 

@@ -69,7 +69,8 @@ class StoreProxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            # A small answer must not wait for the client's acknowledgement of its head.
+            # Without this, the kernel would hold back a small answer until the client has acknowledged the answer's
+            # head.
             disable_nagle_algorithm = True
 
             def _pass(self) -> None:
@@ -109,7 +110,8 @@ class StoreProxy:
         answer = answer[: len(answer) - fault.drops]
         whole = fault.cut_after is None
         sent = answer if fault.cut_after is None else answer[: max(fault.cut_after, 0)]
-        # The request is recorded before the client has the answer, so that a test which saw the answer sees the record.
+        # The request is recorded before the client gets the answer, so that a test which has the answer finds the
+        # record.
         self.requests.append(Request(handler.command, path, query, status if whole else 0, len(sent)))
         if fault.cut_after is not None and fault.cut_after < 0:
             handler.close_connection = True

@@ -330,7 +330,7 @@ def test_clients_can_not_speak_for_the_core(guarded: Guarded) -> None:
     answer = guarded.server.http.post("/v1/models/shown:lookup", json=BODY, headers=forged)
     assert answer.status_code == 401
     with grpc.insecure_channel(f"unix:{guarded.socket}") as socket:
-        # Requests on this socket reach the reference server directly, without the core.
+        # This socket leads directly to the reference server, past the core.
         for channel in (guarded.server.channel, socket):
             call = channel.unary_unary(f"{PREDICTION}/Predict")
             with pytest.raises(grpc.RpcError) as caught:

@@ -222,7 +222,7 @@ def test_float32_is_the_same_to_the_last_bit_on_both_wires(server: ServerProcess
     # Row 1 of `tag` is [1, 1, 1], so the sum of one id returns its weight: each float32 goes to the server and back in
     # JSON.
     bits = np.random.default_rng(3).integers(1 << 23, 0x7F800000, 5000, np.uint32)
-    # The last is read as a neighbour by what reads decimals as float64 and rounds again.
+    # A reader that rounds this number's decimals to a float64 first would get the neighbouring float32.
     weights = np.append(bits, np.uint32(363742205)).view(np.float32)
     ids = RaggedIds(np.ones(len(weights), np.int64), np.arange(len(weights) + 1), weights)
     answers = []

@@ -108,7 +108,8 @@ def test_what_measures_ten_thousand_measures_a_few(wire: str, tmp_path: Path) ->
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 of 20 were answered again" in done.stdout
-    # As many descriptors as connections, and none of them left; the server looks into its folders meanwhile.
+    # Each connection takes one descriptor and gives it back. The tolerance is for files that the server opens while it
+    # polls its folders.
     first, beside, behind = (int(count) for count in re.findall(r"(\d+) descriptors", done.stdout))
     assert abs(beside - first - 20) <= 3 and abs(behind - first) <= 3
 

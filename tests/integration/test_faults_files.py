@@ -27,7 +27,7 @@ def test_a_tables_file_that_is_cut_short_costs_one_version_and_no_wrong_answer(s
         os.truncate(base / "2" / SHARD, 0)
         lost(server, 2)
         until(lambda: clients.counts[1] > 20 or clients.wrong)
-        # A version that is written later is served as ever.
+        # Version 3 arrives after version 2 was damaged, and is served.
         add_version(base, 3, scale=3)
         until(lambda: clients.counts[3] > 20 or clients.wrong)
     assert clients.wrong == []

@@ -72,7 +72,7 @@ def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path, p
         http.close()
         fresh = stack.enter_context(httpx.Client(base_url=http.base_url, timeout=PATIENCE_S))
         until(lambda: answers(fresh))
-        # A version that comes then is opened.
+        # A version that arrives now can be opened, because descriptors are free again.
         add_version(base, 2, scale=2)
         until(lambda: lookup(fresh, [1]) == [[2, 20]])
 

@@ -135,7 +135,7 @@ def test_an_upsert_that_a_server_left_is_finished_by_another(
     of_node = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] // (16384 // 3 + 1)
     ids = [int(np.flatnonzero(of_node == node)[0]) for node in (record, other)]
     cluster.nodes[other].freeze()
-    # The upsert is held, and can not be written to the frozen node.
+    # The upsert is pending, because one of its rows belongs to the frozen node.
     assert first.upsert(ids, [[1, 2], [3, 4]]) == (1, False)
     cluster.nodes[other].thaw()
     until(lambda: second.heard_rows() >= set(ids))
@@ -166,7 +166,7 @@ def test_blocks_that_are_gone_get_no_rows_and_push_keeps_changed_ones(
     expected = rows.copy()
     expected[[5, 3000]] = [[8, 8], [2, 2]]
     assert (server.table.rows(np.arange(ROWS)) == expected).all()
-    # Again: nothing differs but changed rows.
+    # A second push writes no block: the blocks differ from the version's rows only by upserts.
     (pushed,) = push(folder, address, tables=["user"])
     assert pushed.written == 0
     assert (server.table.rows(np.arange(ROWS)) == expected).all()

@@ -26,7 +26,7 @@ from tests.valkey_cluster import Cluster, needs_program, until
 pytestmark = needs_program
 
 ROWS = 100_000
-# A busy machine must not look like a node that is down, but for nodes that the tests freeze.
+# Long timeouts: on a busy machine, only the nodes that a test freezes must look like dead ones.
 _PATIENT = "?timeout_ms=60000&node_timeout_ms=20000"
 
 

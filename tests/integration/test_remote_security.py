@@ -113,7 +113,7 @@ def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: 
         readers.more()
         assert server.upsert([5], rows[[5]].tolist())[1]
     assert (readers.wrong, readers.failures) == (0, [])
-    # With a gap: reads are refused until the file has the new password.
+    # The nodes get a new password at once, so they refuse reads until the server's file has it.
     quick = Server(cluster, folder, f"{options}&timeout_ms=500&node_timeout_ms=500")
     for node in cluster.nodes:
         node.ask("ACL SETUSER", "default", "resetpass", ">third")

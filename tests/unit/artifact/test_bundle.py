@@ -119,7 +119,8 @@ def test_any_records_give_entries_or_an_artifact_error(scratch: Path, records: l
         (table_of(HEADER, (b"x", b"\x0b")), "unknown wire type 3"),
         (table_of(HEADER, (b"x", b"\xff" * 12)), "varint longer than 64 bits"),
         (table_of(HEADER, (b"x", b"\x12\x7f")), "field beyond its message"),
-        # (shared, unshared, length) of a record that shares more than there is, or is longer than its block.
+        # The first three bytes of a record are the numbers of shared key bytes, of further key bytes, and of value
+        # bytes. Each record here shares more than there is, or is longer than its block.
         (index_around(b"\0\0\2\x08\1" + b"\3\1\0x" + RESTARTS), "record beyond its block"),
         (index_around(b"\0\0\2\x08\1" + b"\0\1\x40x" + RESTARTS), "record beyond its block"),
         (index_around(b"\0\0\2\x08\1" + b"\0\x40\0x" + RESTARTS), "record beyond its block"),

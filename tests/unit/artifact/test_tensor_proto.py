@@ -37,7 +37,7 @@ def same(left: Array, right: Array) -> bool:
     if left.dtype == object:
         return left.shape == right.shape and left.tolist() == right.tolist()
     if left.dtype == "bfloat16":
-        # numpy knows no NaN of it.
+        # np.array_equal() with equal_nan does not know bfloat16, so its values are compared as float32.
         return right.dtype == "bfloat16" and same(left.astype(np.float32), right.astype(np.float32))
     return left.dtype == right.dtype and left.shape == right.shape and np.array_equal(left, right, equal_nan=True)
 

@@ -11,7 +11,7 @@ import pytest
 from embedding_client.json_answers import float32_array, typed_array
 from embedding_client.types import TensorDescription
 
-# Where the way over float64 gives a neighbour: (bits, what the way over float64 gives).
+# (bits of a float32, bits of the float32 to which its decimal form leads if it is first rounded to a float64).
 ROUNDED_TWICE = [(363742205, 363742206)]
 
 

@@ -127,7 +127,7 @@ def test_a_large_table_is_sampled(tmp_path: Path) -> None:
 
 def test_rows_are_paired_by_key(tmp_path: Path) -> None:
     old_keys = [f"film{i}" for i in range(60)]
-    # Twenty keys are gone, five are new, and the kept ones have other rows now.
+    # Version 2 lacks twenty keys, has five new ones, and has the kept keys in other rows.
     new_keys = [f"new{i}" for i in range(5)] + old_keys[:19:-1]
     old, table_of = random_rows(61, 1, 3), {}
     table_of = {key: old[1 + i] for i, key in enumerate(old_keys)}

@@ -282,7 +282,8 @@ def test_tables_of_fewer_bits_keep_what_the_exporter_would(serve: Serve, dtype: 
     served = serve(dtype=dtype)
     served.drop(1, "user", [2], [[1.0, 0.3]])
     served.look()
-    # 1 + 8 and 1 + 10 binary digits; 127 and 7 steps to the largest number.
+    # 0.3 as it is stored beside 1.0: bfloat16 has 1 + 7 binary digits, float16 1 + 10, int8 127 steps to the largest
+    # number, int4 7.
     expected = {"float16": 0.300048828125, "bfloat16": 0.30078125, "int8": 38 / 127, "int4": 2 / 7}
     rest = toy_tables_as(dtype)["user"][3].tolist()
     assert served.rows("user", 2, 3) == [[1.0, pytest.approx(expected[dtype], abs=2e-8)], rest]

@@ -458,7 +458,7 @@ def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) 
     answer, looks = threading.Event(), []
 
     def wall_clock() -> float:
-        # The first call is from the first look at version 2, the newest.
+        # The first call reads the clock for version 2, the newest, and waits.
         looks.append("look")
         if len(looks) == 1:
             answer.wait()

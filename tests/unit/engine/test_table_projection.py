@@ -101,6 +101,6 @@ def test_maps_that_wait_and_maps_that_are_kept_are_limited() -> None:
     gate.set()
     for key in range(3 * MAX_MAPS):
         assert waited(maps, key, maps, lambda: 2) in (1, 2)
-    # The first maps were dropped meanwhile, so they are made anew.
+    # The first maps were dropped, because more maps were asked for than are kept, so they are computed again.
     assert waited(maps, 0, maps, lambda: 3) == 3
     maps.close()

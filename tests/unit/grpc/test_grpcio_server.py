@@ -177,7 +177,7 @@ def test_a_unix_socket(
 ) -> None:
     path = tmp_path_factory.mktemp("s") / "grpc"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-        # As a server leaves it that was killed.
+        # A dead socket file, as a killed server leaves it.
         dead.bind(str(path))
     server = make_server(engine, socket_path=str(path))
     server.start()

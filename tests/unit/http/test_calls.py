@@ -68,7 +68,7 @@ def test_lookups_go_on_while_all_graph_threads_are_busy(
     async def predict(client):  # type: ignore[no-untyped-def]
         return await client.post(PREDICT, json=BODY)
 
-    # The first predict takes the only thread with the gate in hand before the lookups begin.
+    # The first predict occupies the only thread, and waits at the gate, before the lookups begin.
     model.gate = gate
     predicted = threading.Thread(target=lambda: results.append(http.together([predict])[0]))
     results: list[object] = []

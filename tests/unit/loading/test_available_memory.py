@@ -62,7 +62,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
             },
             10000 - 9000 + 4000,
         ),
-        # A limit that is none.
+        # "No limit" in version 1 of control groups: a number larger than any memory.
         (
             {
                 "proc/meminfo": MEMINFO,

@@ -34,5 +34,5 @@ def test_a_version_whose_tables_must_be_locked_and_can_not_is_not_loaded(
     path = write_toy_model(tmp_path / "1")
     with pytest.raises(ArtifactError, match="can not be locked"):
         ServableLoader(frozenset({"serve"}), "off", 1, residency=Residency(lock="require"))("toy", 1, path)
-    # Without that wish it is.
+    # Residency() does not require locked pages, so the version is loaded although mlock() fails.
     ServableLoader(frozenset({"serve"}), "off", 1)("toy", 1, path).close()

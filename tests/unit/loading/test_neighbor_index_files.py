@@ -79,7 +79,8 @@ def test_rows_that_were_changed_before_the_build_are_found_without_their_deltas(
     assert Restarted(tmp_path, served).was_built
     for path in (tmp_path / "1").rglob("*.delta"):
         path.unlink()
-    # The row is in the list of rows around (-50, -50), and again near the query.
+    # The index has row `near` in the list of its place at the build, around (-50, -50); because its delta is gone, the
+    # row is near the query again, and the search finds it there.
     after = Restarted(tmp_path)
     assert not after.was_built
     found = find(after.engine)

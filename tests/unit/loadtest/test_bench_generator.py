@@ -16,7 +16,7 @@ import pytest
 from loadtest.bench.generator.latencies import NUM_BUCKETS, quantile_ms, record
 from loadtest.bench.generator.load import Ask, LoadError, Shot, drive
 
-# Beyond the windows that a connection begins with, and beyond one read.
+# More bytes than an HTTP/2 window has at first, and than one read returns.
 LARGE = 300_000
 FAST = {"seconds": 0.2, "warm_s": 0.02, "server_cpu_s": lambda: 0.0}
 

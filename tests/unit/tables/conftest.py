@@ -21,7 +21,7 @@ IMPLEMENTATIONS = [
 ]
 
 
-# Test modules of maps, which use no kernels.
+# Test modules without an implementation in numpy or in the core, because they test memory maps.
 WITHOUT_KERNELS = ("test_guarded_files", "test_huge_pages", "test_page_table", "test_verification")
 
 

@@ -265,7 +265,7 @@ def test_counts_by_table_what_all_signatures_read(tmp_path: Path) -> None:
         run("lookup", {name: rows, f"{outputs}__row_splits": np.array([0, 2])}, (outputs,))
     run("lookup", {"one_clamp": np.array([-7, 1])}, ("one_clamp",))
     run("lookup_tpu_tensor_core", {"clamp__values": np.array([9]), "clamp__row_splits": np.array([0, 1])}, ("clamp",))
-    # Rows of `item` have 8 bytes, rows of `tag` 12.
+    # A row of table `item` has 8 bytes, a row of table `tag` 12.
     assert opened.backend.table_counts() == {"item": TableCounts(4, 1, 2, 24), "tag": TableCounts(3, 2, 0, 36)}
 
 

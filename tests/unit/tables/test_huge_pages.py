@@ -177,7 +177,7 @@ def test_what_is_not_in_memory_is_advised_and_not_read(
     assert not pages_in_memory(octets.ctypes.data + 10 * HUGE, 10 * HUGE).any()
     assert octets[15 * HUGE + 7] == expected[15 * HUGE + 7]
     assert huge_bytes(octets[15 * HUGE : 16 * HUGE]) == HUGE
-    # Who wants all of it gets it.
+    # is_whole=True also reads and makes huge the chunks that were not in memory.
     HugePages(is_whole=True).make(files)
     assert huge_bytes(octets) == 20 * HUGE
 
@@ -302,12 +302,12 @@ def test_it_ends_with_the_version_and_with_the_server(opened: Opened, caplog: py
     stopped.stop()
     stopped.make(opened.files)
     assert told(caplog) == (0, opened.octets.size, "the server stops")
-    # It is the operator who wanted that.
+    # The level is INFO, because the operator stopped the server.
     assert caplog.records[0].levelname == "INFO"
     caplog.clear()
     HugePages(is_whole=False, page_table=lambda: closed_at(7)).make(opened.files)
     assert told(caplog) == (7 * HUGE, opened.octets.size, "the version was closed")
-    # Of files that are gone nothing is left to be told.
+    # The version's files are closed, so nothing is done and logged.
     caplog.clear()
     HugePages(is_whole=False).make(opened.files)
     assert not caplog.records

@@ -169,7 +169,7 @@ def write_statistics(artifact: Path, name: str, ids: object, file: str = "lookup
 
 
 def test_warming_reads_the_hot_rows_and_not_the_table(table: MappedTable, tmp_path: Path) -> None:
-    # 128 bytes before a page's end: the row of 256 bytes lies in two.
+    # The row of 256 bytes begins 128 bytes before the end of a page, so it is on two pages.
     two_pages = 300 * ROWS_PER_PAGE - 1
     offset = table.weights.ctypes.data % PAGE
     assert (offset + two_pages * 256) % PAGE + 256 > PAGE

@@ -121,7 +121,7 @@ def test_reading_leaves_the_page_cache_as_it_was_and_nothing_in_this_process(tmp
     assert written.files.is_verified
     after = cached(written.octets)
     assert (after[before]).all()
-    # The chunk with that page stays, whole; of the others nothing.
+    # The chunk of 1 MiB that has the other reader's page stays in the page cache as a whole; no other chunk does.
     (chunk,) = {page * mmap.PAGESIZE // MIB for page in np.flatnonzero(before)}
     assert {page * mmap.PAGESIZE // MIB for page in np.flatnonzero(after)} == {chunk}
     assert resident_kib(written.octets) == 0

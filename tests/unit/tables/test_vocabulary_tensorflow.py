@@ -75,7 +75,7 @@ def test_rows_are_those_of_keras_string_lookup(
     layer = tf.keras.layers.StringLookup(vocabulary=keys, num_oov_indices=num_oov_indices, mask_token=mask_token)
     sent = [key.encode() for key in keys] + [b""] * (mask_token is not None) + TEXTS[1:]
     first_oov = 0 if mask_token is None else 1
-    # One OOV index is a row, several are buckets.
+    # Keras maps unknown words to one row if there is one OOV index, and to buckets by a hash if there are several.
     oov = {"oov_id": first_oov} if num_oov_indices == 1 else {"num_oov_buckets": 2, "first_oov_id": first_oov}
     empty = {} if mask_token is None else {"empty_key_id": 0}
     ours = open_keys(tmp_path, keys, first_id=first_oov + num_oov_indices, **oov, **empty)

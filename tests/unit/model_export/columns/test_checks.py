@@ -134,7 +134,7 @@ def test_what_tensorflow_forgets_is_refused(
     else:
         got = error_of(embedding_column, column(name), **given)
     assert type(got) is error and text in str(got)
-    if arguments.get("dimension") != "8":  # which TensorFlow can not compare with 1
+    if arguments.get("dimension") != "8":  # TensorFlow raises another error for "8", which it can not compare with 1
         tf.compat.v1.tpu.experimental.embedding_column(column(name), **single)
 
 

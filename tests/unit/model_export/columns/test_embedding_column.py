@@ -75,7 +75,8 @@ def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
             layer = tf.keras.layers.DenseFeatures(list(columns.values()))
             layer(batches[safe], cols_to_output_tensors=vectors)
             pulled = [vector * pull for vector in vectors.values()]
-        # Layers look columns up in the order of their names, and so do tapes see the tables and vectors the columns.
+        # A layer reads its columns in the order of their names, so the tape lists their tables, and `vectors` its
+        # columns, in the same order.
         gradients = dict(zip(vectors, tape.gradient(pulled, tape.watched_variables()), strict=True))
         for kind, column in columns.items():
             gradient = tf.convert_to_tensor(gradients[column])

@@ -70,7 +70,7 @@ def test_a_sequence_is_cut_and_padded(kind: str, is_shared: bool, tmp_path: Path
         vectors, lengths = layers.SequenceFeatures([column])(features)
         np.testing.assert_array_equal(vectors, wanted(length)[0])
         assert lengths.numpy().tolist() == wanted(length)[1]
-    # With L as long as the longest there is nothing to cut or pad, and TensorFlow's own says the same.
+    # If L is the longest length, nothing is cut or padded, and TensorFlow's own column gives the same.
     theirs = column_of(tf.compat.v1.tpu.experimental, is_shared, categorical, 4)
     vectors, lengths = layers.SequenceFeatures([theirs])(features)
     np.testing.assert_array_equal(vectors, wanted(4)[0])

@@ -54,7 +54,7 @@ def requests() -> Iterator[dict[str, np.ndarray]]:
     for is_weighted in (False, True, False, True):
         lengths = random.integers(0, 4, 4)
         splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        # Empty weights are none: what a request that leaves them out becomes.
+        # Empty weights mean no weights: a request that leaves them out is read like this.
         request = {
             "b__weights": np.empty(0, np.float32),
             "a": random.integers(0, 9, 4),

@@ -112,7 +112,7 @@ def test_every_signature_agrees_on_a_tpu_s_graph_too(reduced_version: tuple[str,
 
     report = verify_artifact(reduced_version[1])
     assert set(report.signatures) == {"lookup", "lookup_tpu_tensor_core", "serving_default", "examples"}
-    # {serve,tpu}, lowered to a CPU, was held against the numpy oracle.
+    # The {serve,tpu} graph, lowered to a CPU, was compared with the numpy oracle.
     assert report.lowered["lookup_tpu_tensor_core"].reference == "oracle"
     assert report.lowered["lookup_tpu_tensor_core"].cases
 

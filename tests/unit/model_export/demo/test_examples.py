@@ -19,7 +19,7 @@ from model_export.demo.examples import (
 from model_export.demo.rating_model import rating_model_spec
 from model_export.demo.ratings import Film, RatingData, User, rating_data
 
-# Few users, films and times, so that most draws hold ties.
+# Few users, films and times, so that most drawn lists have ratings at the same time.
 RATINGS = st.lists(
     st.tuples(st.integers(1, 3), st.integers(1, 6), st.sampled_from([1.0, 4.0]), st.integers(0, 6)),
     min_size=1,

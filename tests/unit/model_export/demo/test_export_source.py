@@ -157,7 +157,7 @@ def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
 
     shard_checkpoint(run_folder, tmp_path / "run", 3)
     if is_large:
-        # Exports as a large model is exported: TensorFlow runs the graph of a copy with 5 rows per table.
+        # A table counts as large here, so TensorFlow runs the graph of a copy with only 5 rows per table.
         monkeypatch.setattr(module, "WHOLE_CHECK_BYTES", 1)
         monkeypatch.setattr(module, "COMPARED_ROWS", 5)
     made = export(tmp_path / "run", tmp_path / "models", lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,))

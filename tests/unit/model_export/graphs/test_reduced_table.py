@@ -75,7 +75,7 @@ def test_no_number_is_further_off_than_the_bound(rows: np.ndarray, dtype: TableD
     assert errors.max() == table.largest_error <= table.error_bound
     if dtype in STEPS:
         assert table.scales is not None
-        # Row by row too, which is what a row of small numbers gains from a scale of its own.
+        # The error is bounded for each row, so a row of small numbers has small errors.
         steps = np.abs(rows).max(axis=1, keepdims=True) / STEPS[dtype]
         assert (errors <= np.maximum(steps, 2.0**-126) * 0.50004).all()
     elif dtype == "float16":
@@ -84,7 +84,7 @@ def test_no_number_is_further_off_than_the_bound(rows: np.ndarray, dtype: TableD
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_nan_and_infinity_stay_what_they_are(dtype: TableDtype) -> None:
-    # Whoever may export them has said so (allow_nonfinite); the digits of this NaN would round to an infinity.
+    # Such numbers are exported only with allow_nonfinite. The bits of these NaN must not be rounded up to an infinity.
     odd = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
     rows = np.array([[np.nan, np.inf, -np.inf, 1], [*odd, 2, 3]], np.float32)
     assert np.array_equal(read(rounded(rows, dtype)), rows, equal_nan=True)

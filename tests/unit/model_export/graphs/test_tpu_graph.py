@@ -136,7 +136,7 @@ def test_a_v1_call_computes_the_padded_lookup(v1_folder: Path) -> None:
     expected = np.concatenate([padded(rows["a"], "mean"), padded(rows["b"], "sum")], axis=1)
     np.testing.assert_allclose(on_tpu["vectors"], expected, rtol=1e-6)
     np.testing.assert_allclose(on_tpu["scaled"], 2 * expected, rtol=1e-6)
-    # The {serve} graph of the same folder looks at all ids.
+    # The {serve} graph of the same folder reads all ids of a row, without the cut at K.
     uncut = answer(v1_folder, SERVE, "serving_default", examples=examples(rows))["vectors"]
     np.testing.assert_allclose(uncut[3, :3], TABLE[[1, 2, 3, 4]].mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(uncut[0, 3:], TABLE[:5].sum(axis=0), rtol=1e-6)

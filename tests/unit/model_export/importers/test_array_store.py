@@ -95,7 +95,7 @@ def test_names_and_types_that_are_no_tables(tmp_path: Path) -> None:
 def test_a_damaged_block_is_no_traceback(tmp_path: Path) -> None:
     folder = save(tmp_path / "c", use_ocdbt=False)
     (folder / "params.user" / "0.0").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="params.user"):  # which TableCopy turns into a message
+    with pytest.raises(ValueError, match="params.user"):  # TableCopy turns this ValueError into a message
         read_all(f"{folder}:params.user")
     (folder / "params.user" / ".zarray").write_text("{")
     with pytest.raises(ExportError, match="cannot read .*params.user"):

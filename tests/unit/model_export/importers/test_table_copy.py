@@ -97,7 +97,7 @@ def test_numbers_that_float32_can_not_hold(tmp_path: Path) -> None:
     for allowed in (False, True):
         with pytest.raises(ExportError, match=r"row 1 of user.npy holds 1e\+300, float32 ends at 3.4e38"):
             copied(tmp_path / str(allowed), [Chunk(rows)], allow_nonfinite=allowed)
-    # Their sum is infinite in float32, and none of them is.
+    # Each number fits into float32, although their sum does not.
     huge = np.full((4, 2), 3e38, np.float32)
     np.testing.assert_array_equal(copied(tmp_path / "huge", [Chunk(huge)])[1], huge)
 

@@ -112,7 +112,7 @@ def test_it_answers_as_the_model(artifact: tuple[Any, Path]) -> None:
     )
     words = tables(model.layers[[type(layer) for layer in model.layers].index(TPUEmbedding.found())])["words"]
     table = words.parameters.numpy()
-    # A sparse weight of 0 or less is left out of a mean.
+    # Tag 3 has weight -1; a mean leaves out ids with a weight of 0 or less.
     by_hand = [
         combined(table, [[3, 0], [1]], "mean"),
         combined(table, [[1, 2], []], "mean", [[0.5, 2.0], []]),

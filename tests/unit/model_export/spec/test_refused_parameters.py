@@ -37,6 +37,6 @@ def test_a_refused_class_says_what_to_use(name: str, arguments: tuple[float, ...
     text = f"{name} is not supported: {cls.advice}"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         cls(*arguments)
-    # The advice names parameters, or another argument, that exist.
+    # The advice names classes that exist.
     named = re.findall(r"\w+Parameters|EmbeddingConfigSpec", cls.advice)
     assert named and set(named) <= set(model_export.__all__)

@@ -28,7 +28,7 @@ def test_large_ids_count_too() -> None:
 
 
 def test_a_rank_is_the_place_of_the_first_one_bit() -> None:
-    # splitmix64's hash of 0, worked out with Python's integers.
+    # The hash of 0 by splitmix64, computed with Python's integers.
     value = 0x9E3779B97F4A7C15
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
