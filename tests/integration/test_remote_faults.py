@@ -162,7 +162,7 @@ def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.
             old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
             for key in old.ask("CLUSTER GETKEYSINSLOT", slot, 1000):
                 old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
-            # The keys have moved, the slot has not: the old node says ASK.
+            # The old node still owns the slot, whose keys have moved: it answers reads with the redirection ASK.
             readers.more(2)
             for node in (new, old, cluster.nodes[2]):
                 node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])

@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 _REMOTE = {"strict": "error", "gentle": "default_row", "cached": "stale"}
-# A machine that does much else must not look like a node that is down.
+# Long timeouts: on a busy machine, a slow node must not look like a dead one.
 _PATIENT = "?timeout_ms=60000&node_timeout_ms=30000"
 _WORDS = np.array([b"", b"red", "grün".encode(), b"a word"], object)
 

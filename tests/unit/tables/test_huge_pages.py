@@ -25,7 +25,7 @@ from service.tables.huge_pages import HugePages
 from service.tables.page_table import PageTable, huge_bytes, pages_in_memory
 from tests.large_folios import HUGE, drop, need_large_folios, smaps_bytes, write_in_pieces
 
-# Files of megabytes are written and read again, for each test anew.
+# Each test writes and reads files of several megabytes.
 pytestmark = pytest.mark.slow
 PAGE = mmap.PAGESIZE
 
