@@ -325,7 +325,7 @@ def reshard(stage: Stage) -> None:
 
 
 def memory_full(stage: Stage) -> None:
-    """Sets maxmemory so low that each node's memory is full: reads go on, upserts are refused."""
+    """Sets maxmemory of all nodes to 1 byte for a while, so their memory is full: reads go on, upserts are refused."""
     stage.all_nodes("CONFIG SET", "maxmemory", "1")
     stage.wait()
     stage.all_nodes("CONFIG SET", "maxmemory", "0")
@@ -351,7 +351,7 @@ def change_password(stage: Stage) -> None:
 
 
 def flip_version(stage: Stage) -> None:
-    """Pushes a newer version, moves it to where servers look for versions, and waits until both answer from it."""
+    """Pushes a newer version, moves it to where servers look for versions, and waits until both of them answer from it."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
     stage.newer.rename(stage.models / "2")
     until(lambda: all(_has_version(server.http.removeprefix("http://"), "2") for server in stage.servers))

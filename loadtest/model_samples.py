@@ -109,7 +109,7 @@ class ServedModel:
         return tuple(s for s in self._called() if s.method_name == wanted and s.takes_examples)
 
     def lookups(self) -> tuple[Signature, ...]:
-        """Returns the signatures that the route :lookup can call, which are recognized by their names."""
+        """Returns the signatures that the route :lookup can call: those whose names begin with "lookup"."""
         return tuple(s for s in self.predicted() if s.name.startswith("lookup"))
 
 

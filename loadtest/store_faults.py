@@ -294,7 +294,7 @@ def watched(server: ServerProcess, model: str, about: str, expects: str, state: 
 
 
 def judge_old(rows: Mapping[str, Row], reader: Reader) -> None:
-    """Writes into each row of the report how many of the reader's requests version 1 answered."""
+    """Writes into each report row how many of the reader's requests version 1 answered; a failure is unexpected."""
     for model, failed in reader.failed.items():
         rows[model].old_version = f"{reader.requests[model] - failed} of {reader.requests[model]}"
         rows[model].is_expected &= not failed and reader.requests[model] > 0

@@ -56,7 +56,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class StartService:
-    """Function that starts the service on one of the benchmark's models."""
+    """A callable that starts this project's server on one of the benchmark's models."""
 
     model: str
     flags: tuple[str, ...]

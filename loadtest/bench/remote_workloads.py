@@ -194,7 +194,7 @@ def _clients(
 
 
 def expected(tables: Tables, inputs: Arrays) -> Arrays:
-    """Computes an answer from the mapped tables: vectors by feature."""
+    """Returns the expected answer to a request, vectors by feature, computed from the mapped tables."""
     readers = {name: partial(_mapped, table) for name, table in tables.items()}
     return joined(readers, inputs, {name: table.shape[1] for name, table in tables.items()})
 

@@ -1,4 +1,4 @@
-"""Runs the benchmark's cases: starts servers, checks one answer of each case, and measures all cases in each round."""
+"""Runs the benchmark's cases: starts servers, checks answers of each case, and measures all cases in each round."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def measure(
     seconds: float,
     rounds: int,
 ) -> Speed:
-    """Sends requests to the adopted and the original server in turns, on 8 connections each; all must be valid."""
+    """Returns the medians of both servers' rates, measured in turns on 8 connections; all requests must be valid."""
     rates: list[list[float]] = [[], []]
     try:
         asks = [_ask(server, model, signature, requests, is_grpc=is_grpc) for server in servers]

@@ -35,7 +35,7 @@ class Round:
 
 
 async def capacity(wire: Wire, model: str, *, clients: int, seconds: float, timeout_s: float) -> float:
-    """Returns answers per second with N clients, each of which sends its next request after an answer."""
+    """Returns right answers per second to N clients, each of which sends its next request after an outcome."""
     end_s = time.perf_counter() + seconds
     done = 0
 

@@ -24,7 +24,7 @@ def rolling_restart(fleet: Fleet) -> None:
 
 
 def roll_out_version(fleet: Fleet) -> None:
-    """Puts the next model version on one replica after another."""
+    """Adds the next model version to one replica after another, each after the previous one serves it."""
     for replica in fleet.replicas:
         replica.add_version(2)
         until(lambda replica=replica: replica.serves(2))
