@@ -351,7 +351,7 @@ def change_password(stage: Stage) -> None:
 
 
 def flip_version(stage: Stage) -> None:
-    """Pushes a newer version, moves it to where servers look for versions, and waits until both of them answer from it."""
+    """Pushes a newer version, moves it to where servers look for versions, and waits until both answer with it."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
     stage.newer.rename(stage.models / "2")
     until(lambda: all(_has_version(server.http.removeprefix("http://"), "2") for server in stage.servers))

@@ -57,7 +57,7 @@ class Network:
 
 
 def lose_host(network: Network) -> None:
-    """Loses a host: both of its nodes end, and no packet is answered, not even with a refusal."""
+    """Loses a host for a time: both of its nodes end, and no packet is answered, not even with a refusal."""
     stage, lost = network.stage, network.nodes_of(_LOST)
     network.hosts.cut(_LOST)
     for number in lost:

@@ -97,7 +97,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether no request failed and the server logged no error."""
+        """Whether the test took samples, no request failed, and the server logged no error."""
         return bool(self.samples) and not self.problems and not self.faults
 
     def write(self, out: Path) -> None:
