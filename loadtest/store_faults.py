@@ -281,7 +281,7 @@ def wait(is_so: Callable[[], bool]) -> bool:
 
 
 def watched(server: ServerProcess, model: str, about: str, expects: str, state: str = "") -> Row:
-    """Waits until the status page shows a model's expected state and text; returns a row with the last of both."""
+    """Waits until the status page shows a model's expected state and text; the row has what it showed last."""
     row = Row(about)
 
     def is_seen() -> bool:

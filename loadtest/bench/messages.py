@@ -188,7 +188,7 @@ def varint(value: int) -> bytes:
 
 
 def check(found: Arrays, expected: Arrays, *, exact: bool) -> None:
-    """Raises AssertionError if an answer differs from numpy's; if not `exact`, sums may differ in their last bits."""
+    """Raises AssertionError if an answer differs from numpy's by more than 1e-6, or more than 1e-4 if not `exact`."""
     assert set(found) == set(expected), f"outputs {sorted(found)}, expected {sorted(expected)}"
     for name, array in expected.items():
         tolerance = 1e-6 if exact else 1e-4

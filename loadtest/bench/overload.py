@@ -62,7 +62,7 @@ class Probe(Waits):
     """The results of requests that a client sends at fixed times."""
 
     def ask(self, call: Callable[[], object]) -> bool:
-        """Sends one request and records its response time; returns whether the server answered it."""
+        """Sends one request and records the time to its answer or refusal; returns whether the server answered it."""
         begun_s = time.perf_counter()
         try:
             call()

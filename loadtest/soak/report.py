@@ -76,7 +76,7 @@ def sampled(pid: int, at_s: float, window: Window) -> Sample:
 
 
 def slope_mib_per_hour(samples: list[Sample], what: str) -> float | None:
-    """Returns how much memory grew in the second half of the samples, by least squares; None for fewer than three."""
+    """Returns memory's growth in MiB an hour in the second half of the samples; None if this has fewer than three."""
     later = samples[len(samples) // 2 :]
     if len(later) < 3:
         return None

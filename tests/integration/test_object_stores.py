@@ -132,8 +132,8 @@ def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
     asked = itertools.count()
 
     def cut(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
-        # The server fetches the parts of the object "filler" at the same time. Only the first part arrives whole; each other
-        # connection is cut after 1,000 bytes.
+        # The server fetches the parts of the object "filler" at the same time. Only the first part arrives whole; each
+        # other connection is cut after 1,000 bytes.
         return Fault(cut_after=1000) if path.endswith("filler") and next(asked) else None
 
     proxy.rule = cut
