@@ -59,7 +59,7 @@ _add("hashing_of_integers", lambda k, rows: k.layers.Hashing(num_bins=rows(_WORD
 
 @ZOO.foreign({"words": Words("word", _WORDS), "item": Ids(1000)})
 def keras3_mean_of_words(folder: Path, rows: Rows) -> None:
-    """Builds a model that takes strings [B, K], with "" as padding, and averages their rows before a dense layer."""
+    """Builds a model with a dense layer over the mean of rows of strings [B, K], "" as padding, and an item's row."""
     keras = keras3()
     words = keras.Input((None,), dtype="string", name="words")
     item = keras.Input((), dtype="int64", name="item")

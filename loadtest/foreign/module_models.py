@@ -48,7 +48,7 @@ def module_gather_and_tower(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000), "items": Ids(2000)})
 def module_embedding_lookup(folder: Path, rows: Rows) -> None:
-    """Builds a model that looks up ids [B] and [B, K], with and without max_norm."""
+    """Builds a model that looks up ids [B] and [B, K], with and without max_norm, and means of rows."""
     import tensorflow as tf
 
     table = variable("item", rows(2000), 16)

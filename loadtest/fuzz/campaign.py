@@ -40,7 +40,7 @@ class Campaign:
     again: Held | None = None
 
     def run(self, numbers: Sequence[int], connect: Callable[[], Wire], *, connections: int, seed: int) -> None:
-        """Sends the requests with these numbers, then some again; ends early after many problems or the server's end."""
+        """Sends the requests with these numbers, then some again; ends early after many problems or with the server."""
         self.start = self.server.held()
         started_s = time.monotonic()
         self._send(numbers, connect, connections, seed)

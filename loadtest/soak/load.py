@@ -38,7 +38,7 @@ def running(
     swap_s: float,
     troubles: Sequence[Trouble] = (),
 ) -> Iterator[None]:
-    """Sends requests from several threads until the `with` block ends.
+    """Sends requests from several threads, watches health and swaps versions until the `with` block ends.
 
     Args:
       models: the served model folder, which holds version 1.
@@ -114,7 +114,7 @@ def _words(error: Exception) -> str:
 
 
 def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event) -> None:
-    """Watches the server's health service; every change after the first status counts as a failure."""
+    """Watches the server's health service; each status other than SERVING, and an early end, counts as a failure."""
     serving = health_pb2.HealthCheckResponse.SERVING
     try:
         for answer in watch:
