@@ -60,7 +60,7 @@ class Chart:
         self._parsed = {name: parse(text, self._defined[name]) for name, text in self.texts.items()}
 
     def render(self, release: str, values: Mapping[str, Any]) -> list[Any]:
-        """Returns the objects of all templates."""
+        """Renders all templates of the chart; returns the Kubernetes objects that they make."""
         definitions = self._definitions()
         return [
             document
@@ -69,7 +69,7 @@ class Chart:
         ]
 
     def render_text(self, text: str, release: str, values: Mapping[str, Any], *, replaced: str) -> list[Any]:
-        """Returns the objects of one template's text, rendered in place of the named template."""
+        """Renders `text` in place of the template named `replaced`; returns the Kubernetes objects that it makes."""
         definitions = self._definitions(replaced)
         return self._objects(parse(text, definitions), definitions, release, values)
 

@@ -109,7 +109,7 @@ def test_the_options_change_the_objects() -> None:
 
 
 def typos(text: str) -> Iterator[str]:
-    """Yields a template with one field of an object, or one word of an action, misspelt."""
+    """Yields the template's text with one field of an object, or one word of an action, misspelt, for each of them."""
     without_comments = re.sub(r"(?m)#.*$", lambda found: " " * len(found[0]), text)
     # A word after a slash, a dot or a hyphen is a part of a label; another test, which compares with the overlays,
     # finds typos in labels.

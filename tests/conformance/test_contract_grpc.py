@@ -34,7 +34,7 @@ def predict_request(values: Any, *, as_content: bool = False) -> bytes:
 
 
 def output(data: bytes) -> Any:
-    """Returns the answer's TensorProto."""
+    """Returns output "y" of a serialized PredictResponse, as a TensorProto."""
     return message_class("tensorflow.serving.PredictResponse").FromString(data).outputs["y"]
 
 

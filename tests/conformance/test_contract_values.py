@@ -86,7 +86,7 @@ def in_content(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
 
 
 def predict(channel: grpc.Channel, dtype: str, tensor: Any, *, metadata: Any = ()) -> Any:
-    """Sends a tensor through the signature of its dtype; returns the output's TensorProto, or Refused."""
+    """Sends a tensor to the signature of model "kinds" for its dtype; returns the output's TensorProto, or Refused."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = "kinds", dtype
     request.inputs["x"].CopyFrom(tensor)

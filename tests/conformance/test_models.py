@@ -77,7 +77,7 @@ class World:
         return f"model_config_list {{ {self.filled(' '.join(map(_entry, models)))} }}"
 
     def filled(self, text: str) -> str:
-        """Puts the folder in."""
+        """Replaces {base} in a text by the folder of the models."""
         return text.replace("{base}", str(self.base))
 
     def add(self, name: str) -> None:
@@ -208,7 +208,7 @@ class Grpc:
 
 @pytest.fixture
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    """The world of a case, not started yet."""
+    """The models and the server of one case of the contract, not started yet."""
     world = World(tmp_path, request.param)
     yield world
     assert world.models.stop(PATIENCE_S) == []
@@ -246,7 +246,7 @@ def run(world: World, step: dict[str, Any], wires: list[Any], what: str) -> None
 
 
 def expected(world: World, step: dict[str, Any], wire: Any) -> Told:
-    """Returns what a wire tells where all is well."""
+    """Returns what a wire must answer in a step of a case: code and text, a version, or the states of all versions."""
     if "code" in step:
         return tuple(wire.told(step["code"], world.filled(step["text"])))
     if "version" in step:

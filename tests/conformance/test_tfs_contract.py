@@ -52,7 +52,7 @@ def test_grpc(channel: grpc.Channel, case: dict[str, Any]) -> None:
 
 
 def request_class(method: str) -> Any:
-    """Returns the message that a method takes."""
+    """Returns the class of the request message of a gRPC method."""
     names = {"HandleReloadConfigRequest": "ReloadConfigRequest"}
     return message_class(f"tensorflow.serving.{names.get(method, method + 'Request')}")
 

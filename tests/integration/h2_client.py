@@ -71,7 +71,7 @@ class H2Client:
         self.socket.sendall(self.h2.data_to_send())
 
     def begin(self, path: str = PREDICT, **more: str) -> int:
-        """Queues the HEADERS frame of a call; returns the stream's number. more: further headers, "_" for "-"."""
+        """Queues the HEADERS frame of a gRPC call; returns the stream's id. more: further headers, with "_" for "-"."""
         stream_id = self.h2.get_next_available_stream_id()
         headers = {
             ":method": "POST",

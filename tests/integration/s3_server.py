@@ -24,7 +24,7 @@ class S3Server:
         self.start()
 
     def start(self) -> None:
-        """Starts the server, with an empty bucket."""
+        """Starts the S3 server and waits until it answers; its bucket is empty."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
             env=environment(),
@@ -77,7 +77,7 @@ class S3Server:
         return total
 
     def contents(self, prefix: str) -> dict[str, bytes]:
-        """Returns path below the prefix -> bytes, of all objects."""
+        """Returns all objects below a prefix of the bucket: path without the prefix -> bytes."""
         import obstore
 
         bucket = self._bucket()

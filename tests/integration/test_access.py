@@ -1,4 +1,4 @@
-"""A server that lets in whom it knows: on every route and method, over both wires and both data planes."""
+"""A server with callers refuses requests without the right for them, on all routes, methods, wires and data planes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ANSWER = [[1.0, 10.0]]
 
 
 class Guarded:
-    """A server of models "shown" and "hidden" with callers: user may predict shown, reader see it, boss everything."""
+    """A server of models "shown" and "hidden". Rights: user predicts on "shown", reader sees "shown", boss has all."""
 
     def __init__(self, folder: Path, stack: ExitStack, plane: str) -> None:
         self.auth, self.models = folder / "auth.toml", folder / "models.conf"

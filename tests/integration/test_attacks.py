@@ -100,7 +100,7 @@ def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]
 
 
 def dropped(server: ServerProcess) -> dict[str, float]:
-    """Returns the counts of connections that were dropped, by reason."""
+    """Reads from the metrics how many connections the server dropped, by reason."""
     # The metrics are asked for on a new connection, because the server may close a kept one just as the client uses it
     # again.
     text = httpx.get(f"http://127.0.0.1:{server.http_port}/metrics", timeout=PATIENCE_S).text

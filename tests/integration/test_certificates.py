@@ -41,7 +41,7 @@ TOKEN = "the-token-of-the-boss"
 
 @pytest.fixture(scope="module", params=[(plane, name) for plane in DATA_PLANES for name in ("CN:ranker", "DNS:ranker")])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with TLS on both wires."""
+    """A server with TLS and client certificates on both wires, and one caller who is known by a certificate."""
     folder = tmp_path_factory.mktemp("certificates")
     write_toy_model(folder / "model" / "1")
     (folder / "ssl.conf").write_text(ssl_config(AUTHORITY.issue(), AUTHORITY))

@@ -1,4 +1,4 @@
-"""Thousands of connections, one too many, and no descriptors left. Raw sockets, a real process."""
+"""Thousands of connections are answered, one too many is refused, and missing descriptors stop nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBER = 3000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A patient server that takes NUMBER connections."""
+    """A server with long timeouts that may have NUMBER connections."""
     folder = tmp_path_factory.mktemp("connections") / "model"
     write_toy_model(folder / "1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""The start of a model with lookups and predicts: when ports open, and what is answered before TensorFlow is there."""
+"""Starts models with lookups and predicts: when ports open, and which requests are answered before TensorFlow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ sys.meta_path.insert(0, Hold())
 
 @pytest.fixture
 def models(tower_version: Path, tmp_path: Path) -> Path:
-    """Makes a model folder, which tests may change, with a version that has lookups and predicts."""
+    """Copies a version with lookups and predicts into a model folder that tests may change."""
     shutil.copytree(tower_version, tmp_path / "towers" / "1")
     return tmp_path / "towers"
 

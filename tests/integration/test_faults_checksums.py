@@ -1,4 +1,4 @@
-"""Tables that are not what their checksums say, of versions that come and of one that is there at the start."""
+"""A server refuses or removes versions whose tables differ from their checksums, at the start and later."""
 
 from __future__ import annotations
 

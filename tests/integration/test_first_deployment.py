@@ -42,7 +42,7 @@ class Home:
         )
 
     def run(self, command: str) -> str:
-        """Runs a command; returns what it printed, "" where it failed."""
+        """Runs a command in the home folder; returns its standard output, or "" if it failed."""
         done = subprocess.run(
             ["bash", "-c", self.here(command)], cwd=self.folder, env=environment(), capture_output=True, text=True
         )

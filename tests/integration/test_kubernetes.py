@@ -58,7 +58,7 @@ def variables(of: Any) -> dict[str, str]:
 
 
 def settings(of: Any) -> Settings:
-    """Returns the settings from a container's environment variables and from the image's."""
+    """Returns the settings that a container gets from its environment variables and from the image's."""
     return read_settings([], variables(of) | {"EMB_MODEL_BASE_PATH": "/models/movielens"})
 
 

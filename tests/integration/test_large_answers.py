@@ -16,7 +16,7 @@ IDS = np.tile(np.arange(1, 5), 2000)
 
 @pytest.fixture
 def server(serve: Serve) -> ServerProcess:
-    """The toy model, floats in tensor_content."""
+    """Serves the toy model with answers in tensor_content."""
     return serve("--enable_serialization_as_tensor_content").ready()
 
 

@@ -104,7 +104,7 @@ def _lists(count: int) -> bytes:
 
 
 def _depth(depth: int) -> bytes:
-    """Returns a prediction with a tensor of `depth` dimensions."""
+    """Returns a predict request over HTTP whose JSON input has `depth` dimensions."""
     inputs = b"[" * depth + b"1" + b"]" * depth
     body = b'{"signature_name": "lookup", "inputs": {"user": %s}}' % inputs
     return post(body, CLOSE, start=LOOKUP.replace(b":lookup", b":predict"))

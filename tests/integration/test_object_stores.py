@@ -33,7 +33,7 @@ LARGE_BYTES = 4 * PART_BYTES + 1000
 
 
 def version(tmp_path: Path, scale: int, filler_bytes: int = 0) -> Path:
-    """Makes a version whose rows are multiplied by a scale; the filler makes it large."""
+    """Writes a toy version whose rows are multiplied by a scale; filler_bytes: size of a further file, 0 for none."""
     folder = tmp_path / f"made-{scale}"
     write_toy_model(folder, scale=scale)
     if filler_bytes:

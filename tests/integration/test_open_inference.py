@@ -1,4 +1,4 @@
-"""The stock tritonclient against a real server, over both wires."""
+"""Calls a real server with the stock tritonclient, over HTTP and gRPC."""
 
 from __future__ import annotations
 

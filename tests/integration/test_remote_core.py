@@ -1,4 +1,4 @@
-"""The native core answers lookups over tables in a cluster itself: it forwards none, whatever happens to the nodes."""
+"""The native core itself answers lookups of tables in a cluster: it forwards none, whatever happens to the nodes."""
 
 from __future__ import annotations
 

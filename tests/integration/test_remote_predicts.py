@@ -117,7 +117,7 @@ class Served:
         return self.server.channel.unary_unary(PREDICT).future(request.SerializeToString(), timeout=timeout_s)
 
     def predict(self, model: str, signature: str, inputs: dict[str, Array]) -> tuple[list[float], dict[str, Any]]:
-        """Returns the scores, and the numbers of rows that were not read: table -> number, by the metadata's name."""
+        """Returns the scores, and by the name of a trailer such as x-default-rows: table -> number of rows not read."""
         call = self.start(model, signature, inputs)
         scores = scores_of(call)
         notes = {key: str(value) for key, value in call.trailing_metadata() if key.endswith("-rows")}

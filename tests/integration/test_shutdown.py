@@ -54,7 +54,7 @@ def test_a_request_in_flight_is_answered_before_the_end(serve: Serve, number: in
 
 
 def accepts(port: int) -> bool:
-    """Says whether anyone listens."""
+    """Says whether a server accepts connections on a port of this machine."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=60).close()
     except OSError:

@@ -28,7 +28,7 @@ class Stubs:
         self._predictions = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 
     def predict(self, name: str, **choice: Any) -> Any:
-        """Asks for x = 1 and returns (version, y)."""
+        """Sends x = 1 to a model; returns the version that answered and y, or the error's code and text."""
         import tensorflow as tf
         from tensorflow_serving.apis import predict_pb2
 
@@ -77,7 +77,7 @@ class Stubs:
 
 
 def told(call: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-    """Returns what a call answers, or its code and text."""
+    """Returns what `read` finds in the answer of a gRPC call, or the error's code and text."""
     try:
         response = call()
     except grpc.RpcError as error:

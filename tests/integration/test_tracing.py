@@ -55,7 +55,7 @@ def start(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch)
 
 
 def parent(trace: int, *, is_sampled: bool) -> str:
-    """Returns a traceparent of a trace by number."""
+    """Returns the traceparent header of trace number `trace`."""
     return f"00-{trace:032x}-b7ad6b7169203331-{'01' if is_sampled else '00'}"
 
 

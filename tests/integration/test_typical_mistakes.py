@@ -270,7 +270,7 @@ ALL = {("model_export", name): mistake for name, mistake in EXPORT.items()} | {
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a foreign SavedModel and everything that is wrong."""
+    """A folder with a toy model, a SavedModel without a manifest, and each wrong file that the mistakes name."""
     folder = tmp_path_factory.mktemp("mistakes")
     write_toy_model(folder / "models/toy/1")
     write_toy_model(folder / "foreign")

@@ -30,7 +30,7 @@ FILLER_BYTES = 20 << 20
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Makes the folder in which temporary folders are made."""
+    """Makes an empty folder in which Python then makes all temporary folders."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))

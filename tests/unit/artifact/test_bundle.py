@@ -30,7 +30,7 @@ def good_index(toy_model: Path) -> bytes:
 
 
 def read_index(prefix: Path, data: bytes) -> dict[str, BundleEntry]:
-    """Reads an index with these bytes."""
+    """Writes these bytes as the index of a checkpoint, and reads the index."""
     prefix.with_name(f"{prefix.name}.index").write_bytes(data)
     return read_bundle(prefix)
 
@@ -228,7 +228,7 @@ UPPER_KEY, LOWER_KEY = b"\0t\0\1\1\2\x83\x82\x80\x7f", b"\0t\0\1\1\2\x80\x83\x80
 
 
 def part(rows: int, offset: int, dtype: int = 1) -> bytes:
-    """Returns the record of a slice of some rows, in the second shard."""
+    """Returns the record of a slice with `rows` rows, at a byte offset in the second shard."""
     return proto_field(1, dtype) + dims(rows, 2) + proto_field(3, 1) + proto_field(4, offset) + proto_field(5, 8 * rows)
 
 

@@ -28,7 +28,7 @@ class Writer:
         self.faults.append(fault.reason)
 
     def append(self, value: float, at_least: int = 1) -> int:
-        """Appends a row; returns its number."""
+        """Appends a delta of one row to the journal; returns its sequence number."""
 
         def make(sequence: int) -> tuple[Delta, bytes]:
             delta = Delta(sequence, "t", np.array([0]), np.array([[value]], np.float32), b"f" * 32)

@@ -1,4 +1,4 @@
-"""Bodies that the server's own decoders read back."""
+"""The client makes JSON bodies that the server's own decoders read back."""
 
 from __future__ import annotations
 

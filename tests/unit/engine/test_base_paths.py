@@ -23,7 +23,7 @@ def test_only_integer_folders_are_versions(tmp_path: Path) -> None:
 
 
 def fault(path: str | Path, policy: VersionPolicy = LATEST) -> str:
-    """Returns what is wrong with a base path."""
+    """Returns the fault that fault_of() finds in a model's base path, "" if there is none."""
     return fault_of(ModelConfig("m", str(path), policy))
 
 

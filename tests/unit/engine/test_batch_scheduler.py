@@ -23,7 +23,7 @@ def call_of(value: int, group: str = "") -> Call:
 
 
 class Counting:
-    """Answers each task with its own input; knows how many batches ran at once, and in what order."""
+    """A backend that answers each call with its own inputs; it records their order and how many batches ran at once."""
 
     def __init__(self) -> None:
         self.most = 0

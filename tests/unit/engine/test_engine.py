@@ -147,7 +147,7 @@ def test_work_whose_deadline_has_passed_is_not_begun(world: World, deadline_s: f
 
 
 def fail_with(error: Exception) -> FakeBackend:
-    """Returns a backend whose every run raises."""
+    """Returns a backend that raises this error in each run."""
 
     def answer(inputs: Tensors) -> dict[str, Array]:
         raise error

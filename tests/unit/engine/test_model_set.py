@@ -77,7 +77,7 @@ class World:
         return ModelConfig(name, str(self.base / name), policy or All(), labels)
 
     def start(self, *configs: ModelConfig) -> None:
-        """Starts, and waits until all models answer."""
+        """Starts the models, and waits until every model has a version that answers."""
         self.models.start(configs)
         until(lambda: self.registry.is_ready)
 

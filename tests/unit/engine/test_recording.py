@@ -19,7 +19,7 @@ INPUTS = {"user": np.array([1, 2])}
 
 
 class Kept:
-    """A recorder that keeps what it is given."""
+    """A recorder that keeps the requests that it is given."""
 
     def __init__(self, *draws: float) -> None:
         self.left = list(draws)

@@ -558,7 +558,7 @@ class Slots:
 
 @pytest.fixture
 def slots(world: World) -> Slots:
-    """Bounds the loads of the world by slots, and returns these."""
+    """Lets the world's models load only in free slots; returns these slots."""
     slots = Slots()
     rules = dataclasses.replace(world.rules, slots=slots)
     world.watcher = ModelWatcher(world.config(), world.registry, rules)

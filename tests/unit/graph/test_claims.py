@@ -92,7 +92,7 @@ def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, 
 
 
 def requests(name: str) -> list[dict[str, Array]]:
-    """Returns random requests of several sizes."""
+    """Returns random requests of 1, 5 and 40 rows for a model of the zoo."""
     random = np.random.default_rng(8)
     return [ZOO[name].request(rows, ZOO_ROWS, random) for rows in (1, 5, 40)]
 
@@ -120,7 +120,7 @@ def test_keys_of_a_table_in_the_graph(
 
 
 def tags_request(*lengths: int) -> dict[str, Array]:
-    """Returns a request whose rows have so many tags."""
+    """Returns a request of the zoo's model "tags"; lengths: the number of tags in each row."""
     request = ZOO["tags"].request(len(lengths), ZOO_ROWS, np.random.default_rng(4))
     splits = np.cumsum([0, *lengths])
     return request | {"tag_values": np.arange(splits[-1]) % ZOO_ROWS, "tag_splits": splits}

@@ -48,7 +48,7 @@ def cut(tower_version: Path) -> Iterator[Servable]:
 
 @pytest.fixture(scope="module")
 def whole(tower_version: Path) -> Iterator[Servable]:
-    """The model as TensorFlow runs it."""
+    """The tower model with whole graphs, which TensorFlow runs without cutting lookups out."""
     servable = ServableLoader(SERVE, "auto", 2, has_towers=False)("m", 1, tower_version)
     yield servable
     servable.close()

@@ -28,7 +28,7 @@ MAX_MESSAGE_BYTES = 100_000
 
 @pytest.fixture
 def make_server() -> Callable[..., GrpcServer]:
-    """Builds servers that have not started."""
+    """Returns a function that makes gRPC servers which have not been started."""
     return partial(grpc_server, max_message_bytes=MAX_MESSAGE_BYTES)
 
 

@@ -25,7 +25,7 @@ NUM_WORKERS = 2
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[GrpcServer]:
-    """A server of few workers."""
+    """A gRPC server with NUM_WORKERS worker threads."""
     server = grpc_server(engine, max_workers=NUM_WORKERS)
     yield server
     server.stop(0)
@@ -51,7 +51,7 @@ class HeldStream:
         self._is_over.wait()
 
     def end(self) -> None:
-        """Says that there are no more requests."""
+        """Ends the stream's requests."""
         self._is_over.set()
 
 

@@ -1,4 +1,4 @@
-"""Memory that may still be taken, of systems and control groups that are written down as files."""
+"""Memory that a server may still take, computed from the files of systems and control groups."""
 
 from __future__ import annotations
 

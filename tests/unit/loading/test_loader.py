@@ -41,7 +41,7 @@ class FakeGraph:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], int]]:
-    """Makes TensorFlow seem to be there; lists the graphs that were opened."""
+    """Replaces TensorFlow by a stub; returns the list of the (artifact, tags, threads) of each graph that is opened."""
     calls: list[tuple[Path, frozenset[str], int]] = []
 
     def open_graph(

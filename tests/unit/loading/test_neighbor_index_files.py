@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 class Restarted:
-    """A server that has started on version 1 and has searched until it has an index. was_built: whether it built it."""
+    """A server of version 1 that has searched until it has an index. was_built: it built the index, did not read it."""
 
     def __init__(self, base: Path, served: Served | None = None, metric: str = "l2") -> None:
         self.was_built = False

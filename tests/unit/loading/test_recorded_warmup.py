@@ -126,7 +126,7 @@ def examples_spec(outputs: tuple[str, ...]) -> SignatureSpec:
 
 
 def examples_log(kind: str, method_name: str = "") -> bytes:
-    """Returns a PredictionLog of a request for signature "kinds" with two examples."""
+    """Returns a PredictionLog of a request of this kind, with two examples, for signature "kinds"."""
     log = message_class("tensorflow.serving.PredictionLog")()
     request = getattr(log, kind).request
     spec = request.tasks.add(method_name=method_name).model_spec if method_name else request.model_spec

@@ -24,7 +24,7 @@ from tests.toy_policies import write_policy_model
 
 
 def opened(folder: Path) -> OpenedLookups:
-    """Opens an artifact as the loader does."""
+    """Opens the lookups of an artifact, as the loader does."""
     manifest = Manifest.read(folder)
     assert manifest is not None
     return open_lookups(folder, manifest, read_signatures(folder / "saved_model.pb"))

@@ -15,7 +15,7 @@ SUBJECT = Subject("grpc", "Predict", "m", 1, "lookup")
 
 
 class FakeCore:
-    """Tells numbers that a test sets."""
+    """A stand-in for the native core that reports numbers which a test sets."""
 
     def __init__(self) -> None:
         self.subjects: list[dict[str, Any]] = []

@@ -88,7 +88,7 @@ class Counts:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
-    """The families of a server with a version whose rows may change."""
+    """The metrics, by name, of a server whose version has deltas, a request log, tables in a cluster and a store."""
     folder = tmp_path_factory.mktemp("toy")
     write_toy_model(folder / "1")
     served = Served(folder / "1", folder / "journal")

@@ -1,4 +1,4 @@
-"""Fetching a version: only whole and safe ones, nothing twice, and anew what changed in the store."""
+"""Fetches versions from a store: only complete and safe ones, no bytes twice, and changed objects again."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def all_records(caplog: pytest.LogCaptureFixture) -> None:
-    """Records of level info are told, too."""
+    """Makes caplog keep records of level INFO, too."""
     caplog.set_level(logging.INFO)
 
 

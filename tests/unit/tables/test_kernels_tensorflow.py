@@ -20,7 +20,7 @@ CASES = 25
 
 
 def draw(seed: int, *, positive: bool) -> tuple[np.ndarray, list[list[int]], list[list[float]]]:
-    """Returns a table, rows with empty ones among them, and weights."""
+    """Returns a table, rows of ids of which some are empty, and a weight for each id."""
     random = np.random.default_rng(seed)
     table = random.normal(size=(V, D)).astype(np.float32)
     rows = [random.integers(0, V, random.integers(0, K + 1)).tolist() for _ in range(random.integers(1, 6))]
@@ -138,7 +138,7 @@ def test_equals_the_serving_lookup_of_sequences(tf: Any, length: int, is_sparse:
 
 @cache
 def sequence_of_seed(tf: Any, seed: int, length: int, is_sparse: bool) -> np.ndarray:
-    """Returns what TensorFlow's serving lookup gives for a sequence feature and a seed."""
+    """Returns the vectors of TensorFlow's serving lookup of a sequence feature; the seed determines table and ids."""
     table, rows, _ = draw(seed, positive=True)
     ids = ragged_tensor(tf, rows)
     return serving_sequence(tf, table, ids.to_sparse() if is_sparse else ids, length)

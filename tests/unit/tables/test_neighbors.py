@@ -20,7 +20,7 @@ NONE = np.empty(0, np.int64)
 
 
 def search(queries: Any, k: int, metric: Metric = "dot", **more: Any) -> RowSearch:
-    """Returns a search of all rows."""
+    """Returns a RowSearch of all rows of a table, on one thread."""
     vectors = np.asarray(queries, np.float32)
     defaults: dict[str, Any] = {"own": np.full(len(vectors), -1), "allowed": None, "denied": NONE, "seconds": 20.0}
     return RowSearch(**{"queries": vectors, "k": k, "metric": metric, "threads": 1} | defaults | more)

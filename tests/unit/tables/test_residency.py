@@ -1,4 +1,4 @@
-"""Tables' pages are read, locked and advised on as the settings say: seen in what the kernel holds of real files."""
+"""The kernel reads, locks and is advised about the pages of tables as the settings say, checked on real files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mapped tables: shared and read-only, and refused wherever manifest, index and files disagree."""
+"""Maps tables shared and read-only; a disagreement of manifest, index and files refuses the version."""
 
 from __future__ import annotations
 

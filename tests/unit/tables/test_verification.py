@@ -1,4 +1,4 @@
-"""Tables held against their checksums: what is found, at which rate, and what is left of it in memory."""
+"""Verifies tables by their checksums: which damage is found, at which rate, and what stays in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Written:
-    """A file of two tables behind a byte that belongs to neither, so that both are unaligned."""
+    """A file of two tables that begin at an odd address, because one byte precedes them."""
 
     def __init__(self, folder: Path, num_bytes: int = 3 * MIB // 2) -> None:
         self.path = folder / "variables.data"

@@ -27,7 +27,7 @@ CLASSIFICATION_REQUEST = "tensorflow.serving.ClassificationRequest"
 
 
 def request(name: str, fill: Callable[[Any], None]) -> bytes:
-    """Returns a filled message's bytes."""
+    """Makes a message of the API, fills it by a function, and returns its bytes."""
     message = message_class(f"tensorflow.serving.{name}")()
     fill(message)
     return bytes(message.SerializeToString())

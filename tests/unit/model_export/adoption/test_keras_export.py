@@ -72,7 +72,7 @@ def manifest_of(artifact: Path) -> Manifest:
 
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns what our server answers."""
+    """Returns the outputs that this project's server gives for a signature of an artifact."""
     servable = ServableLoader(frozenset({"serve"}), "auto", 1)("m", 1, artifact)
     spec = servable.signatures[signature]
     return dict(servable.backends[signature].run(signature, dict(inputs), tuple(spec.outputs)))

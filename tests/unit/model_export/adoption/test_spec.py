@@ -1,4 +1,4 @@
-"""Spec files: the example holds, mistakes are named by file and key."""
+"""Reads spec files for `adopt`: the documented example is valid, and a mistake is reported with file and key."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ PADDED = {"embedding_lookup_device": "tpu_tensor_core"}
 
 
 def column(name: str) -> Any:
-    """A categorical column by a short name."""
+    """Returns the categorical column that the tests of this file call by this short name."""
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column

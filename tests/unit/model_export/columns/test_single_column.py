@@ -37,7 +37,7 @@ def every_field(column: Any) -> dict[str, Any]:
 
 
 def examples() -> list[Any]:
-    """Columns with none of their fields at its default, as far as one column can have that."""
+    """Returns columns, none of whose fields have default values, as far as one column can have that."""
     from model_export.columns.embedding_column import embedding_column
     from model_export.tensorflow_setup import tf
 

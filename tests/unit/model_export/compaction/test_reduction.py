@@ -53,7 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Version 1 of a model of lookups alone, with keys and every policy; not to be changed."""
+    """Version 1 of a model with lookups only, with vocabularies and every policy; tests must not change it."""
     from tests.unit.model_export.exporter.table_source import EVERY_POLICY, TableSource
 
     source = TableSource(EVERY_POLICY, random_tables(EVERY_POLICY))
@@ -76,7 +76,7 @@ def read_as(table: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def item() -> np.ndarray:
-    """Returns the trained table."""
+    """Returns the rows of table "item" before it was reduced."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES
 
     return random_tables(TWO_FEATURES)["item"]

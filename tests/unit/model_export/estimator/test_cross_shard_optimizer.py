@@ -28,7 +28,7 @@ SUM = tf.compat.v1.losses.Reduction.SUM
 
 
 def momentum() -> Any:
-    """Returns an optimizer with a slot, so that what it keeps is compared too."""
+    """Returns a momentum optimizer: its slot is saved too, so that tests can compare it."""
     return tf.compat.v1.train.MomentumOptimizer(0.05, 0.9)
 
 
@@ -48,7 +48,7 @@ class GroupByHand:
 
 
 class InsideCond:
-    """Applies inside tf.cond, whose branches are graphs of their own, as scripts that accumulate gradients do."""
+    """Applies gradients inside tf.cond, whose branches are separate graphs, as scripts that accumulate gradients do."""
 
     def minimize(self, loss: Any, step: Any) -> Any:
         """Returns the train op."""

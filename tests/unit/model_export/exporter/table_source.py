@@ -1,4 +1,4 @@
-"""An ExportSource whose answers are easy to compute by hand: tables of numbers, and a sum of two vectors."""
+"""Exports a model whose answers are easy to compute by hand: rows of tables, and a sum of two vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacked and sharded tables, written by jax-tpu-embedding itself and held against its own unstacking."""
+"""Imports stacked and sharded tables that jax-tpu-embedding wrote, and compares the rows with its own unstacking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables on their way into a checkpoint: conversion to float32, rounding, means, keys, numbers that are refused."""
+"""Copies tables into a checkpoint: conversion to float32, rounding, mean rows, keys, and numbers that are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Given:
 def copied(
     folder: Path, chunks: Sequence[Chunk], *, keys: Any = None, progress: Any = None, **options: Any
 ) -> tuple[CopiedTable, np.ndarray]:
-    """Copies a table; returns what is known of it and its stored numbers."""
+    """Copies a table into a checkpoint; returns its description and the numbers that the checkpoint has."""
     with BundleWriter(folder / "variables") as writer:
         table = TableCopy("user", "user.npy", **options).run(
             Given(chunks), keys, writer, progress or (lambda done, total: None)

@@ -90,7 +90,7 @@ def test_a_train_step_is_the_recipe_of_tensorflow_recommenders(is_given: bool) -
 
 
 def by_hand(model: Any, dense_by: Any, tables_by: Any) -> float:
-    """One step as the documentation of tensorflow_recommenders writes it."""
+    """Makes one training step by hand, as the documentation of tensorflow_recommenders writes it; returns the loss."""
     with tf.GradientTape() as tape:
         value = loss(tf)(labels(tf), model(film_batch(tf)))
     gradients = tape.gradient(value, model.trainable_variables)

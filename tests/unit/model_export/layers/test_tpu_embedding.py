@@ -1,4 +1,4 @@
-"""The TPUEmbedding layer on a CPU: every argument, against TensorFlow's own layer and numpy."""
+"""Tests each argument of the TPUEmbedding layer, on a CPU, against TensorFlow's own layer and numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases hold the edges that they promise."""
+"""Checks that the drawn cases of a parity test have the edge cases that they promise."""
 
 from __future__ import annotations
 

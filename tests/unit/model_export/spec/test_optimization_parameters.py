@@ -1,4 +1,4 @@
-"""The parameter classes take 2.15's arguments, in its order, with its defaults and its errors."""
+"""The classes of parameters accept TensorFlow 2.15's arguments in its order, with its defaults and its errors."""
 
 from __future__ import annotations
 
