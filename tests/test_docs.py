@@ -22,7 +22,7 @@ TABLES = {"export.md": "| argument |", "faults.md": "| fault or attack |"}
 
 @cache
 def test_names(file: Path) -> set[str]:
-    """Returns the names of the test functions in a file."""
+    """Returns the names of all functions in a file, among them its tests."""
     return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
 
 

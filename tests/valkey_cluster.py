@@ -58,7 +58,7 @@ class Security:
 
     @property
     def flags(self) -> list[str]:
-        """Returns flags of a node, which also is a client of the others."""
+        """Returns the flags for a node's password and TLS, also for its connections to other nodes."""
         found = ["--requirepass", self.password, "--masterauth", self.password] if self.password else []
         if self.tls is not None:
             found += ["--tls-cert-file", str(self.tls / "node.pem"), "--tls-key-file", str(self.tls / "node.key")]

@@ -84,7 +84,7 @@ def test_details_are_cut_at_1024_bytes(contract_channel: grpc.Channel, length: i
 
 @pytest.fixture
 def serve(contract_engine: Engine) -> Any:
-    """Starts servers with options and gives channels to them."""
+    """Returns a function that starts a gRPC server with options, and returns a channel to it."""
     started: list[Any] = []
 
     def start(client: Any = (), **options: Any) -> grpc.Channel:

@@ -13,7 +13,7 @@ _INT64 = 9
 
 
 def refusals(server: ServerProcess) -> list[tuple[str, object]]:
-    """Sends all of these requests; returns the wire and the status of each."""
+    """Sends four requests of a billion rows or ids; returns the wire and the status of each."""
     return [
         ("HTTP", _infer(server, [ROWS], [1])),
         ("HTTP", _infer(server, [ROWS, ROWS], [])),

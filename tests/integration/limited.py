@@ -91,7 +91,7 @@ def cpu_s(pid: int) -> float:
 
 
 def used_while_idle_s(pid: int, seconds: float) -> float:
-    """Returns the processor seconds that an idle server uses in some seconds."""
+    """Returns the processor seconds that a process uses while nobody sends it requests for `seconds`."""
     before = cpu_s(pid)
     time.sleep(seconds)
     return cpu_s(pid) - before

@@ -80,7 +80,7 @@ class Guarded:
         return self.server.http.request(method, path, content=body, headers=bearer(token))
 
     def grpc(self, path: str, message: Any, token: str = "") -> tuple[str, bytes | str]:
-        """Calls a method; returns the code, and the answer or the text."""
+        """Calls a gRPC method with a token; returns the status code, and the answer's bytes or the error's text."""
         metadata = [(name.lower(), value) for name, value in bearer(token).items()]
         try:
             data = self.server.channel.unary_unary(path)(

@@ -1,4 +1,4 @@
-"""A server that batches answers what one that does not would, to the last bit, whoever asks beside whom."""
+"""A server with batching gives the same answers as one without, to the last bit, in whatever batches requests run."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def refused(server: ServerProcess, model: str) -> float:
-    """Returns how many requests to a model were refused for want of bytes."""
+    """Returns how many requests to a model were refused because of the limit on bytes in flight."""
     family = read_exposition(server.http.get("/metrics").text)["embedding_server_refused_total"]
     labels = {"model": model, "reason": "bytes"}
     return family.value(**labels) if labels in family.labelled() else 0.0
@@ -62,7 +62,7 @@ def held(server: ServerProcess, model: str) -> float:
 
 
 def send_half(server: ServerProcess, number: int) -> socket.socket:
-    """Sends a body to the model "flooded", but for its last byte, from an address of its own."""
+    """Sends a request body to model "flooded", except its last byte, from its own address of this machine."""
     address = ("127.0.0.1", server.http_port)
     sock = socket.create_connection(address, PATIENCE_S, source_address=(f"127.0.0.{number + 2}", 0))
     head = b"POST /v1/models/flooded:lookup HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % REQUEST

@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def target_of(server: ServerProcess, wire: str) -> str:
-    """Returns where a wire is served."""
+    """Returns the target at which a client reaches a wire: an address for gRPC, a URL for HTTP."""
     return f"127.0.0.1:{server.grpc_port}" if wire == "grpc" else f"http://127.0.0.1:{server.http_port}"
 
 
@@ -470,7 +470,7 @@ def good(handler: BaseHTTPRequestHandler) -> None:
 
 
 def overloaded(handler: BaseHTTPRequestHandler) -> None:
-    """Asks to come back."""
+    """Answers 503 with a Retry-After of 7 seconds."""
     respond(handler, 503, b'{"error": "full"}', {"Retry-After": "7"})
 
 
@@ -486,7 +486,7 @@ def respond(
 
 
 def drip(data: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
-    """Answers one byte at a time, each sooner than any timeout."""
+    """Returns a handler that sends an answer one byte at a time, every 20 ms, so that no wait for a byte is long."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         with suppress(OSError):

@@ -50,7 +50,7 @@ def uri(store: Store, tmp_path: Path) -> str:
 
 
 def fill(store: Store, folder: Path, prefix: str) -> int:
-    """Uploads a version's files; returns their bytes."""
+    """Uploads the files of a version; returns the number of their bytes."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for path in paths:
         store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())

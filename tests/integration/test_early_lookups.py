@@ -64,7 +64,7 @@ def let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None
 
 
 def break_graph(version: Path, *, mend: bool = False) -> None:
-    """Has a version's graph hold an operation that TensorFlow does not know; mend: takes it out again."""
+    """Adds an operation that TensorFlow does not know to a version's graph; mend: removes it again."""
     path = version / "saved_model.pb"
     message = message_class("tensorflow.SavedModel").FromString(path.read_bytes())
     nodes = message.meta_graphs[0].graph_def.node

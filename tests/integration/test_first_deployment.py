@@ -1,4 +1,4 @@
-"""docs/first-deployment.md and docs/first-night-on-call.md do what they say: their commands run, on one server."""
+"""The commands of docs/first-deployment.md and docs/first-night-on-call.md work as the pages say, on one server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that other tools exported are adopted without a spec, and answered to the bit as TensorFlow answers them.
+"""Models of other tools are adopted without a spec, and give TensorFlow's answers to the bit.
 
 A short form of `python -m loadtest.foreign`: fewer models and requests, one server for all of them, nothing timed.
 """

@@ -1,4 +1,4 @@
-"""A short attack of each kind on a server of the toy model: what `make fuzz` does for minutes."""
+"""Sends a server of the toy model some mutated requests of each kind, as `make fuzz` does for minutes."""
 
 from __future__ import annotations
 

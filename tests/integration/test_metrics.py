@@ -40,7 +40,7 @@ def series(families: dict[str, Family]) -> set[tuple[str, Any]]:
 
 
 def predict(server: ServerProcess, request: Any) -> None:
-    """Sends a PredictRequest, or bytes that are none."""
+    """Sends a PredictRequest over gRPC, or bytes that are no message."""
     data = request if isinstance(request, bytes) else request.SerializeToString()
     server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")(data, timeout=60)
 

@@ -64,7 +64,7 @@ def ask(server: ServerProcess, where: str) -> Any:
 
 
 def reload(server: ServerProcess, *entries: dict[str, Any], timeout: float = 60) -> tuple[str, str]:
-    """Asks for a new list of models; returns code and text."""
+    """Sends a reload request with this list of models; returns the status code and the error's text."""
     request = message_class("tensorflow.serving.ReloadConfigRequest")()
     request.config.model_config_list.SetInParent()
     for entry in entries:

@@ -1,4 +1,4 @@
-"""More is asked of a graph than it can do: what is refused is told so, what is taken is answered, others are served."""
+"""Graph runs are overloaded: refused requests get an error, admitted ones an answer, and other requests are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server answers from a table that is larger than the memory of its control group."""
+"""A server answers lookups from a table that is larger than the memory of the server's control group."""
 
 from __future__ import annotations
 

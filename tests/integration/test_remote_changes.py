@@ -37,7 +37,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Three primaries, and as many replicas for each as the test asks for."""
+    """A cluster of three primaries, with as many replicas of each as the test asks for."""
     with Cluster(tmp_path / "nodes", 3, getattr(request, "param", 0)) as started:
         yield started
 
@@ -63,7 +63,7 @@ class Server:
         return delta.sequence, is_visible
 
     def delta(self, sequence: int, ids: list[int], rows: list[list[float]], checksum: int = 0) -> Delta:
-        """Returns a delta of the version."""
+        """Returns a delta of table "user" for this version."""
         return Delta(sequence, "user", np.array(ids), np.array(rows, np.float32), self._fingerprint, 0, False, checksum)
 
     def take_file(self, delta: Delta) -> list[DeltaFault]:

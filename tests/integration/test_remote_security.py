@@ -44,7 +44,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(authority: Path, tmp_path: Path) -> Iterator[Cluster]:
-    """Three primaries with a replica each, with TLS and a password."""
+    """A cluster of three primaries with a replica each, with TLS and a password."""
     with Cluster(tmp_path / "nodes", 3, 1, security=Security(authority, _PASSWORD)) as started:
         yield started
 

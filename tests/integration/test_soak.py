@@ -30,7 +30,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def soak(exported: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a run on tiny tables, lookups only."""
+    """Starts the soak test on tiny tables, with lookups only; returns its process."""
     own = ["--sizes=tiny", f"--folder={exported}", f"--out={out}", "--sample_seconds=1", "--swap_seconds=2"]
     flags = ["--graph_signatures=off", "--file_system_poll_wait_seconds=0.1"]
     command = [sys.executable, "-m", "loadtest.soak", *own, *arguments, "--", *flags]

@@ -1,4 +1,4 @@
-"""Stock clients work against a server in a process of its own: the toy model, and TensorFlow Serving's test model."""
+"""Stock clients work on a server process: on the toy model, and on a model of TensorFlow Serving's tests."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Stubs:
         )
 
     def status(self, name: str) -> Any:
-        """Returns {version: (state, error code)}."""
+        """Returns the states of a model's versions, {version: (state, error code)}, or the error's code and text."""
         from tensorflow_serving.apis import get_model_status_pb2
 
         request = get_model_status_pb2.GetModelStatusRequest()

@@ -23,7 +23,7 @@ SERVE = frozenset({"serve"})
 
 @pytest.fixture(scope="module")
 def folder(demo_model: Path) -> Path:
-    """Version 1 of a model on TPUEmbedding layers."""
+    """Version 1 of the demo's model, whose tables are in TPUEmbedding layers."""
     return demo_model / "1"
 
 

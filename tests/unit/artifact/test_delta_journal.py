@@ -37,7 +37,7 @@ class Writer:
         return self.journal.append(make, at_least).sequence
 
     def read(self) -> list[tuple[int, float]]:
-        """Returns what is new."""
+        """Returns the (sequence number, value) of each delta in the journal that was not read before."""
         return [(delta.sequence, float(delta.rows[0, 0])) for delta in self.journal.read(ALL)]
 
 

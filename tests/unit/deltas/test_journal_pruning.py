@@ -48,7 +48,7 @@ class Pruned(World):
         return sorted(int(path.name.split("-")[0]) for path in self.journals.rglob("*.journal"))
 
     def pass_by(self, seconds: float) -> None:
-        """Looks, lets time pass, and looks again."""
+        """Polls the folder, moves the clock on, and polls again."""
         self.poll()
         self.clock.now_s += seconds
         self.poll()

@@ -25,7 +25,7 @@ WHY = "file variables.data was written to"
 
 
 class Damageable(World):
-    """Every version has files that can be damaged."""
+    """A world whose versions have files that a test can mark as damaged."""
 
     files: dict[int, GuardedFiles]
 

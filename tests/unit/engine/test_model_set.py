@@ -86,7 +86,7 @@ class World:
             return held.version
 
     def trace(self) -> object:
-        """Returns all that can be seen from outside."""
+        """Returns all that a client can see of the models: their states, labels and readiness."""
         names = ("a", "b", "c")
         return (
             self.registry.models(),

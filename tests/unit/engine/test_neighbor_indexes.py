@@ -1,4 +1,4 @@
-"""Searches by an index: with changed rows, with several versions, and where an index would be of no use."""
+"""Finds nearest rows with an index: with changed rows, in several versions, and where an index is not used."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_large(folder: Path, seed: int) -> np.ndarray:
 
 
 def engine_of(served: Served, build: BuildIndex = build_index) -> Engine:
-    """Returns an engine that builds indexes."""
+    """Returns an engine that builds an index for tables of 1,000 rows and more."""
     return Engine(
         served.registry, RecordingObserver(), neighbor_limits=NeighborLimits(index_rows=1000), indexing=Indexing(build)
     )

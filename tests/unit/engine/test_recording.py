@@ -1,4 +1,4 @@
-"""Each request is drawn for once, and as many are kept as were chosen."""
+"""Each request is sampled once for the log, and exactly the sampled requests are recorded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kept:
 
 
 def ask(engine: Engine) -> None:
-    """Runs a lookup as a transport does."""
+    """Runs a lookup of the toy model, as the HTTP or gRPC server does."""
     with engine.bind(TOY, "lookup", Call(API)) as bound:
         bound.run(INPUTS)
 

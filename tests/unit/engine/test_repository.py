@@ -540,7 +540,7 @@ def test_polling_goes_on_after_a_surprise_and_ends_when_told(
 
 
 class Slots:
-    """Notes that it is held, and does something when it is about to be."""
+    """A stand-in for load slots: it counts how often a slot was taken, and calls `before` when one is about to be."""
 
     def __init__(self) -> None:
         self.entered = 0

@@ -87,7 +87,7 @@ def keyed(kind: str, id_dtype: str = "int64") -> SignatureSpec:
 
 
 def foreign(**inputs: TensorSpec) -> SignatureSpec:
-    """Returns a predict that no manifest describes."""
+    """Returns the spec of a predict signature that no manifest describes."""
     return spec("predict", **(inputs or {"x": TensorSpec("x", "float32", (None, 1))}))
 
 

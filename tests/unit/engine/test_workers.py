@@ -62,7 +62,7 @@ class Pool:
         return self.workers.submit(model, work, deadline_s)
 
     def run_for(self, model: str, seconds: float, times: int) -> None:
-        """Lets jobs of a model take so long, for the pool to learn."""
+        """Runs `times` jobs of a model that take `seconds` each, so that the pool learns their cost."""
 
         def work(error: ServiceError | None) -> None:
             self.now_s += seconds

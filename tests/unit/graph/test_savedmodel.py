@@ -33,7 +33,7 @@ def open_folder(folder: Path) -> SavedModelBackend:
 
 @pytest.fixture(scope="module")
 def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SavedModel with one signature per thing to be tested."""
+    """A SavedModel that has a signature for each behaviour which this file tests."""
 
     def function(*specs: Any) -> Any:
         return lambda f: tf.function(f, input_signature=list(specs), autograph=False)

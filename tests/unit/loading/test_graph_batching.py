@@ -1,4 +1,4 @@
-"""Which signatures are batched, and by whose parameters."""
+"""Decides which signatures are batched, and with the parameters of which file."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TPU = frozenset({"serve", "tpu"})
 
 
 class FakeGraph:
-    """Stands in for a graph in TensorFlow."""
+    """A stand-in for a graph that TensorFlow runs: each output is [1.0]."""
 
     closed = 0
 

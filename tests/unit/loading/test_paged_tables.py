@@ -1,4 +1,4 @@
-"""The rule by which the pages of a version's tables are read by the native core."""
+"""Decides whether the native core reads a version's tables by pages of its own."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_what_can_not_run_here_or_is_to_stay_cold_is_passed_over(tmp_path: Path)
 
 
 def examples_spec(outputs: tuple[str, ...]) -> SignatureSpec:
-    """Returns a signature that takes serialized Examples."""
+    """Returns the spec of a signature that reads serialized tf.Examples."""
     dtypes = {"classes": "string", "scores": "float32", "outputs": "float32"}
     return SignatureSpec(
         name="kinds",

@@ -1,4 +1,4 @@
-"""When pages are made huge: in a load or beside it, before its tables are verified, as the settings say."""
+"""Huge pages are made during a load or beside it, before the tables are verified, as the settings say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests for a tower that come during a run are the next one; a request that is alone never waits."""
+"""Requests for a tower that arrive during a run share the next run; a request that is alone never waits."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_closing_closes_the_backend_and_ends_the_thread(backend: Doubling, pool:
 
 @pytest.fixture(scope="module")
 def servable(tower_version: Path) -> Iterator[Servable]:
-    """A model with towers, requests run together."""
+    """A model with towers, whose requests run together."""
     servable = ServableLoader(frozenset({"serve"}), "auto", 2, tower_batch_rows=64)("m", 1, tower_version)
     yield servable
     servable.close()

@@ -38,7 +38,7 @@ def described(folder: Path) -> tuple[Described, dict[str, Any]]:
 
 
 def signature(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns a signature of a document, its features by name."""
+    """Returns a signature from the description for the core, with its features and outputs by name."""
     found = dict(next(one for one in document["signatures"] if one["name"] == name))
     found["features"] = {one["name"]: one for one in found["features"]}
     found["outputs"] = {one["name"]: one for one in found["outputs"]}

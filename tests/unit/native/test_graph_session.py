@@ -31,7 +31,7 @@ SERVE = frozenset({"serve"})
 
 
 def load(folder: Path, *, has_core: bool = True, **options: Any) -> Servable:
-    """Loads a version with sessions of the core, or of Python."""
+    """Loads a version whose TensorFlow sessions are the native core's, or Python's if not has_core."""
     from service.native.native_servable import compile_native
 
     with pytest.MonkeyPatch.context() as patched:
@@ -42,7 +42,7 @@ def load(folder: Path, *, has_core: bool = True, **options: Any) -> Servable:
 
 
 def reference_answer(servable: Servable, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns what Python answers."""
+    """Returns the outputs that the Python data plane gives for a request."""
     spec = servable.signatures[signature]
     arrays, _ = checked(spec, dict(inputs))
     return servable.backends[signature].run(signature, arrays, tuple(spec.outputs))
@@ -50,7 +50,7 @@ def reference_answer(servable: Servable, signature: str, inputs: Mapping[str, Ar
 
 @pytest.fixture(scope="module", params=sorted(ZOO))
 def zoo(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) -> Iterator[Any]:
-    """A model's name, and the model in the core and in Python."""
+    """A model's name, and the model opened with sessions of the native core and with Python's."""
     folder = zoo_version(request.param)
     pair = load(folder), load(folder, has_core=False)
     yield request.param, pair

@@ -1,4 +1,4 @@
-"""The counts of the native core's pager, in Python and as metrics."""
+"""Reads the counts of the native core's pager, in Python and as metrics."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def assert_same(name: str, arguments: tuple[Any, ...], shape: tuple[int, ...], d
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """Returns the bits of numbers; one NaN is as good as another."""
+    """Returns the bits of float32 numbers, with the same bits for every NaN; other arrays as they are."""
     if array.dtype == np.float32:
         return np.where(np.isnan(array), np.int32(-1), array.view(np.int32))
     return array

@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard name metrics that a server has, and each alert has its page in the runbook."""
+"""Alert rules and the dashboard name metrics that the server has, and the runbook has a page for each alert."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ os.write(2, b"after\\n")
 
 
 def run(last: str = "pass") -> tuple[int, list[Any]]:
-    """Returns the exit status and the lines of standard error, parsed where they are JSON."""
+    """Runs the test's program; returns its exit status, and each line of its standard error, parsed if it is JSON."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(_PROGRAM).format(last)], cwd=ROOT, capture_output=True)
     lines: list[Any] = []
     for line in done.stderr.decode("utf-8", "replace").splitlines():

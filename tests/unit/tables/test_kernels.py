@@ -68,7 +68,7 @@ def combine(
 
 
 def is_done(stopped: int, ids: list[int], vocabulary_size: int) -> bool:
-    """Says whether a kernel came to the end; then it has counted the ids that have no row."""
+    """Says whether a kernel has processed all ids; checks that it then counted the ids that have no row."""
     if kernels.MISSING < stopped != kernels.OK:
         return False
     missing = 0 if stopped == kernels.OK else kernels.MISSING - stopped

@@ -157,7 +157,7 @@ def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_spa
 
 
 def serving_sequence(tf: Any, table: np.ndarray, ids: Any, length: int) -> np.ndarray:
-    """Returns what TensorFlow's serving lookup gives for a sequence feature."""
+    """Returns the vectors that TensorFlow's serving lookup gives for a sequence feature with these ids."""
     embedding = tf.tpu.experimental.embedding
     config = embedding.TableConfig(vocabulary_size=V, dim=D, name="t")
     feature = embedding.FeatureConfig(table=config, max_sequence_length=length)

@@ -1,4 +1,4 @@
-"""The search for nearest rows against numpy in float64, over dtypes and metrics, and by hand."""
+"""Compares the search for nearest rows with numpy in float64, for all dtypes and metrics, and with numbers by hand."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def clustered(size: int, dim: int = 16) -> Array:
 
 
 def built(table: MappedTable, metric: Metric = "l2") -> RowLists | None:
-    """Returns the index of a table."""
+    """Builds the index of a table for a metric; None if the build is given up."""
     return build_index(table.rows, table.nearest, lambda: None, table.info.vocabulary_size, metric)
 
 

@@ -1,4 +1,4 @@
-"""Compares our JSON with TensorFlow Serving's parser and writer, case by case, as read from rapidjson's source."""
+"""Compares this project's JSON with that of TensorFlow Serving, case by case; rapidjson's source gives the cases."""
 
 from __future__ import annotations
 

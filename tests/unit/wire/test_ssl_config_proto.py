@@ -1,4 +1,4 @@
-"""The text form of SSLConfig, and that no message about one shows what is in it."""
+"""Reads the text form of SSLConfig; no error message shows the file's content."""
 
 from __future__ import annotations
 

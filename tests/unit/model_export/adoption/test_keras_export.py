@@ -131,7 +131,7 @@ def test_a_model_whose_answer_is_a_lookup_is_one_itself(keras: Any, tmp_path: Pa
 
 
 def subclassed(keras: Any) -> Any:
-    """Returns a subclassed model of a dict of inputs, called once."""
+    """Returns a subclassed Keras model of a dict of inputs, which has been called once."""
 
     class Scorer(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -39,7 +39,7 @@ def weights_of(rows: list[list[int]]) -> list[list[float]]:
 
 
 def sparse(rows: list[list[Any]], dtype: Any) -> Any:
-    """Converts rows of ids to a SparseTensor."""
+    """Converts rows of values to a SparseTensor whose width is that of the longest row."""
     from model_export.tensorflow_setup import tf
 
     indices = [[r, c] for r, row in enumerate(rows) for c in range(len(row))]

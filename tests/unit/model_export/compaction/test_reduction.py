@@ -42,7 +42,7 @@ __all__ = ["tf1_model", "tf2_model"]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Version 1 of a model with both lookups, predictions and a {serve,tpu} MetaGraph; not to be changed."""
+    """Version 1 of a model with both lookups, predictions and a {serve,tpu} MetaGraph; tests must not change it."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     source = TableSource(TWO_FEATURES, random_tables(TWO_FEATURES))
@@ -64,7 +64,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reduced_version(
     request: pytest.FixtureRequest, trained: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
-    """A dtype, and the version that was reduced to it."""
+    """The name of a dtype, and the version whose tables were reduced to it."""
     out = tmp_path_factory.mktemp(request.param)
     yield request.param, compact(trained, out, table_dtype=request.param)
 

@@ -1,4 +1,4 @@
-"""feature_to_config_dict: model_fn gets vectors, the tables are the estimator's."""
+"""With feature_to_config_dict, model_fn gets vectors, and the estimator makes the tables."""
 
 from __future__ import annotations
 

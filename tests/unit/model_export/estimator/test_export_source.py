@@ -69,7 +69,7 @@ def source(trained: EmbeddingEstimator) -> EstimatorSource:
 
 
 def tags_of(folder: Path) -> list[list[str]]:
-    """Returns the tags of each MetaGraph."""
+    """Returns the tags of each MetaGraph of a SavedModel."""
     return [sorted(graph.meta_info_def.tags) for graph in read_saved_model(folder).meta_graphs]
 
 

@@ -39,7 +39,7 @@ Update = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 def sgd(rate: Callable[[int], float], limit: float = np.inf) -> Update:
-    """Returns plain descent with a rate by step, gradients cut to a limit."""
+    """Returns plain gradient descent: a learning rate by step, and gradients clipped to a limit."""
     return lambda table, gradient, step: table - rate(step) * np.clip(gradient, -limit, limit)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that Orbax writes, in each of its layouts, and zarr folders."""
+"""Imports checkpoints in each layout that Orbax writes, and zarr folders."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _SIZES = {"film": (70, 12), "user": (33, 16), "tag": (5, 9), "alone": (19, 8)}
 
 
 def stacked(num_shards: int) -> tuple[list[Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Returns specs, tables and stacked tables; film, user and tag share a stack."""
+    """Returns specs, tables and stacked tables; tables film, user and tag share a stack, "alone" has its own."""
     specs, features = {}, {}
     for name, (rows, dim) in _SIZES.items():
         specs[name] = embedding_spec.TableSpec(

@@ -1,4 +1,4 @@
-"""Exports of layer models: what is saved, what it answers, and what the exporter's own checks say of it."""
+"""Exports models that have layers: what is saved, which answers it gives, and what the exporter's checks say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`inspect` and `verify` at the command line: what goes where, and which status comes out."""
+"""Runs `inspect` and `verify` at the command line: what they print where, and which exit status they return."""
 
 from __future__ import annotations
 

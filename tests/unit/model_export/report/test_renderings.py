@@ -1,4 +1,4 @@
-"""One report, three renderings: each is complete, well formed, and safe whatever the artifact holds."""
+"""Each of the three renderings of a report is complete, well formed, and safe for any content of the artifact."""
 
 from __future__ import annotations
 

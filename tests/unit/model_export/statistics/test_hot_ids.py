@@ -1,4 +1,4 @@
-"""Counts are exact while they fit, and keep their promised bound beyond."""
+"""Counts of ids are exact while the ids fit, and keep a promised bound beyond that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots have the names and shapes of a TPU checkpoint, and training goes on from one that TensorFlow 2.15 wrote."""
+"""Slots have the names and shapes of a TPU checkpoint; training continues from a checkpoint of TensorFlow 2.15."""
 
 from __future__ import annotations
 
