@@ -33,7 +33,7 @@ def by_name(documents: list[Any]) -> Objects:
 
 @cache
 def known_objects(folder: Path) -> Objects:
-    """Returns the objects that patches of a kustomization can change, before any patch."""
+    """Returns the objects of a kustomization before its patches, by kind and name."""
     found: Objects = {}
     (about,) = read(folder / "kustomization.yaml")
     if about["kind"] == "Component":

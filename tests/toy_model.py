@@ -298,7 +298,7 @@ def _sorted_table(records: Mapping[bytes, bytes], is_compressed: bool) -> bytes:
 
 
 def snappy(data: bytes) -> bytes:
-    """Compresses data to raw snappy: repeated bytes become copies of 4 to 64 bytes, all other bytes literals.
+    """Compresses data to raw snappy: repeated bytes as copies of 4 to 64 bytes, all others as literals.
 
     >>> snappy(b"ab" * 4 + b"c")
     b'\\t\\x04ab\\x16\\x02\\x00\\x00c'

@@ -49,7 +49,7 @@ HTTP_STATUS = {
 
 @dataclass(frozen=True)
 class Refused:
-    """An error answer: the canonical code on gRPC, the status on REST."""
+    """An error answer. code: the canonical code over gRPC, the HTTP status over REST."""
 
     code: str | int
     text: str

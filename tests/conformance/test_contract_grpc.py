@@ -26,7 +26,7 @@ pytestmark = pytest.mark.tf
 
 
 def predict_request(values: Any, *, as_content: bool = False) -> bytes:
-    """Returns a Predict of half plus two."""
+    """Returns a serialized PredictRequest to TensorFlow Serving's model half plus two."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name = "half"
     fill_tensor(request.inputs["x"], values, "float", as_content=as_content)

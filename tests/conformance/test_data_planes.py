@@ -171,7 +171,7 @@ def _lists(count: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _depth(levels: int) -> Iterator[tuple[str, bytes]]:
-    """Gives a document with lists of so many levels for each form."""
+    """Yields, for each JSON form of a request, its route and a document with lists nested `levels` deep."""
     deep = b"[" * levels + b"1" + b"]" * levels
     yield _LOOKUP, b'{"features":{"tags":%s}}' % deep
     yield _PREDICT, b'{"signature_name":"lookup","inputs":{"tags":%s}}' % deep

@@ -70,7 +70,7 @@ class Served:
         return self.http.post(f"/v1/models/described:{method}", json.dumps(body | {"signature_name": signature}))
 
     def predict_request(self, signature: str, **inputs: Any) -> bytes:
-        """Returns a PredictRequest for these inputs."""
+        """Returns a serialized PredictRequest for a signature of model "described"."""
         message = message_class("tensorflow.serving.PredictRequest")()
         message.model_spec.name, message.model_spec.signature_name = "described", signature
         for name, array in request(signature, inputs).arrays().items():

@@ -73,7 +73,7 @@ class World:
         self.engine = Engine(registry, RecordingObserver(), reload=self.models.reload)
 
     def text(self, models: list[Any]) -> str:
-        """Returns the text of a list of models; a model is an object, or the text itself."""
+        """Returns a model config file's text; a model in the list is an object, or its part of the text."""
         return f"model_config_list {{ {self.filled(' '.join(map(_entry, models)))} }}"
 
     def filled(self, text: str) -> str:

@@ -38,7 +38,7 @@ HALVES = [name for name in MODELS if name.startswith("half")]
 
 @pytest.fixture(scope="module")
 def engine(tf: Any, tf_serving_testdata: Path) -> Engine:
-    """All models that TensorFlow can load."""
+    """An engine of those models of TensorFlow Serving's tests that TensorFlow can load."""
     registry = Registry(lambda name, status: None)
     load = ServableLoader(frozenset({"serve"}), "auto", 1)
     for name, (folder, versions) in MODELS.items():

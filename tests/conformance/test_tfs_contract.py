@@ -58,7 +58,7 @@ def request_class(method: str) -> Any:
 
 
 def plain(message: Any) -> Any:
-    """Returns a message's set fields as JSON has them, numbers of any width as numbers."""
+    """Returns the fields of a message that are set, as JSON values; 64-bit integers stay numbers."""
     result: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.message_type is None:

@@ -105,7 +105,7 @@ class Wire(Protocol):
 
 
 def is_ragged(rows: Any) -> bool:
-    """Says whether a feature's rows in the case table are lists of ids."""
+    """Says whether the rows that a case has for a feature are lists of ids."""
     return any(isinstance(row, list) for row in rows)
 
 

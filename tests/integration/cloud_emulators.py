@@ -94,7 +94,7 @@ class Azurite(_Emulator):
     def _ask(
         self, method: str, place: str, query: str, *, data: bytes = b"", headers: dict[str, str] | None = None
     ) -> httpx.Response:
-        """Sends a request with a shared key's signature. Source: Authorize with Shared Key, Azure's REST reference."""
+        """Sends a request signed with the shared key. Source: Authorize with Shared Key, Azure's REST reference."""
         sent = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2023-11-03"} | (headers or {})
         canonical = "".join(f"{name}:{value}\n" for name, value in sorted(sent.items()))
         path = f"/{_ACCOUNT}/{_ACCOUNT}/{place.partition('?')[0]}"

@@ -51,7 +51,7 @@ def framed(message: bytes) -> bytes:
 
 
 class H2Client:
-    """One HTTP/2 connection. window: initial size of the streams' receive windows; None: the largest."""
+    """A gRPC client of one HTTP/2 connection. window: initial receive window of its streams; None: the largest."""
 
     def __init__(self, port: int, window: int | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -86,7 +86,7 @@ class H2Client:
         return stream_id
 
     def send(self, stream_id: int, data: bytes, *, is_last: bool = True) -> None:
-        """Sends data as the flow-control windows allow; stops early if the answer ends."""
+        """Sends data within the flow-control windows; stops early if the server ends the stream."""
         at = 0
         while at < len(data):
             if self.answers[stream_id].is_over:

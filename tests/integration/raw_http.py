@@ -73,7 +73,7 @@ def endless(piece: bytes) -> Iterator[bytes]:
 
 
 class Load:
-    """Sends lookups in a thread while a test runs; each answer must be right."""
+    """Sends lookups from a thread while a test runs; a wrong answer fails the test."""
 
     def __init__(self, server: ServerProcess, connections: int = 2) -> None:
         self._server = server

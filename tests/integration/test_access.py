@@ -98,13 +98,13 @@ class Guarded:
 
 
 def caller(name: str, *, token: str, **rights: str) -> str:
-    """Returns the entry of a caller."""
+    """Returns the entry of a caller in the file of --auth_config: name, hash of the token, and rights by model."""
     allowed = "".join(f'[[caller.allow]]\nmodels = ["{model}"]\nrights = {given}\n' for model, given in rights.items())
     return f'[[caller]]\nname = "{name}"\ntoken_sha256 = ["{sha256(TOKENS[token].encode()).hexdigest()}"]\n{allowed}'
 
 
 def bearer(token: str) -> dict[str, str]:
-    """Returns the header of a caller's token; "" is none at all."""
+    """Returns the Authorization header with a caller's token, or no header for ""."""
     return {"Authorization": f"Bearer {TOKENS.get(token, token)}"} if token else {}
 
 
@@ -130,7 +130,7 @@ def predict(model: str) -> Any:
 
 
 def neighbors(model: str) -> Any:
-    """Returns a search for the neighbours of user 1."""
+    """Returns a PredictRequest that searches the nearest rows of row 1 of table "user"."""
     request = spec("PredictRequest", model)
     request.model_spec.signature_name = "neighbors"
     fill_tensor(request.inputs["table"], np.array(b"user", object))

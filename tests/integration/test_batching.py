@@ -71,7 +71,7 @@ def batching(folder: Path) -> Iterator[ServerProcess]:
 
 
 def request_of(number: int) -> dict[str, Any]:
-    """Returns inputs that no other request has."""
+    """Returns random inputs that depend on the request's number."""
     rng = np.random.default_rng(number)
     rows = int(rng.integers(1, 4))
     lengths = rng.integers(0, 5, rows)

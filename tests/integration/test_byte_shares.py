@@ -132,7 +132,7 @@ def test_a_refused_client_that_acknowledges_no_settings_keeps_no_thread_busy(tmp
 
 
 def _is_idle(server: ServerProcess) -> bool:
-    """Says whether all threads of connections sleep, each time that this function looks."""
+    """Says whether all connection threads of the core sleep, at each of twenty looks."""
     for _ in range(20):
         for task in Path(f"/proc/{server.pid}/task").iterdir():
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")

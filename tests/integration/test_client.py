@@ -318,7 +318,7 @@ def test_nobody_there_is_tried_as_often_as_allowed_and_waits_between(connect: pa
 
 
 class Sleep:
-    """Notes how long it was asked to sleep, and sleeps; for clients of both kinds."""
+    """Sleeps, and records for how long it was asked to; works for blocking and asynchronous clients."""
 
     def __init__(self, waits: list[float], scale: float = 1) -> None:
         self._waits = waits
@@ -409,7 +409,7 @@ class Forwarder:
 
 @contextmanager
 def forwarding(port: int, context: ssl.SSLContext | None = None) -> Iterator[Forwarder]:
-    """Gives a forwarder and ends it."""
+    """Yields a Forwarder to a port of this machine, and closes it at the end."""
     forwarder = Forwarder(port, context)
     try:
         yield forwarder

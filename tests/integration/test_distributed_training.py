@@ -37,7 +37,7 @@ def free_addresses(number: int) -> list[str]:
 
 
 class Cluster:
-    """The processes of one training, by "kind:index"."""
+    """The processes of one distributed training, by "kind:index"."""
 
     def __init__(self, sizes: Mapping[str, int], command: Sequence[str]) -> None:
         addresses = iter(free_addresses(sum(sizes.values())))

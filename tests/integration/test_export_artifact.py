@@ -63,7 +63,7 @@ def manifest(artifact: Path) -> Manifest:
 
 @pytest.fixture(scope="module")
 def signatures(artifact: Path) -> Any:
-    """The signatures of the artifact as TensorFlow loads them."""
+    """The signatures of the artifact, loaded by TensorFlow."""
     from model_export.tensorflow_setup import tf
 
     loaded = tf.saved_model.load(str(artifact))

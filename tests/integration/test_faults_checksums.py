@@ -24,7 +24,7 @@ def flipped(folder: Path, **options: object) -> Path:
 
 
 def verified(server: ServerProcess, version: int, name: str = "tables_verified") -> float:
-    """Returns what the metrics say."""
+    """Reads a metric of the tables of a version, by default whether they are verified."""
     found = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
     return found.value(model="default", version=version)
 

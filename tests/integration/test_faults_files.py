@@ -14,7 +14,7 @@ from tests.toy_model import SHARD, TAG_STRINGS, write_toy_model
 
 
 def lost(server: ServerProcess, version: int) -> str:
-    """Waits until a version is taken out for its files; returns why."""
+    """Waits until a version has ended with DATA_LOSS; returns the error's text."""
     until(lambda: versions(server).get(version, {}).get("status", {}).get("error_code") == "DATA_LOSS")
     return str(versions(server)[version]["status"]["error_message"])
 

@@ -78,7 +78,7 @@ def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path, p
 
 
 def answers(http: httpx.Client) -> bool:
-    """Says whether a lookup is answered, over whatever connection."""
+    """Says whether the server answers a lookup of row 1 rightly; False if the connection fails."""
     try:
         return bool(lookup(http, [1]) == ROW_1)
     except httpx.TransportError:

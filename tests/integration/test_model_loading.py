@@ -1,4 +1,4 @@
-"""Loads that hang, fail, come in pieces or are limited: what is served meanwhile, and that the server still ends."""
+"""Loads that hang, fail, arrive in pieces or are limited do not stop other versions, nor the end of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models in one server: by file, by request, with labels; one that is bad is nobody else's trouble."""
+"""One server has several models, by a file, by requests and with labels; a bad model does not affect the others."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BUILD_SECONDS = "embedding_server_neighbor_index_build_seconds"
 
 @pytest.fixture(scope="module", params=DATA_PLANES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Serves the toy model."""
+    """Serves the toy model by each data plane, with at most 5 nearest rows a search."""
     base = tmp_path_factory.mktemp("toy")
     write_toy_model(base / "1")
     with ServerProcess(

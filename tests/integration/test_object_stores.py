@@ -187,7 +187,7 @@ def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_obj
         return found
 
     def bytes_of_filler(number: int) -> int:
-        """Starts a server and waits for a version; returns how many bytes of the filler the store sent."""
+        """Starts a server and waits until a version serves; returns how many bytes of the filler the store sent."""
         store = StoreProxy(s3.port)
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
         with start().answering() as server:

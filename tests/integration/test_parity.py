@@ -109,7 +109,7 @@ class Random:
         return bool(self._random.random() < chance)
 
     def ids(self, feature: str, lookup: Mapping[str, Any], rows: int, *, strings: bool = False) -> list[Any]:
-        """Returns ids per row, or a list of them per row."""
+        """Returns one random id for each row of a request, or a list of them if the feature is ragged."""
         if not lookup["row_splits"]:
             return self._some(feature, rows, strings)
         longest = lookup["max_ids_per_row"] or 12
@@ -263,7 +263,7 @@ def test_serve_examples_equals_tensorflow_on_both_wires(
 
 
 def example(tf: Any, row: Mapping[str, Any]) -> bytes:
-    """Returns a serialized tf.Example of one row."""
+    """Returns a serialized tf.Example with the values of one row."""
     message = tf.train.Example()
     for name, value in row.items():
         items = value if isinstance(value, list) else [value]

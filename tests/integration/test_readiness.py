@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
 
 def inference(server: ServerProcess, method: str, **fields: str) -> bool:
-    """Calls a gRPC method of the Open Inference Protocol that says whether something is ready."""
+    """Calls a gRPC method of the Open Inference Protocol such as ServerReady; returns the answer's `ready`."""
     request = message_class(f"inference.{method}Request")(**fields).SerializeToString()
     answer = server.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(request, timeout=60)
     return bool(message_class(f"inference.{method}Response").FromString(answer).ready)
@@ -70,7 +70,7 @@ def shows(server: ServerProcess, *seen: bool) -> None:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A list of the models "a" and "b"; only "a" has a version."""
+    """Writes a config file with models "a" and "b"; only "a" has a version."""
     write_toy_model(tmp_path / "a" / "1")
     config = tmp_path / "models.conf"
     listed = "".join(

@@ -80,7 +80,7 @@ class Load:
 
 
 def versions(server: ServerProcess, model: str = "default") -> dict[int, dict[str, Any]]:
-    """Returns the status of every version that has not ended without an error."""
+    """Returns the status of each version, by number, without versions that ended without an error."""
     statuses = server.http.get(f"/v1/models/{model}").json()["model_version_status"]
     ended = {"error_code": "OK", "error_message": ""}
     return {int(s["version"]): s for s in statuses if (s["state"], s["status"]) != ("END", ended)}

@@ -1,4 +1,4 @@
-"""Deltas and upserts of tables in a cluster: written once, heard by every server, and kept apart by version."""
+"""Deltas and upserts of tables in a cluster are written once, reach every server, and change one version only."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Served:
 
 
 def scores_of(call: Any) -> list[float]:
-    """Waits for a Predict; returns the scores."""
+    """Waits for the answer of a Predict; returns the values of its output "score"."""
     response = message_class("tensorflow.serving.PredictResponse").FromString(call.result())
     scores: list[float] = read_tensor(response.outputs["score"]).ravel().tolist()
     return scores

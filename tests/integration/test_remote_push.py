@@ -1,4 +1,4 @@
-"""`model-export push` into real servers: what is there afterwards, and that a run that was stopped goes on."""
+"""Runs `model-export push` into real nodes: which keys they then have, and how a stopped run is continued."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def artifact(tmp_path: Path, cluster: Cluster) -> Path:
 
 
 def layout_of(artifact: Path, table: str) -> TableLayout:
-    """Returns the layout of a table of a model "toy"."""
+    """Returns the layout in a cluster of a table of this artifact, served as model "toy"."""
     manifest = Manifest.read(artifact)
     assert manifest is not None
     return TableLayout.of("toy", table, fingerprint_of(artifact), manifest.tables[table])

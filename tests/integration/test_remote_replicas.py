@@ -69,7 +69,7 @@ class Stage:
         until(self.cluster.is_whole)
 
     def take_over(self) -> None:
-        """Makes the replica the primary, without what it lacks; the old primary follows it."""
+        """Makes the replica a primary, although it lacks writes of the old primary, which then follows it."""
         self.replica.ask("CLUSTER FAILOVER", "TAKEOVER")
         until(lambda: _role(self.replica) == "master" and _role(self.primary) == "slave")
         until(self.cluster.is_whole)

@@ -42,13 +42,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def ticks(figure: Locator) -> list[float]:
-    """Returns the numbers at the horizontal axis of a picture."""
+    """Returns the numbers at the ticks of a picture's horizontal axis, ascending."""
     texts = figure.locator(".axes .tick[text-anchor=middle]").all_text_contents()
     return sorted(float(text) for text in texts)
 
 
 def shown_at(point: Locator) -> tuple[float, float, float]:
-    """Returns where a point is drawn, and its width, in pixels of the window."""
+    """Returns the x and y of a point's centre, and the point's width, in pixels of the browser's window."""
     box = point.bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, box["width"]

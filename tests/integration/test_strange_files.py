@@ -52,7 +52,7 @@ def put_device(path: Path) -> None:
 
 
 def put_loop(path: Path) -> None:
-    """Makes a link to itself."""
+    """Puts a symbolic link at the path that leads to the path itself."""
     path.symlink_to(path.name)
 
 

@@ -160,7 +160,7 @@ def ended(connection: socket.socket) -> bool:
 
 
 def metric(server: Secured, name: str) -> dict[str, float]:
-    """Returns a metric's values by the wire and what else it has."""
+    """Reads a metric's values by wire and, if the metric has that label, by outcome."""
     text = server.process.http.get("/metrics").text
     found = re.findall(rf'^{name}\{{api="(\w+)"(?:,outcome="(\w+)")?\}} (\S+)$', text, re.MULTILINE)
     return {f"{api} {outcome}".strip(): float(value) for api, outcome, value in found}

@@ -1,4 +1,4 @@
-"""Spans as a collector gets them, over either protocol of OTLP; a trace that a client began goes on."""
+"""A collector gets the server's spans, over either protocol of OTLP; traces that a client began are continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing but what is named here goes by a clock that can jump: deadlines, retries, drains and rates are monotonic."""
+"""Only the modules named here read a clock that may jump; deadlines, retries, drains and rates are monotonic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error has exactly one status on each wire."""
+"""Each class of errors has exactly one status over HTTP and one over gRPC."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint prefix whose index tests overwrite."""
+    """The prefix of a checkpoint whose index the tests of this file overwrite."""
     return tmp_path_factory.mktemp("bundle") / "variables"
 
 
@@ -218,7 +218,7 @@ def extent(start: int, length: int | None = None) -> bytes:
 
 
 def sliced(*slices: bytes, shape: bytes = dims(5, 2)) -> tuple[bytes, bytes]:
-    """Returns the record of a partitioned variable t."""
+    """Returns the key and the record of partitioned variable t in a checkpoint's index."""
     return b"t", proto_field(1, 1) + shape + b"".join(proto_field(7, part) for part in slices)
 
 

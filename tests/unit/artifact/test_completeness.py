@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def arrival(folder: Path, clock: Clock, wall: Clock) -> Arrival:
-    """Returns one whose folder must not have changed for 10 s; both clocks are moved by hand."""
+    """Returns an Arrival of a folder that must be unchanged for 10 s; a test sets both of its clocks."""
     return Arrival(folder, 10.0, clock, wall)
 
 

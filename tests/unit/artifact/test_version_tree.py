@@ -1,4 +1,4 @@
-"""Links in a version's folder."""
+"""Checks which links a version's folder may have."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def text(*names: str) -> str:
 
 
 class World:
-    """A file and what was made of it."""
+    """A model config file, and the reloads that its watcher asked for."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self.clock = path, clock

@@ -31,7 +31,7 @@ ASKING = {bool: "true", int: "2", float: "0.5", str: "/a.conf"}
 
 
 def asking(name: str) -> str:
-    """Returns a flag with a value that asks for something."""
+    """Returns a flag of TensorFlow Serving, with a value that asks for more than the flag's default."""
     flag = FOREIGN_FLAGS[name]
     return f"--{name}={'false' if flag.idle is True else ASKING[flag.kind]}"
 

@@ -52,7 +52,7 @@ class Served:
         return False
 
     def drop(self, sequence: int, table: str, ids: Sequence[int], rows: Sequence[Sequence[float]]) -> None:
-        """Writes a delta file into the version's folder."""
+        """Writes a delta file of these rows into the folder of the served version."""
         drop(self.version, sequence, delta_bytes(self.version, sequence, table, ids, rows))
 
     def rows(self, table: str, *ids: int) -> list[list[float]]:

@@ -19,7 +19,7 @@ from tests.unit.engine.test_repository import World
 
 
 class Pruned(World):
-    """A model folder under watch, of whose versions each has a journal with one upsert."""
+    """A watched model folder; each of its versions has a journal with one upsert."""
 
     def __init__(self, base: Path, clock: Clock, journals: Path) -> None:
         super().__init__(base, clock)

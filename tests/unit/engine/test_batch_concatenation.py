@@ -37,7 +37,7 @@ def request(x: Any, rows: list[list[int]], weights: list[float] | None = None) -
 
 
 def lists(inputs: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Returns arrays as lists."""
+    """Converts arrays to lists, by name."""
     return {name: array.tolist() for name, array in inputs.items()}
 
 

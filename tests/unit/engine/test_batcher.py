@@ -81,7 +81,7 @@ class Bench:
     def ask(
         self, *x: float, outputs: tuple[str, ...] = ("y",), deadline_s: float | None = None, shape: Any = -1
     ) -> Future[dict[str, Array]]:
-        """Sends a request and returns when it waits in the queue."""
+        """Sends a request in a thread; returns its future as soon as the request waits in the queue."""
         return self.ask_with({"x": np.array(x, np.float32).reshape(shape)}, outputs, deadline_s)
 
     def ask_with(
@@ -132,7 +132,7 @@ def bench() -> Iterator[Callable[..., Bench]]:
 
 
 def y(future: Future[dict[str, Array]]) -> list[float]:
-    """Returns output y of a request."""
+    """Waits for a request; returns its output "y"."""
     answer: list[float] = future.result(TIMEOUT_S)["y"].tolist()
     return answer
 

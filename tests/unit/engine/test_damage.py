@@ -1,4 +1,4 @@
-"""Versions whose files are damaged: no answer of theirs gets out, and the watcher takes them out."""
+"""A version whose files are damaged gives no more answers, and the watcher removes it."""
 
 from __future__ import annotations
 

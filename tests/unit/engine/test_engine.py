@@ -47,7 +47,7 @@ class FakeTable:
 
 
 class World:
-    """An engine over one model with versions 1 and 2."""
+    """An engine of model "m" with versions 1 and 2, a recording observer and a test's clock."""
 
     def __init__(self, observer: RecordingObserver, clock: Clock) -> None:
         self.observer, self.clock = observer, clock

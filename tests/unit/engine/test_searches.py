@@ -37,7 +37,7 @@ def find(engine: Engine, asked: NeighborQuery, deadline_s: float | None = None) 
 
 
 class Gate:
-    """Holds the next search just before it compares rows."""
+    """Stops the next search just before it compares rows, until the test lets it go on."""
 
     def __init__(self, real: Callable[..., bool]) -> None:
         self._real = real

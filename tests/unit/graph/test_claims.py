@@ -76,7 +76,7 @@ def combined(servable: Servable) -> int:
 
 
 def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, Array]]) -> Servable:
-    """Returns the servable, whose answers are those of the whole graph, refusals included."""
+    """Checks that a version answers and refuses requests as its whole graph does; returns the servable with towers."""
     opened += [ServableLoader(SERVE, "auto", 1)("m", 1, folder)]
     opened += [ServableLoader(SERVE, "auto", 1, has_towers=False)("m", 1, folder)]
     for request in requests:

@@ -1,4 +1,4 @@
-"""Predictions whose lookups run on the mapped tables are those of the whole graph, errors and policies included."""
+"""Predictions with lookups on mapped tables equal those of the whole graph, also their errors and policies."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class NumpyModel:
     threads: list[str] = field(default_factory=list)
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """See service.types.Backend."""
+        """Runs the model as service.types.Backend says, after its gate is open."""
         gate = self.gate
         self.threads.append(threading.current_thread().name)
         self.entered.release()

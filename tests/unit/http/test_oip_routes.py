@@ -38,7 +38,7 @@ def add_lookups(registry: Registry, model: NumpyModel) -> None:
 
 
 def outputs(response: httpx.Response) -> dict[str, Any]:
-    """Returns the data of an answer in JSON."""
+    """Returns the outputs of a JSON answer: name -> data; fails if the answer has another form."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/json" and LENGTH not in response.headers
     return {output["name"]: output["data"] for output in response.json()["outputs"]}

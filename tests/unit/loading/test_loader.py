@@ -1,4 +1,4 @@
-"""A version folder becomes a servable, with TensorFlow only where it is wanted, or is refused in words."""
+"""Loads a version folder as a servable, with TensorFlow only if it is needed, or refuses it with a reason."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
 
 
 def load(path: Path, graph_signatures: str = "off", tags: frozenset[str] = SERVE) -> Servable:
-    """Loads a folder as version 1."""
+    """Loads a folder as version 1 of model "toy"."""
     return ServableLoader(tags, graph_signatures, 3)("toy", 1, path)
 
 

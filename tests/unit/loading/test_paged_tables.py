@@ -15,7 +15,7 @@ from tests.stored_tables import store
 
 @pytest.fixture
 def tables() -> dict[str, MappedTable]:
-    """One table of 4 rows of 8 float32: 128 bytes."""
+    """Table "t" of 4 rows of 8 float32: 128 bytes."""
     return {"t": store(np.ones((4, 8), np.float32)).mapped}
 
 

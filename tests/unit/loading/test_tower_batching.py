@@ -52,7 +52,7 @@ class Doubling:
 
 @pytest.fixture
 def backend() -> Doubling:
-    """The backend whose runs are batched."""
+    """A backend that doubles its input, whose runs are batched."""
     return Doubling()
 
 

@@ -1,4 +1,4 @@
-"""Warm-up runs each graph signature once on a row that fits it, and a refusal is no failure."""
+"""Warm-up runs each signature with a graph once, on a row that fits its inputs; a refusal does not fail it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutations of JSON documents are seeded, leave the documents as they are, and are often JSON still."""
+"""Mutations of a JSON document depend on a seed, do not change the document, and often give valid JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of clusters: credentials, options, and texts without passwords."""
+"""Parses addresses of clusters: credentials and options; the texts of addresses never show passwords."""
 
 from __future__ import annotations
 

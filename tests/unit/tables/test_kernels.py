@@ -45,7 +45,7 @@ def combine(
     default_row: int = 0,
     positive_only: bool = False,
 ) -> np.ndarray | int:
-    """Returns what the kernel wrote, or where it stopped; checks how many ids it says have no row."""
+    """Returns the output of the combine kernel, or where it stopped; checks its count of ids without a row."""
     values, splits = oracle.ragged(rows)
     # NaN shows each element that the kernel fails to write.
     out = np.full((len(rows), table.numbers.shape[1]), np.nan, np.float32)

@@ -48,7 +48,7 @@ def table(tmp_path: Path) -> Iterator[MappedTable]:
 
 
 def held(table: MappedTable) -> np.ndarray:
-    """Says of each page that the table lies in whether the kernel holds it."""
+    """Returns, for each page of a table, whether it is in memory."""
     begin = table.weights.ctypes.data & -PAGE
     count = (table.weights.ctypes.data + table.weights.nbytes - begin + PAGE - 1) // PAGE
     found = np.zeros(count, np.uint8)

@@ -152,7 +152,7 @@ def test_the_map_outlives_the_folder(tmp_path: Path) -> None:
 
 
 def tag_entry(**fields: Any) -> Callable[[dict[str, Any]], None]:
-    """Returns an edit of the manifest's entry of table `tag`."""
+    """Returns an edit that sets fields of table "tag" in the manifest."""
     return lambda data: data["tables"]["tag"].update(fields)
 
 

@@ -28,7 +28,7 @@ X = spec(vector("x"))
 
 
 def one(dtype: str, **more: Any) -> SignatureSpec:
-    """Returns a signature with one input x."""
+    """Returns the spec of a signature whose only input is "x", a vector of this dtype."""
     return spec(vector("x", dtype, **more))
 
 

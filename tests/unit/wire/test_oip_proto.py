@@ -1,4 +1,4 @@
-"""ModelInfer's messages: bytes by hand, contents and raw contents, and what does not fit."""
+"""Reads and writes ModelInfer's messages: bytes by hand, typed and raw contents, and messages that do not fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def encode(**fields: Any) -> bytes:
-    """Returns a request of model m as bytes."""
+    """Returns a serialized ModelInferRequest to model "m"."""
     return bytes(message_class("inference.ModelInferRequest")(**({"model_name": "m"} | fields)).SerializeToString())
 
 

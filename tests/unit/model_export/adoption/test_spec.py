@@ -13,7 +13,7 @@ from service.artifact.bundle import BundleEntry
 
 
 def entry(*shape: int, dtype: str = "float32") -> BundleEntry:
-    """Returns a variable of an index."""
+    """Returns the entry that a variable of this shape has in the index of a checkpoint."""
     return BundleEntry(dtype, shape, Path("variables/variables.data-00000-of-00001"), 0, 4, 0)
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.tf
 def by_policy(
     spec: ModelSpec, feature: FeatureSpec, rows: list[list[int]], weights: list[list[float]] | None
 ) -> np.ndarray[Any, Any]:
-    """A CPU lookup by the fields of a spec alone: ids are rows already, one that is below 0 a dropped key."""
+    """Computes a CPU lookup from the fields of a feature's spec; an id below 0 is a key that was dropped."""
     out = np.zeros((len(rows), TABLE.shape[1]))
     for r, row in enumerate(rows):
         pairs = []

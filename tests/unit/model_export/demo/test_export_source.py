@@ -47,7 +47,7 @@ def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of the run, for a CPU and a TPU; not to be changed."""
+    """The demo's artifact, exported for a CPU and a TPU; tests must not change it."""
     from model_export.export_model import export
 
     base = tmp_path_factory.mktemp("models")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tf
 
 @pytest.fixture(scope="module")
 def spec(ratings: RatingData) -> ModelSpec:
-    """The spec of the rating model."""
+    """The ModelSpec of the demo's rating model."""
     return rating_model_spec(ratings)
 
 

@@ -44,7 +44,7 @@ def sgd(rate: Callable[[int], float], limit: float = np.inf) -> Update:
 
 
 def by_numpy(update: Update, steps: int, *, pipelined: bool = False) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Returns table, weight and losses after steps; a pipelined table's update comes one step later."""
+    """Computes training with numpy: table, weight and losses after steps. pipelined: updates come a step later."""
     table, weight, losses, held = TABLE.copy(), WEIGHT.copy(), [], None
     for step in range(steps):
         loss, by_table, by_weight = gradients(table, weight)

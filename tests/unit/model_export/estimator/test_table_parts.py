@@ -44,7 +44,7 @@ class InParts(OneProcess):
 
 
 def trained(estimator: EmbeddingEstimator, processes: type[OneProcess]) -> EmbeddingEstimator:
-    """Trains an estimator for three steps."""
+    """Trains an estimator's model for three steps in a simulated process; returns the estimator."""
     session_training.train(
         estimator.model,
         input_fn,

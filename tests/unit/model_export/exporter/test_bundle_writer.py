@@ -19,7 +19,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
 
 
 def new_tensors() -> dict[str, tuple[str, np.ndarray]]:
-    """Returns key -> dtype and numbers: every dtype, and more keys than one restart of the index has."""
+    """Returns key -> (dtype, numbers): every dtype, and more keys than follow one restart point of the index."""
     stored = {f"t/{dtype}": (dtype, stored_numbers(TABLE + 4, dtype)) for dtype in DTYPES}
     return stored | {f"more/{i:02}": ("float32", TABLE[: i % 9 + 1]) for i in range(40)}
 

@@ -47,7 +47,7 @@ def answer(folder: Path, tags: frozenset[str], signature: str, **inputs: np.ndar
 
 
 def meta_graphs(folder: Path) -> dict[frozenset[str], Any]:
-    """Returns the MetaGraphs by their tags, as `saved_model_cli show` lists them."""
+    """Returns the tags of each MetaGraph in a SavedModel -> the MetaGraph."""
     from tensorflow.python.tools.saved_model_utils import read_saved_model
 
     return {frozenset(graph.meta_info_def.tags): graph for graph in read_saved_model(str(folder)).meta_graphs}
@@ -208,7 +208,7 @@ Dense = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def tf2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Callable[[Any, Dense], Any], Dense]:
-    """A trackable saved as {serve}: folder, module, what makes its signature, and the signature's dense part."""
+    """A module saved as {serve}: its folder, the module, a function that makes its signature, its dense function."""
     from model_export.tensorflow_setup import tf
 
     file = tmp_path_factory.mktemp("vocabulary") / "words.txt"

@@ -29,7 +29,7 @@ train_step = Late("model_export.layers.separate_optimizers", "train_step")
 
 
 def trained(optimizer: Any) -> tuple[Any, Any]:
-    """Returns a model after two steps, and its dense optimizer."""
+    """Returns a model after two steps of training, and the optimizer of its dense layers."""
     model, dense_by = subclass_model(tf, TPUEmbedding(film_config(tf), optimizer)), legacy.Adam(0.01)
     model(film_batch(tf))
     step = train_step(model, loss(tf), dense_by)

@@ -1,4 +1,4 @@
-"""The fingerprint is TensorFlow's, for every length of key."""
+"""fingerprint64() gives TensorFlow's fingerprint for keys of every length."""
 
 from __future__ import annotations
 

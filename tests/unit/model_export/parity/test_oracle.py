@@ -104,7 +104,7 @@ def test_a_sequence_is_cut_and_padded() -> None:
 
 
 def keyed(**options: object) -> Keys:
-    """Returns a vocabulary of two strings, rows 1 and 2."""
+    """Returns the keys "x" and "y", which a vocabulary maps to rows 1 and 2."""
     return Keys(VocabularyEntry("v", 2, first_id=1, **options), (b"x", b"y"))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Declarations are checked where they are made."""
+"""Features and tables are checked when they are declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health of tables, held against numpy on the whole table at once."""
+"""Compares the report's figures on the health of tables with numpy's, computed on whole tables at once."""
 
 from __future__ import annotations
 

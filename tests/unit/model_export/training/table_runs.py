@@ -24,7 +24,7 @@ UNTOUCHED = [2, 5]
 
 
 def spec_of(parameters: Any, **fields: Any) -> EmbeddingConfigSpec:
-    """Returns an EmbeddingConfigSpec of one table."""
+    """Returns an EmbeddingConfigSpec of table "film" with these optimizer parameters."""
     return EmbeddingConfigSpec(
         optimization_parameters=parameters,
         feature_to_config_dict={"liked": FeatureConfig("film")},

@@ -1,4 +1,4 @@
-"""Rows lie on hosts as TensorFlow's embedding_lookup and its protobuf say, and come back in order."""
+"""Rows are on the hosts that TensorFlow's embedding_lookup and its protobuf name, and return in the right order."""
 
 from __future__ import annotations
 
