@@ -242,7 +242,7 @@ def _field(word: str, scope: Scope) -> Any:
 
 
 class Name(str):
-    """The name of a function."""
+    """A template's argument that is the name of a function."""
 
     __slots__ = ()
 

@@ -24,7 +24,7 @@ SOURCES = python_files("service", "model_export", str(CLIENT))
 
 
 def faultless(faults: Iterable[object]) -> None:
-    """Fails the test if there are faults, and lists all of them, one a line."""
+    """Fails the test if there are faults, and lists all of them, one on each line."""
     found = [str(fault) for fault in faults]
     if found:
         pytest.fail("\n".join(found), pytrace=False)

@@ -57,7 +57,7 @@ def rendered(values: dict[str, Any]) -> Any:
 
 
 def without_helms_labels(objects: Any) -> Any:
-    """Returns objects with sorted lists, without the two labels that only Helm sets."""
+    """Returns the objects with sorted lists, after removing the two labels that only Helm sets."""
     for document in objects.values():
         labels = document["metadata"]["labels"]
         assert labels.pop("app.kubernetes.io/managed-by") == "Helm"

@@ -130,7 +130,7 @@ class EngineWire:
         return canonical
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Binds a request in the engine and runs it."""
+        """Binds a request in the engine and runs it; returns the outputs."""
         try:
             ref = ModelRef(request.model, request.version)
             with self._engine.bind(ref, request.signature, Call("test")) as bound:

@@ -47,7 +47,7 @@ def serve(base: Path) -> Iterator[Serve]:
 
 @pytest.fixture(scope="session")
 def demo_model(make_once: MakeOnce) -> Path:
-    """Makes a model folder with the command that `make demo` runs, but a small one; tests must not change the files."""
+    """Makes a small model folder with the command that `make demo` runs; tests must not change the files."""
 
     def write(folder: Path) -> None:
         command = [sys.executable, "-m", "model_export", "demo", "--dataset=synthetic", "--epochs=1"]

@@ -42,7 +42,7 @@ class S3Server:
             return False
 
     def kill(self) -> None:
-        """Ends the server at once, whatever it does."""
+        """Kills the server at once, whatever it is doing."""
         self._process.kill()
         self._process.wait()
 

@@ -505,7 +505,7 @@ def cut_short(handler: BaseHTTPRequestHandler) -> None:
 
 
 def goodbye(handler: BaseHTTPRequestHandler) -> None:
-    """Answers and ends the connection."""
+    """Answers with embeddings and closes the connection."""
     respond(handler, 200, EMBEDDINGS, {"Connection": "close"})
 
 

@@ -35,7 +35,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 @pytest.fixture
 def proxy(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StoreProxy]:
-    """A proxy before the store; environment variables lead the store's clients to the proxy."""
+    """Starts a proxy before the store, and points the store's clients at it with environment variables."""
     proxy = StoreProxy(store.port)
     for name, value in store.variables(proxy.url, tmp_path).items():
         monkeypatch.setenv(name, value)

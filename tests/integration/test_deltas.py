@@ -160,7 +160,7 @@ def test_nothing_that_was_answered_is_lost_with_the_process(serve: Serve, tmp_pa
 
 @pytest.fixture(scope="module")
 def forged() -> dict[str, tuple[Any, str]]:
-    """Bad files by name: what makes one of a version folder, and the reason that metrics give."""
+    """Name of a bad delta file -> a function that makes its bytes, and the reason that the metrics give."""
 
     def right(version: Path, sequence: int, **more: Any) -> bytes:
         return delta_bytes(version, sequence, "user", [0], [[9, 9]], **more)

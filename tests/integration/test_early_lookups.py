@@ -81,7 +81,7 @@ def break_graph(version: Path, *, mend: bool = False) -> None:
 
 
 def lookup(server: ServerProcess, version: str = "") -> tuple[int, Any]:
-    """Asks for the row of user 1."""
+    """Looks up the row of user 1; returns the status, and the embeddings or the error."""
     answer = server.http.post(f"/v1/models/default{version}:lookup", json={"features": {"user": [1]}})
     return answer.status_code, answer.json().get("embeddings") or answer.json()["error"]
 

@@ -14,7 +14,7 @@ from tests.integration.process import ROOT, environment
 
 
 def fuzz(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the fuzzer against a server of lookups only."""
+    """Runs the fuzzer against a server that has lookups but no graph signatures."""
     flags = ["--graph_signatures=off"]
     command = [sys.executable, "-m", "loadtest.fuzz", "--model_name=toy", f"--model_base_path={base}", *arguments]
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Names that are meant to lead somewhere else, on every route and method; and what browsers are told."""
+"""Sends names that are meant to lead to other files to every route and method; checks what browsers are told."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ W1 = {
 
 
 def data_plane(server: ServerProcess) -> dict[str, Any]:
-    """Returns what the status page says of the data plane."""
+    """Returns the status page's section about the data plane."""
     found: dict[str, Any] = server.http.get("/v1/statusz").json()["data_plane"]
     return found
 

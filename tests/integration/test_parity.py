@@ -105,7 +105,7 @@ class Random:
         return int(self._random.integers(low, MAX_ROWS + 1))
 
     def coin(self, chance: float) -> bool:
-        """Says yes now and then."""
+        """Returns True with this probability."""
         return bool(self._random.random() < chance)
 
     def ids(self, feature: str, lookup: Mapping[str, Any], rows: int, *, strings: bool = False) -> list[Any]:

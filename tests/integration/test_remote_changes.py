@@ -53,7 +53,7 @@ class Server:
         self._fingerprint = fingerprint_of(folder)
 
     def upsert(self, ids: list[int], rows: list[list[float]]) -> tuple[int, bool]:
-        """Returns the number of an upsert, and whether it is in its blocks."""
+        """Upserts rows; returns the upsert's number, and whether it was written into the table's blocks."""
 
         def make(sequence: int) -> tuple[Delta, bytes]:
             delta = self.delta(sequence, ids, rows)
@@ -74,7 +74,7 @@ class Server:
         return refused
 
     def heard_rows(self) -> set[int | None]:
-        """Returns the rows that the server was told of; None: any."""
+        """Returns all rows that the server was told have changed; None in the set: any row."""
         self.table.changes.follow()
         return {row for ids in self.heard for row in ([None] if ids is None else ids.tolist())}
 

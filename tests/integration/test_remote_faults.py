@@ -52,7 +52,7 @@ def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[Rem
 
 
 def reopened(tables: RemoteTables, folder: Path) -> RemoteTable:
-    """Opens the table "user" of a version."""
+    """Opens the remote table "user" of a version."""
     manifest = Manifest.read(folder)
     assert manifest is not None
     return tables.open("toy", int(folder.name), folder, manifest)["user"]

@@ -44,7 +44,7 @@ _WORDS = np.array([b"", b"red", "grün".encode(), b"a word"], object)
 
 
 def random_inputs(signature: str, rows: int, rng: np.random.Generator) -> dict[str, Array]:
-    """Returns valid inputs of a signature of the mixed model."""
+    """Returns random valid inputs of a signature of the mixed model."""
     if signature == "colored":
         colors = np.array([color.encode() for color in COLORS], object)
         return {"color": rng.choice(colors, rows) if rng.integers(2) else rng.integers(0, NUM_ITEMS, rows)}

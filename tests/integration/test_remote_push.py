@@ -32,7 +32,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def artifact(tmp_path: Path, cluster: Cluster) -> Path:
-    """Version 1 of a model; the cluster is empty."""
+    """Writes version 1 of a model, and empties the cluster."""
     for node in cluster.nodes:
         node.ask("FLUSHALL")
     return write_toy_model(tmp_path / "toy" / "1")

@@ -1,4 +1,4 @@
-"""Sampled requests on disk: TensorFlow reads them, they warm the next version up, and a full disk fails nobody."""
+"""The server logs sampled requests: TensorFlow reads them, they warm up the next version; a full disk fails nobody."""
 
 from __future__ import annotations
 

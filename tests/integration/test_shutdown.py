@@ -1,4 +1,4 @@
-"""Draining: what is in flight is answered, nothing new is taken, and the exit status says it went well."""
+"""A draining server answers the requests in flight, takes no new ones, and exits with a status that says so."""
 
 from __future__ import annotations
 

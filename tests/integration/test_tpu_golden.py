@@ -64,7 +64,7 @@ def expected(golden: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def engine(golden: Path) -> Engine:
-    """All of them behind one engine, as models named <export>-<tags>."""
+    """Loads all golden exports into one engine, as models named <export>-<tags>."""
     registry = Registry(lambda model, status: None)
     for export, tags in ANSWERS:
         name = f"{export}-{tags}"
@@ -112,7 +112,7 @@ def inputs_of(export: str, expected: Any, examples: list[bytes]) -> dict[str, np
 
 
 def check(outputs: Any, answer: Any) -> None:
-    """Compares all outputs with TensorFlow 2.15's."""
+    """Compares all outputs of an export with the answers of TensorFlow 2.15."""
     assert set(outputs) == {"embedding", "score"}
     for name, array in outputs.items():
         np.testing.assert_allclose(np.array(array, np.float32), np.array(answer[name], np.float32), **TOLERANCE)

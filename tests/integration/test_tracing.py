@@ -66,7 +66,7 @@ def lookup(server: ServerProcess, user: int = 1, **headers: str) -> int:
 
 
 def predict(server: ServerProcess, user: int, traceparent: str) -> grpc.StatusCode:
-    """Sends a Predict; returns its code."""
+    """Sends a Predict with a traceparent; returns its status code."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
     tensor = request.inputs["user"]

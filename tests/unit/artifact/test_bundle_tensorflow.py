@@ -20,7 +20,7 @@ TENSORS = {variable_name(name): table for name, table in toy_tables().items()} |
 
 
 def save(tf: Any, prefix: Path, tensors: dict[str, Any]) -> None:
-    """Writes a checkpoint with TensorFlow."""
+    """Saves a checkpoint of tensors with TensorFlow."""
     names = sorted(tensors)
     tf.raw_ops.SaveV2(
         prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=[tensors[n] for n in names]

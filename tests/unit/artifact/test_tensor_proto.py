@@ -27,7 +27,7 @@ def proto(dtype: int, shape: tuple[int, ...] = (), content: bytes = b"", **value
 
 
 def encoded(array: Array, *, as_content: bool = False) -> Any:
-    """Encodes an array and parses the bytes back into a message."""
+    """Encodes an array as a TensorProto, and parses the bytes into a message."""
     pieces = encode_tensor("y", array, as_content=as_content)
     return message_class("tensorflow.TensorProto").FromString(b"".join(pieces))
 

@@ -44,7 +44,7 @@ class Served:
         return holder.servable.deltas
 
     def look(self) -> bool:
-        """Applies deltas until none is left; returns False if running requests prevent that."""
+        """Applies deltas until none is left; returns False if five attempts were not enough."""
         for _ in range(5):
             (holder,) = self.registry.holders()
             if self.deltas.catch_up(holder, self.registry.replace):

@@ -1,4 +1,4 @@
-"""Requests end to end and apart again: dense, ragged, weighted, strings, of unequal length."""
+"""Requests are joined end to end and split again: dense, ragged, weighted, strings, of unequal length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine: bind, run, what the observer learns, and what a client may know of a failure."""
+"""The engine binds and runs requests, tells the observer, and hides from clients the inner causes of a failure."""
 
 from __future__ import annotations
 

@@ -478,7 +478,7 @@ def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) 
 
 
 class Wake(threading.Event):
-    """Counts the waits and ends the watcher at the last; no time passes."""
+    """Counts the watcher's waits, and ends the watcher at the last one; no time passes."""
 
     def __init__(self, last: int) -> None:
         super().__init__()

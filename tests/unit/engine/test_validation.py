@@ -41,7 +41,7 @@ def id_tensor(name: str, dtype: str = "int64", **more: Any) -> TensorSpec:
 
 
 def lookup(dtype: str = "int64") -> SignatureSpec:
-    """Returns a lookup of `user` and of the ragged `tags` with weights."""
+    """Returns the signature of a lookup with features `user` and `tags`; `tags` is ragged and has weights."""
     optional = {"is_optional": True}
     return spec(
         "lookup",

@@ -69,7 +69,7 @@ def described(
 
 
 def combined(servable: Servable) -> int:
-    """Returns how many sources of the signature are whole features."""
+    """Returns how many sources of the tower's signature are whole features."""
     tower = servable.backends[SIGNATURE]
     assert isinstance(tower, TowerBackend)
     return sum(isinstance(source, FeatureRows) for source in tower.cuts[SIGNATURE].sources.values())

@@ -1,4 +1,4 @@
-"""The methods over real servers on the loopback interface."""
+"""Calls the methods on real servers on the loopback interface."""
 
 from __future__ import annotations
 

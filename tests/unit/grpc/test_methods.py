@@ -1,4 +1,4 @@
-"""The methods over bytes: TensorFlow Serving's answers and its texts for errors."""
+"""The methods take and return bytes: TensorFlow Serving's answers, and its texts for errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def predict_request(inputs: dict[str, Array], *, output_filter: tuple[str, ...] 
 
 @pytest.fixture
 def call(engine: Engine) -> Call:
-    """Calls a method with a message; the answer is a message."""
+    """Returns a function that calls a gRPC method with a message and returns the answer as a message."""
     methods = service_methods(engine)
 
     def call(path: str, request: Any, deadline_s: float | None = None) -> Any:

@@ -77,7 +77,7 @@ class NumpyTable:
 
 
 def specs() -> dict[str, SignatureSpec]:
-    """Returns the signatures of NumpyModel."""
+    """Returns the signatures of NumpyModel, by name."""
 
     def tensors(**shapes: tuple[str, tuple[int | None, ...]]) -> dict[str, TensorSpec]:
         return {name: TensorSpec(name, dtype, shape, f"{name}:0") for name, (dtype, shape) in shapes.items()}

@@ -39,7 +39,7 @@ def load(path: Path, pages: TablePages | None, verification: TableVerification |
 
 
 def octets_of(servable: Servable, path: Path) -> np.ndarray:
-    """Returns the file that a servable has mapped, as it has mapped it."""
+    """Returns the bytes of the table's shard through the servable's own map."""
     assert isinstance(servable.files, GuardedFiles)
     return np.frombuffer(servable.files.map(path / SHARD), np.uint8)
 

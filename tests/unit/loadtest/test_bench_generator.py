@@ -22,7 +22,7 @@ FAST = {"seconds": 0.2, "warm_s": 0.02, "server_cpu_s": lambda: 0.0}
 
 
 class Calls(grpc.GenericRpcHandler):
-    """Answers each byte of a request with three of its own; refuses what begins with "no"; counts."""
+    """A gRPC server answers each byte of a request with three; it counts, and refuses requests that begin with "no"."""
 
     def __init__(self) -> None:
         self.count = 0

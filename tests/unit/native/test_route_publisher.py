@@ -1,4 +1,4 @@
-"""The native core finds what the registry gives leases on, and nothing else; what it holds is waited for."""
+"""The native core finds the versions that the registry gives leases on, and no others; its holders are waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.engine.fakes import servable
 
 
 class FakeNative:
-    """A compiled servable that is held as often as a test says."""
+    """A native servable that a test gives any number of holders."""
 
     def __init__(self, num_holders: int = 0) -> None:
         self.num_holders = num_holders

@@ -22,7 +22,7 @@ NOW_S = 1_000_000.0
 
 
 def document() -> dict[str, Any]:
-    """Returns the parts of a status page that are looked at, without a problem."""
+    """Returns the parts of a status page that the attention list is made of, without a problem in them."""
     deltas = {
         "refused": {},
         "journal_failures": {"full": 0, "held": 0},

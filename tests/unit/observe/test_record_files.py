@@ -1,4 +1,4 @@
-"""Files of records: begun, closed, removed, and never with half a record."""
+"""Files of records are begun, closed and removed, and never end with half a record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.toy_model import masked_crc32c
 
 
 def files_in(folder: Path) -> dict[str, list[bytes]]:
-    """Returns the records of each file, in the order of their numbers."""
+    """Returns the records in each file, by the file's name."""
     found = {}
     for path in sorted(folder.iterdir()):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Requests are counted once, by any number of threads, and versions that are gone leave their sums only."""
+"""The metrics count each request once, from any number of threads, and keep only the sums of versions that are gone."""
 
 from __future__ import annotations
 

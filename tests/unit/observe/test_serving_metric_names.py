@@ -1,4 +1,4 @@
-"""TensorFlow Serving's names: the text that its exporter would write, and when each series is counted."""
+"""TensorFlow Serving's names of metrics: the text that its exporter would write, and when a series is counted."""
 
 from __future__ import annotations
 

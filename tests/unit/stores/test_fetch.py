@@ -41,7 +41,7 @@ class Bucket:
         self.readable: dict[str, int] = {}
 
     def objects(self, folder: str) -> list[StoredObject]:
-        """Lists the version; the tag of an object is its content's hash."""
+        """Lists the version's objects, or those of its deltas; an object's tag is the hash of its content."""
         contents = sorted(self.contents.items())
         found = [StoredObject(path, len(data), str(hash(data)) * self.has_tags) for path, data in contents]
         if folder == "1/deltas":
@@ -70,7 +70,7 @@ def toy_objects(folder: Path, scale: int = 1) -> dict[str, bytes]:
 
 
 def fetch_of(bucket: Bucket, cache: Cache, *, settled: bool = True, is_stopped: bool = False) -> Fetch:
-    """Returns a fetch of version 1 into the cache."""
+    """Returns a Fetch of version 1 into the cache; settled: whether its objects have settled."""
 
     def has_settled(objects: Sequence[StoredObject]) -> bool:
         return settled

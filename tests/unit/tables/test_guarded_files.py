@@ -1,4 +1,4 @@
-"""Maps of files that are cut short, written to or replaced; what happens is Linux' doing, not a double's."""
+"""Maps files that are then cut short, written to or replaced, on the real Linux and not on a double."""
 
 from __future__ import annotations
 

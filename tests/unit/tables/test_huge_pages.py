@@ -31,7 +31,7 @@ PAGE = mmap.PAGESIZE
 
 
 class Opened:
-    """A file in small pages, mapped. expected: what is in it."""
+    """Writes a file in small pages and maps it. expected: the file's bytes."""
 
     def __init__(self, folder: Path, nbytes: int, name: str = "shard") -> None:
         self.path = folder / name

@@ -160,7 +160,7 @@ def test_gather_gives_what_the_oracle_gives(ids: list[int], policy: str, default
 def sequence(
     table: StoredTable, rows: oracle.Rows, length: int, *, on_bad_id: str = "error", default_row: int = 0
 ) -> np.ndarray | int:
-    """Returns what the kernel wrote, or where it stopped."""
+    """Returns the rows that the sequence kernel wrote, or the position where it stopped."""
     out = np.full((len(rows), length, table.numbers.shape[1]), np.nan, np.float32)
     stopped = kernels.sequence(*table.place, *oracle.ragged(rows), POLICIES[on_bad_id], default_row, out)
     return out if is_done(stopped, [i for row in rows for i in row[:length]], len(table.numbers)) else int(stopped)

@@ -26,7 +26,7 @@ def plan(batch_sizes: tuple[int, ...] = (), **features: LookupFeature) -> Signat
 
 
 def tags(**options: Any) -> LookupFeature:
-    """Returns a ragged feature with weights."""
+    """Returns a ragged LookupFeature `tags` with weights."""
     options = {"combiner": "mean", "output": "tags"} | options
     return LookupFeature("tags__values", "tags__row_splits", "tags__weights", **options)
 

@@ -1,4 +1,4 @@
-"""Limits on the keys and lists of one JSON document."""
+"""The parser limits the keys and lists of one JSON document."""
 
 import pytest
 

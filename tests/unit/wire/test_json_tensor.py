@@ -1,4 +1,4 @@
-"""Predict bodies: rows and columns, ragged features, strictness, answers."""
+"""Parses the bodies of Predict (rows, columns, ragged features, strictness) and writes their answers."""
 
 from __future__ import annotations
 

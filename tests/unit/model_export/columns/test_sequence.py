@@ -43,7 +43,7 @@ def wanted(length: int) -> tuple[np.ndarray[Any, Any], list[int]]:
 
 
 def column_of(api: Any, is_shared: bool, categorical: Any, length: int, **arguments: Any) -> Any:
-    """A sequence column by either function of either library."""
+    """Makes a sequence column with the embedding function, or the function for shared embeddings, of a library."""
     arguments["initializer"] = table_initializer
     if is_shared:
         return api.shared_embedding_columns([categorical], 3, max_sequence_lengths=[length], **arguments)[0]

@@ -1,4 +1,4 @@
-"""Examples: no look into the future, a split by time, vocabularies applied."""
+"""Examples do not look into the future, are split by time, and have their vocabularies applied."""
 
 from __future__ import annotations
 

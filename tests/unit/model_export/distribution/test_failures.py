@@ -1,4 +1,4 @@
-"""Errors of TensorFlow about lost processes become one message; other errors stay."""
+"""TensorFlow's errors about lost processes become one message; its other errors stay as they are."""
 
 from __future__ import annotations
 

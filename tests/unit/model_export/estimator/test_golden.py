@@ -1,4 +1,4 @@
-"""Reads the checkpoint of TensorFlow 2.15's TPUEstimator and trains on; ours has all variables that it would read."""
+"""An estimator reads a checkpoint of TensorFlow 2.15's TPUEstimator, trains on, and writes all its variables."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def rows_of(expected: dict[str, Any]) -> Callable[..., Any]:
 
 
 def values(estimator: EmbeddingEstimator) -> dict[str, np.ndarray]:
-    """Returns all variables of the newest checkpoint."""
+    """Returns all variables of the estimator's newest checkpoint, by name."""
     return {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
 
 

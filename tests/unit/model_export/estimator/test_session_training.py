@@ -193,7 +193,7 @@ class Recorder(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class Listener(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
-    """Notes the steps that are saved."""
+    """Notes the steps at which the session saves a checkpoint."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []

@@ -43,7 +43,7 @@ def copied(
 
 
 def stored(folder: Path, key: str) -> np.ndarray:
-    """Returns the numbers of a tensor of the checkpoint."""
+    """Returns the values of a tensor in the checkpoint; those of bfloat16 as uint16."""
     entry = read_bundle(folder / "variables")[key]
     dtype = {"bfloat16": "u2"}.get(entry.dtype, entry.dtype)
     return np.memmap(entry.file, dtype, "r", entry.offset, entry.shape)

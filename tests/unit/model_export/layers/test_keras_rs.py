@@ -25,7 +25,7 @@ def keras_rs() -> Any:
 
 
 def layer_of(keras_rs: Any, *, combiner: str = "mean", width: int | None = 3) -> Any:
-    """Returns a layer of two tables: rows of up to 3 film ids, and a nested single user."""
+    """Returns a layer over two tables: lists of up to 3 film ids for a row, and one user in a nested structure."""
     layers = keras_rs.layers
     films = layers.TableConfig("films", 10, 4, combiner=combiner, placement="default_device")
     users = layers.TableConfig("users", 6, 2, combiner="sum", placement="default_device")

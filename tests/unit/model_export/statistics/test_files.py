@@ -1,4 +1,4 @@
-"""Statistics come back from disk as they were, add up, and a damaged file is named."""
+"""Statistics come back from disk as they were written and add up, and a damaged file is named."""
 
 from __future__ import annotations
 

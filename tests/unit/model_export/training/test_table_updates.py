@@ -76,7 +76,7 @@ def changed(parameters: Any) -> str:
 
 
 def by_oracle(parameters: Any, **arguments: Any) -> tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]:
-    """The table and slots that numpy gets to."""
+    """Returns the table and the slots after all steps, computed with numpy."""
     table, slots = START.copy(), optimizer_oracle.initial_slots(parameters, START.shape)
     for occurrences in STEPS:
         optimizer_oracle.step(parameters, table, slots, occurrences, **arguments)
