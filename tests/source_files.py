@@ -79,7 +79,7 @@ def is_below(name: str, packages: Iterable[str]) -> bool:
 
 
 def tracked_files() -> list[Path]:
-    """Returns the files of the repository that git tracks or would add."""
+    """Returns the files that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if result.returncode:

@@ -158,7 +158,7 @@ def test_few_values_are_spread_and_none_is_zero(contract_channel: grpc.Channel) 
 
 
 def undecodable() -> dict[str, Any]:
-    """Returns TensorProtos that stand for nothing, by what is wrong."""
+    """Returns TensorProtos that can not be decoded, by what is wrong with them."""
     tensors = {what: new_tensor() for what in ("no dtype", "reference", "rank", "negative", "short", "lengths", "long")}
     for what, tensor in tensors.items():
         tensor.dtype = {"no dtype": 0, "reference": 101, "lengths": 7}.get(what, 1)

@@ -39,7 +39,7 @@ TENSOR_WIRES = ("engine", "grpc", "oip json", "oip binary", "oip grpc")
 
 @dataclass(frozen=True)
 class Served:
-    """The model "described" behind every wire that takes tensors, and its HTTP."""
+    """The model "described" behind every wire that takes tensors, and a client of its HTTP interface."""
 
     engine: Engine
     wires: dict[str, Wire]
@@ -66,7 +66,7 @@ class Served:
         return text
 
     def post(self, signature: str, method: str, **body: Any) -> tuple[int, Any]:
-        """Returns the answer to a JSON body."""
+        """Sends a JSON body with a signature's name; returns the status and the answer."""
         return self.http.post(f"/v1/models/described:{method}", json.dumps(body | {"signature_name": signature}))
 
     def predict_request(self, signature: str, **inputs: Any) -> bytes:

@@ -41,7 +41,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
-    """A server with mapped tables, and one of each data plane with all tables in a cluster."""
+    """Starts a server with mapped tables, and one of each data plane with all tables in a cluster."""
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(tmp_path_factory.mktemp("nodes"), 3))
         names = set()

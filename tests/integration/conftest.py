@@ -75,7 +75,7 @@ def s3(moto: S3Server) -> S3Server:
 
 @pytest.fixture
 def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
-    """Starts a proxy before the S3 server; environment variables lead the store's clients to the proxy."""
+    """Starts a proxy before the S3 server, and points the store's clients at it with environment variables."""
     proxy = StoreProxy(s3.port)
     for name, value in s3.variables(proxy.url).items():
         monkeypatch.setenv(name, value)

@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def status(self) -> int:
-        """The gRPC status of the answer."""
+        """Returns the status code of gRPC in the answer."""
         return int(self.headers["grpc-status"])
 
 

@@ -119,7 +119,7 @@ def settle(page: Page) -> None:
 
 
 def box(page: Page, name: str) -> Locator:
-    """Finds a field with choices."""
+    """Returns the combobox of this name."""
     return page.get_by_role("combobox", name=name, exact=True)
 
 

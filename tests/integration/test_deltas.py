@@ -29,7 +29,7 @@ TAGS = [0, 1, 2, 3]
 
 
 def change(server: ServerProcess, table: str, ids: list[int], rows: Any, **more: Any) -> httpx.Response:
-    """Asks for new rows, over a connection of its own."""
+    """Upserts rows of a table over a connection of its own; returns the response."""
     url = f"http://127.0.0.1:{server.admin_port}{MODEL}/tables/{table}:upsert"
     return httpx.post(url, json={"ids": ids, "rows": rows} | more, timeout=PATIENCE_S)
 

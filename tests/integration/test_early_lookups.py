@@ -87,7 +87,7 @@ def lookup(server: ServerProcess, version: str = "") -> tuple[int, Any]:
 
 
 def predict(server: ServerProcess, model: str = "default") -> tuple[int, Any]:
-    """Asks for the row of user 1 by a signature of the graph; the model's name may have a version's path behind it."""
+    """Predicts with a signature of the graph for user 1; `model` may end with the path of a version."""
     answer = server.http.post(
         f"/v1/models/{model}:predict", json={"signature_name": "rows", "instances": [{"user": 1}]}
     )
@@ -95,7 +95,7 @@ def predict(server: ServerProcess, model: str = "default") -> tuple[int, Any]:
 
 
 def states(server: ServerProcess) -> dict[int, str]:
-    """Returns the states of the model's versions."""
+    """Returns the state of each version of the model, by number."""
     answer = server.http.get("/v1/models/default").json()
     return {int(status["version"]): status["state"] for status in answer["model_version_status"]}
 

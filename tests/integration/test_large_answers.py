@@ -1,4 +1,4 @@
-"""Answers of several frames to requests of one, whatever of them a client's windows take at once."""
+"""Sends requests of one frame whose answers take several, whatever part of an answer a client's windows let through."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def statusz(server: ServerProcess) -> dict[str, Any]:
 
 
 class Texts(html.parser.HTMLParser):
-    """Reads a page: all texts, and that every element is closed."""
+    """Collects all texts of an HTML page, and checks that every element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

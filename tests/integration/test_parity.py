@@ -52,7 +52,7 @@ class Model:
         return self.manifest["signatures"][signature]["features"]
 
     def in_tensorflow(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Runs a signature in TensorFlow."""
+        """Runs a signature in TensorFlow; returns the outputs by name."""
         tensors = {name: self._tf.constant(array) for name, array in inputs.items()}
         return {name: output.numpy() for name, output in self._loaded.signatures[signature](**tensors).items()}
 
@@ -134,7 +134,7 @@ class Random:
 def tensors(
     features: Mapping[str, Any], ids: Request, weights: Request, dtype: str, *, with_empty_weights: bool = False
 ) -> dict[str, np.ndarray]:
-    """Returns a request's tensors, as a gRPC client sends them."""
+    """Returns a request's input tensors by name, as a gRPC client sends them."""
 
     def array(items: list[Any]) -> np.ndarray:
         if any(isinstance(item, str) for item in items):

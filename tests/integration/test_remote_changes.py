@@ -67,7 +67,7 @@ class Server:
         return Delta(sequence, "user", np.array(ids), np.array(rows, np.float32), self._fingerprint, 0, False, checksum)
 
     def take_file(self, delta: Delta) -> list[DeltaFault]:
-        """Writes the delta of a file; returns what it was refused for."""
+        """Writes a delta as if it came from a file; returns the faults for which it was refused."""
         refused: list[DeltaFault] = []
         self.table.changes.queue_file(delta, refused.append)
         self.table.changes.follow()

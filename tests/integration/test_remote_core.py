@@ -69,7 +69,7 @@ def read(server: ServerProcess, ids: np.ndarray, timeout_s: float = PATIENCE_S) 
 
 
 def plane(server: ServerProcess) -> dict:
-    """Returns the state of the data plane."""
+    """Returns the status page's section about the data plane."""
     return server.http.get("/v1/statusz").json()["data_plane"]
 
 

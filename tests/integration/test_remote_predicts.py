@@ -92,7 +92,7 @@ class RandomPredicts(RandomCalls):
 
 @dataclass(frozen=True)
 class Served:
-    """The server, its cluster, and the version's folder."""
+    """A running server, its cluster, and the folder of its version."""
 
     cluster: Cluster
     folder: Path

@@ -58,7 +58,7 @@ def _raw(cluster: Cluster, key: str) -> bytes:
 
 
 def stored(cluster: Cluster, layout: TableLayout) -> bytes:
-    """Returns all bytes of a table."""
+    """Returns all bytes of a table in the cluster, in the order of its blocks."""
     by_key = {}
     for node in cluster.nodes:
         with redis.Redis("127.0.0.1", node.port, protocol=2) as client:

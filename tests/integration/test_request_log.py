@@ -30,7 +30,7 @@ def config(folder: Path, base: Path, rate: float = 1.0) -> Path:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """Returns a number of the toy model's log."""
+    """Returns the value of a metric about the toy model."""
     return read_exposition(server.http.get("/metrics").text)[name].value(model="toy")
 
 

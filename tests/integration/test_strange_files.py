@@ -57,7 +57,7 @@ def put_loop(path: Path) -> None:
 
 
 def put_dangling(path: Path) -> None:
-    """Makes a link to what is not there."""
+    """Makes a symbolic link to a file that does not exist."""
     path.symlink_to("absent")
 
 

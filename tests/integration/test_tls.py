@@ -49,7 +49,7 @@ class Secured:
     is_native: bool
 
     def port(self, wire: Wire) -> int:
-        """Returns the port of a wire."""
+        """Returns the server's port for a wire."""
         return int(self.process.grpc_port if wire == "grpc" else self.process.http_port)
 
     def show(self, text: str) -> None:
@@ -133,7 +133,7 @@ def predict(made: grpc.Channel, ids: Any = (1, 4)) -> Any:
 
 
 def lookup(client: httpx.Client, ids: Any = (1, 4)) -> Any:
-    """Looks up users over HTTP."""
+    """Looks up users over HTTP; returns their embeddings."""
     response = client.post("/v1/models/default:lookup", json={"features": {"user": list(ids)}})
     assert response.status_code == 200, response.text
     return response.json()["embeddings"]["user"]

@@ -100,7 +100,7 @@ def examples(tf: Any, expected: Any) -> list[bytes]:
 
 
 def inputs_of(export: str, expected: Any, examples: list[bytes]) -> dict[str, np.ndarray]:
-    """Returns the rows as the tensors that an export's signature takes."""
+    """Returns the expected file's rows as the input tensors of an export's signature."""
     if export != "tpu_sparse":
         return {"examples": np.array(examples, object)}
     inputs = {}

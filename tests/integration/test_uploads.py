@@ -45,7 +45,7 @@ def version(tmp_path: Path) -> Path:
 
 
 def written(proxy: StoreProxy) -> list[str]:
-    """Returns the paths of objects that were written, in order, each once."""
+    """Returns the paths of the model's objects that were written through the proxy, in order, each once."""
     paths = [one.path for one in proxy.requests if one.method in ("PUT", "POST") and one.status == 200]
     return [path.removeprefix(f"/{BUCKET}/toy/") for path in dict.fromkeys(paths)]
 

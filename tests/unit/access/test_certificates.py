@@ -1,4 +1,4 @@
-"""The end of certificates, as another library wrote it."""
+"""Reads the end of a certificate's validity, as another library wrote it."""
 
 from __future__ import annotations
 

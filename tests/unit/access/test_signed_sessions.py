@@ -31,7 +31,7 @@ READER, ANOTHER = caller("reader", TOKEN), caller("another", OTHER)
 
 
 def server(clock: Clock, *secrets: bytes, callers: Callers | None = None) -> SignedSessions:
-    """Makes the sessions of one replica, with a list of callers of its own."""
+    """Returns the sessions of one replica, with its own list of callers."""
     return SignedSessions(callers or Callers([READER, ANOTHER], ()), secrets or SECRETS[:1], clock)
 
 

@@ -13,7 +13,7 @@ from embedding_client import AsyncEmbeddingClient, EmbeddingClient
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Makes a library fail to import, and the module that needs it be imported again."""
+    """Returns a function that makes a library fail to import, so that the module that needs it is imported anew."""
 
     def make(library: str, module: str) -> None:
         monkeypatch.setitem(sys.modules, library, None)

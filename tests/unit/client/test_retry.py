@@ -12,7 +12,7 @@ CODES = ["INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "DEADLINE_EXCEE
 
 
 def unavailable(retry_after_s: float | None = None) -> EmbeddingError:
-    """Returns the one kind of error that is tried again."""
+    """Returns an error of the one kind that is tried again."""
     return error_of("UNAVAILABLE", "no", retry_after_s)
 
 

@@ -1,4 +1,4 @@
-"""Base paths: which folders are versions, and what is said, and meant, where there is none."""
+"""Finds the folders of a base path that are versions, and says what is wrong where there is none."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Counting:
         self._lock = threading.Lock()
 
     def named(self, name: str) -> Process:
-        """Returns a process for one queue."""
+        """Returns the process function of one queue."""
 
         def process(tasks: Sequence[Task]) -> Sequence[Result]:
             with self._lock:

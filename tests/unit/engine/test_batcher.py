@@ -96,7 +96,7 @@ class Bench:
         return future
 
     def run(self, *x: float, outputs: tuple[str, ...] = ("y",), deadline_s: float | None = None) -> dict[str, Array]:
-        """Sends a request that is answered or refused at once."""
+        """Sends a request that is answered or refused at once; returns its outputs."""
         return self.ask(*x, outputs=outputs, deadline_s=deadline_s).result(TIMEOUT_S)
 
     def run_due(self) -> None:

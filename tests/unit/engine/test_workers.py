@@ -32,7 +32,7 @@ class Pool:
         self._held: Job | None = None
 
     def hold(self) -> None:
-        """Makes the thread busy."""
+        """Keeps the worker's thread busy until the test releases it."""
         begun = threading.Event()
         self._gate.clear()
 

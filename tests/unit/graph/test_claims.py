@@ -44,7 +44,7 @@ def folders(zoo_version: Callable[[str], Path], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def opened() -> Iterator[list[Servable]]:
-    """Servables that are closed at the end."""
+    """Returns a list; the servables that a test appends are closed after it."""
     servables: list[Servable] = []
     yield servables
     for servable in servables:

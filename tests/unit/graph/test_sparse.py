@@ -21,7 +21,7 @@ ROWS = [[4, 2, 9], [], [7], []]
 
 
 def ragged(rows: list[list[int]], dtype: str = "int64") -> tuple[np.ndarray, np.ndarray]:
-    """Returns values and row splits."""
+    """Returns the values and row splits of lists of unequal length."""
     return np.array([x for row in rows for x in row], dtype), np.cumsum([0, *map(len, rows)])
 
 

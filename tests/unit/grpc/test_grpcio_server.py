@@ -42,7 +42,7 @@ def server(engine: Engine, make_server: Callable[..., GrpcServer]) -> Iterator[G
 
 @pytest.fixture
 def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
-    """A channel to the started server."""
+    """Starts the server, and opens a channel to it."""
     with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
         yield channel
 

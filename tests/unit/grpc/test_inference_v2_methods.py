@@ -35,7 +35,7 @@ def call(engine: Engine) -> Call:
 
 
 def outputs(response: Any) -> dict[str, list[Any]]:
-    """Returns the outputs of an inference."""
+    """Returns the outputs in an inference's response, by name, as lists."""
     dtypes = {"FP32": "<f4", "INT64": "<i8"}
     return {
         output.name: np.frombuffer(raw, dtypes[output.datatype]).reshape(output.shape).tolist()

@@ -27,7 +27,7 @@ SPEC = SignatureSpec(
 
 
 class Doubling:
-    """Doubles numbers, refuses those below 0, and holds runs up while it is told to."""
+    """A model that doubles numbers, refuses those below 0, and waits in a run until the test lets it go on."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []

@@ -17,7 +17,7 @@ from tests.toy_policies import write_policy_model
 
 
 class Recorder:
-    """A backend that remembers what it was asked."""
+    """A backend that remembers the inputs with which it was run."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused = refused

@@ -1,4 +1,4 @@
-"""The native core is told of lookups by number and address, and of no signature that it has no words for."""
+"""The native core gets lookups as numbers and addresses, and does not get signatures that these can not express."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Seen:
 
 
 def joined() -> tuple[FakeCore, RequestCounter, Seen]:
-    """Returns a core whose numbers a counter reads."""
+    """Returns a core, a counter that also reads the core's numbers, and a record of slow requests and other events."""
     core, counter, seen = FakeCore(), RequestCounter(), Seen()
     counter.also = NativeStatistics(
         core, counter, slow=seen.was_slow, events=seen, handshake_failed=seen.handshake_failed, now=lambda: 100.0

@@ -70,7 +70,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def metrics_of(expression: str) -> set[str]:
-    """Returns the names of metrics in an expression."""
+    """Returns the names of the metrics in a PromQL expression."""
     # Remove the labels, ranges and lists of grouping labels from the expression.
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(by|ignoring) \([^)]*\)|\bon\(\) vector\(0\)", " ", expression)
     return set(re.findall(r"(?<![\w.$])[a-zA-Z_:][\w:]*", bare)) - WORDS

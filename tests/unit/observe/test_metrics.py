@@ -1,4 +1,4 @@
-"""Our own names, and what the text as a whole holds."""
+"""The metrics have our own names, and the exposition tells what each of our families is."""
 
 from __future__ import annotations
 

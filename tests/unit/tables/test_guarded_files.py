@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def opened(file: Path) -> tuple[GuardedFiles, np.ndarray]:
-    """Returns a guard, and the octets of a file that it maps."""
+    """Returns the guard of a mapped file, and the file's bytes."""
     files = GuardedFiles()
     return files, np.frombuffer(files.map(file), np.uint8)
 

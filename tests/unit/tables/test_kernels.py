@@ -81,7 +81,7 @@ LARGEST_STEP = {"int8": 127, "int4": 7}
 
 @st.composite
 def lookups(draw: st.DrawFn) -> tuple[StoredTable, list[list[int]], dict[str, Any]]:
-    """Draws a table, rows of ids (some of them bad, repeated or missing) and options."""
+    """Draws a table, rows of ids (some of them bad or repeated, some rows empty), and options."""
     vocabulary_size, dim = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 4), st.sampled_from(WIDE)))
     dtype = draw(st.sampled_from(DTYPES))
     # A quantized row keeps a number exactly if it is 0, the row's largest, or the opposite of the largest.

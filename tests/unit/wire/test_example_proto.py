@@ -1,4 +1,4 @@
-"""Requests of tf.Examples to arrays, and results to messages."""
+"""Requests of tf.Examples become arrays, and results become messages."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from service.wire.oip_json import decode_infer, decode_inputs, encode_infer
 
 
 def tensor(datatype: str, shape: Any, data: Any = None, name: str = "x", **parameters: Any) -> dict[str, Any]:
-    """Returns an input of a request."""
+    """Returns an input of an inference request."""
     result = {"name": name, "datatype": datatype, "shape": shape}
     return result | ({} if data is None else {"data": data}) | ({"parameters": parameters} if parameters else {})
 

@@ -21,7 +21,7 @@ CONFIG = TrainConfig(epochs=2, batch_size=32)
 
 @pytest.fixture(scope="module")
 def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trains as CONFIG says; tests must not change the folder."""
+    """Trains a model with CONFIG; tests must not change the folder."""
     from model_export.demo.run import train
 
     folder = tmp_path_factory.mktemp("training") / "whole"

@@ -25,7 +25,7 @@ def new_tensors() -> dict[str, tuple[str, np.ndarray]]:
 
 
 def written(folder: Path, source: Path | None = None) -> dict[str, np.ndarray]:
-    """Writes folder/made: new tensors in pieces, after those of a source but "step"; returns the new ones."""
+    """Writes a bundle folder/made of a source's tensors without "step", and then of new ones; returns the new ones."""
     added = new_tensors()
     with BundleWriter(folder / "made") as writer:
         if source is not None:

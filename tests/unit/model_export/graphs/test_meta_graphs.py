@@ -15,7 +15,7 @@ pytestmark = pytest.mark.tf
 
 
 def save(folder: Path, *names: str, rows: int = 2, tags: tuple[str, ...] = ("serve",)) -> Any:
-    """Saves a v1 model with these variables; returns its MetaGraphDef."""
+    """Saves a model of TensorFlow 1 with variables of these names; returns its MetaGraphDef."""
     from model_export.tensorflow_setup import tf
 
     v1 = tf.compat.v1

@@ -34,7 +34,7 @@ def built(layer: Any, build: Any = subclass_model) -> Any:
 
 
 def seeded(optimizer: Any, layer_kind: Any = TPUEmbedding, optimizers: Any = (None, None)) -> Any:
-    """Returns a model with the same numbers at every call."""
+    """Returns a model whose initial numbers are the same at every call."""
     tf.keras.utils.set_random_seed(11)
     return built(layer_kind(film_config(tf, optimizers, "sum"), optimizer))
 

@@ -132,7 +132,7 @@ def test_a_number_that_is_none_is_null(report: ArtifactReport) -> None:
 
 
 class Page(HTMLParser):
-    """Collects tags and text, and checks that what is opened is closed."""
+    """Collects a page's tags and texts, and checks that each element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ PADDED = {"embedding_lookup_device": "tpu_tensor_core", "tensor_core_shape": [No
 
 
 def identity(name: str) -> Any:
-    """A categorical column of ten ids."""
+    """Returns a categorical column of ten ids."""
     from model_export.tensorflow_setup import tf
 
     with warnings.catch_warnings():

@@ -25,7 +25,7 @@ ADAGRAD = AdagradParameters(0.1)
 
 
 def by_oracle(parameters: Any, rates: list[float], scale: list[float], **arguments: Any) -> np.ndarray[Any, Any]:
-    """The table that numpy gets to, with a rate and a factor on the gradient for each step."""
+    """Returns the table computed with numpy, with a learning rate and a factor on the gradient for each step."""
     table, slots = START.copy(), optimizer_oracle.initial_slots(parameters, START.shape)
     for occurrences, rate, factor in zip(STEPS, rates, scale, strict=True):
         scaled = [(row, np.multiply(vector, factor)) for row, vector in occurrences]
