@@ -33,7 +33,7 @@ class StoredTable:
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """The table as an argument of the native kernels; valid while this object exists."""
+        """The table as the native kernels' first arguments; valid while this object exists."""
         return self.mapped.place
 
 

@@ -205,7 +205,7 @@ TensorInfo = tuple[int, tuple[int, ...]]
 
 
 def toy_signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo]]]:
-    """Returns (inputs, outputs) of each signature of the toy model, each tensor as (DataType number, shape)."""
+    """Returns each signature of the toy model by name: its (inputs, outputs); a tensor is (DataType number, shape)."""
 
     def inputs(features: tuple[str, ...], ids: int, *, weighted: bool) -> dict[str, TensorInfo]:
         result: dict[str, TensorInfo] = {"user": (ids, (-1,))}

@@ -44,7 +44,7 @@ _OWN_HEADERS = {"date", "x-request-id", "server", "connection", "keep-alive"}
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one version of each toy model, and a list of them."""
+    """Writes a folder with one version of each toy model, and a config file that lists the models."""
     folder = tmp_path_factory.mktemp("planes")
     configs = []
     for name, write in _MODELS.items():
@@ -57,7 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def planes(repository: Path) -> Iterator[dict[str, ServerProcess]]:
-    """A server of each data plane over the same models."""
+    """Starts a server of each data plane over the same models."""
     with ExitStack() as stack:
         servers = {
             plane: stack.enter_context(

@@ -134,7 +134,7 @@ class FakeGcsServer(_Emulator):
         return {"GOOGLE_SERVICE_ACCOUNT": str(account), "GOOGLE_ALLOW_HTTP": "true"}
 
     def wrong_variables(self, url: str, folder: Path) -> dict[str, str]:
-        """Returns variables that name an account's file without a key that can sign."""
+        """Returns variables that lead to an account's file with a key that can not sign."""
         account = folder / "wrong.json"
         keys = {"client_email": "a@b.c", "private_key": "very-secret-and-wrong", "private_key_id": "1"}
         account.write_text(json.dumps({"gcs_base_url": url} | keys))

@@ -46,7 +46,7 @@ class Answer:
 
 
 def framed(message: bytes) -> bytes:
-    """Returns a message with gRPC's prefix: not compressed, and the length."""
+    """Returns a message with gRPC's prefix, which says that it is not compressed, and its length."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 

@@ -78,7 +78,7 @@ def is_ready(http: httpx.Client) -> bool:
 
 
 def lookup(http: httpx.Client, ids: list[int]) -> Any:
-    """Looks up ids in the toy model's table `user`."""
+    """Looks up ids in the toy model's table `user`; returns their rows."""
     response = http.post(LOOKUP, json={"features": {"user": ids}})
     assert response.status_code == 200, response.text
     return response.json()["embeddings"]["user"]

@@ -52,7 +52,7 @@ LEFT_MIB = 64.0
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
-    """Two servers with short timeouts for all attacks in this file, plaintext and TLS."""
+    """Starts two servers with short timeouts for all attacks in this file, one in plaintext and one with TLS."""
     folder = tmp_path_factory.mktemp("attacked")
     write_version(folder / "model" / "1", 1, 0)
     (folder / "ssl.conf").write_text(ssl_config(Authority().issue()))

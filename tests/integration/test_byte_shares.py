@@ -75,7 +75,7 @@ def send_half(server: ServerProcess, number: int) -> socket.socket:
 
 
 def assert_the_other_is_answered(server: ServerProcess) -> None:
-    """Asks the model "other" for large answers on both wires."""
+    """Asks the model "other" for large answers on both wires, and checks that they come, and in time."""
     inputs: dict[str, Any] = {"user": np.array(IDS, np.int64)}
     for _ in range(5):
         begun_s = time.monotonic()

@@ -436,7 +436,7 @@ def test_http_connections_are_kept_and_replaced_when_the_server_drops_them(serve
 
 @contextmanager
 def answering(*answers: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Gives the address of an HTTP server that answers its requests as told, the last way again and again."""
+    """Yields the address of an HTTP server that answers with these functions in turn, then only with the last one."""
     left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):

@@ -84,7 +84,7 @@ class Reader:
         self.seen.append(float(rows.flat[0]))
 
     def end(self) -> None:
-        """Waits for its end and says what it thinks."""
+        """Waits until the thread has ended, and fails if it noted faults."""
         self._thread.join(PATIENCE_S)
         assert self.faults == []
 

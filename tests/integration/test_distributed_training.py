@@ -46,7 +46,7 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, name: str) -> None:
-        """Starts the process of a task, or starts it again."""
+        """Starts the process of a task, also again after it has ended."""
         kind, _, index = name.partition(":")
         config = {"cluster": self.tasks, "task": {"type": kind, "index": int(index)}}
         self.processes[name] = subprocess.Popen(

@@ -38,7 +38,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One epoch on the synthetic ratings; not to be changed."""
+    """Trains one epoch on the synthetic ratings; tests must not change the folder."""
     from model_export.demo.run import train
 
     folder = tmp_path_factory.mktemp("training") / "run"

@@ -26,7 +26,7 @@ def changed(serve: Serve, tmp_path: Path) -> ServerProcess:
 
 
 def is_taken_out(server: ServerProcess) -> None:
-    """Waits until the version is out, and makes sure that the server goes on without it."""
+    """Waits until the damaged version is out of service, and checks that the server goes on without it."""
     assert str(SHARD) in lost(server, 1)
     until(lambda: server.http.get("/readyz").status_code == 503)
     assert server.http.get("/healthz").status_code == 200

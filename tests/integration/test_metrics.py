@@ -22,7 +22,7 @@ LOOKUP = "/v1/models/default:lookup"
 
 
 def scrape(server: ServerProcess, path: str = DEFAULT) -> dict[str, Family]:
-    """Returns the families that the server shows."""
+    """Returns the families of metrics on one of the server's pages."""
     response = server.http.get(path)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/plain")

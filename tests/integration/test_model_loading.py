@@ -63,7 +63,7 @@ def hanging(tmp_path: Path) -> Iterator[Hanging]:
 
 
 def status(server: ServerProcess, name: str) -> dict[int, tuple[str, str]]:
-    """Returns state and code of a model's versions."""
+    """Returns the state and error code of each version of a model."""
     answer = server.http.get(f"/v1/models/{name}").json()
     return {int(s["version"]): (s["state"], s["status"]["error_code"]) for s in answer.get("model_version_status", [])}
 

@@ -46,7 +46,7 @@ def answers(server: ServerProcess, scale: int) -> bool:
 
 
 def states(server: ServerProcess) -> dict[int, tuple[str, str, str]]:
-    """Returns state, code and message of each version."""
+    """Returns each version's state, error code and message."""
     found = server.http.get("/v1/models/default").json().get("model_version_status", [])
     return {
         int(one["version"]): (one["state"], one["status"]["error_code"], one["status"]["error_message"])
@@ -59,7 +59,7 @@ def count(server: ServerProcess, name: str) -> float:
 
 
 def cached(tmp_path: Path) -> set[str]:
-    """Returns the names of all that is in the model's folder of the cache."""
+    """Returns the names of all entries in the model's folder of the cache."""
     (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     return {path.name for path in folder.iterdir()}
 

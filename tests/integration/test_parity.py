@@ -48,7 +48,7 @@ class Model:
         return self.tables[self.manifest["features"][feature]["table"]]
 
     def features(self, signature: str) -> dict[str, Any]:
-        """Returns how a signature's features travel."""
+        """Returns the manifest's entries for a signature's features."""
         return self.manifest["signatures"][signature]["features"]
 
     def in_tensorflow(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

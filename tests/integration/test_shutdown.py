@@ -21,7 +21,7 @@ BODY = json.dumps({"features": {"user": [1]}}).encode()
 
 
 def open_request(server: ServerProcess) -> socket.socket:
-    """Sends a request up to the middle of its body."""
+    """Sends a request up to the middle of its body; returns the connection."""
     connection = socket.create_connection(("127.0.0.1", server.http_port), timeout=60)
     head = f"POST /v1/models/default:lookup HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n"
     connection.sendall(head.encode() + BODY[:5])
@@ -29,7 +29,7 @@ def open_request(server: ServerProcess) -> socket.socket:
 
 
 def finish_request(connection: socket.socket) -> bytes:
-    """Sends the rest and returns the whole answer, up to the end of the connection."""
+    """Sends the rest of the body; returns all that the server sends until it closes the connection."""
     connection.sendall(BODY[5:])
     answer = b""
     while piece := connection.recv(65536):

@@ -38,7 +38,7 @@ def soak(exported: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """Reads what a run prints up to a line that fits."""
+    """Reads a run's output up to the first line with this pattern; returns the match."""
     assert process.stdout is not None
     for line in process.stdout:
         if found := re.search(pattern, line):

@@ -57,7 +57,7 @@ class Stubs:
         )
 
     def reload(self, *configs: dict[str, Any]) -> Any:
-        """Asks for a list and returns the answer's error code and text."""
+        """Asks the server to serve this list of models; returns the answer's error code and text."""
         from tensorflow_serving.apis import model_management_pb2
 
         request = model_management_pb2.ReloadConfigRequest()

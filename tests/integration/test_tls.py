@@ -291,7 +291,7 @@ def test_old_protocols_and_connections_that_do_not_agree_on_http_2_are_refused(s
 
 
 def serial(server: Secured, wire: Wire) -> int:
-    """Returns the number of the certificate that a new connection is shown."""
+    """Returns the serial number of the certificate that the server shows to a new connection."""
     with secured(server, wire) as connection:
         shown = connection.getpeercert()
         assert shown is not None

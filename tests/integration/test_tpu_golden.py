@@ -49,7 +49,7 @@ by_example = pytest.mark.parametrize(("export", "tags"), EXAMPLES, ids=["-".join
 
 @pytest.fixture(scope="module")
 def golden() -> Path:
-    """The exports, which are not part of the repository."""
+    """Returns the folder of the golden exports, which are not part of the repository."""
     folder = SHARED / "golden" / "tpu_estimator_2_15" / "tensor_core"
     if not folder.is_dir():
         pytest.skip("…/shared is not here")

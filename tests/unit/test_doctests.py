@@ -1,4 +1,4 @@
-"""Every worked example in a docstring of the packages gives what it says."""
+"""Runs every example in the packages' docstrings, and compares its result with the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine as a caller sees it: every method is guarded, and what is hidden is as if it were not there."""
+"""A caller may use only what the engine's guard permits: it checks each method, and hides models as if absent."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_who_holds_it_is_waited_for_and_then_told_of(path: Path) -> None:
 
 
 def link(path: Path) -> None:
-    """Makes it a link to a file elsewhere."""
+    """Makes the path a symbolic link to another file."""
     path.parent.mkdir(parents=True)
     (path.parent / "victim").write_bytes(b"")
     path.symlink_to(path.parent / "victim")

@@ -16,7 +16,7 @@ ROUNDED_TWICE = [(363742205, 363742206)]
 
 
 def written(array: np.ndarray) -> bytes:
-    """Returns JSON as the server writes it."""
+    """Returns an array's JSON as the server writes it."""
     return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

@@ -29,7 +29,7 @@ def stock(tf: Any) -> Any:
 
 
 def array_of(dtype: str, *shape: int) -> np.ndarray:
-    """Returns random bytes as an array, without NaN, which equals nothing."""
+    """Returns random values of a dtype, without NaN, because NaN does not equal itself."""
     rng = np.random.default_rng(7)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
@@ -106,7 +106,7 @@ def test_stock_answers_are_read(tf: Any, stock: Any, dtype: str, as_content: boo
 
 
 def as_values(tensor: Any, array: np.ndarray) -> Any:
-    """Returns a TensorProto's twin that holds its values in the field of its dtype, as TensorFlow Serving answers."""
+    """Returns a copy of a TensorProto with its values in its dtype's own field, as TensorFlow Serving answers."""
     fields = {"float32": "float_val", "float64": "double_val", "int64": "int64_val", "bool": "bool_val"}
     fields |= {"uint32": "uint32_val", "uint64": "uint64_val", "float16": "half_val"}
     fields |= {"complex64": "scomplex_val", "complex128": "dcomplex_val"}

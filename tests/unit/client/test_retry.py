@@ -1,4 +1,4 @@
-"""Which errors are tried again, when, and when no more."""
+"""The client decides which errors it tries again, when, and for how long."""
 
 from __future__ import annotations
 

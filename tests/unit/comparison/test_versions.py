@@ -27,7 +27,7 @@ def user(diff: VersionDiff) -> TableDiff:
 
 
 def oracle_cosines(old: Array, new: Array) -> Array:
-    """Fits a rotation on each half of the rows by the textbook formula, and compares the rows of the other half."""
+    """Fits a rotation on each half of the rows by the textbook formula; returns the cosines of the other half."""
     found = np.empty(len(old))
     lengths = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in (old, new)]
     limited = [

@@ -38,13 +38,13 @@ class Pruned(World):
         return journal_path(self.journals, "m", version, b"\1" * 32)
 
     def give(self, *versions: int) -> None:
-        """Adds versions with a journal."""
+        """Adds versions, each with a journal."""
         self.add(*map(str, versions))
         for version in versions:
             Writer(self.journal(version)).append(version)
 
     def left(self) -> list[int]:
-        """Returns the versions with a journal."""
+        """Returns the versions that still have a journal."""
         return sorted(int(path.name.split("-")[0]) for path in self.journals.rglob("*.journal"))
 
     def pass_by(self, seconds: float) -> None:

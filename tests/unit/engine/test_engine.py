@@ -1,4 +1,4 @@
-"""The engine binds and runs requests, tells the observer, and hides from clients the inner causes of a failure."""
+"""The engine binds and runs requests, tells the observer, and lets clients know of a failure only what they may."""
 
 from __future__ import annotations
 

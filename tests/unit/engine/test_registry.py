@@ -435,7 +435,7 @@ def test_a_model_is_configured_or_it_is_not() -> None:
 
 
 def lookups(version: int = 1) -> Servable:
-    """Returns a version that is still loading, and answers its lookups."""
+    """Returns a version that is still loading, but answers lookups already."""
     return servable(version, is_loading=True)
 
 

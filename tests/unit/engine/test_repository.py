@@ -495,7 +495,7 @@ class Wake(threading.Event):
 
 
 def watched(world: World, last: int) -> tuple[ModelWatcher, Wake]:
-    """Returns a watcher that stops at its last-th wait."""
+    """Returns a watcher that ends at its wait number `last`, and the event that counts the waits."""
     wake = Wake(last)
     wake.watcher = ModelWatcher(world.config(), world.registry, world.rules, wake)
     return wake.watcher, wake

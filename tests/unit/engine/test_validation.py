@@ -97,7 +97,7 @@ def ints(*values: int, dtype: str = "int64") -> Array:
 
 
 def tags(values: Array, *splits: int, weights: Array | None = None, splits_dtype: str = "int64") -> dict[str, Array]:
-    """Returns the inputs of the ragged feature."""
+    """Returns the input tensors of the ragged feature `tags`."""
     arrays = {"tags__values": values, "tags__row_splits": np.array(splits, splits_dtype)}
     return arrays if weights is None else arrays | {"tags__weights": weights}
 

@@ -57,7 +57,7 @@ def described(
     vocabularies: dict[str, VocabularyEntry],
     run: GraphRun = "cut",
 ) -> None:
-    """Has the manifest describe features of the signature, each with its table; vocabularies are named as features."""
+    """Describes a signature's features in the manifest, each with its table; a vocabulary is named like its feature."""
     manifest = Manifest.read(folder)
     assert manifest is not None
     entries = {

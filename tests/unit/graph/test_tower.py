@@ -27,7 +27,7 @@ CUT = {"serving_default", "with_extra", "keyed", "rows", "matrix", "share", "lar
 
 
 def int64(*numbers: int) -> Array:
-    """Returns ids or row splits."""
+    """Returns an array of ids or row splits."""
     return np.array(numbers, np.int64)
 
 
@@ -173,7 +173,7 @@ def test_tensorflow_does_not_load_the_tables(tower_version: Path, tmp_path: Path
 
 
 def without_whole(folder: Path) -> None:
-    """Takes the signature away that can not be cut."""
+    """Removes from the SavedModel the signature that can not be cut."""
     path = folder / "saved_model.pb"
     saved_model = message_class("tensorflow.SavedModel")()
     saved_model.ParseFromString(path.read_bytes())

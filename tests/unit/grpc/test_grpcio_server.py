@@ -34,7 +34,7 @@ def make_server() -> Callable[..., GrpcServer]:
 
 @pytest.fixture
 def server(engine: Engine, make_server: Callable[..., GrpcServer]) -> Iterator[GrpcServer]:
-    """A server that is stopped at the end, if it was not before."""
+    """Makes a server, and stops it after the test."""
     server = make_server(engine)
     yield server
     server.stop(0)
@@ -63,7 +63,7 @@ def predict(channel: grpc.Channel) -> Predict:
 
 
 def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
-    """Returns the status that a call fails with."""
+    """Returns the status code and the text with which a call fails."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]

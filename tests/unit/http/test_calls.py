@@ -17,7 +17,7 @@ BODY = {"inputs": [1]}
 
 
 def num_leases(registry: Registry) -> int:
-    """Returns how many requests hold model m, this look excluded."""
+    """Returns how many requests hold model m, without the lease that this function takes."""
     holder = registry.lease(ModelRef("m"))
     with holder:
         return holder._holder.num_leases - 1

@@ -1,4 +1,4 @@
-"""Deltas reach every signature that reads mapped tables, towers too, and are refused where one does not."""
+"""Deltas reach every signature that reads mapped tables, also towers, and are refused where they can not reach one."""
 
 from __future__ import annotations
 

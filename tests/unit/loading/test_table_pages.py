@@ -51,7 +51,7 @@ def check_rows(servable: Servable) -> None:
 
 
 def broken() -> GuardedFiles:
-    """Returns files of which a verification tells when their turn comes."""
+    """Returns guarded files that are already damaged."""
     files = GuardedFiles()
     files.damaged("something")
     return files

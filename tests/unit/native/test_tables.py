@@ -170,7 +170,7 @@ def test_crc32c(length: int) -> None:
 
 
 def found_lines(data: np.ndarray) -> np.ndarray:
-    """Returns where lines start; both find the same."""
+    """Returns where lines start, after checking that the native core and dict_index find the same lines."""
     count = NATIVE.count_lines(data)
     assert count == dict_index.count_lines(data)
     starts, theirs = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)

@@ -10,7 +10,7 @@ from tests.exposition import Family, read_exposition
 
 
 def new_metrics() -> Metrics:
-    """Returns metrics of a server without models."""
+    """Returns the metrics of a server without models."""
     return Metrics(lambda: [])
 
 

@@ -107,7 +107,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
 
 @pytest.fixture(scope="module")
 def names(families: dict[str, Family]) -> set[str]:
-    """The names of all samples that a server can have."""
+    """Returns the names of all samples that a server can have."""
     found: set[str] = set()
     for name, family in families.items():
         found |= {name + suffix for suffix in ("_bucket", "_sum", "_count")} if family.kind == "histogram" else {name}

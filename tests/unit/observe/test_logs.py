@@ -15,7 +15,7 @@ from service.observe.logs import LINES_AT_ONCE, LINES_PER_S, LineLimit, configur
 
 @pytest.fixture
 def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """Reads what went to standard error; the root logger is as before afterwards."""
+    """Returns a function that reads what was written to standard error; restores the root logger afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     # An earlier test in this thread may have left the context of its request.

@@ -18,7 +18,7 @@ LOOKUP = Subject("http", "lookup", "m", 1, "lookup")
 
 @pytest.fixture
 def hasty_switches() -> Iterator[None]:
-    """Lets threads interrupt each other a hundred times as often as they do."""
+    """Makes threads interrupt each other a hundred times as often as by default."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-5)
     yield

@@ -130,7 +130,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def fetched_of_large(bucket: Bucket, cache: Cache) -> int:
-    """Fetches the version, and compares its files; returns how many parts of the large object were read."""
+    """Fetches the version and compares its files; returns how many reads of the large object that took."""
     bucket.reads.clear()
     assert fetch_of(bucket, cache).bring()
     assert files(cache.folder / "1") == bucket.contents

@@ -65,7 +65,7 @@ def in_lookup(feature: str, **fields: Any) -> Edit:
 
 
 def in_vocabulary(**fields: Any) -> Edit:
-    """Returns an edit of the vocabulary."""
+    """Returns an edit of the manifest that changes fields of the vocabulary."""
     return lambda data: data["vocabularies"]["tag"].update(fields)
 
 

@@ -95,7 +95,7 @@ def test_the_first_reason_is_the_one_that_is_told(file: Path) -> None:
 
 
 def resident_kib(address: int) -> int:
-    """Returns what of the map at an address this process holds in memory."""
+    """Returns how many KiB of the map at an address this process holds in memory."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     for line in lines:
         if line.startswith(f"{address:x}-"):

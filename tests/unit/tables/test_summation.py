@@ -21,7 +21,7 @@ NO_WEIGHTS = np.empty(0, np.float32)
 def combine(
     table: np.ndarray, splits: np.ndarray, ids: np.ndarray, summation: Any, combiner: Any, weights: np.ndarray
 ) -> np.ndarray:
-    """Returns what the kernel adds up."""
+    """Returns the sums that the kernel computes."""
     out = np.empty((len(splits) - 1, table.shape[1]), np.float32)
     feature = LookupFeature("ids", "splits", combiner=combiner, summation=summation)
     number, stored = combiner_number(feature), store(table)

@@ -43,7 +43,7 @@ class Written:
         self.octets = np.frombuffer(self.files.map(self.path), np.uint8)
 
     def flip(self, at: int) -> None:
-        """Changes a byte, and hides that from who looks at times."""
+        """Changes one byte of the file, and restores the file's times, so that they do not show the change."""
         was = os.stat(self.path)
         with self.path.open("r+b") as file:
             file.seek(at)

@@ -184,7 +184,7 @@ def test_values_of_each_dtype(dtype: str, values: list[Any], expected: list[Any]
 
 
 def orjson_or_json(document: Any) -> bytes:
-    """Writes integers of any size."""
+    """Writes JSON with integers of any size."""
     return json.dumps(document).encode()
 
 

@@ -1,4 +1,4 @@
-"""Binary tensors: the bytes worked out from the specification, and what does not fit."""
+"""Encodes and decodes binary tensors as the specification says, and refuses bytes that do not fit."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ROWS: list[list[int]] = [[], [5, 0], [1, 1, 2, 3], [4], [3, -1, 2], []]
 
 
 def sequence_columns(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The three kinds of sequence column with features for ROWS."""
+    """Returns the three kinds of sequence column, each with features for ROWS."""
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column

@@ -1,4 +1,4 @@
-"""Checks the losses of a reduced table: errors by hand, cosines by numpy, neighbours by comparing every pair."""
+"""Checks a reduced table's losses: errors by hand, cosines with numpy, neighbours by comparing every pair of rows."""
 
 from __future__ import annotations
 

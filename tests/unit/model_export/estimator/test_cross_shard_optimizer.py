@@ -1,4 +1,4 @@
-"""A CrossShardOptimizer trains as the optimizer inside it; what one replica can not honour is refused."""
+"""A CrossShardOptimizer trains as the optimizer in it does; arguments that one replica can not honour are refused."""
 
 from __future__ import annotations
 

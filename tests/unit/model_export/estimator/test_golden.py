@@ -33,7 +33,7 @@ C_TABLE = "dense_features/c_embedding/embedding_weights"
 
 @pytest.fixture
 def golden() -> Path:
-    """The folder of what 2.15 wrote."""
+    """Returns the folder of files that TensorFlow 2.15 wrote."""
     if not GOLDEN.is_dir():
         pytest.skip("…/shared/golden is not here")
     return GOLDEN

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.tf
 
 
 class InParts(OneProcess):
-    """A training in one process with each table in three parts, as if other processes shared them."""
+    """Trains in one process with each table in three parts, as if other processes shared them."""
 
     parts = 3
     shares_variables = True

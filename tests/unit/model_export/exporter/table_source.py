@@ -90,7 +90,7 @@ class TableSource(tf.Module):  # type: ignore[misc]
 
     @property
     def spec(self) -> ModelSpec:
-        """The spec that the test gave."""
+        """Returns the spec of the tables that the test gave."""
         return self._spec_of_tables
 
     @property

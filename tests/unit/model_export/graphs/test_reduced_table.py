@@ -25,7 +25,7 @@ def rounded(rows: np.ndarray, dtype: TableDtype) -> ReducedTable:
 
 
 def read(table: ReducedTable) -> np.ndarray:
-    """Returns the float32 that it stands for."""
+    """Returns the float32 numbers for which a reduced table stands."""
     return widened(table.numbers, table.dtype, table.scales, embedding_dim=table.embedding_dim)
 
 

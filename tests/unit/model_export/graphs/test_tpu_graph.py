@@ -27,7 +27,7 @@ TABLE = np.arange(24, dtype=np.float32).reshape(8, 3) / 4
 
 
 def padded(rows: list[list[int]], combiner: str, weights: list[list[float]] | None = None) -> np.ndarray:
-    """Returns what a tensor core computes: rows cut at K, a mean divided by one at least."""
+    """Returns the vectors that a tensor core computes: rows are cut at K, and a mean's divisor is at least one."""
     out = np.zeros((len(rows), TABLE.shape[1]), np.float32)
     for r, row in enumerate(rows):
         mask = np.array((weights[r] if weights else [1.0] * len(row))[:K], np.float32)
@@ -90,7 +90,7 @@ def save_v1(folder: Path, dtypes: Mapping[str, Any], on_host: V1Model, on_tpu: V
 
 
 def from_table(shape: Any, dtype: Any, **_: Any) -> Any:
-    """Is an initializer that gives TABLE."""
+    """Initializes a variable with TABLE."""
     from model_export.tensorflow_setup import tf
 
     return tf.constant(TABLE, dtype, shape)
@@ -247,7 +247,7 @@ def tf2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Callable[[
 
 @pytest.fixture(scope="module")
 def both(tf2: Any) -> Path:
-    """The same, with a {serve, tpu} MetaGraph added."""
+    """Adds a {serve, tpu} MetaGraph to the model of `tf2`."""
     from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
 
     folder, module, signature, dense = tf2

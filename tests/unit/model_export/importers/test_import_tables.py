@@ -25,7 +25,7 @@ CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
 @pytest.fixture
 def sources(tmp_path: Path) -> dict[str, str]:
-    """Two tables of small numbers, and a Fortran one."""
+    """Writes two tables of small numbers, one in Fortran order, and a vocabulary; returns the tables' paths by name."""
     np.save(tmp_path / "user.npy", matrix(9, 4))
     np.save(tmp_path / "tag.npy", np.asfortranarray(matrix(5, 3, np.float64)))
     (tmp_path / "tags.txt").write_text("red\ngreen\nblue\nüber\nx y\n", encoding="utf-8")

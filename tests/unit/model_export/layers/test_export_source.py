@@ -39,7 +39,7 @@ REQUEST = {
 
 
 def keyed_model() -> Any:
-    """Returns a functional model of words, weighted sparse ids, one id of [B, 1], and two numbers."""
+    """Returns a functional model with inputs of words, weighted sparse ids, one id of shape [B, 1], and two numbers."""
     table = embedding.TableConfig(6, 3, name="words", combiner="mean")
     config = {
         "word": embedding.FeatureConfig(table=table),

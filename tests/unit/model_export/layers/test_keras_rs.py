@@ -20,7 +20,7 @@ LookupPlan = Late("model_export.graphs.source", "LookupPlan")
 
 @pytest.fixture(scope="module")
 def keras_rs() -> Any:
-    """The library, which is no dependency of ours."""
+    """Imports keras_rs, or skips the tests; the project does not depend on it."""
     return pytest.importorskip("keras_rs", reason="keras-rs is not installed")
 
 

@@ -27,7 +27,7 @@ split_variables, train_step, apply_gradients = (
 
 
 def built(layer: Any, build: Any = subclass_model) -> Any:
-    """Returns a model that has been called."""
+    """Builds a model and calls it once, so that it has its variables."""
     model = build(tf, layer)
     model(film_batch(tf))
     return model

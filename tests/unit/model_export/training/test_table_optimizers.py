@@ -1,4 +1,4 @@
-"""Every field of EmbeddingConfigSpec and TableConfig that says how to train does its work."""
+"""Every field of EmbeddingConfigSpec and TableConfig about training has its effect."""
 
 from __future__ import annotations
 
