@@ -94,7 +94,7 @@ class Chart:
 
 
 def merged(defaults: Any, values: Any) -> Any:
-    """Returns values with defaults below them, as Helm merges a user's values over the chart's."""
+    """Returns the values, and the defaults where they say nothing, as Helm merges a user's values over the chart's."""
     if not isinstance(defaults, dict) or not isinstance(values, Mapping):
         return values
     return defaults | {name: merged(defaults.get(name), value) for name, value in values.items()}

@@ -74,7 +74,7 @@ def in_field(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
 
 
 def in_content(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
-    """Fills a TensorProto's tensor_content."""
+    """Fills a TensorProto with values in tensor_content."""
     tensor.dtype = PROTO_FIELDS[dtype][0]
     tensor.tensor_shape.dim.add().size = len(values)
     array = array_of(tf, dtype, values)

@@ -149,7 +149,7 @@ _ROWS = "/v1/models/toy/tables/user:rows"
 
 
 def _keys(count: int) -> Iterator[tuple[str, bytes]]:
-    """Gives a document of so many keys for each form; colons in strings count as keys."""
+    """Yields for each form of request a document with `count` keys; colons in strings count as keys."""
     rows = b",".join([b'{"user":1}'] * (count - 2))
     yield _PREDICT, b'{"signature_name":"lookup","instances":[%s]}' % rows
     inputs = b'[{"name":"user","datatype":"INT64","shape":[1],"data":[1]}]'

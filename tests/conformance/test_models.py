@@ -1,4 +1,4 @@
-"""Lists of models, policies, labels and reloads by TensorFlow Serving's rules, each case through both wires.
+"""Lists of models, policies, labels and reloads follow TensorFlow Serving's rules, each case through both wires.
 
 A case has folders (`add`: "model/version", then "broken", "half", ... for what is wrong with it), a first list, and
 steps: `add` and `remove` folders, `reload` by request, `ask` (who answers?) and `status`. What loads in the background

@@ -89,7 +89,7 @@ def key_wires(artifact: Path) -> Iterator[dict[str, Wire]]:
 
 
 def request(**features: list[Any]) -> Request:
-    """Returns a predict of one row."""
+    """Returns a request to predict one row of the model "keys"; `features` replace the defaults."""
     return Request("serving_default", {"word": ["red"], "code": [100], "row": [0]} | features, model="keys")
 
 

@@ -1,4 +1,4 @@
-"""Opens the console in a real Chromium, and collects what a page must not do."""
+"""Opens the console in a real Chromium, and collects the faults of each page."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Watched:
     faults: list[str] = field(default_factory=list)
 
     def open(self, place: str = "") -> Page:
-        """Opens a place of the console, such as "tables?id=1", and waits for its heading."""
+        """Opens a place in the console, such as "tables?id=1", and waits for its heading; returns the page."""
         self.page.goto(f"{self.base}/console#/{place}")
         self.page.wait_for_selector("h1")
         return self.page

@@ -120,7 +120,7 @@ class FakeGcsServer(_Emulator):
         httpx.post(f"{self.url}/storage/v1/b?project=test", json={"name": BUCKET}, timeout=60).raise_for_status()
 
     def put(self, key: str, data: bytes) -> None:
-        """Uploads an object by the JSON interface."""
+        """Uploads an object through the JSON interface."""
         query = {"uploadType": "media", "name": key}
         httpx.post(
             f"{self.url}/upload/storage/v1/b/{BUCKET}/o", params=query, content=data, timeout=60

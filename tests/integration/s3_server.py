@@ -67,7 +67,7 @@ class S3Server:
         )
 
     def upload(self, folder: Path, prefix: str, *, but: str = "") -> int:
-        """Uploads a folder's files, all but one; returns their bytes."""
+        """Uploads a folder's files except the file `but`; returns the sum of their sizes."""
         total = 0
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
@@ -85,7 +85,7 @@ class S3Server:
         return {path.removeprefix(prefix): bytes(obstore.get(bucket, path).bytes()) for path in paths}
 
     def empty(self) -> None:
-        """Removes all objects, and takes back deny(); starts the server if it was killed."""
+        """Removes all objects and ends deny(); or starts the server, if it was killed."""
         if self._process.poll() is not None:
             return self.start()
         self._judge_after(math.inf)

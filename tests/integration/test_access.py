@@ -115,7 +115,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def spec(message: str, model: str, **more: Any) -> Any:
-    """Returns a request with a ModelSpec."""
+    """Returns a request message whose ModelSpec names this model."""
     made = message_class(f"tensorflow.serving.{message}")(**more)
     made.model_spec.name = model
     return made

@@ -82,7 +82,7 @@ KINDS = [(wire, kind) for wire in WIRES for kind in ("blocking", "async")]
 
 
 def client_of(server: Any, wire: str, kind: str, **options: Any) -> Any:
-    """Returns a client of the toy model."""
+    """Returns a blocking or asynchronous client of the toy model on one wire."""
     client_class = EmbeddingClient if kind == "blocking" else AsyncOnOneLoop
     return client_class(target_of(server, wire), **({"model": "default", "timeout_s": PATIENCE_S} | options))
 
@@ -499,7 +499,7 @@ def drip(data: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
 
 
 def cut_short(handler: BaseHTTPRequestHandler) -> None:
-    """Promises more than comes."""
+    """Announces a longer body than it sends, and closes the connection."""
     respond(handler, 200, EMBEDDINGS, {"Content-Length": "1000"})
     handler.close_connection = True
 

@@ -100,7 +100,7 @@ def serve(base: Path, **settings: object) -> ServerProcess:
 
 @pytest.fixture(scope="module")
 def server(base: Path) -> Iterator[ServerProcess]:
-    """Starts a server that everybody may use."""
+    """Starts a server without access control, and waits until it has no problems."""
     with serve(base) as process:
         process.answering()
         until(lambda: process.http.get("/readyz").json().get("problems") == {})

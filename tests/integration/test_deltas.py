@@ -1,4 +1,4 @@
-"""Rows that change while a server answers: seen whole, after kills, and whatever files are dropped."""
+"""Rows change while a server answers: clients see whole changes, also after kills and whatever files are dropped."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Reader:
 
 @contextmanager
 def readers(server: ServerProcess, count: int = 2) -> Iterator[list[Reader]]:
-    """Has clients read during what is inside."""
+    """Lets clients read in threads while the block runs."""
     is_over = threading.Event()
     reading = [Reader(server, is_over) for _ in range(count)]
     try:

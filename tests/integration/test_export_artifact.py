@@ -48,7 +48,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Version 1 of that run; not to be changed."""
+    """Exports version 1 from that run; tests must not change it."""
     base = tmp_path_factory.mktemp("models") / "synthetic"
     return export(run_folder, base, lookup_device=DEVICES, batch_sizes=BATCH_SIZES, clock=lambda: CREATED)
 
@@ -86,7 +86,7 @@ class _Signature:
 
 
 def lookup_inputs(**changed: Any) -> dict[str, Any]:
-    """Two rows of every feature, the second with empty bags."""
+    """Returns two rows of every feature; the second row has empty bags."""
     inputs = {
         "user_id": [1, 2],
         "film_id": [3, 0],
@@ -102,7 +102,7 @@ def lookup_inputs(**changed: Any) -> dict[str, Any]:
 
 
 def predict_inputs(**changed: Any) -> dict[str, Any]:
-    """The same without weights."""
+    """Returns the inputs of lookup_inputs() without the weights."""
     return {name: value for name, value in lookup_inputs().items() if not name.endswith("__weights")} | changed
 
 

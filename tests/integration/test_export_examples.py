@@ -47,7 +47,7 @@ def test_every_example_has_a_case() -> None:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs all examples, one after another in one process, which starts TensorFlow once; returns what each wrote."""
+    """Runs all examples in turn in one process, so that TensorFlow starts once; returns the folder that each wrote."""
     bases = {name: tmp_path_factory.mktemp("examples") / "model" for name in CASES}
     runs = [[name, f"--out={bases[name]}", *flags] for name, (flags, _) in CASES.items()]
     script = (

@@ -1,4 +1,4 @@
-"""kill -9 of everything under load, and a restart in the same place."""
+"""A server killed with kill -9 under load starts again in the same place."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Home:
         return done.stdout if done.returncode == 0 else ""
 
     def serve(self, command: str) -> subprocess.Popen[bytes]:
-        """Starts the server by a page's command."""
+        """Starts the server with a page's command, and with ports and flags of its own."""
         ports = f"--port={self.grpc_port} --rest_api_port={self.http_port}"
         # Every request takes longer than this limit, so the list of slow requests is not empty.
         more = f"--graph_signatures=off --slow_request_ms=0.000001 {ports}"
@@ -58,7 +58,7 @@ class Home:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """The folder after all steps of the page on deployment, and its server."""
+    """Runs all steps of the page on deployment; yields the folder, while its server runs."""
     home = Home(tmp_path_factory.mktemp("deployment"))
     servers = []
     asked = ""

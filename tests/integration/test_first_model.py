@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def shape_of(answer: str) -> str:
-    """Returns an answer with N for each number that has a point: what a model learned depends on the processor."""
+    """Returns an answer with N for each number with a point, because what a model learns depends on the processor."""
     return re.sub(r"-?\d+\.\d+(e[-+]?\d+)?", "N", answer.strip())
 
 

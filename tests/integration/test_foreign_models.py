@@ -46,7 +46,7 @@ NAMES = [
 
 @dataclass(frozen=True)
 class Served:
-    """A server of all models: <name> as its framework wrote it, and <name>-adopted."""
+    """A server of all models: <name> is as its framework wrote it, and <name>-adopted is as `adopt` wrote it."""
 
     folder: Path
     server: ServerProcess

@@ -52,7 +52,7 @@ class Hanging:
 
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Hanging]:
-    """Version 1 of a model in folder "slow"."""
+    """Writes version 1 of a model in folder "slow", whose load hangs."""
     # The fixture holds a file lease, and Linux sends its holder SIGIO for each blocked open; by default SIGIO would end
     # the process.
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Searches for nearest rows through a whole server: over both wires and both data planes."""
+"""Searches for nearest rows in a whole server, over both wires and both data planes."""
 
 from __future__ import annotations
 

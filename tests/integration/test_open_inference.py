@@ -55,7 +55,7 @@ class Client:
         return self.triton.infer(model, inputs, parameters=parameters, **options)
 
     def document(self, answer: Any) -> Any:
-        """Returns an answer about a server or model as plain objects."""
+        """Returns an answer about a server or a model as plain Python objects."""
         from google.protobuf import json_format
 
         if self.wire == "http":
@@ -89,7 +89,7 @@ def connect() -> Iterator[Callable[..., Client]]:
 
 
 def refused(call: Callable[[], Any]) -> tuple[str, str]:
-    """Returns the status and text that a call fails with."""
+    """Returns the status and the text with which a call fails."""
     with pytest.raises(InferenceServerException) as caught:
         call()
     return caught.value.status(), caught.value.message()

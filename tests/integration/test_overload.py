@@ -76,6 +76,6 @@ async def _flood(server: ServerProcess, name: str) -> tuple[Counter[str], int, l
 
 
 def _sample(server: ServerProcess, name: str, **labels: str) -> float:
-    """Returns a sample, 0 where it is not there: nothing was counted."""
+    """Returns the value of a sample, or 0 if it is absent because nothing was counted yet."""
     family = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
     return family.value(**labels) if labels in family.labelled() else 0.0

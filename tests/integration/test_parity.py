@@ -83,7 +83,7 @@ def model(tf: Any, base: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def server(base: Path) -> Iterator[ServerProcess]:
-    """A server with TensorFlow over the model."""
+    """Starts a server that runs the model's graphs with TensorFlow."""
     with ServerProcess(model_base_path=base, graph_signatures="auto") as server:
         yield server.ready()
 
@@ -95,7 +95,7 @@ def num_requests(request: pytest.FixtureRequest) -> int:
 
 
 class Random:
-    """Draws requests: empty rows, repeated ids, first and last rows of tables, weights, strings."""
+    """Draws requests with empty rows, repeated ids, first and last rows of tables, weights, and strings."""
 
     def __init__(self, model: Model, seed: int) -> None:
         self._model, self._random = model, np.random.default_rng(seed)

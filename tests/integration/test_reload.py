@@ -1,4 +1,4 @@
-"""Versions come and go under load: no request fails, and no answer is of two versions."""
+"""Versions come and go under load; no request fails, and no answer mixes two versions."""
 
 from __future__ import annotations
 

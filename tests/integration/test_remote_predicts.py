@@ -67,7 +67,7 @@ class RandomPredicts(RandomCalls):
 
     @property
     def lookups(self) -> list[str]:
-        """Names of the signatures."""
+        """Returns the names of the signatures, which here are predicts."""
         return ["colored", "plain", "serving_default"]
 
     def _drawn(self, rng: random.Random, signature: str) -> Drawn:

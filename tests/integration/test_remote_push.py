@@ -69,7 +69,7 @@ def stored(cluster: Cluster, layout: TableLayout) -> bytes:
 
 
 def large(folder: Path, rows: int, seed: int = 3) -> tuple[Path, np.ndarray]:
-    """Writes a version whose table "user" has rows of two numbers; returns them too."""
+    """Writes a version whose table "user" has this many random rows of two numbers; returns its folder and the rows."""
     table = np.random.default_rng(seed).normal(size=(rows, 2)).astype(np.float32)
     write_toy_model(folder)
     tensors = {f"tables/{name}/.ATTRIBUTES/VARIABLE_VALUE": part for name, part in toy_tables().items()}

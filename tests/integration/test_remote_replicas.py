@@ -1,4 +1,4 @@
-"""Replicas that are cut off from their primaries: their rows are not read, and the entries they lack are told again."""
+"""Cuts replicas off from their primaries: their rows are not read, and the entries that they lack are told again."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ needs_core = pytest.mark.skipif("native" not in DATA_PLANES, reason="no native c
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, and the certificate and key of nodes at 127.0.0.1."""
+    """Writes a folder with an authority's certificate, and the certificate and key of nodes at 127.0.0.1."""
     folder, made = tmp_path_factory.mktemp("tls"), Authority()
     issued = made.issue()
     for name, text in (("ca.pem", made.pem), ("node.pem", issued.cert), ("node.key", issued.key)):

@@ -1,4 +1,4 @@
-"""A soak of seconds with tiny tables: nothing fails, what does fail is told, and the report has its rows."""
+"""A soak of seconds with tiny tables has no failures, shows those that are provoked, and fills the report's rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the model is kept from one run to the next."""
+    """Returns the folder in which runs keep the exported model."""
     return tmp_path_factory.mktemp("soak")
 
 

@@ -19,7 +19,7 @@ TWO = "saved_model_half_plus_two_2_versions"
 
 
 class Stubs:
-    """The stock stubs over one channel. Each call returns what was answered, or code and text."""
+    """The stock stubs over one channel. Each call returns the answer, or the error's code and text."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc

@@ -78,7 +78,7 @@ by_kind = pytest.mark.parametrize("kind", STRANGE)
 
 
 def replace_file(path: Path, kind: str) -> None:
-    """Puts something strange in a file's place."""
+    """Replaces a file by a strange one of this kind."""
     path.unlink(missing_ok=True)
     STRANGE[kind](path)
 

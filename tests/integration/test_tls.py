@@ -68,7 +68,7 @@ SERVERS: dict[str, tuple[dict[str, object], tuple[Wire, ...], tuple[Wire, ...]]]
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A server, with a Unix socket."""
+    """Starts a server with TLS on these ports and on a Unix socket."""
     folder = tmp_path_factory.mktemp("tls")
     write_toy_model(folder / "model" / "1")
     settings, wires, verifying = SERVERS[request.param]
@@ -112,7 +112,7 @@ def context(issued: Issued | None = None) -> ssl.SSLContext:
 
 
 def http_client(server: Secured, issued: Issued | None) -> httpx.Client:
-    """Returns a client of the HTTP port."""
+    """Returns a client of the server's HTTPS port, with a certificate if one is given."""
     url = f"https://localhost:{server.port('http')}"
     return httpx.Client(base_url=url, verify=context(issued), timeout=PATIENCE_S)
 

@@ -40,14 +40,14 @@ def servables(folder: Path) -> Iterator[tuple[Servable, Servable]]:
 
 
 def answers(servables: tuple[Servable, Servable], name: str, inputs: dict[str, Array]) -> list[dict[str, Array]]:
-    """Returns what both say."""
+    """Returns the answers of both servables to the same inputs."""
     spec = servables[0].signatures[name]
     arrays, _ = checked(spec, inputs)
     return [servable.backends[name].run(name, arrays, tuple(spec.outputs)) for servable in servables]
 
 
 def random_request(servable: Servable, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns valid ids for every feature, some rows of them empty."""
+    """Returns a request of valid ids for every feature, with some empty rows."""
     spec = servable.signatures["serving_default"]
     request: dict[str, Array] = {}
     for name in spec.row_inputs:

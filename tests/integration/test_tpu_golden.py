@@ -83,14 +83,14 @@ def http(engine: Engine) -> Iterator[HttpClient]:
 
 @pytest.fixture(scope="module")
 def channel(engine: Engine) -> Iterator[grpc.Channel]:
-    """A connection to the gRPC server."""
+    """Opens a channel to a gRPC server of the engine."""
     with grpc_channel(engine) as channel:
         yield channel
 
 
 @pytest.fixture(scope="module")
 def examples(tf: Any, expected: Any) -> list[bytes]:
-    """The rows as serialized tf.Examples."""
+    """Returns the expected file's rows as serialized tf.Examples."""
 
     def example(row: dict[str, list[int]]) -> bytes:
         ids = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=value)) for name, value in row.items()}

@@ -29,7 +29,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def start(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts one server that sends its spans to the collector, or does not."""
+    """Returns a function that starts a server with tracing, whose spans go to the collector if nothing forbids it."""
     write_toy_model(tmp_path / "toy" / "3")
     running: list[ServerProcess] = []
 

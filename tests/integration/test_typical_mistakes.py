@@ -317,7 +317,7 @@ print(json.dumps(done))
 
 @pytest.fixture(scope="module")
 def commands(where: Path, port: int) -> dict[tuple[str, str], tuple[int, str]]:
-    """Runs every command once, and returns its exit status and what it wrote to stderr."""
+    """Runs every command once; returns each one's exit status and what it wrote to stderr."""
     given = []
     for (program, _), mistake in ALL.items():
         own = ["--log_format=text"] if program == "service" else []

@@ -51,7 +51,7 @@ def written(proxy: StoreProxy) -> list[str]:
 
 
 def refusing(path_end: str) -> Callable[..., Fault | None]:
-    """Returns a rule that denies to write objects with this end of their path."""
+    """Returns a rule by which the store refuses to write objects whose paths end like this."""
 
     def rule(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
         return Fault(status=403) if method == "PUT" and path.endswith(path_end) else None

@@ -1,4 +1,4 @@
-"""Every error has one canonical code and words of its own."""
+"""Every error has one canonical code and a text of its own."""
 
 from __future__ import annotations
 

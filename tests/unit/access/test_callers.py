@@ -1,4 +1,4 @@
-"""Callers: who is known by what, and what that gives."""
+"""Callers are recognized by their tokens or certificates, and get the rights that the file gives them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def observer() -> RecordingObserver:
 
 @pytest.fixture
 def engine(observer: RecordingObserver, clock: Clock) -> Engine:
-    """Models "m" and "secret", version 1 of each."""
+    """Returns an engine with version 1 of the models "m" and "secret"."""
     registry = Registry(lambda model, status: None)
     registry.add_model("secret")
     registry.add_model("m")

@@ -56,7 +56,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def open_file(path: Path, counter: TlsCounter) -> TlsFile:
-    """Returns a file of the gRPC port."""
+    """Returns the TlsFile of the gRPC port."""
     return TlsFile(path, api="grpc", protocols=["h2"], counter=counter)
 
 

@@ -41,7 +41,7 @@ def table_of(*records: tuple[bytes, bytes]) -> bytes:
 
 
 def index_around(block: bytes, index: bytes | None = None) -> bytes:
-    """Returns an index of one data block, found through a block of handles."""
+    """Returns the bytes of an index file with one data block, which a block of handles points to."""
     index = index or table_block([(b"", varint(0) + varint(len(block)))])
     end = varint(0) + varint(0) + varint(len(block) + 5) + varint(len(index))
     return block + bytes(5) + index + bytes(5) + end.ljust(40, b"\0") + MAGIC
@@ -208,12 +208,12 @@ def test_a_missing_index_is_an_artifact_error(tmp_path: Path) -> None:
 
 
 def dims(*sizes: int) -> bytes:
-    """Returns the shape field of an entry."""
+    """Returns the bytes of the shape in a bundle's entry."""
     return proto_field(2, b"".join(proto_field(2, proto_field(1, size)) for size in sizes))
 
 
 def extent(start: int, length: int | None = None) -> bytes:
-    """Returns one dimension of a slice; without a length it is all of it."""
+    """Returns the protobuf bytes of a slice's extent in one dimension; without a length it is the whole dimension."""
     return proto_field(1, proto_field(1, start) + (b"" if length is None else proto_field(2, length)))
 
 

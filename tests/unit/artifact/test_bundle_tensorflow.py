@@ -1,4 +1,4 @@
-"""The checkpoint format is TensorFlow's: it reads what our tests write, and we read what it writes."""
+"""The checkpoint format is TensorFlow's: TensorFlow reads what our writers write, and our reader what it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a folder is whole, on clocks that jump."""
+"""Decides whether a version's folder is complete, with clocks that jump."""
 
 from __future__ import annotations
 

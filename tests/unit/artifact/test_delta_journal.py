@@ -18,7 +18,7 @@ ALL = 1 << 30
 
 
 class Writer:
-    """A journal, as one process has it."""
+    """One process's view of a journal, through which it appends."""
 
     def __init__(self, path: Path, max_bytes: int = ALL) -> None:
         self.faults: list[str] = []

@@ -78,7 +78,7 @@ def test_json_that_is_not_an_object_is_refused() -> None:
 
 
 def at(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Returns an edit that sets one place."""
+    """Returns an edit that sets the value at one place in the manifest."""
 
     def edit(data: dict[str, Any]) -> None:
         for key in path[:-1]:

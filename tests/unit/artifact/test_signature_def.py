@@ -1,4 +1,4 @@
-"""SavedModel signatures in, metadata out."""
+"""Reads the signatures of SavedModels, and writes them as metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorProto by hand, by property, and against TensorFlow."""
+"""Encodes and decodes TensorProtos: cases by hand, random ones, and those of TensorFlow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encoded(array: Array, *, as_content: bool = False) -> Any:
 
 
 def same(left: Array, right: Array) -> bool:
-    """Says whether two arrays agree in dtype, shape and bits, one NaN being like another."""
+    """Says whether two arrays agree in dtype, shape and bits; all NaN count as the same."""
     if left.dtype == object:
         return left.shape == right.shape and left.tolist() == right.tolist()
     if left.dtype == "bfloat16":
@@ -54,7 +54,7 @@ numeric_arrays = st.sampled_from([dtype for dtype in NUMPY_DTYPES.values()]).fla
 
 
 def string_array(strings: list[bytes]) -> Array:
-    """Makes an object array, which np.array would not always."""
+    """Returns a one-dimensional object array of strings; np.array would make another dtype of some lists."""
     result = np.empty(len(strings), object)
     result[:] = strings
     return result

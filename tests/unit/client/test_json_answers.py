@@ -1,4 +1,4 @@
-"""Numbers of JSON to the last bit; numpy's own reader of float32 decimals is the oracle."""
+"""The client reads JSON's numbers exactly to the last bit, as numpy's own reader of float32 decimals does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as the stock messages of tensorflow-serving-api read them, and stock answers as the client reads them."""
+"""The stock messages of tensorflow-serving-api can read the client's requests, and the client stock answers."""
 
 from __future__ import annotations
 

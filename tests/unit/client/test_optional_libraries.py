@@ -1,4 +1,4 @@
-"""The client's errors if the library of a wire is missing."""
+"""The client raises errors that name the library of a wire if it is not installed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1)
 
 
 def tensor(**values: object) -> bytes:
-    """Returns a TensorProto that protobuf has written."""
+    """Returns the bytes of a TensorProto that protobuf has written."""
     return bytes(message_class("tensorflow.TensorProto")(**values).SerializeToString())
 
 

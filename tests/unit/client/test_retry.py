@@ -17,7 +17,7 @@ def unavailable(retry_after_s: float | None = None) -> EmbeddingError:
 
 
 def attempts(clock: Clock, *, timeout_s: float = 100, chance: float = 0, policy: RetryPolicy | None = None) -> Attempts:
-    """Returns attempts whose every random number is the same."""
+    """Returns the attempts of one call, whose random numbers are all `chance`."""
     return Attempts(policy or RetryPolicy(3, 0.1, 0.3), timeout_s, clock, lambda: chance)
 
 

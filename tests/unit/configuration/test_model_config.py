@@ -1,4 +1,4 @@
-"""The file of models: read at the start, taken again when it has changed, tried again when it was refused."""
+"""The file of models is read at the start, read again when it has changed, and tried again when it was refused."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.unit.engine.fakes import predict_spec
 
 
 def ragged_spec() -> SignatureSpec:
-    """Returns a signature of a dense x and a ragged, weighted g."""
+    """Returns a signature with a dense input x and a ragged, weighted feature g."""
     inputs = {
         "x": TensorSpec("x", "float32", (None, 2)),
         "g__values": TensorSpec("g__values", "int64", (None,)),

@@ -1,4 +1,4 @@
-"""Threads of the scheduler itself: every request is answered, none runs beyond the places there are."""
+"""The scheduler's own threads answer every request, and never run more of them at once than it has places."""
 
 from __future__ import annotations
 

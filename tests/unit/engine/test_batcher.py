@@ -87,7 +87,7 @@ class Bench:
     def ask_with(
         self, inputs: Tensors, outputs: tuple[str, ...] = ("y",), deadline_s: float | None = None
     ) -> Future[dict[str, Array]]:
-        """Does so with any inputs."""
+        """Sends a request with any inputs, and waits until it waits in a batch or is over; returns its future."""
         before = self._num_enqueued
         future = self._clients.submit(self.batcher.run, self._spec.name, inputs, outputs, deadline_s)
         future.add_done_callback(lambda _: self._count(0))
@@ -118,7 +118,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Callable[..., Bench]]:
-    """Makes benches; what a failed test leaves waiting is run at the end."""
+    """Returns a function that makes benches; runs the requests that a failed test leaves waiting."""
     made: list[Bench] = []
 
     def make(backend: Any = None, spec: SignatureSpec = SPEC, **parameters: Any) -> Bench:

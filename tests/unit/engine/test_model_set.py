@@ -108,7 +108,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Three models with version 1 each, none of them served."""
+    """Makes a world of three models, each with version 1, none of them served; lets held loads go on at the end."""
     world = World(tmp_path)
     yield world
     for gate in world.gates.values():

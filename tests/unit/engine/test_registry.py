@@ -1,4 +1,4 @@
-"""The registry: legal moves only, leases pin a version across a swap, unloading waits for them."""
+"""The registry permits only legal moves; leases keep a version across a swap, and unloading waits for their end."""
 
 from __future__ import annotations
 
@@ -440,7 +440,7 @@ def lookups(version: int = 1) -> Servable:
 
 
 def any_is_enough(early: Servable) -> bool:
-    """Takes whatever a version answers while it loads."""
+    """Accepts any version for lookups while it loads."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""The folder watcher, on a clock that tests move by hand."""
+"""The watcher of folders finds versions, with a clock that tests set by hand."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ REF = ModelRef("toy")
 
 
 def query(*ids: int, **more: Any) -> NeighborQuery:
-    """Returns a search for the neighbours of rows."""
+    """Returns a query for the neighbours of the rows with these ids."""
     return NeighborQuery(rows=Named(ids=np.array(ids)), **more)
 
 
 def find(engine: Engine, asked: NeighborQuery, deadline_s: float | None = None) -> NeighborAnswer:
-    """Runs a search in the table "user"."""
+    """Searches the nearest rows in the table "user"."""
     return engine.neighbors(REF, "user", asked, Call("http", "neighbors", deadline_s=deadline_s))
 
 

@@ -1,4 +1,4 @@
-"""Every way a request can fail to fit its signature, and what passes."""
+"""Requests are refused for every way in which they can fail to fit their signature, and else pass."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PATIENCE_S = 60
 
 
 class Pool:
-    """One thread that is held by a job until it is let go, and what ran in it since, in order."""
+    """Workers with one thread, held by a job until the test lets it go. ran: names of the jobs run since, in order."""
 
     def __init__(self, **limits: Any) -> None:
         self.now_s = 0.0
@@ -73,7 +73,7 @@ class Pool:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Pool]]:
-    """Makes pools and ends their threads."""
+    """Returns a function that makes pools; ends their threads after the test."""
     pools: list[Pool] = []
 
     def make(**limits: Any) -> Pool:

@@ -213,7 +213,7 @@ def engine_over(folder: Path, name: str = "m") -> Engine:
 
 
 def predict(engine: Engine, inputs: dict[str, np.ndarray], signature: str = "") -> dict[str, np.ndarray]:
-    """Runs a signature of model m."""
+    """Runs a signature of model m; returns its outputs."""
     with engine.bind(ModelRef("m"), signature, Call("test")) as bound:
         return bound.run(inputs)
 

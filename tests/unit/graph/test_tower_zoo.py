@@ -1,4 +1,4 @@
-"""Models as teams have them answer cut as they do whole: to the bit, and in the same words where they refuse."""
+"""Models as teams have them give the same bits and the same errors, whether they are cut or run whole."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) ->
 
 
 def answers(pair: Pair, inputs: dict[str, Array]) -> list[dict[str, Array] | str]:
-    """Returns what both say, or why they refuse."""
+    """Returns the answers of both servables, or the texts with which they refuse."""
     found: list[dict[str, Array] | str] = []
     for servable in pair:
         spec = servable.signatures[SIGNATURE]

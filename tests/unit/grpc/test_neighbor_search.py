@@ -1,4 +1,4 @@
-"""The signature "neighbors" of Predict, over the toy model's tables."""
+"""The signature "neighbors" of Predict searches the toy model's tables."""
 
 from __future__ import annotations
 

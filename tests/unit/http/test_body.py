@@ -1,4 +1,4 @@
-"""Limits on bodies, plain and compressed."""
+"""Bodies are limited in size, plain and compressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The route for nearest rows, over the toy model's tables."""
+"""The route for nearest rows searches the toy model's tables."""
 
 from __future__ import annotations
 

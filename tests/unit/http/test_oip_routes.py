@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, on the application itself."""
+"""The HTTP application speaks the Open Inference Protocol."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CHANGE = Upsert(np.ones((1, 2), np.float32), ids=np.array([0]))
 
 
 def rules(journal: Path | None, wake: Callable[[], None]) -> DeltaRules:
-    """Returns rules with small limits."""
+    """Returns DeltaRules with small limits."""
     return DeltaRules(journal, 100, 1 << 20, 1 << 20, wake)
 
 

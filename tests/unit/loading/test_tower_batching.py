@@ -85,7 +85,7 @@ def ask(batcher: TowerBatcher, *numbers: int, deadline_s: float | None = None) -
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for other threads."""
+    """Waits until other threads have made a condition true."""
     for _ in range(6000):
         if condition():
             return

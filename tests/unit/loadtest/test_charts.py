@@ -1,4 +1,4 @@
-"""Checks the pictures: places of points between the axes, gaps, marks, names that are no markup."""
+"""Charts place their points between the axes, leave gaps, draw marks, and never read names as markup."""
 
 from __future__ import annotations
 

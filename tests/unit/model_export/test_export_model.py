@@ -1,4 +1,4 @@
-"""export(): every argument, on a model that is worked out by hand."""
+"""Calls export() with every argument, on a model whose answers are computed by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
 
 def two_features(**options: Any) -> Any:
-    """Returns a model with one feature of one id and one ragged, and predictions."""
+    """Returns a model with predictions that has one feature of one id and one ragged feature."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     return TableSource(TWO_FEATURES, **options)

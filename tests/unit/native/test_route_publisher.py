@@ -40,7 +40,7 @@ class FakeServer:
 
 
 def published(publisher: RoutePublisher) -> Registry:
-    """Returns a registry with version 1 of model m, and its label."""
+    """Returns a registry that publishes version 1 of model m and its label."""
     registry = Registry(lambda model, status: None, publisher)
     registry.add_model("m", is_configured=False)
     registry.start("m", 1)

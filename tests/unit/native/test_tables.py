@@ -1,4 +1,4 @@
-"""The native kernels and indexes against those in numpy and Python, bit for bit; and the native guard of maps."""
+"""The native kernels and indexes agree with those in numpy and Python, bit for bit; and the native guard of maps."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def both_indexed(name: str, arguments: tuple[Any, ...], size: int) -> tuple[np.n
 
 
 def assert_same_rows(name: str, vocabulary: tuple[Any, ...], indexes: Any, sent: tuple[Any, ...], count: int) -> None:
-    """Finds keys by both indexes."""
+    """Looks keys up in both indexes, and checks that they find the same rows."""
     ours, theirs = np.full(count, 7), np.full(count, 7)
     found = getattr(NATIVE, name)(*vocabulary, indexes[0], *sent, ours)
     assert found == getattr(dict_index, name)(*vocabulary, indexes[1], *sent, theirs)

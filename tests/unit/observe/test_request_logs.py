@@ -1,4 +1,4 @@
-"""Logs begin and end with the list of models; what a full queue drops is counted."""
+"""Logs begin and end with the list of models, and requests that a full queue drops are counted."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def block(metrics: Metrics, name: str) -> list[str]:
 
 
 def buckets(name: str, labels: str, counts: dict[str, int]) -> list[str]:
-    """Returns the lines of a histogram's buckets; counts: limit to how many are below it, from there on."""
+    """Returns the lines of a histogram's buckets; counts: limit -> how many values are below it and the next limits."""
     lines, below = [], 0
     for limit in [*MICROSECONDS, "+Inf"]:
         below = counts.get(limit, below)

@@ -1,4 +1,4 @@
-"""The command line: what stops it before anything is started, and what it hands on."""
+"""The command line refuses bad settings before anything is started, and hands the good ones to the app."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FakeApp:
 
 @pytest.fixture
 def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
-    """Replaces the app and everything of the process that main changes."""
+    """Replaces the app, and each function with which main changes the process."""
     module = types.ModuleType("service.process.app")
     app = type("App", (FakeApp,), {"seen": []})
     vars(module).update(App=app)

@@ -1,4 +1,4 @@
-"""The cache folder: one server's, bounded, and without folders of models that are gone."""
+"""The cache folder belongs to one server, is limited in size, and loses the folders of models that are gone."""
 
 from __future__ import annotations
 

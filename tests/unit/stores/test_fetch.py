@@ -64,7 +64,7 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def toy_objects(folder: Path, scale: int = 1) -> dict[str, bytes]:
-    """Returns a version's files by path."""
+    """Returns the files of a toy version by path."""
     write_toy_model(folder, scale=scale)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

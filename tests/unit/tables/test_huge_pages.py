@@ -47,7 +47,7 @@ def opened(tmp_path: Path) -> Opened:
 
 
 class Table(PageTable):
-    """Says what it is told to. asked: the places it was asked for, in order, each once."""
+    """A PageTable in which a chunk is huge from look number `huge_from` on. asked: the chunks, in order, each once."""
 
     def __init__(self, huge_from: int = 1_000_000) -> None:
         self.huge_from = huge_from
@@ -94,7 +94,7 @@ def all_records(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> tuple[int, int, str]:
-    """Returns bytes, of and reason of the only record."""
+    """Returns the fields `bytes`, `of` and `reason` of the only log record."""
     (record,) = caplog.records
     assert record.message == "huge pages"
     found = record.__dict__

@@ -144,7 +144,7 @@ def test_weights_of_zero_or_less_leave_their_ids_out_where_the_manifest_says_so(
 
 
 def path(**options: Any) -> LookupFeature:
-    """Returns a sequence of two."""
+    """Returns a sequence feature of length two."""
     return LookupFeature("tags__values", "tags__row_splits", output="tags", max_sequence_length=2, **options)
 
 

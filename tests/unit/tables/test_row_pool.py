@@ -33,7 +33,7 @@ TABLE = store(np.random.default_rng(0).normal(size=(6, 9)))
 
 
 def plan(runner: RowRunner, dtype: str = "float32") -> SignaturePlan:
-    """Compiles all features over one table."""
+    """Compiles a signature's plan with all features over one table."""
     table = store(TABLE.numbers, dtype).mapped
     entry = SignatureEntry("lookup", FEATURES, "cpu")
     return compile_signature(entry, dict.fromkeys(FEATURES, "tag"), {"tag": table}, runner)

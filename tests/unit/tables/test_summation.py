@@ -1,4 +1,4 @@
-"""Sums in the order of TensorFlow's ops are equal to theirs bit for bit, however long a row is."""
+"""Sums in the order of TensorFlow's ops are bit for bit equal to theirs, however long a row is."""
 
 from __future__ import annotations
 

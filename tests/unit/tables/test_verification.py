@@ -55,7 +55,7 @@ class Written:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
-    """Tables that are what their checksums say."""
+    """Writes tables that agree with their checksums."""
     return Written(tmp_path)
 
 
@@ -137,7 +137,7 @@ def cached(octets: np.ndarray) -> np.ndarray:
 
 
 def resident_kib(octets: np.ndarray) -> int:
-    """Returns what of a map this process holds in memory."""
+    """Returns how many KiB of an array's map this process holds in memory."""
     text = Path("/proc/self/smaps").read_text().partition(f"{octets.ctypes.data:x}-")[2]
     return int(text.partition("Rss:")[2].split()[0])
 

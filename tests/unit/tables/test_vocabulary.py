@@ -1,4 +1,4 @@
-"""Keys to rows, and vocabulary files that do not fit their manifest."""
+"""Maps keys to rows, and refuses vocabulary files that do not fit their manifest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_one(folder: Path, data: bytes, *, size: int = 3, **fields: Any) -> Open
 
 
 def lines(keys: Iterable[object]) -> bytes:
-    """Returns a vocabulary file of some keys."""
+    """Returns the bytes of a vocabulary file with these keys."""
     return "".join(f"{key}\n" for key in keys).encode()
 
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's HTTP bodies, by hand."""
+"""Reads and writes the HTTP bodies of the Open Inference Protocol, written by hand."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def tf2_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tf1_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A TensorFlow 1 model with a variable in three parts and a reference variable; not to be changed."""
+    """Saves a TensorFlow 1 model with a variable in three parts and a reference variable; tests must not change it."""
     from model_export.tensorflow_setup import tf
 
     v1 = tf.compat.v1

@@ -1,4 +1,4 @@
-"""Adopted signatures are timed on answers that both versions give alike, and served the faster way."""
+"""Adopted signatures are timed on inputs that both versions answer alike, and then served in the faster way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.tf
 
 
 def outputs(answer: bytes) -> dict[str, Any]:
-    """Returns the arrays of a PredictResponse."""
+    """Decodes a PredictResponse to arrays by output name."""
     response = message_class("tensorflow.serving.PredictResponse").FromString(answer)
     return {name: decode_tensor(name, tensor) for name, tensor in response.outputs.items()}
 

@@ -56,7 +56,7 @@ SAME_AS_TENSORFLOW: list[tuple[str, dict[str, Any]]] = [
 
 
 def error_of(make: Any, *args: Any, **kwargs: Any) -> Exception:
-    """The error that a call raises."""
+    """Returns the TypeError or ValueError that a call raises."""
     with pytest.raises((TypeError, ValueError)) as caught:
         make(*args, **kwargs)
     return caught.value

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tf
 
 
 def both(api: Any, device: str | None) -> list[Any]:
-    """A column with a table of its own and a shared one, on a device."""
+    """Returns two columns whose lookups are on a device: one with its own table, and one with a shared table."""
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column

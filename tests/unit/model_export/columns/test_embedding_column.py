@@ -1,4 +1,4 @@
-"""Both column functions beside TensorFlow's own and numpy: every kind, combiner, device, safe and not; and training."""
+"""Both column functions agree with TensorFlow's and numpy, for every kind, combiner and device; and they train."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Results = Mapping[Case, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 
 def made(api: Any, is_shared: bool, column: Any, **arguments: Any) -> Any:
-    """One column by embedding_column or shared_embedding_columns of either library."""
+    """Returns one column, made by embedding_column or shared_embedding_columns of either library."""
     return (
         api.shared_embedding_columns([column], **arguments)[0]
         if is_shared

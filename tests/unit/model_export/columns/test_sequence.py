@@ -34,7 +34,7 @@ def sequence_columns(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def wanted(length: int) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """[B, L, D] and lengths, an id below 0 leaving zeros in its place."""
+    """Returns the expected vectors, [B, L, D], with zeros for ids below 0, and the expected lengths."""
     vectors = np.zeros((len(ROWS), length, 3), np.float32)
     for r, row in enumerate(ROWS):
         for t, i in enumerate(row[:length]):

@@ -53,7 +53,7 @@ def every_field(column: Any) -> tuple[Any, ...]:
 
 
 def table_of(column: Any) -> Any:
-    """Returns the object that makes a column's variable."""
+    """Returns the object that makes the variable of a column's table."""
     return column.shared_embedding_column_creator
 
 

@@ -1,4 +1,4 @@
-"""The tensor-core lookup beside TensorFlow's own, forced to run on a CPU."""
+"""The tensor-core lookup agrees with TensorFlow's own, which is forced to run on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of a ModelSpec: applied by hand they give what TensorFlow's own column gives."""
+"""Policies of a ModelSpec, applied by hand, give the rows that TensorFlow's own column gives."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def reduced_version(
 
 
 def read_as(table: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns what a table is read as in another dtype."""
+    """Returns the numbers that are read from a table after it was rounded to a dtype."""
     numbers, scales = rounded(table, dtype)
     return widened(numbers, dtype, scales, embedding_dim=table.shape[1])
 

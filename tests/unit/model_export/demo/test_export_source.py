@@ -1,4 +1,4 @@
-"""The rating model as an ExportSource: its predictions are a numpy tower's on the exported variables."""
+"""The rating model's ExportSource predicts as a numpy tower does with the exported variables."""
 
 from __future__ import annotations
 

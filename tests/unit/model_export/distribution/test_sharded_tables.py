@@ -21,7 +21,7 @@ def spec(ratings: RatingData) -> ModelSpec:
 
 
 def features() -> dict[str, Any]:
-    """Ids of three rows, with repeated ids and an empty row."""
+    """Returns the features of three rows, with repeated ids and an empty row."""
     from model_export.tensorflow_setup import tf
 
     return {

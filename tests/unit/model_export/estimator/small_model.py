@@ -42,7 +42,7 @@ def input_fn(params: dict[str, Any]) -> Any:
 
 
 def one_epoch(params: dict[str, Any]) -> Any:
-    """Returns a dataset of the batch once."""
+    """Returns a dataset that gives the batch once."""
     return tf.data.Dataset.from_tensors(({"c": sparse(ROWS)}, tf.constant(LABELS)))
 
 

@@ -29,12 +29,12 @@ TABLE = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 
 def start(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
-    """The table's first rows."""
+    """Initializes a table with TABLE."""
     return tf.constant(TABLE)
 
 
 def spec_of(**features: FeatureConfig) -> EmbeddingConfigSpec:
-    """Returns a spec over two tables of the same rows, one combined by mean and one not at all."""
+    """Returns a spec over up to two tables of the same rows, one combined by mean and one not combined."""
     tables = {"t": TableConfig(6, 2, start), "one": TableConfig(6, 2, start, combiner=None)}
     used = {name: tables[name] for name in tables if name in {feature.table_id for feature in features.values()}}
     return EmbeddingConfigSpec(

@@ -1,4 +1,4 @@
-"""Which arguments functions are called with."""
+"""The estimator calls a user's functions with the arguments that they name."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class GroupByHand:
     """Calls compute_gradients and apply_gradients itself, as scripts that clip gradients do."""
 
     def minimize(self, loss: Any, step: Any) -> Any:
-        """Returns the train op."""
+        """Returns the op that trains one step."""
         optimizer = wrapped()
         pairs = [(gradient, variable) for gradient, variable in optimizer.compute_gradients(loss)]
         return optimizer.apply_gradients(pairs, global_step=step, name="train")

@@ -1,4 +1,4 @@
-"""EstimatorSpec, field by field, and what the estimator does with each."""
+"""Each field of EstimatorSpec has its checks, and its effect in the estimator."""
 
 from __future__ import annotations
 

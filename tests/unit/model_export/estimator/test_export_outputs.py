@@ -1,4 +1,4 @@
-"""Heads of an export as signatures: the methods and names of TensorFlow's own signature builders."""
+"""Export outputs become signatures with the methods and names of TensorFlow's own signature builders."""
 
 from __future__ import annotations
 

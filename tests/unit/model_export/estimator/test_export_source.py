@@ -42,7 +42,7 @@ TENSOR_CORE: dict[str, Any] = {"embedding_lookup_device": "tpu_tensor_core", "te
 
 
 def spec_of(**arguments: Any) -> EmbeddingConfigSpec:
-    """Returns a spec of a tensor-core column that is cut at two ids."""
+    """Returns a spec with a column for tensor cores, which cuts rows to two ids."""
     return EmbeddingConfigSpec([column(**TENSOR_CORE)], StochasticGradientDescentParameters(0.5), **arguments)
 
 

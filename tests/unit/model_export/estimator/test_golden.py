@@ -81,7 +81,7 @@ def batch(params: dict[str, Any]) -> Any:
 
 
 def rows_of(expected: dict[str, Any]) -> Callable[..., Any]:
-    """Returns an input_fn of the golden rows."""
+    """Returns an input_fn that gives the golden rows as sparse tensors."""
 
     def input_fn(params: dict[str, Any]) -> Any:
         features = {name: sparse([row[name] for row in expected["rows"]]) for name in "abc"}

@@ -1,4 +1,4 @@
-"""profile_data_directory fills while a model trains."""
+"""Training writes lookup statistics to profile_data_directory."""
 
 from __future__ import annotations
 

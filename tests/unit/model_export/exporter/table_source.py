@@ -100,7 +100,7 @@ class TableSource(tf.Module):  # type: ignore[misc]
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Two predict signatures, if the spec has the features "a" and "b"."""
+        """Returns the names of two predict signatures if the spec has the features "a" and "b"."""
         return ("serving_default", "examples") if self.spec is TWO_FEATURES else ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:

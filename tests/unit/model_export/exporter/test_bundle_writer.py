@@ -1,4 +1,4 @@
-"""Checkpoints written tensor by tensor: the server's reader and TensorFlow read them, and their checksums are right."""
+"""BundleWriter writes checkpoints tensor by tensor; the server and TensorFlow read them, and check their checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of a lookup in a TensorFlow 1 graph, over whole and partitioned variables; test_api.py has the rest."""
+"""Looks rows up in a TensorFlow 1 graph, in whole and partitioned variables; test_api.py has the rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXPECTED = {
 
 
 def placed(tf: Any, parts: int) -> Any:
-    """Returns the table as one variable or several parts."""
+    """Returns the table as one variable, or as several that are its parts."""
     get_variable = tf.compat.v1.get_variable
     if parts == 1:
         return get_variable("t", initializer=TABLE)

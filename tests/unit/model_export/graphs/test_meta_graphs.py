@@ -30,7 +30,7 @@ def save(folder: Path, *names: str, rows: int = 2, tags: tuple[str, ...] = ("ser
 
 
 def saved_model(folder: Path) -> Any:
-    """Returns the SavedModel message."""
+    """Returns a folder's SavedModel message."""
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     return SavedModel.FromString((folder / "saved_model.pb").read_bytes())

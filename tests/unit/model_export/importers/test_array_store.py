@@ -23,7 +23,7 @@ _STATE = {
 
 
 def save(folder: Path, *, use_ocdbt: bool = True, use_zarr3: bool = False, state: Any = None) -> Path:
-    """Writes a checkpoint with Orbax."""
+    """Saves a checkpoint with Orbax; returns its folder."""
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(_STATE if state is None else state))

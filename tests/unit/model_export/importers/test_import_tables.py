@@ -1,4 +1,4 @@
-"""Models made of files: what is in the folder, what TensorFlow answers from it, and what is left when it fails."""
+"""Imports models from files: tests check the folder, TensorFlow's answers from it, and what a failed import leaves."""
 
 from __future__ import annotations
 

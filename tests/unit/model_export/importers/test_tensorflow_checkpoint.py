@@ -1,4 +1,4 @@
-"""Variables of checkpoints that TensorFlow writes: whole, partitioned by rows and by columns, in every dtype."""
+"""Reads variables from checkpoints of TensorFlow: whole, partitioned by rows and by columns, in every dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of layer models: CPU to CPU with slots, TensorFlow's keys, and stacks that SparseCores wrote."""
+"""Restores checkpoints of layer models: CPU to CPU with slots, TensorFlow's keys, stacks that SparseCores wrote."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_another_shape_and_no_checkpoint_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """A stacked checkpoint and the tables in it."""
+    """Writes a stacked checkpoint; returns its path, and the tables in it by name."""
     rng = np.random.default_rng(4)
     values = {"users": rng.normal(size=(10, 4)), "films": rng.normal(size=(8, 2))}
     values = {name: table.astype(np.float32) for name, table in values.items()}

@@ -66,7 +66,7 @@ def keyed_model() -> Any:
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
-    """The keyed model, and what export() made of it for both devices and for a TPU."""
+    """Yields the keyed model, and the folder that export() wrote from it for both devices and for a TPU."""
     model = keyed_model()
     folder = export(
         model,

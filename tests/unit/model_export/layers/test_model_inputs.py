@@ -1,4 +1,4 @@
-"""How Keras models are called, and which of their inputs feeds which feature."""
+"""Finds how a Keras model is called, and which of its inputs feeds which feature."""
 
 from __future__ import annotations
 

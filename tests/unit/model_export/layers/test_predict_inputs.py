@@ -35,7 +35,7 @@ class Tagged:
                 self.embedding_layer = layer
 
             def call(self, inputs: Any) -> Any:
-                """Returns what the test wants."""
+                """Calls the test's function with the layer and the inputs."""
                 return call(self.embedding_layer, inputs)
 
         return Model()

@@ -1,4 +1,4 @@
-"""ModelSpecs of feature configs: names, kinds, and policies that answer as serving_embedding_lookup does."""
+"""Feature configs become ModelSpecs: names, kinds, and policies that answer as serving_embedding_lookup does."""
 
 from __future__ import annotations
 

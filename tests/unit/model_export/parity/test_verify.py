@@ -23,7 +23,7 @@ BOTH: tuple[LookupDevice, ...] = ("cpu", "tpu_tensor_core")
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact with every kind of signature and a file of its own; not to be changed."""
+    """Exports an artifact with every kind of signature and a file of its own; tests must not change it."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     base = tmp_path_factory.mktemp("verify")

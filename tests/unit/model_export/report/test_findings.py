@@ -19,7 +19,7 @@ from tests.toy_model import SHARD, rewrite_manifest, write_bundle
 
 
 def overwrite(artifact: Path, table: str, rows: dict[int, float]) -> None:
-    """Sets whole rows of a table to one number, in the shard itself."""
+    """Sets each of these rows of a table to one number, in the shard itself."""
 
     def set_rows(manifest: dict[str, Any]) -> None:
         entry = manifest["tables"][table]

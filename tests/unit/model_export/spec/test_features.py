@@ -16,7 +16,7 @@ TABLE = TableSpec("film", 4, 2)
 
 
 def with_vocabulary(keys: tuple[str, ...], **options: Any) -> ModelSpec:
-    """Returns a model whose one feature has a vocabulary."""
+    """Returns a model with one feature, which has a vocabulary."""
     return ModelSpec((TABLE,), (FeatureSpec("a", "film", vocabulary=VocabularySpec(keys, **options)),))
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of TensorFlow 2.15 that train no table here say so in one sentence, whatever they are called with."""
+"""Optimizers of TensorFlow 2.15 that can not train a table here say so in one sentence, whatever their arguments."""
 
 from __future__ import annotations
 

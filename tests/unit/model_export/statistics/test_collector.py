@@ -1,4 +1,4 @@
-"""A training's steps are sampled at the promised rate, the same ones every time, and what they hold is kept."""
+"""The collector samples the same steps in every training, at the promised rate, and counts the ids in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The five optimizers in numpy, number by number, from the formulas in the papers and in TensorFlow's protobufs."""
+"""Computes the five optimizers in numpy, from the formulas in the papers and in TensorFlow's protobufs."""
 
 from __future__ import annotations
 

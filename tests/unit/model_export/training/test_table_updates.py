@@ -66,7 +66,7 @@ CASES = [cls(0.1, **shared) for cls in CLASSES for shared in SHARED] + OWN
 
 
 def changed(parameters: Any) -> str:
-    """Names a case by what is not a default."""
+    """Returns a case's name: the parameters that are not at their defaults."""
     values = {
         field.name: getattr(parameters, field.name)
         for field in dataclasses.fields(parameters)
