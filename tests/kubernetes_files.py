@@ -25,7 +25,7 @@ def read(file: Path) -> list[Any]:
 
 
 def by_name(documents: list[Any]) -> Objects:
-    """Returns objects by kind and name; no two may share both."""
+    """Returns objects by kind and name, and checks that no two share both."""
     found = {(document["kind"], document["metadata"]["name"]): document for document in documents}
     assert len(found) == len(documents), "two objects of one name"
     return found

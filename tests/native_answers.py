@@ -35,7 +35,7 @@ def native_answer(servable: Servable, signature: str, inputs: Mapping[str, Array
 
 
 def assert_same(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
-    """Compares dtypes, shapes and bytes."""
+    """Compares the dtypes, shapes and bytes of all outputs."""
     assert got.keys() == wanted.keys()
     for name, array in wanted.items():
         assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape)

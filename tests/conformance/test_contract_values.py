@@ -61,7 +61,7 @@ def array_of(tf: Any, dtype: str, values: Any) -> np.ndarray:
 
 
 def in_field(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
-    """Fills a TensorProto's own field for its dtype."""
+    """Fills a TensorProto with values in the field of its dtype."""
     tensor.dtype, field = PROTO_FIELDS[dtype]
     tensor.tensor_shape.dim.add().size = len(values)
     array = array_of(tf, dtype, values)

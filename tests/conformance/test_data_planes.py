@@ -106,7 +106,7 @@ class Answers:
         self._http.close()
 
     def to(self, call: Call) -> tuple[Any, bytes]:
-        """Returns status and body; over HTTP with the headers."""
+        """Sends a call; returns the status and the body, over HTTP with the headers."""
         if call.is_grpc:
             try:
                 metadata = [("authorization", self.authorization)] if self.authorization else []
@@ -182,7 +182,7 @@ def _depth(levels: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _digits(count: int) -> Iterator[tuple[str, bytes]]:
-    """Gives a document with numbers of so many digits for each form."""
+    """Yields, for each form of request, documents with numbers of `count` digits."""
     for number in (b"1" * count, b"-" + b"1" * count, b"1." + b"0" * count, b"0." + b"1" * count, b"1e" + b"1" * count):
         yield _LOOKUP, b'{"features":{"user":[%s]}}' % number
         yield _LOOKUP, b'{"features":{"tags":[[1]]},"weights":{"tags":[[%s]]}}' % number

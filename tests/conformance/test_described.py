@@ -1,4 +1,4 @@
-"""Lookups of manifest format 4 on every wire: free input names, joined outputs, and what no kernel does."""
+"""Looks up in manifest format 4 on every wire: free input names, joined outputs, and policies without a kernel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Served:
     http: HttpClient
 
     def ask(self, signature: str, **inputs: Any) -> dict[str, list[Any]]:
-        """Returns the outputs, which are the same over all wires."""
+        """Sends a signature's inputs over all wires; returns their outputs, after checking that they agree."""
         found = [self.wires[name].send(request(signature, inputs)) for name in TENSOR_WIRES]
         for other in found[1:]:
             assert {name: array.tolist() for name, array in other.items()} == {

@@ -184,7 +184,7 @@ class Grpc:
         )
 
     def reload(self, text: str) -> Told:
-        """Asks for a list; an answer that is no error says OK."""
+        """Asks the server for a list of models; returns the status and the text of its answer."""
         request = message_class("tensorflow.serving.ReloadConfigRequest")()
         text_format.Parse(text, request.config)
         answer = self._call("ModelService/HandleReloadConfigRequest", request, "ReloadConfigResponse")

@@ -52,7 +52,7 @@ def engine(tf: Any, tf_serving_testdata: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def http(engine: Engine) -> Iterator[HttpClient]:
-    """A client of the HTTP application."""
+    """Yields a client of the HTTP application."""
     with http_client(engine) as client:
         yield client
 
@@ -70,7 +70,7 @@ def latest(name: str) -> dict[str, Any]:
 
 
 def both(http: HttpClient, channel: grpc.Channel, case: Case) -> list[Any]:
-    """Returns what each form of each wire answers."""
+    """Returns the answers of each form of each wire to a case."""
     layouts = ("columns", "rows") if case["call"] == "predict" else ("",)
     return [send_grpc(channel, case), *(send_rest(http, case, layout) for layout in layouts)]
 

@@ -88,7 +88,7 @@ class Azurite(_Emulator):
         }
 
     def wrong_variables(self, url: str, folder: Path) -> dict[str, str]:
-        """Returns variables with a wrong key."""
+        """Returns the variables with a wrong key for the account."""
         return self.variables(url, folder, secret=base64.b64encode(b"very-secret-and-wrong").decode())
 
     def _ask(

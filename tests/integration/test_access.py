@@ -122,7 +122,7 @@ def spec(message: str, model: str, **more: Any) -> Any:
 
 
 def predict(model: str) -> Any:
-    """Returns a lookup of user 1."""
+    """Returns a PredictRequest that looks user 1 up."""
     request = spec("PredictRequest", model)
     request.model_spec.signature_name = "lookup"
     fill_tensor(request.inputs["user"], np.array([1]))

@@ -60,7 +60,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def http_client(server: ServerProcess, issued: Issued, folder: Path) -> httpx.Client:
-    """Returns a client of the HTTP port with a certificate."""
+    """Returns a client of the HTTP port that shows this certificate."""
     context = ssl.create_default_context(cadata=AUTHORITY.pem)
     file = folder / "client.pem"
     file.write_text(issued.key + issued.cert)

@@ -47,7 +47,7 @@ USER_ROWS = [[1, 10], [4, 40]]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of the toy model that tests only read from."""
+    """Starts a server of the toy model, which tests only read from."""
     base = tmp_path_factory.mktemp("client") / "model"
     write_toy_model(base / "1")
     with ServerProcess(model_base_path=base, graph_signatures="off") as server:

@@ -74,7 +74,7 @@ _REFUSED = {400, 401, 404, 405}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Model m: version 1 is sound, 2 links to a file outside, 3 names one in its manifest. No CORS but for ORIGIN."""
+    """Serves model m: version 1 is sound, 2 links to a file outside, 3 names one in its manifest. CORS: ORIGIN only."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "secret").write_text(SECRET)
     base = folder / "models" / "m"

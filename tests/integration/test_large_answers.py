@@ -21,7 +21,7 @@ def server(serve: Serve) -> ServerProcess:
 
 
 def request() -> bytes:
-    """Returns a PredictRequest of 8,000 ids in fewer bytes than a frame has: 64 KB of vectors."""
+    """Returns a PredictRequest of 8,000 ids that fits in one frame; its answer has 64 KB of vectors."""
     message = message_class("tensorflow.serving.PredictRequest")()
     message.model_spec.name, message.model_spec.signature_name = "default", "lookup"
     message.output_filter.append("user")

@@ -30,7 +30,7 @@ def scrape(server: ServerProcess, path: str = DEFAULT) -> dict[str, Family]:
 
 
 def series(families: dict[str, Family]) -> set[tuple[str, Any]]:
-    """Returns every name with its labels, without those of the process."""
+    """Returns each of the server's metrics as name and labels, without the process's own."""
     return {
         key
         for name, family in families.items()

@@ -20,7 +20,7 @@ RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 
 
 def model(name: str, base: Path, settings: str = "") -> str:
-    """Returns one entry of a config file."""
+    """Returns a model's entry in a config file."""
     return f'config {{ name: "{name}" base_path: "{base}" model_platform: "tensorflow" {settings} }}\n'
 
 

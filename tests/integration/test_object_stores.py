@@ -255,7 +255,7 @@ def test_what_is_wrong_with_a_store_is_said_in_one_line(
     s3.upload(version(tmp_path, 1), "toy/1")
 
     def problem(**settings: object) -> str:
-        """Returns what readiness says of a server with these settings."""
+        """Returns the problem of model "default" in the readiness answer of a server with these settings."""
         with start(**settings).answering() as server:
             until(lambda: server.http.get("/readyz").json()["problems"]["default"] not in ("", UNSEEN))
             return str(server.http.get("/readyz").json()["problems"]["default"])

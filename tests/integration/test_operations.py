@@ -23,7 +23,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 @pytest.fixture(scope="module", params=DATA_PLANES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of each data plane for which every request is slow."""
+    """Starts a server of each data plane; with its limit, every request is slow."""
     base = tmp_path_factory.mktemp("models") / "toy"
     write_toy_model(base / "3")
     with ServerProcess(
@@ -200,7 +200,7 @@ def test_grpc_returns_the_senders_id(server: ServerProcess) -> None:
 
 
 def test_slow_requests_are_logged_with_their_id(server: ServerProcess) -> None:
-    """At most five a second are, so this one may have to be sent again."""
+    """At most five slow requests a second are logged, so the test may have to send this one again."""
 
     def is_logged() -> bool:
         server.http.post("/v1/models/toy:lookup", json={"features": {"user": [1]}}, headers={"x-request-id": "slow-1"})

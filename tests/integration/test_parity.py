@@ -101,7 +101,7 @@ class Random:
         self._model, self._random = model, np.random.default_rng(seed)
 
     def rows(self, low: int = 1) -> int:
-        """Returns a number of rows."""
+        """Returns a random number of rows, from `low` on."""
         return int(self._random.integers(low, MAX_ROWS + 1))
 
     def coin(self, chance: float) -> bool:

@@ -99,7 +99,7 @@ class Served:
     server: ServerProcess
 
     def push(self) -> None:
-        """Writes the tables into the cluster, for each model that reads it."""
+        """Writes the tables into the cluster, for each model that reads them there."""
         for model in _REMOTE:
             push(self.folder, StoreAddress.parse(self.cluster.address), model=model)
 

@@ -1,4 +1,4 @@
-"""Pipes, sockets, devices, loops of links and folders in place of files: the server waits for none of them."""
+"""Pipes, sockets, devices, loops of links and folders stand in place of files: the server waits for none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS on both wires: who is let in, what a change of the file does, and how connections end that are never secured."""
+"""TLS on both wires: clients that are let in, changes of the file, and connections that end without a handshake."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def http_client(server: Secured, issued: Issued | None) -> httpx.Client:
 
 @contextmanager
 def channel(server: Secured, issued: Issued | None) -> Iterator[grpc.Channel]:
-    """Gives a channel of the stock library to the gRPC port."""
+    """Opens a channel of the stock library to the gRPC port."""
     pems = (issued.key.encode(), issued.cert.encode()) if issued else (None, None)
     credentials = grpc.ssl_channel_credentials(AUTHORITY.pem.encode(), *pems)
     options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
@@ -128,7 +128,7 @@ def channel(server: Secured, issued: Issued | None) -> Iterator[grpc.Channel]:
 
 
 def predict(made: grpc.Channel, ids: Any = (1, 4)) -> Any:
-    """Looks up users over gRPC."""
+    """Looks up users over gRPC; returns their rows."""
     return predict_grpc(made, {"user": np.array(ids)}, "lookup")["user"].tolist()
 
 

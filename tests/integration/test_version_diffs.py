@@ -83,7 +83,7 @@ def two_versions(serve: Serve, tmp_path: Path) -> ServerProcess:
 
 
 def layer(server: ServerProcess, path: str) -> httpx.Response:
-    """Asks for a layer of a map until it is computed."""
+    """Requests a layer of a map until it is computed; returns the answer."""
     found: list[httpx.Response] = []
 
     def is_there() -> bool:

@@ -28,7 +28,7 @@ def save(tf: Any, prefix: Path, tensors: dict[str, Any]) -> None:
 
 
 def values_of(entry: BundleEntry) -> np.ndarray:
-    """Reads a tensor's bytes from its file."""
+    """Reads a tensor's bytes from its file; returns them as an array."""
     data = entry.file.read_bytes()[entry.offset : entry.offset + entry.nbytes]
     return np.frombuffer(data, entry.dtype).reshape(entry.shape)
 

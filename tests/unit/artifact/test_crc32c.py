@@ -1,4 +1,4 @@
-"""CRC-32C against the examples of RFC 3720, and pieces against the whole."""
+"""CRC-32C agrees with the examples of RFC 3720, and checksums of pieces agree with those of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest: what is written comes back, and each fault of the file is refused by name."""
+"""The manifest is read as it was written, and each of its faults is refused by name."""
 
 from __future__ import annotations
 

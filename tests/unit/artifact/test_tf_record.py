@@ -1,4 +1,4 @@
-"""TFRecord files, and how broken ones are told."""
+"""Reads TFRecord files, and says what is wrong with broken ones."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.unit.engine.recording_admission import RecordingAdmission
 
 
 def filled(admission: Admission, model: str, size: int) -> int:
-    """Takes bytes, a piece at a time, until it is refused; returns how many pieces it got."""
+    """Reserves bytes in pieces until the admission refuses; returns how many pieces it got."""
     pieces = 0
     while True:
         try:

@@ -18,7 +18,7 @@ TIMEOUT_S = 60
 
 
 def call_of(value: int, group: str = "") -> Call:
-    """Returns a request of one row."""
+    """Returns a batch call of one row."""
     return Call({"x": np.array([value])}, ("x",), 1, group)
 
 

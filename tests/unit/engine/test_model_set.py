@@ -1,4 +1,4 @@
-"""A new list of models is taken as a whole or not at all, by TensorFlow Serving's rules."""
+"""A new list of models is taken as a whole or not at all, by the rules of TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_PLATFORM = (
 
 
 class World:
-    """Folders of models "a", "b" and "c", and a set of models whose loads fail or wait where they are told to."""
+    """Folders of models "a", "b" and "c", and a model set whose loads fail or wait where a test says so."""
 
     def __init__(self, base: Path) -> None:
         self.base = base

@@ -54,7 +54,7 @@ def engine_of(served: Served, build: BuildIndex = build_index) -> Engine:
 
 
 def find(engine: Engine, **more: Any) -> NeighborAnswer:
-    """Searches for the neighbours of (1, 1) in the table "user"."""
+    """Searches for the nearest rows to (1, 1) in the table "user"."""
     asked = NeighborQuery(**({"vectors": np.ones((1, 2), np.float32), "metric": "l2", "k": 3} | more))
     return engine.neighbors(ModelRef("toy"), "user", asked, Call("http", "neighbors"))
 

@@ -25,7 +25,7 @@ MOVES = {
 
 
 def new_registry(seen: list[tuple[str, VersionStatus]] | None = None) -> Registry:
-    """Returns a registry with model "m" announced."""
+    """Returns a registry that knows the model "m"; `seen` gets the changes of its versions."""
     registry = Registry(lambda model, status: seen.append((model, status)) if seen is not None else None)
     registry.add_model("m")
     return registry

@@ -1,4 +1,4 @@
-"""Threads with a queue: turns between models, what is refused, what is dropped. The clock moves by hand."""
+"""Threads with a queue take turns between models, refuse jobs and drop some. The clock moves by hand."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def predict(servable: Servable, name: str, inputs: dict[str, Array]) -> dict[str
 
 @pytest.fixture(scope="module")
 def cut(tower_version: Path) -> Iterator[Servable]:
-    """The model, its graphs cut where they can be."""
+    """Yields a servable of the model, whose graphs are cut where they can be."""
     servable = ServableLoader(SERVE, "auto", 2)("m", 1, tower_version)
     yield servable
     servable.close()
@@ -153,7 +153,7 @@ def test_some_of_the_outputs(cut: Servable) -> None:
 
 
 def test_tensorflow_does_not_load_the_tables(tower_version: Path, tmp_path: Path) -> None:
-    """A table whose bytes differ from their checksum: TensorFlow, which checks what it loads, refuses the graph."""
+    """Changes a table's bytes; TensorFlow, which verifies checksums, refuses the graph only if it loads the table."""
     broken = tmp_path / "1"
     shutil.copytree(tower_version, broken)
     without_whole(broken)

@@ -27,7 +27,7 @@ Pair = tuple[Servable, Servable]
 
 @pytest.fixture(scope="module", params=sorted(ZOO))
 def model(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) -> Iterator[Any]:
-    """A model's name, and the model cut and whole."""
+    """Yields a model's name, and two servables of it: cut, and whole."""
     folder = zoo_version(request.param)
     serve = frozenset({"serve"})
     cut = ServableLoader(serve, "auto", 1)("m", 1, folder)

@@ -52,7 +52,7 @@ Predict = Callable[..., Any]
 
 @pytest.fixture
 def predict(channel: grpc.Channel) -> Predict:
-    """Calls Predict with bytes; returns the response message."""
+    """Returns a function that calls Predict with bytes or a message, and returns the response."""
     method = channel.unary_unary(f"{PREDICTION}/Predict")
 
     def predict(request: Any, **options: Any) -> Any:

@@ -67,7 +67,7 @@ def call(engine: Engine) -> Call:
 
 
 def outputs(response: Any) -> dict[str, Any]:
-    """Returns a PredictResponse's outputs as lists."""
+    """Returns a PredictResponse's outputs by name, as lists."""
     return {name: decode_tensor(name, tensor).tolist() for name, tensor in response.outputs.items()}
 
 

@@ -1,4 +1,4 @@
-"""Graph runs beside the event loop: bounded, timed, and never losing a lease."""
+"""Graph runs beside the event loop are bounded and timed, and never lose a lease."""
 
 from __future__ import annotations
 

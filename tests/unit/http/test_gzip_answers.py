@@ -1,4 +1,4 @@
-"""Which answers are compressed, and for whom."""
+"""The server compresses some answers for clients that accept it, and not others."""
 
 from __future__ import annotations
 

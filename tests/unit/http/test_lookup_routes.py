@@ -1,4 +1,4 @@
-"""Our own routes: lookups, tables, rows."""
+"""The server's own routes give lookups, tables and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes that show a table to people."""
+"""The routes that show tables to people in the console."""
 
 from __future__ import annotations
 

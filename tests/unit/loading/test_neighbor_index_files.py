@@ -48,7 +48,7 @@ class Restarted:
 
 
 def kept(base: Path) -> Path:
-    """Returns the only file of an index."""
+    """Returns the only file in the folder of kept indexes."""
     (path,) = (path for path in (base / "kept").rglob("*") if path.is_file())
     return path
 

@@ -58,7 +58,7 @@ def backend() -> Doubling:
 
 @pytest.fixture
 def clock() -> Clock:
-    """The clock that deadlines are compared with."""
+    """Returns the clock with which deadlines are compared."""
     return Clock()
 
 

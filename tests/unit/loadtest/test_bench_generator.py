@@ -50,7 +50,7 @@ def calls() -> Iterator[tuple[Calls, int]]:
 
 
 class Posts(BaseHTTPRequestHandler):
-    """Answers a POST with its body twice; what begins with "no" is a 500 of the same size."""
+    """Answers a POST with its body twice; a body that begins with "no" gets status 500 with as many bytes."""
 
     protocol_version = "HTTP/1.1"
 

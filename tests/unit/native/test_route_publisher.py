@@ -35,7 +35,7 @@ class FakeServer:
         self.routes: list[Any] = []
 
     def set_routes(self, models: Any) -> None:
-        """See service._native.Server."""
+        """Keeps the routes; stands for service._native.Server.set_routes."""
         self.routes.append(models)
 
 

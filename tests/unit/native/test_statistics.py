@@ -44,7 +44,7 @@ class FakeCore:
 
 
 class Seen:
-    """Keeps what it is told."""
+    """Keeps all that NativeStatistics tells it."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -71,7 +71,7 @@ class Seen:
         self.told.append(("handshake", wire))
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """See service.observe.recent_requests."""
+        """Stands for the method of service.observe.recent_requests; keeps the request."""
         self.told.append(("slow", subject.signature, rows))
 
 

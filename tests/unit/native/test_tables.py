@@ -53,7 +53,7 @@ def drawn_policy(rng: np.random.Generator, table: StoredTable) -> tuple[int, int
 
 
 def assert_same(name: str, arguments: tuple[Any, ...], shape: tuple[int, ...], dtype: type, module: ModuleType) -> int:
-    """Calls a function of both, which writes into its last argument; returns what both return."""
+    """Calls a function of both modules, which writes into its last argument, and compares them; returns its result."""
     ours, theirs = np.full(shape, 7, dtype), np.full(shape, 7, dtype)
     found = getattr(NATIVE, name)(*arguments, ours)
     expected = getattr(module, name)(*arguments, theirs)

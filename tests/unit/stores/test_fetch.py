@@ -112,7 +112,7 @@ LARGE = "assets/large"
 
 
 def partly_fetched(bucket: Bucket, cache: Cache, readable: int = 3 * PART) -> Path:
-    """Fetches what can be read of a version, the large object up to an offset; returns the file of this object."""
+    """Fetches a version, whose large object can be read up to an offset only; returns the file of this object."""
     bucket.readable = {LARGE: readable}
     with pytest.raises(StoreError):
         fetch_of(bucket, cache).bring()

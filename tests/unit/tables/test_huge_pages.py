@@ -58,7 +58,7 @@ class Table(PageTable):
         """Holds nothing."""
 
     def huge_bytes(self, address: int, nbytes: int) -> int:
-        """A chunk is huge at that look at it."""
+        """Says that a chunk is huge, from look number `huge_from` at it on."""
         if nbytes < HUGE:
             return 0
         assert nbytes == HUGE

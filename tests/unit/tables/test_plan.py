@@ -37,7 +37,7 @@ def ids(*values: int, dtype: str = "int64") -> np.ndarray:
 
 
 def ragged(values: np.ndarray, *splits: int, dtype: str = "int64") -> dict[str, np.ndarray]:
-    """Returns the feature's inputs."""
+    """Returns the input tensors of the ragged feature."""
     return {"tags__values": values, "tags__row_splits": np.array(splits, dtype)}
 
 

@@ -32,7 +32,7 @@ LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[MappedTable]:
-    """A mapped table of which the kernel holds nothing."""
+    """Yields a mapped table of which no page is in memory."""
     file = tmp_path / "shard"
     file.write_bytes(np.random.default_rng(0).bytes(OFFSET + NUM_PAGES * PAGE))
     with file.open("rb") as handle:

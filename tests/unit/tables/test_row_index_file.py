@@ -59,7 +59,7 @@ def with_header(data: bytes, **changes: Any) -> bytes:
 
 
 def sealed(data: bytes) -> bytes:
-    """Returns bytes with their checksum."""
+    """Returns bytes with their checksum appended."""
     return data + masked_of(data).to_bytes(4, "little")
 
 

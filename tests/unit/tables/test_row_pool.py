@@ -40,7 +40,7 @@ def plan(runner: RowRunner, dtype: str = "float32") -> SignaturePlan:
 
 
 def outcome(run: SignaturePlan, inputs: Tensors) -> tuple[object, dict[str, TableCounts]]:
-    """Returns the answer's bytes, or the error's words; and what was counted."""
+    """Returns the answers' bytes or the error's type and text, and the counts of the tables."""
     try:
         answers = run.run(inputs, tuple(FEATURES))
     except ServiceError as error:

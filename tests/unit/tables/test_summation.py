@@ -30,7 +30,7 @@ def combine(
 
 
 def drawn(dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns a table, ids, row splits of all lengths and the row of each id."""
+    """Returns random: a table, ids, row splits with rows of all lengths, and the row of each id."""
     random = np.random.default_rng(dim)
     lengths = random.permutation(LENGTHS * 2)
     splits = np.cumsum([0, *lengths]).astype(np.int64)

@@ -128,7 +128,7 @@ def test_reading_leaves_the_page_cache_as_it_was_and_nothing_in_this_process(tmp
 
 
 def cached(octets: np.ndarray) -> np.ndarray:
-    """Returns which pages of a map are in the page cache."""
+    """Returns for each page of a map whether it is in the page cache."""
     pages = np.zeros(-(-octets.size // mmap.PAGESIZE), np.uint8)
     libc = ctypes.CDLL(None)
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]

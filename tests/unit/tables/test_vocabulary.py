@@ -22,7 +22,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose vocabulary tests overwrite; files that are mapped must not change, so each gets its own name."""
+    """Returns a folder for vocabularies; mapped files must not change, so tests write each under a name of its own."""
     return tmp_path_factory.mktemp("vocabulary")
 
 
@@ -40,7 +40,7 @@ def lines(keys: Iterable[object]) -> bytes:
 
 
 def ids_of(vocabulary: Vocabulary, *keys: Any) -> list[int]:
-    """Returns the rows of some keys."""
+    """Returns the rows to which a vocabulary maps keys."""
     dtype = object if vocabulary.key_dtype == "string" else np.int64
     found: list[int] = vocabulary.ids_of(np.array(keys, dtype), "x").tolist()
     return found

@@ -26,7 +26,7 @@ def body(*inputs: Any, **fields: Any) -> bytes:
 
 
 def arrays(*inputs: Any) -> dict[str, Array]:
-    """Returns the arrays of a request."""
+    """Decodes an inference request's inputs to arrays by name."""
     return decode_inputs(decode_infer(body(*inputs), None))
 
 

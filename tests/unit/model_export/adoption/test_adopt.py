@@ -89,7 +89,7 @@ def manifest_of(artifact: Path) -> Manifest:
 
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns what our server answers, without TensorFlow."""
+    """Returns the outputs of the server's own lookups, without TensorFlow."""
     servable = ServableLoader(frozenset({"serve"}), "off", 1)("model", 1, artifact)
     arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
     outputs = tuple(manifest_of(artifact).signatures[signature].features)

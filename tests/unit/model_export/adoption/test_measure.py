@@ -29,7 +29,7 @@ def outputs(answer: bytes) -> dict[str, Any]:
 
 
 def timed(tower_version: Path, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Served]:
-    """Returns what measured says where a comparison of rates comes to what compare says."""
+    """Returns how `measured` serves each signature if `compare` stands for the comparison of rates."""
     manifest = Manifest.read(tower_version)
     assert manifest is not None
     monkeypatch.setattr(trial, "compare_runs", compare)

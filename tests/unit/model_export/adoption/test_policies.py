@@ -1,4 +1,4 @@
-"""Which policy explains what became of ids that a table has no row for."""
+"""The policy for ids without a row is found from the model's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices: what is TensorFlow's inside a TPU context, and asking for the CPU lookup of a padded column."""
+"""Devices: inside a TPU context the lookup is TensorFlow's, and a padded column can ask for the CPU's lookup."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def case_name(case: Case) -> str:
-    """A readable id of a case."""
+    """Returns a readable id for a test's case."""
     kind, combiner, safe, device, is_shared = case
     return f"{kind}-{combiner}-{'safe' if safe else 'unsafe'}-{device}-{'shared' if is_shared else 'single'}"
 

@@ -1,4 +1,4 @@
-"""Shared columns: one table whatever is done to the columns."""
+"""Shared columns have one table, whatever is done to the columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tf
 
 
 def columns() -> list[Any]:
-    """Two columns with none of their fields at its default."""
+    """Returns two shared columns with none of their fields at its default."""
     from model_export.columns.embedding_column import shared_embedding_columns
     from model_export.tensorflow_setup import tf
 

@@ -32,7 +32,7 @@ def random_tables(spec: Any) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module", params=DTYPES)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """An artifact with both lookups and predictions, and what its table is stored as."""
+    """Exports an artifact with lookups and predictions; yields the dtype of its table, and the folder."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     source = TableSource(TWO_FEATURES, random_tables(TWO_FEATURES))

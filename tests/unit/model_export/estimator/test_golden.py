@@ -41,7 +41,7 @@ def golden() -> Path:
 
 @pytest.fixture
 def expected(golden: Path) -> dict[str, Any]:
-    """The answers of 2.15, and the names and shapes of its checkpoint."""
+    """Returns the answers of TensorFlow 2.15, and the names and shapes of its checkpoint."""
     return dict(json.loads((golden / "expected.json").read_text()))
 
 
@@ -69,7 +69,7 @@ def golden_model(model_dir: Path, **arguments: Any) -> EmbeddingEstimator:
 
 
 def batch(params: dict[str, Any]) -> Any:
-    """Ids and labels, the same for ever."""
+    """Returns random ids and labels, the same at every call, forever."""
     rng = np.random.default_rng(0)
     sizes = {"a": 10, "b": 10, "c": 20}
     size = params["batch_size"]

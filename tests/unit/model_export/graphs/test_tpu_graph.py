@@ -37,7 +37,7 @@ def padded(rows: list[list[int]], combiner: str, weights: list[list[float]] | No
 
 
 def answer(folder: Path, tags: frozenset[str], signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """Runs a signature of one MetaGraph as the server does."""
+    """Runs a signature of one MetaGraph as the server does; returns its outputs."""
     signatures = read_signatures(folder / "saved_model.pb", tags)
     backend = open_savedmodel(folder, signatures, tags, threads=1)
     try:

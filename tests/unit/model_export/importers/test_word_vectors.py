@@ -1,4 +1,4 @@
-"""word2vec's and GloVe's files, written byte by byte as their tools write them."""
+"""Reads files of word2vec and GloVe, which the test writes byte by byte as these tools do."""
 
 from __future__ import annotations
 

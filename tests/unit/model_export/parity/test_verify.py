@@ -35,7 +35,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edited(artifact: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Returns a copy with its manifest changed."""
+    """Returns a copy of the artifact in which `change` has edited the manifest."""
     copy = shutil.copytree(artifact, folder / "1")
     data = json.loads((copy / MANIFEST_PATH).read_text())
     change(data)

@@ -23,7 +23,7 @@ def collector(folder: Path, **arguments: Any) -> LookupStatistics:
 
 
 def chosen(statistics: LookupStatistics, steps: int) -> list[int]:
-    """Steps that are looked at."""
+    """Returns the steps that the statistics sample."""
     return [step for step in range(steps) if statistics.wants(step)]
 
 

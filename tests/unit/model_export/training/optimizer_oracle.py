@@ -18,7 +18,7 @@ Occurrences = Sequence[tuple[int, Sequence[float]]]
 
 
 def initial_slots(parameters: Any, shape: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
-    """Returns the slots before the first step."""
+    """Returns an optimizer's slots before the first step."""
     match parameters:
         case AdagradParameters():
             return [np.full(shape, parameters.initial_accumulator)]
