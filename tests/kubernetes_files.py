@@ -86,7 +86,7 @@ def ordered(node: Any) -> Any:
 
 
 def faults(file: Path, documents: list[Any]) -> list[str]:
-    """Returns what is wrong with the documents of a file of examples/kubernetes."""
+    """Returns the faults in the documents of a file of examples/kubernetes."""
     try:
         return list(_checks_of(file)(file, documents))
     except (AttributeError, KeyError, LookupError, TypeError, ValueError, OSError) as error:
@@ -105,7 +105,7 @@ def _checks_of(file: Path) -> Callable[[Path, list[Any]], Iterator[str]]:
 
 @cache
 def _patches() -> dict[Path, tuple[Path, dict[str, str]]]:
-    """Returns the patches of all kustomizations: the folder of the kustomization, and the target that it names."""
+    """Returns each patch of the kustomizations -> the folder of its kustomization, and the target that it names."""
     return {
         (folder / patch["path"]).resolve(): (folder, patch.get("target", {}))
         for folder in (file.parent for file in FILES if file.name == "kustomization.yaml")

@@ -1,4 +1,4 @@
-"""Every dtype in every form that TensorProto and JSON have for it, through a graph that gives back what it gets."""
+"""Sends every dtype in every form that TensorProto and JSON have for it through a graph that returns its input."""
 
 from __future__ import annotations
 

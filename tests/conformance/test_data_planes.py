@@ -160,7 +160,7 @@ def _keys(count: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _lists(count: int) -> Iterator[tuple[str, bytes]]:
-    """Gives a document of so many lists and objects for each form."""
+    """Yields, for each form of request, a document with `count` lists and objects."""
     yield _LOOKUP, b'{"features":{"tags":[%s]}}' % b",".join([b"[1]"] * (count - 3))
     yield _PREDICT, b'{"signature_name":"lookup","inputs":{"user":[1],"tags":[[1]%s]}}' % (b",[]" * (count - 5))
     rows = b",".join([b"[1]"] * (count - 6))

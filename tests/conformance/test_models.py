@@ -81,7 +81,7 @@ class World:
         return text.replace("{base}", str(self.base))
 
     def add(self, name: str) -> None:
-        """Adds a version folder, or mends one, in one step."""
+        """Adds a version's folder, or repairs it, in one step; a name may end with a fault."""
         name, _, fault = name.partition(" ")
         folder, draft = self.base / name, self.base / "draft"
         digits = "".join(filter(str.isdigit, folder.name))

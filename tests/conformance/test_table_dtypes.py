@@ -34,7 +34,7 @@ WIRES = ("engine", "http :lookup", "grpc")
 
 @pytest.fixture(scope="module", params=[dtype for dtype in DTYPES if dtype != "float32"])
 def few_bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Wires over the toy model stored as another kind, and a client of its HTTP."""
+    """Yields wires over the toy model with tables of another dtype, and a client of its HTTP interface."""
     base = tmp_path_factory.mktemp(request.param)
     write_toy_model(base / "1", dtype=request.param)
     exact = tmp_path_factory.mktemp("exact")

@@ -24,7 +24,7 @@ CASES = json.loads((Path(__file__).parent / "cases" / "tfs_contract.json").read_
 
 @pytest.fixture(scope="module")
 def channel(shared_engine: Engine) -> Iterator[grpc.Channel]:
-    """A connection to a server over the toy model."""
+    """Yields a channel to a server of the toy model."""
     with grpc_channel(shared_engine) as channel:
         yield channel
 

@@ -1,4 +1,4 @@
-"""Every wire gives the same arrays for the same request, and the same error code with the same words."""
+"""Every wire gives the same arrays for the same request, or the same error code with the same text."""
 
 from __future__ import annotations
 

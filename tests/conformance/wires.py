@@ -126,7 +126,7 @@ class EngineWire:
         self._engine = engine
 
     def code(self, canonical: str) -> str:
-        """Is the canonical code."""
+        """Returns the canonical code itself."""
         return canonical
 
     def send(self, request: Request) -> dict[str, np.ndarray]:

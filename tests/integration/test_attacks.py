@@ -84,7 +84,7 @@ def server(servers: dict[str, ServerProcess]) -> ServerProcess:
 
 @pytest.fixture(scope="module")
 def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]:
-    """A client of each port, which is answered all the time."""
+    """Yields a client of each port, which must always get its answers during the attacks."""
     targets: list[Target] = []
     for name, one in servers.items():
         ports = targets_of("127.0.0.1", one.grpc_port, one.http_port, "default", "user", (one.pid,))

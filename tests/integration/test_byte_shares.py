@@ -56,7 +56,7 @@ def refused(server: ServerProcess, model: str) -> float:
 
 
 def held(server: ServerProcess, model: str) -> float:
-    """Returns the bytes that requests to a model hold, as the metrics tell."""
+    """Returns how many bytes the requests to a model hold, according to the metrics."""
     family = read_exposition(server.http.get("/metrics").text)["embedding_server_in_flight_bytes"]
     return family.value(model=model) if {"model": model} in family.labelled() else 0.0
 

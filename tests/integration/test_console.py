@@ -287,7 +287,7 @@ def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, serv
 
 
 def fill(page: Page, name: str, text: str) -> None:
-    """Fills a field of the form of a signature."""
+    """Fills in an input's field in the form of a signature."""
     page.locator("label.field").filter(has_text=re.compile(rf"^{name} ")).locator("textarea").fill(text)
 
 

@@ -35,7 +35,7 @@ def change(server: ServerProcess, table: str, ids: list[int], rows: Any, **more:
 
 
 def number(server: ServerProcess, value: float) -> None:
-    """Writes one number into all rows and columns of the users."""
+    """Writes one number into all rows and columns of the table "user"."""
     response = change(server, "user", USERS, [[value, value]] * 5)
     assert response.status_code == 200, response.text
     assert response.json()["rows"] == 5
@@ -47,7 +47,7 @@ def metrics(server: ServerProcess) -> dict[str, Family]:
 
 
 def told(server: ServerProcess, name: str) -> float:
-    """Returns what the metrics say of version 1's deltas."""
+    """Returns the metric's value for the deltas of version 1."""
     return metrics(server)[f"embedding_server_delta_{name}"].value(model="default", version="1")
 
 

@@ -152,7 +152,7 @@ def rmse(output: str) -> float:
 
 @pytest.fixture(scope="module")
 def single_estimator(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """The model_dir and the held-out RMSE of an estimator's training in one process."""
+    """Trains an estimator in one process; returns its model_dir and the held-out RMSE."""
     folder = tmp_path_factory.mktemp("estimator")
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     ended = subprocess.run([*ESTIMATOR, folder, STEPS], env=environment, stdout=subprocess.PIPE, text=True, check=True)

@@ -1,4 +1,4 @@
-"""A real artifact: trained on synthetic ratings, exported, loaded back by TensorFlow, and damaged."""
+"""Trains a real artifact on synthetic ratings, exports it, loads it in TensorFlow, and damages it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.toy_model import SHARD, write_toy_model
 
 
 def flipped(folder: Path, **options: object) -> Path:
-    """Writes a version with one bit of a table changed on its way."""
+    """Writes a version with one bit of a table flipped; returns its folder."""
     write_toy_model(folder, **options)  # type: ignore[arg-type]
     data = bytearray((folder / SHARD).read_bytes())
     data[-2] ^= 64

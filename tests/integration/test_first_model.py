@@ -21,7 +21,7 @@ PROGRAMS = {"python": "", "embedding-server": "-m service"}
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder with the programs that the document calls."""
+    """Writes a folder with the programs that the document calls."""
     for name, module in PROGRAMS.items():
         program = tmp_path / ".venv/bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ def objects_of(source: str) -> Objects:
 
 @cache
 def kustomized(source: str) -> Objects:
-    """Returns the objects of an overlay as kustomize builds them."""
+    """Returns the objects of an overlay, built by kustomize."""
     command = [*KUSTOMIZE.split(), str(OVERLAYS / source)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found: Objects = kubernetes.by_name(list(yaml.safe_load_all(text)))

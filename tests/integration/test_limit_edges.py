@@ -57,7 +57,7 @@ def _url(size: int) -> bytes:
 
 
 def _headers(count: int) -> bytes:
-    """Returns a lookup with this many headers."""
+    """Returns the bytes of a lookup with this many headers."""
     return post(BODY, CLOSE, *[b"a: b"] * (count - 3))
 
 

@@ -44,7 +44,7 @@ def bases(tmp_path: Path, base: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the config file, all at once as an editor does."""
+    """Returns a function that writes the config file of models in one step, as an editor does."""
 
     def write(*models: str) -> Path:
         path, draft = tmp_path / "models.conf", tmp_path / "models.conf.new"

@@ -44,7 +44,7 @@ class Client:
         self.triton.close()
 
     def tensor(self, name: str, array: np.ndarray, **options: Any) -> Any:
-        """Returns an input; binary_data=False sends it as JSON, over HTTP only."""
+        """Returns an input tensor of the client library; binary_data=False sends it as JSON, over HTTP only."""
         made = self.module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         return made.set_data_from_numpy(array, **(options if self.wire == "http" else {}))
 

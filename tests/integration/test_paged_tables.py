@@ -29,7 +29,7 @@ _NUM_ROWS = 2 * _LIMIT_MIB * 4096
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model with one table."""
+    """Writes a model with one large table; returns its folder."""
     folder = tmp_path_factory.mktemp("larger")
     write_model(folder / "1", _NUM_ROWS)
     return folder

@@ -276,7 +276,7 @@ def example(tf: Any, row: Mapping[str, Any]) -> bytes:
 
 
 def post(server: ServerProcess, body: Any) -> Any:
-    """Posts a predict and returns its answer."""
+    """Posts a body to :predict; returns the answer."""
     response = server.http.post("/v1/models/default:predict", json=body)
     assert response.status_code == 200, response.text
     return response.json()

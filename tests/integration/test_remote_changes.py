@@ -31,7 +31,7 @@ _OPTIONS = "?timeout_ms=3000&node_timeout_ms=1000"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A version with a table of many blocks, and its rows; not to be changed."""
+    """Writes a version with a table of many blocks; returns its folder and the rows. Tests must not change it."""
     return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
 
 
@@ -43,7 +43,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 
 class Server:
-    """A server as far as one remote table goes: the table, and the rows that the server heard of."""
+    """A server's part for one remote table: the table, and the rows that the server was told have changed."""
 
     def __init__(self, cluster: Cluster, folder: Path, options: str = _OPTIONS) -> None:
         self.tables = RemoteTables({"user": StoreAddress.parse(cluster.address + options)}, lambda: None)

@@ -44,7 +44,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 
 def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[RemoteTable, RemoteTables]:
-    """Writes the table "user" into a cluster and opens it as a server does."""
+    """Writes the table "user" into a cluster, and opens it as a server does."""
     address = StoreAddress.parse(cluster.address + options)
     push(folder, StoreAddress.parse(cluster.address), tables=["user"])
     tables = RemoteTables({"user": address}, lambda: None)

@@ -54,7 +54,7 @@ class Stage:
         until(lambda: self.replica.ask("INFO", "replication")["master_link_status"] == "down")
 
     def forbid_takeover(self) -> None:
-        """Keeps the replica a replica, and lets the nodes answer while slots have no primary."""
+        """Keeps the replica from becoming a primary, and lets the nodes answer while slots have no primary."""
         self.replica.ask("CONFIG SET", "cluster-replica-no-failover", "yes")
         for node in self.cluster.nodes:
             node.ask("CONFIG SET", "cluster-require-full-coverage", "no")

@@ -18,7 +18,7 @@ from tests.toy_model import toy_manifest, toy_tables, variable_name, write_toy_m
 
 
 def manifest_json() -> dict[str, Any]:
-    """Returns the toy manifest as JSON."""
+    """Returns the toy model's manifest as a JSON object."""
     entries = {variable_name(name): {"offset": 3, "nbytes": t.nbytes, "crc32c": 1} for name, t in toy_tables().items()}
     return toy_manifest(entries) | {"files": {"saved_model.pb": 10}, "provenance": {"by": "a test"}}
 

@@ -1,4 +1,4 @@
-"""Tensors as the server encodes them, and bytes that are none."""
+"""The client reads tensors as the server encodes them, and refuses bytes that are not tensors."""
 
 from __future__ import annotations
 

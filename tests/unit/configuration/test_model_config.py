@@ -18,7 +18,7 @@ RETRY_INTERVAL_S = 60.0
 
 
 def text(*names: str) -> str:
-    """Returns a file's text that lists these models."""
+    """Returns the text of a config file that lists these models."""
     listed = " ".join(f'config {{ name: "{n}" base_path: "/{n}" model_platform: "tensorflow" }}' for n in names)
     return f"model_config_list {{ {listed} }}"
 

@@ -20,7 +20,7 @@ NO_MODELS = "--model_base_path or --model_config_file is required, for example -
 
 
 def faults_of(arguments: list[str], environ: dict[str, str] | None = None) -> list[str]:
-    """Returns the lines of the refusal."""
+    """Returns the lines of the error for these settings."""
     with pytest.raises(SettingsError) as caught:
         read_settings(arguments, environ or {})
     return str(caught.value).splitlines()

@@ -1,4 +1,4 @@
-"""Journals go when their versions do, and in no other case; on a clock that tests move by hand."""
+"""Journals are removed when their versions are, and otherwise never; tests set the clock by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Pruned(World):
 
 @pytest.fixture
 def world(tmp_path: Path, clock: Clock) -> Pruned:
-    """An empty model folder under watch."""
+    """Returns an empty model folder that is watched."""
     (tmp_path / "base").mkdir()
     return Pruned(tmp_path / "base", clock, tmp_path / "journals")
 

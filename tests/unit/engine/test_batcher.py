@@ -100,7 +100,7 @@ class Bench:
         return self.ask(*x, outputs=outputs, deadline_s=deadline_s).result(TIMEOUT_S)
 
     def run_due(self) -> None:
-        """Lets the timeout of every batch pass, and runs them."""
+        """Lets the timeout of every batch pass, and runs all batches that are due."""
         self.clock.now_s += 1
         while self.scheduler.run_ready():
             pass
@@ -305,7 +305,7 @@ def test_a_full_queue_refuses_what_is_to_be_split(bench: Callable[..., Bench]) -
 
 
 def refusing(value: float) -> FakeBackend:
-    """Returns a backend that refuses a batch in which a value stands."""
+    """Returns a backend that refuses each batch with this value in it."""
 
     def answer(inputs: Tensors) -> dict[str, Array]:
         if value in inputs["x"]:

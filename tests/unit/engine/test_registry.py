@@ -32,7 +32,7 @@ def new_registry(seen: list[tuple[str, VersionStatus]] | None = None) -> Registr
 
 
 def publish(registry: Registry, version: int, backend: FakeBackend | None = None) -> None:
-    """Loads and publishes a version."""
+    """Loads and publishes a version of model "m"."""
     registry.start("m", version)
     registry.publish(servable(version, backend=backend))
 

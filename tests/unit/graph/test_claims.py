@@ -37,7 +37,7 @@ TAGS = LookupFeature("tag_values", "tag_splits", combiner="mean", trailing_empty
 
 @pytest.fixture(scope="module")
 def folders(zoo_version: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The models by name; their manifests are rewritten by each test."""
+    """Copies three zoo models and returns their folders by name; tests rewrite their manifests."""
     base = tmp_path_factory.mktemp("claims")
     return {name: Path(shutil.copytree(zoo_version(name), base / name)) for name in ("hashed", "two_towers", "tags")}
 

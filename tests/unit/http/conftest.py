@@ -178,7 +178,7 @@ def http(make_http: Callable[..., Http]) -> Http:
 
 
 async def chunks(*pieces: bytes) -> AsyncIterator[bytes]:
-    """Returns a request body without a declared length."""
+    """Yields the pieces of a request body that has no declared length."""
     for piece in pieces:
         yield piece
 

@@ -16,7 +16,7 @@ GZIP = {"Content-Encoding": "gzip"}
 
 
 def padded(size: int) -> bytes:
-    """Returns a valid body of that many bytes."""
+    """Returns a valid body with this many bytes."""
     return BODY + b" " * (size - len(BODY))
 
 

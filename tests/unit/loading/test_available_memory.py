@@ -14,7 +14,7 @@ SYSTEM = 20000 * 1024
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
-    """Writes a system and returns its root."""
+    """Writes files of a system under a root folder, and returns the root."""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

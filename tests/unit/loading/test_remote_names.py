@@ -1,4 +1,4 @@
-"""Names of remote tables, from the flag and from the list of models: which table they mean, and names of no table."""
+"""Names of remote tables, from the flag and from the list of models, choose tables; others are refused."""
 
 from __future__ import annotations
 

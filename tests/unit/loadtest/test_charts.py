@@ -13,7 +13,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def lines(chart: str) -> list[list[tuple[float, float]]]:
-    """Returns the points of each polyline."""
+    """Returns the points of each polyline in a chart."""
     found = re.findall(r'<polyline points="([^"]+)"', chart)
     return [[(float(x), float(y)) for x, y in (pair.split(",") for pair in one.split())] for one in found]
 

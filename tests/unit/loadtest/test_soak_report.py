@@ -31,7 +31,7 @@ SAMPLE = Sample(
 
 
 def samples(*anonymous_mib: float) -> list[Sample]:
-    """Returns one sample a minute."""
+    """Returns samples, one a minute, with these amounts of anonymous memory."""
     return [dataclasses.replace(SAMPLE, at_s=60.0 * (i + 1), anonymous_mib=m) for i, m in enumerate(anonymous_mib)]
 
 

@@ -171,7 +171,7 @@ def whole_model(tf: Any, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servable, Servable]]:
-    """A SavedModel without a manifest, in the core and in Python."""
+    """Yields servables of a SavedModel without a manifest: one in the core, and one in Python."""
     folder = whole_model(tf, tmp_path_factory.mktemp("whole"))
     pair = load(folder), load(folder, has_core=False)
     yield pair

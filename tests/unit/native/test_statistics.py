@@ -25,7 +25,7 @@ class FakeCore:
         self.slow: list[dict[str, Any]] = []
 
     def count(self, requests: int) -> None:
-        """Has so many requests counted in all, of two rows and a quarter of a second each."""
+        """Sets the core's total to this many requests, with two rows and a quarter of a second each."""
         counts = [0] * (len(REQUEST.limits_s) + 1)
         counts[5] = requests
         numbers = {"rows": 2 * requests, "seconds": requests / 4, "counts": counts}

@@ -1,4 +1,4 @@
-"""Changes of single models by operators: labels and pins, over a set of models that only keeps its list."""
+"""Operators change labels and pins of single models, in a model set that only keeps its list."""
 
 from __future__ import annotations
 

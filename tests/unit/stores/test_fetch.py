@@ -124,7 +124,7 @@ def partly_fetched(bucket: Bucket, cache: Cache, readable: int = 3 * PART) -> Pa
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A version with an object of five parts."""
+    """Returns a bucket with a version that has, besides its files, an object of five parts."""
     monkeypatch.setattr(fetch_module, "_PART_BYTES", PART)
     return Bucket(toy_objects(tmp_path / "toy") | {LARGE: random.Random(1).randbytes(5 * PART)})
 

@@ -104,7 +104,7 @@ def resident_kib(address: int) -> int:
 
 
 def num_descriptors(file: Path) -> int:
-    """Returns how many descriptors of this process are the file's; others come and go with what other tests left."""
+    """Counts this process's descriptors of a file; other tests' descriptors are not counted."""
     return sum(os.path.realpath(link) == os.path.realpath(file) for link in Path("/proc/self/fd").iterdir())
 
 

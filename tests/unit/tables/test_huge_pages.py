@@ -42,7 +42,7 @@ class Opened:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Opened:
-    """Twenty chunks, and a part of one more."""
+    """Writes a file of twenty chunks and a part of one more, and maps it."""
     return Opened(tmp_path, 20 * HUGE + 3 * PAGE + 5)
 
 
@@ -70,7 +70,7 @@ class Table(PageTable):
 
 
 class Clock:
-    """Time passes as it is looked at, and as somebody sleeps."""
+    """A clock that goes on by a tick at each look at it, and by each sleep."""
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.now_s = 0.0

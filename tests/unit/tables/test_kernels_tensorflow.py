@@ -48,7 +48,7 @@ def test_equals_the_serving_lookup_of_ragged_ids(tf: Any, combiner: str, is_weig
 # Cached, because two tests compare the combine kernel with these results.
 @cache
 def serving_lookups(tf: Any, combiner: str, is_weighted: bool) -> list[np.ndarray]:
-    """Returns what TensorFlow's serving lookup of ragged ids gives for each seed."""
+    """Returns the answers of TensorFlow's serving lookup of ragged ids, for each seed."""
     embedding = tf.tpu.experimental.embedding
     found = []
     for seed in range(CASES):

@@ -57,7 +57,7 @@ def held(table: MappedTable) -> np.ndarray:
 
 
 def smaps(table: MappedTable, field: str) -> str:
-    """Returns a line of what the kernel says of the table's map."""
+    """Returns one field of /proc/self/smaps for the table's map."""
     address, is_here = table.weights.ctypes.data, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()

@@ -12,7 +12,7 @@ from service.types import Array, TableInfo
 
 
 def table(rows: int, dim: int, dtype: str = "float32") -> MappedTable:
-    """Returns a table whose numbers all differ."""
+    """Returns a table in which all numbers differ, as far as its dtype allows."""
     stored = "uint16" if dtype == "bfloat16" else dtype
     numbers = np.arange(rows * dim).reshape(rows, dim).astype(stored)
     return MappedTable(TableInfo("t", rows, dim, dtype, numbers.nbytes, ()), numbers)

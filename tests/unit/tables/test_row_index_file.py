@@ -1,4 +1,4 @@
-"""The bytes of an index: decoded as they were encoded, and refused if anything in them does not fit."""
+"""An index file is decoded as it was encoded, and is refused if anything in its bytes does not fit."""
 
 from __future__ import annotations
 

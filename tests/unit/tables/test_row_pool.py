@@ -1,4 +1,4 @@
-"""Lookups shared out among threads: the same answer, the same counts, and the same first fault, whoever met one."""
+"""Lookups are shared out among threads, with the same answers, counts and first fault as in one thread."""
 
 from __future__ import annotations
 

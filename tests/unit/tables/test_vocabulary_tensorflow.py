@@ -100,5 +100,5 @@ def test_hashed_keys_are_the_oracles_too() -> None:
 
 
 def hashed(first_id: int = 0, **fields: Any) -> Vocabulary:
-    """Opens a vocabulary of hashed keys."""
+    """Opens a vocabulary that hashes its keys."""
     return open_vocabularies(Path(), Manifest({}, {}, {}, {"v": VocabularyEntry("", 0, first_id, **fields)}))["v"]

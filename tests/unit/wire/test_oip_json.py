@@ -21,7 +21,7 @@ def tensor(datatype: str, shape: Any, data: Any = None, name: str = "x", **param
 
 
 def body(*inputs: Any, **fields: Any) -> bytes:
-    """Returns a request without binary data."""
+    """Returns the body of a request without binary data."""
     return json.dumps({"inputs": list(inputs)} | fields).encode()
 
 

@@ -1,4 +1,4 @@
-"""SavedModels that are not ours, from TensorFlow 1 and 2, adopted and served by our loader."""
+"""SavedModels of other makers, from TensorFlow 1 and 2, are adopted and served by our loader."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def spec_file(folder: Path, text: str) -> Path:
 
 
 def manifest_of(artifact: Path) -> Manifest:
-    """Returns an artifact's manifest."""
+    """Reads an artifact's manifest."""
     manifest = Manifest.read(artifact)
     assert manifest is not None
     return manifest

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tf
 
 
 def discovered(folder: Path, name: str) -> Discovery:
-    """Builds a model of the zoo and returns what is found in it."""
+    """Builds a zoo model, and returns what discovery finds in it."""
     from model_export.tensorflow_setup import tf
 
     del tf  # the import chooses the Keras of this process, before the builder imports one

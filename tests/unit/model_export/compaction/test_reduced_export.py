@@ -25,7 +25,7 @@ DTYPES = ("float16", "bfloat16", "int8", "int4")
 
 
 def random_tables(spec: Any) -> dict[str, np.ndarray]:
-    """Returns tables of which no number is exact in fewer bits."""
+    """Returns random tables whose numbers no dtype of fewer bits holds exactly."""
     random = np.random.default_rng(3)
     return {t.name: random.normal(size=(t.vocabulary_size, t.embedding_dim)).astype(np.float32) for t in spec.tables}
 

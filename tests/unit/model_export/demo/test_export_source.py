@@ -37,7 +37,7 @@ def test_the_oracle_adds_up_and_clips() -> None:
 
 @pytest.fixture(scope="module")
 def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One epoch; not to be changed."""
+    """Trains one epoch; tests must not change the folder."""
     from model_export.demo.run import train
 
     folder = tmp_path_factory.mktemp("run") / "run"
@@ -121,7 +121,7 @@ def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
 
 
 def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
-    """Copies a run; the tables of its new checkpoint are ShardedVariables."""
+    """Copies a run, but writes the tables in the copy's checkpoint as ShardedVariables."""
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
     from model_export.demo.checkpoints import restore_weights

@@ -1,4 +1,4 @@
-"""Training: it learns, and a resumed run is the run that was never stopped."""
+"""Training improves the model, and a resumed run ends with the same numbers as one without a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of training, worked out by numpy: which optimizer moves what, at which step, and what a checkpoint then has."""
+"""Training steps agree with numpy: which optimizer changes which variables, when, and what checkpoints then contain."""
 
 from __future__ import annotations
 

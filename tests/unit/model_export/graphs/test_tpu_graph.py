@@ -54,7 +54,7 @@ def meta_graphs(folder: Path) -> dict[frozenset[str], Any]:
 
 
 def ops(meta_graph: Any) -> Counter[str]:
-    """Counts the ops of a graph and its functions."""
+    """Counts the ops of a graph and of its functions."""
     nodes = [*meta_graph.graph_def.node, *(n for f in meta_graph.graph_def.library.function for n in f.node_def)]
     return Counter(node.op for node in nodes)
 
@@ -98,7 +98,7 @@ def from_table(shape: Any, dtype: Any, **_: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def v1_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of TensorFlow's own feature columns."""
+    """Saves a model with TensorFlow's own feature columns; returns its folder."""
     from model_export.tensorflow_setup import tf
 
     v1, column = tf.compat.v1, tf.feature_column

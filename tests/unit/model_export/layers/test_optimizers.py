@@ -1,4 +1,4 @@
-"""New Keras optimizers become legacy ones that compute the same; what a TPU has not is refused."""
+"""New Keras optimizers become legacy ones that compute the same; those that a TPU does not have are refused."""
 
 from __future__ import annotations
 

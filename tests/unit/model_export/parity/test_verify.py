@@ -1,4 +1,4 @@
-"""verify: the recorded answers are replayed without the model, and every fault is told, not only the first."""
+"""verify replays recorded answers without the model, and reports every fault, not only the first."""
 
 from __future__ import annotations
 

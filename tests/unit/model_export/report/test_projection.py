@@ -1,4 +1,4 @@
-"""Two dimensions of a table: against numpy's eigenvectors, and by hand."""
+"""A table's projection to two dimensions agrees with numpy's eigenvectors, and with a case by hand."""
 
 from __future__ import annotations
 

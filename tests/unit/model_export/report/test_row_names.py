@@ -1,4 +1,4 @@
-"""Names and labels of rows, from vocabularies and from files of the user."""
+"""Rows get names and labels from vocabularies and from a user's files."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def identity(name: str) -> Any:
 
 
 def columns() -> dict[str, Any]:
-    """One column of each class that a spec takes."""
+    """Returns one column of each class that a spec accepts."""
     from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
     from model_export.tensorflow_setup import tf
 

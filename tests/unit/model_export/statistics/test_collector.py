@@ -18,7 +18,7 @@ USER = TableDescription("user", 5, 4, None, ("user",))
 
 
 def collector(folder: Path, **arguments: Any) -> LookupStatistics:
-    """Statistics of two tables."""
+    """Returns LookupStatistics of two tables."""
     return LookupStatistics(folder, [FILM, USER], **arguments)
 
 

@@ -12,7 +12,7 @@ from model_export.statistics.hot_ids import IdCounts
 
 
 def zipf_ids(n: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Ids as requests have them: few that come often, many that come once."""
+    """Returns ids distributed as in requests: few of them often, and many once."""
     return np.random.default_rng(seed).zipf(1.2, n) % 100_000
 
 

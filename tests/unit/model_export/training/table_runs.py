@@ -43,7 +43,7 @@ def run_steps(
     learning_rate_fn: Any = None,
     **fields: Any,
 ) -> tuple[np.ndarray[Any, Any], Mapping[str, np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-    """Trains a table, initialized with START, by the gradients of the steps.
+    """Trains a table, initialized with START, with each step's gradients.
 
     Returns:
       The table, its slots by name, and the table at each step's lookups.
