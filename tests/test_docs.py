@@ -36,7 +36,7 @@ def faultless(faults: Iterable[str]) -> None:
 
 
 def rows(page: str) -> set[tuple[str, str]]:
-    """Returns the rows of a page's tables of claims: the heading above, and the row's first cell that is not empty."""
+    """Returns the rows of a page's tables of claims: the heading above the table, and the row's first filled cell."""
     found, heading, is_table = set(), "", False
     for line in (ROOT / "docs" / page).read_text().splitlines():
         heading = line.lstrip("# ") if line.startswith("#") else heading

@@ -1,4 +1,4 @@
-"""Each file in examples/kubernetes has only fields and names that exist: a typo in any of them is found."""
+"""Each file in examples/kubernetes has only fields and names that exist, and a typo in any of them is found."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Node:
         return self.client.execute_command(*words)
 
     def authenticate(self, security: Security) -> None:
-        """Uses another password from now on."""
+        """Uses another password from now on, also when it is started again."""
         before, self.security = self.security, security
         self._arguments = [security.password if word == before.password else word for word in self._arguments]
         self.__dict__.pop("client", None)

@@ -55,7 +55,7 @@ class Served:
         return {name: array.tolist() for name, array in found[0].items()}
 
     def refusal(self, signature: str, **inputs: Any) -> str:
-        """Returns the error's text, which is the same over all wires, and INVALID_ARGUMENT."""
+        """Returns the error's text, after checking that all wires send the same text and INVALID_ARGUMENT."""
         texts = set()
         for name in TENSOR_WIRES:
             with pytest.raises(Failure) as failure:

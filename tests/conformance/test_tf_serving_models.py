@@ -59,7 +59,7 @@ def http(engine: Engine) -> Iterator[HttpClient]:
 
 @pytest.fixture(scope="module")
 def channel(engine: Engine) -> Iterator[grpc.Channel]:
-    """A connection to a gRPC server."""
+    """Yields a channel to a gRPC server of the engine."""
     with grpc_channel(engine) as channel:
         yield channel
 

@@ -238,7 +238,7 @@ class HttpClient:
         self._app, self._runner = app, runner
 
     def post(self, path: str, body: str) -> tuple[int, Any]:
-        """Returns status and parsed body."""
+        """Sends a POST; returns the status and the parsed body."""
         return self.request("POST", path, body)
 
     def request(self, method: str, path: str, body: str = "") -> tuple[int, Any]:

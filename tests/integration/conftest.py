@@ -85,7 +85,7 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]
 
 @pytest.fixture
 def uri() -> str:
-    """Returns a place in the S3 server's bucket."""
+    """Returns a URI in the S3 server's bucket."""
     return f"s3://{BUCKET}/toy"
 
 

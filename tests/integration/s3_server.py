@@ -103,7 +103,7 @@ class S3Server:
         }
 
     def deny(self) -> None:
-        """Judges the credentials of each request from now on; nobody's are known."""
+        """Makes the server check each request's credentials from now on; it knows nobody's."""
         self._judge_after(0)
 
     def _judge_after(self, num_requests: float) -> None:

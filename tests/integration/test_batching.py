@@ -51,7 +51,7 @@ def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def batching(folder: Path) -> Iterator[ServerProcess]:
-    """A server that waits for company, 20 ms for each batch, and pads."""
+    """Starts a server that waits 20 ms for more requests in each batch, and pads batches."""
     file = folder.parent / "batching.txt"
     file.write_text("""
       max_batch_size { value: 16 }

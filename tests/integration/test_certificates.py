@@ -69,7 +69,7 @@ def http_client(server: ServerProcess, issued: Issued, folder: Path) -> httpx.Cl
 
 
 def forwarded(client: httpx.Client) -> dict[str, int]:
-    """Returns how many requests the core has forwarded, by wire; none where there is no core."""
+    """Returns how many requests the core has forwarded, by wire; zeros if there is no core."""
     plane = client.get("/v1/statusz", headers={"Authorization": f"Bearer {TOKEN}"}).json()["data_plane"]
     found: dict[str, int] = plane.get("forwarded", {"grpc": 0, "http": 0})
     return found

@@ -1,4 +1,4 @@
-"""The short form of loadtest.cluster_faults: a cluster that breaks under load gives no wrong row."""
+"""Runs the short form of loadtest.cluster_faults: a cluster that breaks under load gives no wrong row."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(base: Path, **settings: object) -> ServerProcess:
-    """Starts a server of all models."""
+    """Starts a server of all models that `base` writes."""
     return ServerProcess(
         model_config_file=base / "models.conf",
         admin_port=0,

@@ -101,7 +101,7 @@ def states(server: ServerProcess) -> dict[int, str]:
 
 
 def looked_up(server: ServerProcess) -> float:
-    """Returns how many ids of the user's table the metrics have counted."""
+    """Returns how many ids of the table "user" the metrics have counted."""
     family = read_exposition(server.http.get("/metrics").text)["embedding_server_table_ids_total"]
     return sum(value for (_, labels), value in family.samples.items() if ("table", "user") in labels)
 

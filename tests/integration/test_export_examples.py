@@ -1,4 +1,4 @@
-"""Every example of the exporter runs as its docstring says, and what it writes is served."""
+"""Every example of the exporter runs as its docstring says, and a server serves the model that it writes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Home:
             program.chmod(0o755)
 
     def here(self, text: str) -> str:
-        """Returns a text with this folder's ports."""
+        """Returns a text in which the pages' ports are replaced by this folder's ports."""
         return text.replace("localhost:8501", f"localhost:{self.http_port}").replace(
             "localhost:8500", f"localhost:{self.grpc_port}"
         )

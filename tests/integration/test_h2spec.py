@@ -46,7 +46,7 @@ EXCEPTIONS = {
 
 @pytest.fixture(scope="module", params=["plain", "tls"])
 def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
-    """The flags that name a gRPC port."""
+    """Starts a server; yields h2spec's flags for its gRPC port, plaintext or TLS."""
     folder = tmp_path_factory.mktemp("h2spec")
     write_toy_model(folder / "model" / "1")
     settings: dict[str, object] = {"model_base_path": folder / "model", "graph_signatures": "off"}

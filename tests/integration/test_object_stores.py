@@ -167,7 +167,7 @@ def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_obj
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def killed(number: int) -> Path:
-        """Starts a server that gets four parts of the filler, and kills it; returns the partly fetched file."""
+        """Starts a server, kills it when it has got four parts of the filler, and returns the partly fetched file."""
         store, requests = StoreProxy(s3.port), itertools.count(1)
 
         def hold(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:

@@ -76,7 +76,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., Client]]:
-    """Makes clients and closes them."""
+    """Returns a function that makes clients; closes them after the test."""
     clients: list[Client] = []
 
     def connect(server: ServerProcess, wire: str) -> Client:
@@ -295,7 +295,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
 
 @pytest.fixture(scope="module")
 def echo_server(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A model whose outputs are its inputs, one of each datatype, and that has an input with a default of its own."""
+    """Serves a model that returns its inputs, one of each datatype, and that has an input with its own default."""
     base = tmp_path_factory.mktemp("echo")
     dtypes = {name: tf.dtypes.as_dtype("string" if name == "BYTES" else dtype) for name, (dtype, _) in VALUES.items()}
 

@@ -63,7 +63,7 @@ def readiness(server: ServerProcess) -> dict[str, Seen]:
 
 
 def shows(server: ServerProcess, *seen: bool) -> None:
-    """Waits until every wire says the same."""
+    """Waits until every wire shows this readiness."""
     expected = Seen(*seen)
     until(lambda: set(readiness(server).values()) == {expected})
 

@@ -307,7 +307,7 @@ def name_is_no_id(name: str) -> bool:
 
 
 def refusal(served: Served, model: str, inputs: dict[str, Array]) -> str:
-    """Returns the text of the error UNAVAILABLE of a Predict; "" if it is answered."""
+    """Returns the text with which a Predict fails as UNAVAILABLE; "" if it is answered."""
     try:
         served.predict(model, "plain", inputs)
     except grpc.RpcError as error:

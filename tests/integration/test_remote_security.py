@@ -145,7 +145,7 @@ def lookup(server: ServerProcess, ids: np.ndarray) -> np.ndarray:
 
 
 def forwarded(server: ServerProcess) -> int:
-    """Returns how many gRPC calls the core forwarded to the Python data plane."""
+    """Returns how many gRPC calls the core forwarded to the reference server."""
     return server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]["grpc"]
 
 

@@ -87,7 +87,7 @@ def told(call: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
 
 @pytest.fixture
 def server(serve: Serve, tf_serving_testdata: Path, tmp_path: Path) -> ServerProcess:
-    """A server over good_model_config.txt, with two versions of half_plus_two."""
+    """Starts a server with good_model_config.txt and two versions of half_plus_two."""
     two, three = tmp_path / "half_plus_two", tmp_path / "half_plus_three"
     shutil.copytree(tf_serving_testdata / TWO, two)
     shutil.copytree(tf_serving_testdata / "saved_model_half_plus_three", three)

@@ -53,7 +53,7 @@ class Secured:
         return int(self.process.grpc_port if wire == "grpc" else self.process.http_port)
 
     def show(self, text: str) -> None:
-        """Replaces the file in one step, as is done with those of a Kubernetes secret."""
+        """Replaces the server's TLS file in one step, as Kubernetes does with the files of a secret."""
         hidden = self.file.with_suffix(".new")
         hidden.write_text(text)
         os.replace(hidden, self.file)
@@ -100,7 +100,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def context(issued: Issued | None = None) -> ssl.SSLContext:
-    """Returns what a client begins with."""
+    """Returns a client's TLS context, which trusts AUTHORITY and may have a certificate."""
     made = ssl.create_default_context(cadata=AUTHORITY.pem)
     if issued is not None:
         descriptor = os.memfd_create("client")
@@ -150,7 +150,7 @@ def secured(server: Secured, wire: Wire, made: ssl.SSLContext | None = None) -> 
 
 
 def ended(connection: socket.socket) -> bool:
-    """Waits until the server closes a connection, whatever it says before."""
+    """Waits until the server closes a connection, whatever it sends before; fails if it takes too long."""
     try:
         while connection.recv(1 << 16):
             pass

@@ -29,7 +29,7 @@ def folder(demo_model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def servables(folder: Path) -> Iterator[tuple[Servable, Servable]]:
-    """The model cut, and whole."""
+    """Yields two servables of the model: cut, and whole."""
     pair = (
         ServableLoader(SERVE, "auto", 1)("m", 1, folder),
         ServableLoader(SERVE, "auto", 1, has_towers=False)("m", 1, folder),

@@ -285,7 +285,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """A port that somebody listens on."""
+    """Yields a port on which another program listens."""
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""Versions written into an object store by `model-export`: order, repetition, refusals, over a real S3 server."""
+"""`model-export` writes versions into a real S3 server: their order, repeated uploads, and refused ones."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def good_index(toy_model: Path) -> bytes:
-    """The bytes of a valid index."""
+    """Returns the bytes of a valid checkpoint index."""
     return (toy_model / "1" / INDEX).read_bytes()
 
 

@@ -24,7 +24,7 @@ def manifest_json() -> dict[str, Any]:
 
 
 def parse(data: Any) -> Manifest:
-    """Parses JSON that was edited as Python."""
+    """Parses a manifest from an edited JSON object."""
     return Manifest.from_json(json.dumps(data))
 
 

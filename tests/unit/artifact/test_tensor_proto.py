@@ -18,7 +18,7 @@ from service.types import Array
 
 
 def proto(dtype: int, shape: tuple[int, ...] = (), content: bytes = b"", **values: list[Any]) -> Any:
-    """Builds a TensorProto; values by field name."""
+    """Builds a TensorProto; `values` are lists by the names of their fields."""
     message = message_class("tensorflow.TensorProto")(dtype=dtype, tensor_content=content, **values)
     message.tensor_shape.SetInParent()
     for size in shape:

@@ -1,4 +1,4 @@
-"""The wire format as google.protobuf reads and writes it."""
+"""The client's protobuf code reads and writes the wire format as google.protobuf does."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, clock: Clock) -> World:
-    """A file that lists model "a" and was read at the start."""
+    """Writes a file that lists model "a", and reads it as a server's start does."""
     world = World(tmp_path / "models.conf", clock)
     world.write("a")
     assert [model.name for model in world.file.read()] == ["a"]

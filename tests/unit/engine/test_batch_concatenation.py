@@ -26,7 +26,7 @@ def ragged_spec() -> SignatureSpec:
 
 
 def request(x: Any, rows: list[list[int]], weights: list[float] | None = None) -> dict[str, np.ndarray]:
-    """Returns a request to ragged_spec."""
+    """Returns a request's inputs for the signature of ragged_spec."""
     splits = np.cumsum([0] + [len(row) for row in rows])
     made = {
         "x": np.array(x, np.float32).reshape(-1, 2),

@@ -156,7 +156,7 @@ def fail_with(error: Exception) -> FakeBackend:
 
 
 def one_version(observer: RecordingObserver, clock: Clock, backend: FakeBackend) -> Engine:
-    """Returns an engine over a single version."""
+    """Returns an engine that has a single version of model "m"."""
     registry = Registry(lambda model, status: None)
     registry.add_model("m")
     registry.start("m", 1)

@@ -97,7 +97,7 @@ class World:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Waits for threads that have been told."""
+    """Waits until threads have made a condition true."""
     pause = threading.Event()
     for _ in range(3000):
         if is_so():
@@ -175,7 +175,7 @@ def test_policies_of_served_models_change_too(world: World) -> None:
 
 
 def refused(world: World, *configs: ModelConfig, models: ModelSet | None = None) -> ServiceError:
-    """Returns the error of a reload that must leave no trace."""
+    """Returns the error of a reload, after checking that the reload left no trace."""
     before = world.trace()
     with pytest.raises(ServiceError) as caught:
         (models or world.models).reload(configs)
@@ -339,7 +339,7 @@ def test_a_second_reload_waits_for_the_first_no_longer_than_it_may(world: World)
 
 
 class Reloads:
-    """Reloads in threads of their own; errors has what refused them, by the name of the model."""
+    """Reloads in threads. errors: the error that refused each, by the model's name."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""Searches beside changes: a search sees one version, with the rows that it had when the search began."""
+"""A search sees one version while others change it, with the rows that it had when the search began."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    """Makes threads for searches."""
+    """Yields a pool of two threads for searches."""
     with ThreadPoolExecutor(2) as pool:
         yield pool
 

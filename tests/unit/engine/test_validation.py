@@ -24,7 +24,7 @@ class Letters:
 
 
 def spec(kind: str, **inputs: TensorSpec) -> SignatureSpec:
-    """Returns a signature with these inputs and one output."""
+    """Returns a signature of this kind with these inputs and one output."""
     return SignatureSpec(
         name="s",
         kind=kind,  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def predict() -> SignatureSpec:
 
 
 class Tens:
-    """A vocabulary of integers: 10 is 1, 20 is 2 and so on, anything else is to be dropped."""
+    """A vocabulary of integers: row 1 for 10, row 2 for 20 and so on; other keys are to be dropped."""
 
     key_dtype: Literal["int64"] = "int64"
     example_key = 10

@@ -32,7 +32,7 @@ def int64(*numbers: int) -> Array:
 
 
 def predict(servable: Servable, name: str, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Runs a signature as a request does: validated first."""
+    """Validates the inputs of a signature and runs it, as a request does; returns its outputs."""
     spec = servable.signatures[name]
     arrays, _ = checked(spec, inputs)
     return servable.backends[name].run(name, arrays, tuple(spec.outputs))

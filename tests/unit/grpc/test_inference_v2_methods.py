@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's gRPC methods over bytes."""
+"""The gRPC methods of the Open Inference Protocol take and return bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X = {"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents"
 
 @pytest.fixture
 def call(engine: Engine) -> Call:
-    """Calls a method with a message's fields; the answer is a message."""
+    """Returns a function that calls a method with a message's fields and returns the answer's message."""
     methods = open_inference_methods(engine)
 
     def call(method: str, deadline_s: float | None = None, **fields: Any) -> Any:

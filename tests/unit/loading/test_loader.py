@@ -227,7 +227,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
 
 def shown(path: Path, graph_signatures: str = "auto", **more: Any) -> tuple[Servable, list[Servable]]:
-    """Loads a folder as version 1; returns it, and what was shown of it before."""
+    """Loads a folder as version 1; returns the version, and the servables that were shown before it was loaded."""
     early: list[Servable] = []
     loader = ServableLoader(SERVE, graph_signatures, 3, show_lookups=early.append, **more)
     return loader("toy", 1, path), early

@@ -21,7 +21,7 @@ from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
 
 
 def predict_log(signature: str = "", model: str = "anything", **inputs: list[float]) -> bytes:
-    """Returns a PredictionLog of one Predict."""
+    """Returns the bytes of a PredictionLog with one Predict."""
     log = message_class("tensorflow.serving.PredictionLog")()
     request = log.predict_log.request
     if model:

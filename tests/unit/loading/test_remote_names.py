@@ -11,7 +11,7 @@ from service.remote.address import remote_tables
 
 
 def names(flag: str, **models: tuple[str, ...]) -> RemoteNames:
-    """Returns the names of a flag and of the remote_tables of each listed model."""
+    """Returns the remote names that a flag and the remote_tables of each listed model give."""
     found = RemoteNames(remote_tables(flag))
     found.configure([ModelConfig(name, f"/{name}", remote_tables=own) for name, own in models.items()])
     return found

@@ -28,7 +28,7 @@ PADDING = 5 * HUGE - 8
 
 
 def made_by(*flags: str) -> TablePages | None:
-    """Returns what flags ask for."""
+    """Returns the TablePages for which these flags ask."""
     return table_pages(read_settings(["--model_base_path=/m", *flags]))
 
 

@@ -1,4 +1,4 @@
-"""The native core answers where it is installed and the settings allow it; else Python does, and the log says why."""
+"""The native core answers if it is installed and the settings allow it; else Python does, and the log says why."""
 
 from __future__ import annotations
 

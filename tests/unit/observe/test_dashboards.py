@@ -134,7 +134,7 @@ def test_every_metric_that_a_document_names_is_there(families: dict[str, Family]
 
 
 def any_begins(names: Iterable[str], begin: str) -> bool:
-    """Says whether a name begins so."""
+    """Says whether any of the names begins with this text."""
     return any(name.startswith(begin) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Log lines that machines can read."""
+"""Log lines are JSON that machines can read."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from service.configuration.start_error import StartError
 
 
 class FakeApp:
-    """Notes its settings and does what the test says."""
+    """An App that records its settings, and raises an error if the test says so."""
 
     seen: list[Settings] = []
     problem: str = ""

@@ -1,4 +1,4 @@
-"""Files in small pages become files in huge ones: of real files in the real page cache, and what it leaves alone.
+"""Files in small pages become files in huge ones, in the real page cache, and some files are left alone.
 
 What needs a file system with large folios says so and is skipped elsewhere; who gives up does so with any.
 """

@@ -87,7 +87,7 @@ def without_zeros(rows: oracle.Rows) -> list[list[int]]:
 def safe_lookup(
     tf: Any, seed: int, combiner: str, is_weighted: bool, *, positive: bool, has_negative: bool = False
 ) -> np.ndarray:
-    """Returns what TensorFlow's safe sparse lookup gives for a seed."""
+    """Returns the answer of TensorFlow's safe sparse lookup for a seed."""
     table, rows, weights = draw(seed, positive=positive)
     found: np.ndarray = tf.nn.safe_embedding_lookup_sparse(
         [tf.constant(table)],
@@ -191,7 +191,7 @@ def test_equals_the_tensor_core_functions(tf: Any, combiner: str, is_weighted: b
 
 @cache
 def tensor_core_of_seed(tf: Any, seed: int, is_weighted: bool, combiner: str, width: int) -> np.ndarray:
-    """Returns what the tensor-core functions give for a seed."""
+    """Returns the answer of the tensor-core functions for a seed."""
     table, rows, weights = draw(seed, positive=False)
     return tensor_core(tf, table, rows, weights if is_weighted else None, combiner, width)
 

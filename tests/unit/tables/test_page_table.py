@@ -1,4 +1,4 @@
-"""Which pages are huge and which are in memory, held against smaps and against what was just read."""
+"""The page table says which pages are huge and which are in memory, as smaps and earlier reads say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of a table against numpy: which rows it names, how many of the nearest it misses, and odd rows."""
+"""The index agrees with numpy on the rows that it names, on how many of the nearest it misses, and on odd rows."""
 
 from __future__ import annotations
 

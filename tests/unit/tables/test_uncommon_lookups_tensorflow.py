@@ -1,4 +1,4 @@
-"""Bounded norms, default rows, rows that are cut off and stored rows are TensorFlow's, and the oracle's."""
+"""Bounded norms, default rows, rows cut short and stored rows agree with TensorFlow and with the oracle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 
 def ours(ids: np.ndarray, weights: np.ndarray | None = None, **options: Any) -> np.ndarray:
-    """Looks up ids by SPLITS, holds the answer against the oracle, and returns it."""
+    """Looks up ids with SPLITS; compares the answer with the oracle's, and returns it."""
     feature = LookupFeature("v", "s", "w", "out", **options)
     table = MappedTable(TableInfo("t", *TABLE.shape, "float32", TABLE.nbytes, ()), TABLE)
     plan = compile_signature(SignatureEntry("lookup", {"f": feature}), {"f": "t"}, {"t": table})

@@ -27,7 +27,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_one(folder: Path, data: bytes, *, size: int = 3, **fields: Any) -> OpenedVocabulary:
-    """Writes a vocabulary file and opens it."""
+    """Writes a vocabulary file and opens it; returns the opened vocabulary."""
     path = folder / f"{len(list(folder.iterdir()))}v.txt"
     path.write_bytes(data)
     entry = VocabularyEntry(path.name, size, **fields)

@@ -31,7 +31,7 @@ def arrays(*inputs: Any) -> dict[str, Array]:
 
 
 def answer(results: dict[str, Array], **fields: Any) -> tuple[bytes, int | None]:
-    """Returns the answer to a request with these fields."""
+    """Encodes results as the answer to a request with these fields; returns the body, and where its JSON ends."""
     parsed = decode_infer(body(**fields), None)
     return encode_infer(results, parsed, model="m", version=3, signature_name="s")
 
@@ -61,7 +61,7 @@ def test_the_specifications_example() -> None:
 
 
 def test_the_binary_extensions_example() -> None:
-    """Two inputs behind the JSON and one in it; of three outputs the middle one in JSON."""
+    """Two inputs are binary and one is JSON; of the three outputs the middle one is JSON."""
     head = json.dumps(
         {
             "inputs": [
@@ -262,7 +262,7 @@ def test_a_binary_size_that_the_shape_does_not_have_is_refused() -> None:
 
 
 def with_header(head: bytes, binary: bytes) -> tuple[bytes, str]:
-    """Returns a body and its header's value."""
+    """Returns a body of JSON and binary data, and the value of the header that says where the JSON ends."""
     return head + binary, str(len(head))
 
 

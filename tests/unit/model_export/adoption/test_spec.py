@@ -27,7 +27,7 @@ VARIABLES = {
 
 
 def read(folder: Path, text: str) -> object:
-    """Reads a spec of this text."""
+    """Writes this text as a spec file and reads it."""
     path = folder / "spec.toml"
     path.write_text(text)
     return read_spec(path, VARIABLES)

@@ -1,4 +1,4 @@
-"""Sequences: padded with zeros and cut on every device, and otherwise TensorFlow's."""
+"""Sequences are padded with zeros and cut on every device, and are else as TensorFlow's."""
 
 from __future__ import annotations
 

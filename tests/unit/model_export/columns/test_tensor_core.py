@@ -23,7 +23,7 @@ ROWS = [[], [5, 0], [1, 1, 2], [], [3, 4, 5, 2], []]
 
 
 def layer_of(api: Any, combiner: str, width: int, is_shared: bool, categorical: Any) -> Any:
-    """A layer with one padded column."""
+    """Returns a layer with one padded column."""
     from model_export.tensorflow_setup import tf
 
     arguments: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Vocabularies of columns, beside the rows that TensorFlow's own tables give for the same keys."""
+"""Vocabularies of columns give the rows that TensorFlow's own tables give for the same keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports with tables of fewer bits: a stock SavedModel answers them, and the server answers the same bits."""
+"""Exports have tables of fewer bits: the stock SavedModel answers from them, and the server answers the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TF_CONFIG: which task a process has, and one message with all faults of a wrong value."""
+"""TF_CONFIG gives the task of a process; a wrong value gets one message with all its faults."""
 
 from __future__ import annotations
 

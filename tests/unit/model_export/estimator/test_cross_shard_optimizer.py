@@ -33,7 +33,7 @@ def momentum() -> Any:
 
 
 def wrapped(**arguments: Any) -> Any:
-    """Returns the same in a CrossShardOptimizer."""
+    """Returns the momentum optimizer in a CrossShardOptimizer."""
     return WRAPPER(momentum(), **arguments)
 
 

@@ -1,4 +1,4 @@
-"""The warning of a global step that stands still: not when it was fetched once after and then before an increase."""
+"""The hook warns of a global step that stands still, but not of one that grows after or before it is fetched."""
 
 from __future__ import annotations
 

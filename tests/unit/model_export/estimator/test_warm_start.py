@@ -1,4 +1,4 @@
-"""Where first values come from."""
+"""Variables start with the values of another model, until their own model has a checkpoint."""
 
 from __future__ import annotations
 

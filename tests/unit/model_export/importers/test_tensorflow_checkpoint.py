@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tf
 
 
 def save(prefix: Path, **variables: object) -> None:
-    """Saves arrays as an object-based checkpoint."""
+    """Saves arrays as an object-based checkpoint of TensorFlow."""
     tf.train.Checkpoint(**{k: tf.Variable(v) for k, v in variables.items()}).write(str(prefix))
 
 

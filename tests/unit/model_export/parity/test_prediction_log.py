@@ -1,4 +1,4 @@
-"""Files of predictions are TensorFlow Serving's: its own package reads them."""
+"""Files of predictions have TensorFlow Serving's format, and its own package reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nearest rows of a table against a plain search in float64."""
+"""The nearest rows in a table's report are those of a plain search in float64."""
 
 from __future__ import annotations
 

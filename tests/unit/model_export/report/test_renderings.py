@@ -31,7 +31,7 @@ EVIL = '<script>alert("1")</script>\x1b[31m'
 
 @pytest.fixture
 def report(artifact: Path) -> ArtifactReport:
-    """A report with everything in it: labels, curves, statistics, parity, disagreements."""
+    """Returns a report with every part: labels, curves, statistics, parity, and disagreements."""
     write_statistics(artifact / STATISTICS_FOLDER)
     (artifact / "labels.csv").write_text("red,warm,Red\nblue,cold,Blue\ngreen,cold,Green\n")
     history = [{"epoch": n, "train_loss": 2 / n, "held_out_loss": 3 / n} for n in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""The number of distinct ids is estimated within the method's error, and states merge."""
+"""The number of distinct ids is estimated within the error of the method, and states can be merged."""
 
 from __future__ import annotations
 

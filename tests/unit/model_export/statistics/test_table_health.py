@@ -19,7 +19,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sick_table(dtype: str) -> np.ndarray:
-    """Returns 100 rows of 8 with every sickness, some on both sides of a chunk's edge."""
+    """Returns a table of 100 rows with every defect that a report finds, some on both sides of a chunk's edge."""
     table = np.random.default_rng(1).normal(size=(100, 8)).astype(dtype)
     table[[6, 7, 50]] = 0
     table[13, 2] = np.nan
