@@ -255,7 +255,7 @@ def expected(world: World, step: dict[str, Any], wire: Any) -> Told:
 
 
 def settled(look: Callable[[], Told], wanted: Told, *, is_now: bool) -> Told | None:
-    """Waits until a look gives what is wanted; returns the last look where it never does."""
+    """Looks until the answer is the wanted one and returns None; returns the last answer if it never comes."""
     end_s = time.monotonic() + (0 if is_now else PATIENCE_S)
     while (seen := look()) != wanted:
         if time.monotonic() >= end_s:

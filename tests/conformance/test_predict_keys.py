@@ -1,4 +1,4 @@
-"""A predict whose ids the manifest describes as keys: its graph gets them as they were sent, over every wire."""
+"""The manifest describes a predict's ids as keys, and its graph gets these keys as they were sent, over every wire."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIABLE = "table/.ATTRIBUTES/VARIABLE_VALUE"
 
 @pytest.fixture(scope="module")
 def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SavedModel whose graph makes a number of `word` and `code` and reads `row` from its table."""
+    """Writes a SavedModel whose graph makes numbers of `word` and `code`, and reads `row` from its table."""
     folder = tmp_path_factory.mktemp("keys") / "1"
     module = tf.Module()
     module.table = tf.Variable(np.arange(10, dtype=np.float32).reshape(5, 2))
@@ -73,7 +73,7 @@ def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def key_wires(artifact: Path) -> Iterator[dict[str, Wire]]:
-    """Every way into a server that runs the graph."""
+    """Yields every wire to a server that runs the graph."""
     registry = Registry(lambda model, status: None)
     registry.add_model("keys")
     registry.start("keys", 1)

@@ -91,7 +91,7 @@ def uri() -> str:
 
 @pytest.fixture
 def start(serve: Serve, tmp_path: Path, uri: str) -> Serve:
-    """Returns a function that starts a server over the place in the store."""
+    """Returns a function that starts a server of the model in the store."""
 
     def start(**settings: object) -> ServerProcess:
         given = {

@@ -75,7 +75,7 @@ class Guarded:
         until(lambda: self.server.http.get("/readyz").status_code == 200)
 
     def http(self, method: str, path: str, token: str = "", *, content: Any = None) -> httpx.Response:
-        """Sends a request by the name of a caller's token."""
+        """Sends an HTTP request with the token of a caller; `token` is the caller's name."""
         body = None if content is None else json.dumps(content)
         return self.server.http.request(method, path, content=body, headers=bearer(token))
 

@@ -60,7 +60,7 @@ def target_of(server: ServerProcess, wire: str) -> str:
 
 
 class AsyncOnOneLoop:
-    """An AsyncEmbeddingClient with EmbeddingClient's face, so that one test holds for both."""
+    """Gives an AsyncEmbeddingClient the interface of EmbeddingClient, so that one test works for both."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._runner = asyncio.Runner()

@@ -20,7 +20,7 @@ ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
 
 
 class Persistent:
-    """A client that goes on whatever happens to its connection, as one with retries does."""
+    """A client that sends its request again if its connection breaks, as one with retries does."""
 
     def __init__(self, port: int) -> None:
         self._base_url = f"http://127.0.0.1:{port}"

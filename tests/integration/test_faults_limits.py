@@ -1,4 +1,4 @@
-"""A disk that takes nothing, a log that nobody reads, descriptors and memory that run out.
+"""The server goes on with a full disk, with a log that nobody reads, and without free descriptors or memory.
 
 What is simulated: RLIMIT_FSIZE stands for a disk that is full or read-only (every write of a file of some length fails,
 with EFBIG in place of ENOSPC or EROFS), /dev/full for a full disk below the log, RLIMIT_AS for a control group's limit
@@ -119,7 +119,7 @@ def test_a_corrupt_manifest_is_a_version_that_does_not_load(shared: Shared, text
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """A server of version 1, whatever else comes, with the numbers of versions to come."""
+    """Starts a server that keeps serving version 1; yields the model's folder, a client, and new versions' numbers."""
     base = tmp_path_factory.mktemp("manifests") / "model"
     base.mkdir()
     add_version(base, 1)

@@ -52,7 +52,7 @@ class Served:
     server: ServerProcess
 
     def check(self, name: str, served_as: str) -> None:
-        """Holds the server's answers over both wires against a TensorFlow session's."""
+        """Compares the server's answers over both wires with those of a TensorFlow session."""
         from loadtest.foreign.reference import Reference
         from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 

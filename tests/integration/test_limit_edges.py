@@ -29,7 +29,7 @@ INFER = b"POST /v2/models/default/infer HTTP/1.1\r\nhost: x\r\n"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of the toy model with small limits."""
+    """Starts a server of the toy model with small limits."""
     folder = tmp_path_factory.mktemp("limits") / "model"
     write_toy_model(folder / "1")
     settings: dict[str, object] = {

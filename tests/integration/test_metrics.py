@@ -1,4 +1,4 @@
-"""Metrics of a running server: both wires, both paths, a file that moves them, and labels that no client can make."""
+"""A running server has metrics on both wires and both paths, a file that moves them, and no labels made by clients."""
 
 from __future__ import annotations
 

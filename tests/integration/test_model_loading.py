@@ -69,7 +69,7 @@ def status(server: ServerProcess, name: str) -> dict[int, tuple[str, str]]:
 
 
 def entry(name: str, base: Path) -> dict[str, Any]:
-    """Returns a model of a reload."""
+    """Returns a model's entry in a reload."""
     return {"name": name, "base_path": str(base)}
 
 

@@ -34,7 +34,7 @@ ALL = "model_version_policy { all {} }"
 
 @pytest.fixture
 def bases(tmp_path: Path, base: Path) -> tuple[Path, Path]:
-    """Folders of two models: a has versions 1 and 2, b has 1; answers are the version times [1, 10]."""
+    """Writes models a (versions 1 and 2) and b (1); answers are the version times [1, 10]. Returns both folders."""
     add_version(base, 2, scale=2)
     other = tmp_path / "other"
     other.mkdir()
@@ -56,7 +56,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def ask(server: ServerProcess, where: str) -> Any:
-    """Returns user 1's embedding, or the status and text of the refusal."""
+    """Returns the embedding of user 1, or the status and text of the error."""
     response = server.http.post(f"/v1/models/{where}:lookup", json={"features": {"user": [1]}})
     if response.status_code == 200:
         return response.json()["embeddings"]["user"][0]

@@ -144,7 +144,7 @@ def distinct_rows(inputs: dict[str, Array]) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A cluster of three primaries, and a server of the model under all names."""
+    """Starts a cluster of three primaries, and a server of the model under all its names."""
     folder = tmp_path_factory.mktemp("predicts")
     version = write_mixed_model(tf, folder / "mixed" / "1")
     models = [

@@ -25,7 +25,7 @@ pytestmark = needs_program
 
 @pytest.fixture(scope="module", params=[0, 3], ids=["one server", "three primaries"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A single server, and a cluster."""
+    """Starts a single server, or a cluster of three primaries."""
     with Cluster(tmp_path_factory.mktemp("cluster"), request.param) as started:
         yield started
 

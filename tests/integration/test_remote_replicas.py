@@ -48,7 +48,7 @@ class Stage:
         self.own, self.others = (np.flatnonzero((of_node == number) == is_own).tolist() for is_own in (True, False))
 
     def cut(self) -> None:
-        """Cuts the replica off from its primary, which all others reach."""
+        """Cuts the replica off from its primary, while all others still reach the primary."""
         self.primary.ask("ACL SETUSER", "default", "-psync", "-sync")
         self.primary.ask("CLIENT KILL", "TYPE", "replica")
         until(lambda: self.replica.ask("INFO", "replication")["master_link_status"] == "down")

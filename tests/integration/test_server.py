@@ -1,4 +1,4 @@
-"""The server as a process: start, answers, refusals to start, and what it does not load."""
+"""The server runs as a process: it starts, answers, refuses to start, and leaves libraries unloaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_RSS_BYTES = 270 << 20
 
 
 def run(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs the server where it is expected to stop by itself."""
+    """Runs a server that should stop by itself; returns its output and exit status."""
     command = [sys.executable, "-m", "service", *flags]
     return subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, timeout=120)
 

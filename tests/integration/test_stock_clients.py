@@ -13,7 +13,7 @@ from tests.integration.process import ROOT, environment
 
 
 def run(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs clients against a server of a model."""
+    """Runs loadtest.stock_clients against a server of a model."""
     command = [sys.executable, "-m", "loadtest.stock_clients", f"--model_base_path={base}", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
 

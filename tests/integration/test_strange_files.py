@@ -28,7 +28,7 @@ PLACES = (SAVED_MODEL, INDEX, SHARD, MANIFEST, WARMUP, OPTIONS)
 
 
 def put_pipe(path: Path) -> None:
-    """Makes a pipe that nobody writes to."""
+    """Makes a pipe to which nobody writes."""
     os.mkfifo(path)
 
 
@@ -44,7 +44,7 @@ def put_socket(path: Path) -> None:
 
 
 def put_device(path: Path) -> None:
-    """Makes another /dev/zero, whose reader never comes to an end."""
+    """Makes a device like /dev/zero, which a reader could read forever."""
     try:
         os.mknod(path, stat.S_IFCHR | 0o644, os.makedev(1, 5))
     except PermissionError:

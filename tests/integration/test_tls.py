@@ -141,7 +141,7 @@ def lookup(client: httpx.Client, ids: Any = (1, 4)) -> Any:
 
 @contextmanager
 def secured(server: Secured, wire: Wire, made: ssl.SSLContext | None = None) -> Iterator[ssl.SSLSocket]:
-    """Gives a connection whose handshake the client holds for done."""
+    """Yields a connection after a handshake that succeeded for the client."""
     made = made or context(CLIENT)
     made.set_alpn_protocols(["h2" if wire == "grpc" else "http/1.1"])
     with socket.create_connection(("127.0.0.1", server.port(wire)), PATIENCE_S) as plain:

@@ -36,7 +36,7 @@ class FakeTable:
 
 
 class FakeComparisons:
-    """All versions are equal."""
+    """Compares versions and finds all of them equal."""
 
     def of_request(self, model: str, old: int, new: int) -> dict[str, Any]:
         """Returns an empty comparison."""

@@ -1,4 +1,4 @@
-"""The checkpoint reader: right on what TensorFlow writes, and nothing but ArtifactError on what nobody wrote."""
+"""The checkpoint reader reads TensorFlow's files right, and raises only ArtifactError on damaged ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_index(prefix: Path, data: bytes) -> dict[str, BundleEntry]:
 
 
 def table_of(*records: tuple[bytes, bytes]) -> bytes:
-    """Returns an index of these records, checksums left out: they are not read."""
+    """Returns an index of these records, with empty checksums, which the reader does not check."""
     return index_around(table_block(list(records)))
 
 

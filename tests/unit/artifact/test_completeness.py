@@ -12,7 +12,7 @@ from tests.conftest import Clock
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy that has begun."""
+    """Returns the folder of a version whose copy has only begun."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "saved_model.pb").write_bytes(b"half of it")
     return tmp_path / "1"

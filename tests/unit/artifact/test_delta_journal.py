@@ -43,7 +43,7 @@ class Writer:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the journal is."""
+    """Returns the path of the journal."""
     return tmp_path / "model" / "1.journal"
 
 

@@ -1,4 +1,4 @@
-"""Checks that lowering removes the nodes of a TPU's rewrite and no others; test_tpu_graph.py tests the arithmetic."""
+"""Lowering removes the nodes of a TPU's rewrite and no others; test_tpu_graph.py tests the arithmetic."""
 
 from __future__ import annotations
 

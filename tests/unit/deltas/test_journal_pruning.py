@@ -27,14 +27,14 @@ class Pruned(World):
         self.worker()
 
     def worker(self) -> None:
-        """Goes on as another worker, which has seen and loaded nothing yet."""
+        """Starts anew as another worker process would, which has seen and loaded nothing yet."""
         self.registry = Registry(lambda model, status: None)
         self.registry.add_model("m")
         rules = dataclasses.replace(self.rules, on_look=JournalPruning(self.journals, clock=self.clock).looked)
         self.watcher = ModelWatcher(self.config(), self.registry, rules)
 
     def journal(self, version: int) -> Path:
-        """Returns where a version's is."""
+        """Returns the path of a version's journal."""
         return journal_path(self.journals, "m", version, b"\1" * 32)
 
     def give(self, *versions: int) -> None:

@@ -1,4 +1,4 @@
-"""Deltas by file and by request: what a version's rows are then, now and after a restart, and what is refused."""
+"""Deltas come by file and by request: a version's rows now and after a restart, and the deltas that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes and rows in flight: what is refused, who has how much, and that all of it is given back."""
+"""Bytes and rows in flight are limited for each model, refused above the limits, and given back in the end."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MAX_RETRIES = 2
 
 
 class World:
-    """A folder, a watcher over it and a loader that fails where it is told to."""
+    """A model folder, its watcher, and a loader that fails for the versions in `broken`."""
 
     def __init__(self, base: Path, clock: Clock) -> None:
         self.base, self.clock = base, clock

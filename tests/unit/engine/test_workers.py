@@ -44,7 +44,7 @@ class Pool:
         assert begun.wait(PATIENCE_S)
 
     def let_go(self, *jobs: Job) -> None:
-        """Lets it work until these jobs are done."""
+        """Lets the thread go on, and waits until these jobs are done."""
         self._gate.set()
         for job in jobs:
             job.exception(PATIENCE_S)

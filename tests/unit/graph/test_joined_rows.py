@@ -1,4 +1,4 @@
-"""Features are fed side by side where a graph does nothing else with them, and nowhere else."""
+"""Features are fed side by side if a graph only joins them, and else one by one."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_score_worked_out_by_hand(cut: Servable) -> None:
 
 
 def random_inputs(name: str, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns a request of so many rows."""
+    """Returns a random request of a signature with this many rows."""
     lengths = random.integers(0, 5, rows) * random.integers(0, 2, rows)
     ragged = {
         "tags__values": random.integers(0, 3, int(lengths.sum())),

@@ -1,4 +1,4 @@
-"""Reflection streams that clients keep open cost no worker and hold nothing up; what can not be read is refused."""
+"""Open reflection streams cost no worker and hold nothing up, and a request that can not be read is refused."""
 
 from __future__ import annotations
 

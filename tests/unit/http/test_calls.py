@@ -25,7 +25,7 @@ def num_leases(registry: Registry) -> int:
 
 @pytest.fixture
 def gate(model: NumpyModel) -> threading.Event:
-    """Holds every run until it is set."""
+    """Returns an event; every run of the model waits until it is set."""
     model.gate = threading.Event()
     return model.gate
 

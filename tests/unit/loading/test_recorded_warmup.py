@@ -163,7 +163,7 @@ def test_requests_of_examples_are_run_too(tmp_path: Path, log: bytes, outputs: t
 
 
 def lookup_log(user: int) -> bytes:
-    """Returns the record of a lookup of the toy model."""
+    """Returns the bytes of a record with a lookup in the toy model."""
     log = message_class("tensorflow.serving.PredictionLog")()
     log.predict_log.request.model_spec.signature_name = "lookup"
     tensor = log.predict_log.request.inputs["user"]

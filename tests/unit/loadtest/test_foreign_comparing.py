@@ -1,4 +1,4 @@
-"""The comparator of foreign models: what counts as equal, and what random requests hold."""
+"""The comparator of foreign models says which answers count as equal, and makes random requests."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DOCUMENTS: list[Any] = [{"inputs": {"user": [1, 2], "tags": [["red"], []]}, "sig
 
 
 def bodies(count: int) -> list[bytes]:
-    """Returns bodies as they are before compression, as far as they can be read."""
+    """Returns mutated bodies, decompressed where they are compressed and can be read."""
     found = []
     for number in range(count):
         body, headers = mutated_json(Random(number), DOCUMENTS)

@@ -1,4 +1,4 @@
-"""Every public name of model_export is there, in its own words and no other's."""
+"""Every public name of model_export exists, and has its own docstring."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def opened(folder: Path) -> OpenedLookups:
 
 
 def described(folder: Path) -> tuple[Described, dict[str, Any]]:
-    """Returns the description of an artifact's version 7 of model m, and what its text says."""
+    """Returns the description of an artifact as version 7 of model m, and the object in its text."""
     found = describe("m", 7, opened(folder))
     assert found is not None
     return found, json.loads(found.text)
@@ -46,7 +46,7 @@ def signature(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def at(address: int, dtype: str, count: int) -> list[Any]:
-    """Returns the numbers at an address."""
+    """Returns `count` numbers of a dtype at an address."""
     size = np.dtype(dtype).itemsize * count
     return list(np.frombuffer(ctypes.string_at(address, size), dtype).tolist())
 

@@ -1,4 +1,4 @@
-"""Graphs run by the core: to the bit what Python answers, from several threads, and refused in the same words."""
+"""The core runs graphs with Python's answers to the bit, in several threads, and with Python's texts for errors."""
 
 from __future__ import annotations
 

@@ -51,23 +51,23 @@ class Seen:
         self.held: Mapping[str, int] = {}
 
     def connection_dropped(self, reason: str) -> None:
-        """See native.statistics.Events."""
+        """See service.native.statistics.Events."""
         self.told.append(("dropped", reason))
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """See native.statistics.Events."""
+        """See service.native.statistics.Events."""
         self.told.append(("refused", model, reason, count))
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """See native.statistics.Events."""
+        """See service.native.statistics.Events."""
         self.told.append(("waited", model, sum(times.counts), times.seconds))
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """See dataplane.statistics.Events."""
+        """See service.native.statistics.Events."""
         self.held = held
 
     def handshake_failed(self, wire: str) -> None:
-        """See metrics.tls."""
+        """See service.observe.tls_metrics."""
         self.told.append(("handshake", wire))
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:

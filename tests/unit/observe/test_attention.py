@@ -1,4 +1,4 @@
-"""Notices of the status page: each condition just below and at its limit, in a document as the status page has it."""
+"""Notices appear on the status page for each condition at its limit and not just below it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class FakeApp:
         self.seen.append(settings)
 
     async def run(self) -> list[str]:
-        """Ends at once, or can not start."""
+        """Ends at once, or raises StartError."""
         if self.problem:
             raise StartError(self.problem)
         return []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Objects of version 1 in a dict, in the place of an ObjectStore; tells what was read."""
+    """Objects of version 1 in a dict, in place of an ObjectStore; reads: the paths that were read."""
 
     uri = "s3://bucket/m"
     has_tags = True

@@ -1,4 +1,4 @@
-"""The kernels against the oracle, over every combination of what may be asked of them, and by hand.
+"""The kernels agree with the oracle in every combination of their options, and with cases by hand.
 
 Weights are quarters and tables hold whole numbers: sums are exact, and a divisor is zero for both or for neither.
 """

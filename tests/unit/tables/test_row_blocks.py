@@ -1,4 +1,4 @@
-"""Blocks of rows are those of numpy's indexing, side by side."""
+"""Blocks of rows have the bytes of numpy's indexing, side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table(rows: int, dim: int, dtype: str = "float32") -> MappedTable:
 
 
 def blocks(made: RowBlocks, ids: list[Array], rows: list[int]) -> list[Array]:
-    """Returns the bytes of each block and those up to the next one."""
+    """Writes blocks; returns the bytes from each block's begin up to the next one's."""
     layout = made.lay_out(rows)
     out = made.write(ids, layout)
     assert not isinstance(out, int)

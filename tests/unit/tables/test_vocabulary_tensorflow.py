@@ -21,7 +21,7 @@ NUMBERS = [0, 1, -1, 9, 10, -10, 99, 2**31, -(2**31), 10**18, 2**63 - 1, -(2**63
 
 
 def open_keys(folder: Path, keys: list[Any], **fields: Any) -> Vocabulary:
-    """Writes and opens a vocabulary of keys."""
+    """Writes a vocabulary file of keys and opens it; returns the vocabulary."""
     (folder / "v.txt").write_text("".join(f"{key}\n" for key in keys))
     entry = VocabularyEntry("v.txt", len(keys), **fields)
     return open_vocabularies(folder, Manifest({}, {}, {}, {"v": entry}))["v"]

@@ -81,7 +81,7 @@ def test_no_examples(kind: str) -> None:
 
 
 def multi(*tasks: tuple[str, str, str]) -> bytes:
-    """Returns a MultiInferenceRequest of (model, signature, method)."""
+    """Returns the bytes of a MultiInferenceRequest with tasks of (model, signature, method)."""
 
     def fill(message: Any) -> None:
         for model, signature, method in tasks:

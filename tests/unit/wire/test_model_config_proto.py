@@ -1,4 +1,4 @@
-"""Lists of models, as text and as the message of a reload."""
+"""Lists of models are read from text, and from the message of a reload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BOTH = (
 
 
 def one(settings: str) -> ModelConfig:
-    """Returns the model of a list of one with these settings."""
+    """Returns the only model of a list with these settings."""
     text = f'model_config_list {{ config {{ name: "m" base_path: "/m" {settings} }} }}'
     (config,) = parse_config_text(text, "models.conf") or ()
     return config

@@ -100,7 +100,7 @@ def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[st
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Returns all files of a folder."""
+    """Returns the bytes of all files in a folder, by path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -29,7 +29,7 @@ UNTIMED: dict[str, Any] = {"measure": False, "clock": lambda: CREATED}
 
 @pytest.fixture(params=["keras", "tf_keras"])
 def keras(request: pytest.FixtureRequest, tf: Any) -> Any:
-    """One Keras and the other; both live in one process."""
+    """Imports one Keras, then the other; both live in one process."""
     return import_module(request.param)
 
 

@@ -47,7 +47,7 @@ def made(api: Any, is_shared: bool, column: Any, **arguments: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """case -> vectors and gradient, eagerly, which is quickest; "tensorflow" in place of a device: its own column."""
+    """Returns each case -> vectors and gradient, computed eagerly; device "tensorflow" is TensorFlow's own column."""
     from model_export.columns import embedding_column as ours
     from model_export.tensorflow_setup import tf
 

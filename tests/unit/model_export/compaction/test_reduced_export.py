@@ -42,7 +42,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def opened(artifact: Path) -> tuple[Manifest, Any]:
-    """Opens an artifact as the server does."""
+    """Opens an artifact as the server does; returns its manifest and its lookups."""
     manifest = Manifest.read(artifact)
     assert manifest is not None
     return manifest, open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb"))

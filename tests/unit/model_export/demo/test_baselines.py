@@ -1,4 +1,4 @@
-"""Baselines on numbers that can be worked out by hand."""
+"""The demo's baselines are computed on numbers that can be checked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharded tables: first values, lookups and updates equal those of a table that is not sharded."""
+"""Sharded tables have the same first values, lookups and updates as a table that is not sharded."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingEstimator:
 
 @pytest.fixture(scope="module")
 def source(trained: EmbeddingEstimator) -> EstimatorSource:
-    """The newest checkpoint, to be fed tf.Examples."""
+    """Returns the source of the estimator's newest checkpoint, which takes tf.Examples."""
     return EstimatorSource(trained, parsing)
 
 

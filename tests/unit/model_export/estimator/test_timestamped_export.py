@@ -1,4 +1,4 @@
-"""export_saved_model, argument by argument."""
+"""Tests each argument of export_saved_model."""
 
 from __future__ import annotations
 

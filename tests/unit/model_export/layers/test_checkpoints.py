@@ -39,7 +39,7 @@ def trained(optimizer: Any) -> tuple[Any, Any]:
 
 
 def keys(path: str) -> set[str]:
-    """Returns a checkpoint's variables without TensorFlow's own book-keeping."""
+    """Returns the names of a checkpoint's variables, without those of TensorFlow's own book-keeping."""
     found = {key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key, _ in tf.train.list_variables(path)}
     return {key for key in found if not key.startswith("_CHECKPOINTABLE") and not key.startswith("save_counter")}
 

@@ -1,4 +1,4 @@
-"""The oracle on a table small enough to do in one's head."""
+"""The parity oracle looks up in a table that is small enough to compute by hand."""
 
 from __future__ import annotations
 

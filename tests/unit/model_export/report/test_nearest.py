@@ -10,7 +10,7 @@ from model_export.report.table_files import SlicedRows
 
 
 def plain(rows: np.ndarray, row: int, k: int) -> list[int]:
-    """Returns the ids of the k nearest rows; of equal cosines the smaller id first."""
+    """Returns the ids of the k rows nearest to a row; of equal cosines the smaller id comes first."""
     wide = rows.astype(np.float64)
     lengths = np.linalg.norm(wide, axis=1)
     cosines = wide @ wide[row] / np.maximum(lengths * lengths[row], 1e-300)

@@ -1,4 +1,4 @@
-"""Every argument of the parameter classes does what its formula says: beside numpy, and beside TensorFlow's kernels."""
+"""Every argument of the parameter classes works as its formula says, like numpy and like TensorFlow's kernels."""
 
 from __future__ import annotations
 
