@@ -65,7 +65,7 @@ def channel(engine: Engine) -> Iterator[grpc.Channel]:
 
 
 def latest(name: str) -> dict[str, Any]:
-    """Names a model by its latest version, which the answer must name too."""
+    """Returns a model's spec with its latest version, which the answer must also name."""
     return {"name": name, "version": MODELS[name][1][-1]}
 
 

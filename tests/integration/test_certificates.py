@@ -1,4 +1,4 @@
-"""Callers that are known by their client certificates alone, by both data planes."""
+"""Callers are recognized by their client certificates alone, on both data planes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def proxy(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def uri(store: Store, tmp_path: Path) -> str:
-    """A place in the store that no other test uses."""
+    """Returns a URI in the store that no other test uses."""
     return f"{store.SCHEME}://{BUCKET}/{tmp_path.name}"
 
 

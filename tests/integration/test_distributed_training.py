@@ -99,7 +99,7 @@ def history(run: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The held-out RMSE of each epoch of a training in one process."""
+    """Trains in one process; returns the held-out RMSE of each epoch."""
     from model_export.demo.config import TrainConfig
     from model_export.demo.run import train
     from model_export.demo.synthetic import synthetic_ratings

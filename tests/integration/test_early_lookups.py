@@ -55,7 +55,7 @@ def models(tower_version: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Holds the import of TensorFlow in servers that are started from now on; the call lets it go on."""
+    """Makes servers started from now on wait in the import of TensorFlow; returns a function that lets them go on."""
     folder, file = tmp_path / "hold", tmp_path / "go"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(HOLD.format(file=str(file)))

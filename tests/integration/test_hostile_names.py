@@ -105,7 +105,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def send(server: ServerProcess, method: str, path: str, name: str) -> tuple[int, str, http.client.HTTPMessage]:
-    """Sends a path as it stands: no client has tidied it up."""
+    """Sends a path as it is, without a client's corrections; returns the status, the text and the headers."""
     kind = path.rpartition(":")[2] if ":" in path else path.rpartition("/")[2]
     body = json.dumps(BODIES.get(kind, {"instances": []})) if method == "POST" else None
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)

@@ -65,7 +65,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of the toy model without TensorFlow, with narrow limits."""
+    """Starts a server of the toy model with small limits and without TensorFlow."""
     base = tmp_path_factory.mktemp("toy")
     write_toy_model(base / "1")
     settings = {"model_base_path": base, "model_name": "toy", "graph_signatures": "off"}

@@ -168,7 +168,7 @@ def test_what_is_no_id_is_replaced(server: ServerProcess, headers: dict[str, str
 
 
 def predict(server: ServerProcess, user: int, metadata: list[tuple[str, str]]) -> tuple[Any, Any, grpc.StatusCode]:
-    """Returns initial and trailing metadata and the code of a Predict."""
+    """Sends a Predict; returns its initial and trailing metadata and its code."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
     tensor = request.inputs["user"]

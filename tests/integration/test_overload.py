@@ -24,7 +24,7 @@ CLIENTS, REQUESTS = 40, 6
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of two slow models that lets eight requests wait."""
+    """Starts a server of two slow models, which lets eight requests wait."""
     folder = tmp_path_factory.mktemp("slow")
     write_slow_model(folder / "model" / "1", layers=20)
     config = folder / "models.config"

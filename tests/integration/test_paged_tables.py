@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def group() -> Iterator[MemoryGroup]:
-    """A memory control group; a test without one is skipped, with the reason."""
+    """Yields a memory control group, or skips the test with the reason why there is none."""
     try:
         made = MemoryGroup(_LIMIT_MIB << 20)
     except NoMemoryGroup as error:

@@ -71,7 +71,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def base(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder that the exporter wrote, as a user would have it."""
+    """Copies a model folder that the exporter wrote."""
     return Path(shutil.copytree(demo_model, tmp_path_factory.mktemp("parity") / "models"))
 
 
@@ -90,7 +90,7 @@ def server(base: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def num_requests(request: pytest.FixtureRequest) -> int:
-    """How many random requests."""
+    """Returns the number of random requests from the option --parity-requests."""
     return int(request.config.getoption("--parity-requests"))
 
 
@@ -156,7 +156,7 @@ def tensors(
 
 
 def expected_lookup(model: Model, features: Mapping[str, Any], ids: Request, weights: Request) -> dict[str, np.ndarray]:
-    """Returns what the oracle gives."""
+    """Returns the oracle's answer to a lookup, by output name."""
     outputs = {}
     for name, lookup in features.items():
         table, rows = model.table(name), model.rows(name, ids[name])

@@ -81,7 +81,7 @@ def _role(node: Node) -> str:
 
 @pytest.fixture
 def stage(tmp_path: Path, written: tuple[Path, np.ndarray]) -> Iterator[Stage]:
-    """Three primaries with a replica each, which have the table."""
+    """Starts three primaries with a replica each; the cluster holds the table."""
     with Cluster(tmp_path / "nodes", 3, 1) as cluster:
         yield Stage(cluster, written[0])
 

@@ -1,4 +1,4 @@
-"""The page of `inspect --html` in a real browser, opened from a file: zoom, names, nearest rows, and no requests."""
+"""Opens the page of `inspect --html` from a file in a real browser: zoom, names, nearest rows, and no requests."""
 
 from __future__ import annotations
 

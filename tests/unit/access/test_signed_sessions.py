@@ -1,4 +1,4 @@
-"""Sessions in signed cookies: which cookies are valid, on which servers, and until when."""
+"""Sessions in signed cookies are valid on each server with the secret, and only until their end."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Serve = Callable[..., Served]
 
 
 def upsert(served: Served, ids: list[int], rows: list[list[float]], table: str = "user", **more: Any) -> int:
-    """Changes rows by request; returns the number that it got."""
+    """Upserts rows through the engine; returns the change's sequence number."""
     change = Upsert(np.array(rows, np.float32), ids=np.array(ids), **more)
     receipt = served.engine.upsert(TOY, table, change)
     assert receipt.is_visible

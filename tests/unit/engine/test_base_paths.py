@@ -28,7 +28,7 @@ def fault(path: str | Path, policy: VersionPolicy = LATEST) -> str:
 
 
 def add(base: Path, versions: Iterable[str]) -> None:
-    """Makes files; a name that ends in a slash is a folder."""
+    """Makes files, and folders for names that end with a slash."""
     for name in versions:
         path = base / name
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)

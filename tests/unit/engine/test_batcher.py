@@ -31,7 +31,7 @@ TIMEOUT_S = 30
 
 
 class RecordingBatches:
-    """Keeps what batching tells, in order."""
+    """Records the calls of a batch observer in order."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []

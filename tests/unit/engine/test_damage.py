@@ -44,7 +44,7 @@ def world(tmp_path: Path, clock: Clock) -> Damageable:
 
 
 def status(world: Damageable, version: int) -> VersionStatus:
-    """Returns what status tells of a version."""
+    """Returns the status of a version."""
     return world.registry.statuses("m", version)[0]
 
 

@@ -53,7 +53,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Makes the gate of the next search."""
+    """Returns a gate that holds the next search."""
     made = Gate(kernels.neighbors)
     monkeypatch.setattr(kernels, "neighbors", made)
     return made

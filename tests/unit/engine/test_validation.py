@@ -13,7 +13,7 @@ from service.types import Array, SignatureSpec, TensorSpec, ragged_features
 
 
 class Letters:
-    """A vocabulary: b"a" is 0, b"b" is 1 and so on."""
+    """A vocabulary of letters: row 0 for b"a", row 1 for b"b" and so on."""
 
     key_dtype: Literal["string"] = "string"
     example_key = b"a"

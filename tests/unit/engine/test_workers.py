@@ -50,7 +50,7 @@ class Pool:
             job.exception(PATIENCE_S)
 
     def add(self, model: str, name: str = "", deadline_s: float | None = None) -> Job:
-        """Queues a job that says that it ran."""
+        """Queues a job that adds its name to `ran`, or its error to `errors`; returns it."""
 
         def work(error: ServiceError | None) -> str:
             if error is not None:

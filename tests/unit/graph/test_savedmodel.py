@@ -1,4 +1,4 @@
-"""Graph runs: what TensorFlow wrote is answered as TensorFlow Serving would, and refused in the graph's own words."""
+"""TensorFlow's graphs are answered as TensorFlow Serving answers them, and refused in the graph's own words."""
 
 from __future__ import annotations
 

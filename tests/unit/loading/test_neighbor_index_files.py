@@ -1,4 +1,4 @@
-"""Indexes in files: found after a restart, and ignored if they are damaged, foreign, or of other tables."""
+"""Indexes in files are found after a restart, and ignored if they are damaged, foreign, or of other tables."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def predict_log(signature: str = "", model: str = "anything", **inputs: list[flo
 
 
 def write(artifact: Path, *logs: bytes) -> Path:
-    """Writes the records of an artifact."""
+    """Writes the recorded requests of an artifact; returns their file."""
     path = artifact / WARMUP_PATH
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(record, logs)))

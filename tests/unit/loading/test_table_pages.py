@@ -45,7 +45,7 @@ def octets_of(servable: Servable, path: Path) -> np.ndarray:
 
 
 def check_rows(servable: Servable) -> None:
-    """Looks every row up."""
+    """Looks every row up, and compares it with the toy's tables."""
     for name, expected in toy_tables().items():
         np.testing.assert_array_equal(servable.tables[name].rows(np.arange(len(expected))), expected)
 

@@ -64,7 +64,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def batcher(backend: Doubling, clock: Clock) -> Iterator[TowerBatcher]:
-    """At most 8 rows a run."""
+    """Yields a batcher whose runs have at most 8 rows."""
     batcher = TowerBatcher(backend, {"double": SPEC}, 8, clock=clock)
     yield batcher
     backend.may_run.set()

@@ -34,11 +34,11 @@ class FakeCore:
 
     @property
     def statistics(self) -> str:
-        """See native.statistics.CoreNumbers."""
+        """See service.native.statistics.CoreNumbers."""
         return json.dumps({"subjects": self.subjects, "slow": self.slow, "queued": 3, **self.events})
 
     def retire(self, model: str, version: int) -> str:
-        """See native.statistics.CoreNumbers."""
+        """See service.native.statistics.CoreNumbers."""
         gone, self.subjects = self.subjects, []
         return json.dumps(gone)
 

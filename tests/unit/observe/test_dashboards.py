@@ -58,7 +58,7 @@ OF_AUTH = {"embedding_server_auth_config_reloads_total", "embedding_server_auth_
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Yields where an expression stands, and the expression."""
+    """Yields each expression's place and text: those of alerts, of panels, and of the dashboard's variables."""
     for rule in RULES:
         yield rule["alert"], rule["expr"]
     for panel in DASHBOARD["panels"]:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Three pages of ones."""
+    """Writes a file of three pages of ones."""
     path = tmp_path / "data"
     path.write_bytes(b"\1" * (3 * PAGE))
     return path

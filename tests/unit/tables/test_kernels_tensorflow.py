@@ -165,7 +165,7 @@ def serving_sequence(tf: Any, table: np.ndarray, ids: Any, length: int) -> np.nd
 
 
 def tensor_core(tf: Any, table: np.ndarray, rows: oracle.Rows, weights: Any, combiner: str, width: int) -> np.ndarray:
-    """Returns what TensorFlow's own tensor-core functions give."""
+    """Returns the answer of TensorFlow's own tensor-core functions."""
     from tensorflow.python.tpu import feature_column_v2
 
     ids = ragged_tensor(tf, rows).to_sparse()

@@ -1,4 +1,4 @@
-"""Compiled signatures: what is asked of the kernels, and how their refusals are worded."""
+"""Compiled signatures call the kernels with the right arguments, and turn their refusals into errors with texts."""
 
 from __future__ import annotations
 

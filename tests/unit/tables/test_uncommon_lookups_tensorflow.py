@@ -35,7 +35,7 @@ def ours(ids: np.ndarray, weights: np.ndarray | None = None, **options: Any) -> 
 
 
 def sparse(tf: Any, values: np.ndarray) -> Any:
-    """Returns values by SPLITS as a sparse tensor of six rows."""
+    """Returns values, split with SPLITS, as a sparse tensor of six rows."""
     return tf.RaggedTensor.from_row_splits(values, SPLITS).to_sparse()
 
 

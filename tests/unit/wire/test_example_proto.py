@@ -34,7 +34,7 @@ def request(name: str, fill: Callable[[Any], None]) -> bytes:
 
 
 def feature_values(serialized: bytes, name: str) -> list[int]:
-    """Returns an int64 feature of a serialized Example."""
+    """Returns the values of an int64 feature in a serialized Example."""
     example = message_class("tensorflow.Example").FromString(serialized)
     return list(example.features.feature[name].int64_list.value)
 

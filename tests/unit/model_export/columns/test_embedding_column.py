@@ -99,7 +99,7 @@ def case_name(case: Case) -> str:
 
 
 def rows_and_weights(kind: str, safe: bool) -> tuple[list[list[int]], list[list[float]] | None]:
-    """The rows of a case, which unsafe hold no id below 0, and the weights where the kind has them."""
+    """Returns the rows of a case, without ids below 0 if it is unsafe, and the weights if the kind has them."""
     rows = SAFE_ROWS if safe else UNSAFE_ROWS
     return rows, weights_of(rows) if kind == "weighted" else None
 

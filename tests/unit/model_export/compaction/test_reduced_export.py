@@ -49,7 +49,7 @@ def opened(artifact: Path) -> tuple[Manifest, Any]:
 
 
 def requests() -> Iterator[dict[str, np.ndarray]]:
-    """Yields lookups, with and without weights."""
+    """Yields the inputs of random lookups, without and with weights."""
     random = np.random.default_rng(5)
     for is_weighted in (False, True, False, True):
         lengths = random.integers(0, 4, 4)

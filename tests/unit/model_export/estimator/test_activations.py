@@ -45,7 +45,7 @@ def spec_of(**features: FeatureConfig) -> EmbeddingConfigSpec:
 
 
 def activations(spec: EmbeddingConfigSpec, features: Any) -> dict[str, Any]:
-    """Returns what model_fn gets, as arrays."""
+    """Returns the tensors that model_fn gets, as arrays."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         features = features()
         recorder = TableRecorder(spec, keeps_from_optimizer=False)

@@ -38,7 +38,7 @@ def saved_model(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A {serve} SavedModel of variables a and b; not to be changed."""
+    """Saves a {serve} SavedModel with variables a and b; tests must not change it."""
     folder = tmp_path_factory.mktemp("serve") / "1"
     save(folder, "a", "b")
     return folder

@@ -1,4 +1,4 @@
-"""Tables rounded to fewer bits: by hand, by numpy's own halves, and never further off than told."""
+"""Tables are rounded to fewer bits as computed by hand, and no number is further off than the bound."""
 
 from __future__ import annotations
 

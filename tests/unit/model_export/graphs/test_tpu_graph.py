@@ -120,7 +120,7 @@ def v1_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def examples(rows: Mapping[str, list[list[int]]]) -> np.ndarray:
-    """Returns serialized tf.Examples."""
+    """Returns rows of ids as serialized tf.Examples."""
     from model_export.tensorflow_setup import tf
 
     def example(row: dict[str, list[int]]) -> bytes:

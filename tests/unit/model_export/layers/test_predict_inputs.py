@@ -1,4 +1,4 @@
-"""Tensors of predict signatures: names, defaults, and inputs that no signature can carry."""
+"""Models become predict signatures: the names of tensors, defaults, and inputs that no signature can carry."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def bag(combiner: Combiner | None = "sum", **options: object) -> LookupFeature:
 
 
 def row(*ids: int, weights: list[float] | None = None) -> RaggedIds:
-    """Returns one row of ids."""
+    """Returns the RaggedIds of one row."""
     factors = None if weights is None else np.array(weights, np.float32)
     return RaggedIds(np.array(ids, np.int64), np.array([0, len(ids)]), factors)
 

@@ -14,7 +14,7 @@ from model_export.statistics.table_health import Rows, row_chunks, table_health
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a chunk seven rows of eight numbers, so that small tables have many."""
+    """Makes a chunk seven rows of eight numbers, so that small tables have many chunks."""
     monkeypatch.setattr(module, "_CHUNK_BYTES", 7 * 8 * 8)
 
 

@@ -1,4 +1,4 @@
-"""A table of table_to_config_dict gets its variable: name, shape and first rows."""
+"""A table in table_to_config_dict gets a variable with its name, shape and first rows."""
 
 from __future__ import annotations
 
