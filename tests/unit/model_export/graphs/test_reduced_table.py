@@ -1,4 +1,4 @@
-"""Tables are rounded to fewer bits as computed by hand, and no number is further off than the bound."""
+"""Tables are rounded to fewer bits as by hand and as numpy's float16, and no number is further off than the bound."""
 
 from __future__ import annotations
 
