@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 _TARGET = ROOT / "docs/console"
-# Picture -> the place in the console, and the text that shows that the page is complete.
+# Name of a picture -> the place in the console, and the text that shows that the page is complete.
 _PLACES = {
     "overview": ("", "Tables of|mapped"),
     "tables": ("tables?table=film&id=50", "last written by"),
@@ -45,7 +45,8 @@ def main() -> int:
     _TARGET.mkdir(exist_ok=True)
     with TemporaryDirectory() as journals, chromium() as browser:
         settings = {"model_name": "movielens", "model_base_path": base_path, "delta_journal_dir": journals}
-        # TensorFlow's signatures have tables of their own, so that a version with such takes no upserts.
+        # TensorFlow keeps copies of the tables for signatures that it runs, so a version with such signatures refuses
+        # upserts.
         with ServerProcess(**settings, admin_port=0, graph_signatures="off") as server:
             server.ready()
             _change_rows(server)

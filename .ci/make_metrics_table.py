@@ -140,6 +140,6 @@ def _sections(found: dict[str, Family]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    # Reported events are no faults, and need no lines on the terminal.
+    # Reading all metrics logs some events, which need no lines on the terminal.
     logging.disable()
     sys.exit(generated_page.run({"metrics.md": page()}))

@@ -53,7 +53,7 @@ _STEPS = (
     ("Tables", ["reads rows of the mapped files and combines them straight into the answer"], "native/src/tables"),
     ("Connection", ["the answer is sent and counted; the version is let go of"], "native/src/edge"),
 )
-# For some steps, by number: the text that says why a request leaves the path at this step.
+# Number of a step in the picture -> why some requests leave the path there.
 _EXITS = {
     0: "over a limit: refused, 503 or 413",
     2: "not plain: forwarded to Python",
@@ -80,7 +80,7 @@ def _picture(width: int, height: int, parts: Sequence[str]) -> str:
         'font-family="sans-serif" font-size="14">\n'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         f'<path d="M0,0 L8,4 L0,8 z" fill="{_LINE}"/></marker></defs>\n'
-        # The background is white, so that readers with a dark page can see the picture, too.
+        # The background is white, so that the dark lines can be seen on a dark page, too.
         f'<rect width="{width}" height="{height}" fill="white"/>\n'
     )
     return head + "".join(f"{part}\n" for part in parts) + "</svg>\n"

@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 # Matches a link to a folder above the page's, such as ](../examples/client.py).
 _UPWARDS = re.compile(r"\]\((\.\./[^)#\s]+)")
-# Folder of the site that holds the copies of files outside docs/.
+# Folder of the documentation site that holds copies of the files outside docs/ to which its pages link.
 _FOLDER = "files"
 
 

@@ -38,7 +38,7 @@ _CHANGED = 8
 _READERS = 4
 _UPSERT_EVERY_S = 0.1
 _STALE_S = 1.0
-# Number of hash slots that one fault moves from one primary to another.
+# Number of hash slots that the fault moves from one primary to another.
 _MOVED = 8
 _PASSWORD = "first"
 
@@ -81,8 +81,8 @@ class Load:
         self._rows = rows
         self._changing = threading.Lock()
         self._is_over = False
-        # _sent: version -> number of the last upsert that was sent. _visible: version -> (when the upsert was visible,
-        # its number) for each upsert.
+        # _sent: version -> number of the last upsert that was sent. _visible: version -> for each upsert, the time from
+        # which it was visible, and its number.
         self._sent: dict[str, int] = dict.fromkeys(rows, 0)
         self._visible: dict[str, list[tuple[float, int]]] = {version: [] for version in rows}
         self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(_READERS)]
@@ -145,7 +145,8 @@ class Load:
         while not self._is_over:
             time.sleep(_UPSERT_EVERY_S)
             with self._changing:
-                # Only the answer says which version the upsert changed, so its number counts as sent to both versions.
+                # Only the answer says which version the upsert changed, so until then the number counts as sent to both
+                # versions.
                 number = max(self._sent.values()) + 1
                 self._sent = dict.fromkeys(self._sent, number)
                 tally = self.tally
@@ -324,7 +325,7 @@ def reshard(stage: Stage) -> None:
 
 
 def memory_full(stage: Stage) -> None:
-    """Sets maxmemory so low that each node's memory is full: reads go on, upserts are refused."""
+    """Sets maxmemory of all nodes to 1 byte for a while, so their memory is full: reads go on, upserts are refused."""
     stage.all_nodes("CONFIG SET", "maxmemory", "1")
     stage.wait()
     stage.all_nodes("CONFIG SET", "maxmemory", "0")
@@ -350,7 +351,7 @@ def change_password(stage: Stage) -> None:
 
 
 def flip_version(stage: Stage) -> None:
-    """Pushes a newer version, moves it to where servers look for versions, and waits until both answer from it."""
+    """Pushes a newer version, moves it to where servers look for versions, and waits until both answer with it."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
     stage.newer.rename(stage.models / "2")
     until(lambda: all(_has_version(server.http.removeprefix("http://"), "2") for server in stage.servers))
@@ -364,7 +365,8 @@ def _has_version(address: str, version: str) -> bool:
     return found == version
 
 
-# flip_version comes last, because the new version stays, and upserts change the version that answers.
+# flip_version is last, because its new version stays, and because upserts of the other faults change the newest
+# version.
 FAULTS: tuple[Callable[[Stage], None], ...] = (
     kill_primary,
     kill_replica,
@@ -431,7 +433,8 @@ def run_on(
             load.tally = tally = Tally(begin_s=time.monotonic())
             fault(stage)
             time.sleep(settled_s)
-            # Requests that are under way when the fault ends still count for this fault.
+            # The old tally stays open for a while: requests that are under way when the fault ends count for this
+            # fault.
             load.tally = Tally(begin_s=time.monotonic())
             time.sleep(settled_s)
             show(name, tally)

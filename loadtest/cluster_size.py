@@ -88,7 +88,8 @@ def size_of(choices: Choices) -> Size:
     nodes = max(by_memory, primaries * choices.copies)
     nodes = math.ceil(nodes / choices.copies) * choices.copies
     cluster_gbit_s = read_per_s * LINK_BYTES.value * 8 / 1e9
-    # For each row, a server receives an id of 8 bytes from its client and sends the row to the client.
+    # A server's link carries each row that the server reads from the cluster; it also receives an id of 8 bytes, and
+    # sends the row, for each row that a client asks for.
     server_gbit_s = cluster_gbit_s + choices.rows_per_s * (ROW_BYTES + 8) * 8 / 1e9
     server_cores = choices.rows_per_s * SERVER_US.value / 1e6
     servers = math.ceil(server_gbit_s / (choices.link_gbit_s * choices.busy)) + 1

@@ -26,7 +26,7 @@ from loadtest.live_server import LiveServer
 from loadtest.swap.model import write_version
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
-# Number of file descriptors that this process and the server need beside the connections.
+# Number of file descriptors that this process, or the server, needs beside its connections.
 _SPARE = 500
 _TIMEOUT_S = 60
 _BODY = b'{"features": {"user": [1]}}'

@@ -21,7 +21,7 @@ from loadtest.network_hosts import Hosts
 from tests.valkey_cluster import until
 
 _COUNT = 3
-# Number of the host that each fault hits.
+# Index of the host on which each fault acts.
 _LOST = 0
 
 
@@ -48,8 +48,8 @@ class Network:
     def _is_primary(self, number: int) -> bool:
         if self.stage.role(number) == "master":
             return True
-        # Repeat CLUSTER FAILOVER: a replica refuses the command while it knows no primary, and gives up a failover that
-        # takes five seconds.
+        # CLUSTER FAILOVER is repeated: a replica refuses it while it knows no primary, and gives up a failover after
+        # five seconds.
         with suppress(redis.ResponseError):
             self.stage.cluster.nodes[number].ask("CLUSTER FAILOVER")
         time.sleep(0.5)
@@ -57,7 +57,7 @@ class Network:
 
 
 def lose_host(network: Network) -> None:
-    """Loses a host: both of its nodes end, and no packet is answered, not even with a refusal."""
+    """Loses a host for a time: both of its nodes end, and no packet is answered, not even with a refusal."""
     stage, lost = network.stage, network.nodes_of(_LOST)
     network.hosts.cut(_LOST)
     for number in lost:

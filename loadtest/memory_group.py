@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 _ROOT = Path("/sys/fs/cgroup")
-# Seconds to wait until the kernel has noticed that the last process of a control group has ended.
+# Seconds to wait until the kernel notices that the last process of a control group has ended.
 _PATIENCE_S = 30
 
 
@@ -33,8 +33,8 @@ class MemoryGroup:
     def __init__(self, max_bytes: int) -> None:
         self._own, limit, self._usage = _own_group()
         name = f"embedding-server-{os.getpid()}-{time.monotonic_ns()}"
-        # In version 2 of control groups, a group below a group with processes can have no limit, so the new group lies
-        # beside this process's group.
+        # In version 2 of control groups, a group below one that has processes can have no limit, so the new group is a
+        # sibling of this process's group.
         above = self._own.parent if limit == "memory.max" and self._own != _ROOT else self._own
         self.folder = above / name
         try:

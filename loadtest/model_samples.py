@@ -14,7 +14,7 @@ from loadtest.tls import client_context
 
 PREDICT_METHOD_NAME = "tensorflow/serving/predict"
 NUM_ROWS = 2
-# Number of ids in each row of a ragged feature.
+# Number of ids in each row that a request has for a ragged feature.
 _ROW_LENGTHS = (2, 1)
 _SUFFIXES = ("__values", "__row_splits", "__weights")
 _DTYPES = {
@@ -109,7 +109,7 @@ class ServedModel:
         return tuple(s for s in self._called() if s.method_name == wanted and s.takes_examples)
 
     def lookups(self) -> tuple[Signature, ...]:
-        """Returns the signatures that the route :lookup can call, which are recognized by their names."""
+        """Returns the signatures that the route :lookup can call: those whose names begin with "lookup"."""
         return tuple(s for s in self.predicted() if s.name.startswith("lookup"))
 
 

@@ -65,7 +65,8 @@ class Hosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Delete the links first: the kernel removes a deleted namespace's links late, so their names would stay in use.
+        # Delete the links before the namespaces: the kernel removes a deleted namespace's links late, so their names
+        # would stay in use.
         links = [("link", "del", name) for name in (*self._names, self._bridge)]
         for words in links + [("netns", "del", name) for name in self._names]:
             subprocess.run(["ip", *words], capture_output=True, check=False)

@@ -26,7 +26,7 @@ class Feature:
 
 
 def features_of(tables: list[dict[str, Any]], signature: dict[str, Any]) -> list[Feature]:
-    """Returns the features of a signature, each with the size of its table.
+    """Returns the features of a signature, each with the Zipf weights of the ids of its table.
 
     Args:
       tables: the answer of `GET /v1/models/M/tables`.

@@ -281,7 +281,7 @@ def wait(is_so: Callable[[], bool]) -> bool:
 
 
 def watched(server: ServerProcess, model: str, about: str, expects: str, state: str = "") -> Row:
-    """Waits until the status page shows a model's expected state and text; returns a row with the last of both."""
+    """Waits until the status page shows a model's expected state and text; the row has what it showed last."""
     row = Row(about)
 
     def is_seen() -> bool:
@@ -294,7 +294,7 @@ def watched(server: ServerProcess, model: str, about: str, expects: str, state: 
 
 
 def judge_old(rows: Mapping[str, Row], reader: Reader) -> None:
-    """Writes into each row of the report how many of the reader's requests version 1 answered."""
+    """Writes into each report row how many of the reader's requests version 1 answered; a failure is unexpected."""
     for model, failed in reader.failed.items():
         rows[model].old_version = f"{reader.requests[model] - failed} of {reader.requests[model]}"
         rows[model].is_expected &= not failed and reader.requests[model] > 0
@@ -352,7 +352,7 @@ def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
     )
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     keys = {name: os.environ.pop(name) for name in names}
-    # The address of the machine's credential service becomes one at which nothing listens, as outside a cloud.
+    # The object store's client then finds no credential service of a cloud: nothing listens at this address.
     os.environ["AWS_METADATA_ENDPOINT"] = "http://127.0.0.1:1"
     rows.append(_of_a_start(folder / "none", models, "no credentials at the start", "the store can not be read"))
     os.environ.update(keys)

@@ -41,7 +41,7 @@ def write_version(folder: Path, mib: int, object_mib: int) -> None:
 
 def counted(proxy: StoreProxy) -> tuple[int, str]:
     """Returns the bytes of objects that the proxy has sent since the last call, and its requests of each kind."""
-    # The proxy may still record answers to a server that was killed.
+    # Answers to a server that was killed may be recorded during this call, so only the copied requests are removed.
     requests = proxy.requests.copy()
     del proxy.requests[: len(requests)]
     kinds = Counter("listings" if one.is_listing else f"{one.method} of objects" for one in requests)
@@ -66,7 +66,7 @@ def start(proxy: StoreProxy, cache: Path, kill_at_bytes: int = 0) -> str:
             server.signal(signal.SIGKILL)
             server.exit_code()
         else:
-            # Wait without a limit for the version: on a busy machine, moto's store is slow.
+            # There is no limit of time, because moto's store is slow on a busy machine.
             while not server.tells({"user": [1]}, {"user": [[1, 10]]}):
                 time.sleep(0.02)
         seconds = time.monotonic() - begin_s

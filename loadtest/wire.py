@@ -14,7 +14,8 @@ INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 DT_FLOAT, DT_STRING, DT_INT64 = 1, 7, 9
 
 
-# protobuf makes a message class when it is first needed; without the lock, two threads could get different classes.
+# protobuf makes a message class at its first use; without the lock, two threads could get different classes for one
+# message.
 _lock = threading.Lock()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-# An action and the white space that its hyphens remove, or the text up to the next action.
+# Matches an action of a template, with the white space that a hyphen after the opening braces removes.
 PIECE = re.compile(r"\s*\{\{-(?P<left>.*?)(?P<cut>-?\}\})|\{\{(?P<plain>.*?)(?P<end>-?\}\})", re.DOTALL)
 WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[()|]|:=|,|\$?[\w.]+|\$)')
 
@@ -60,7 +60,7 @@ class Chart:
         self._parsed = {name: parse(text, self._defined[name]) for name, text in self.texts.items()}
 
     def render(self, release: str, values: Mapping[str, Any]) -> list[Any]:
-        """Returns the objects of all templates."""
+        """Renders all templates of the chart; returns the Kubernetes objects that they make."""
         definitions = self._definitions()
         return [
             document
@@ -69,7 +69,7 @@ class Chart:
         ]
 
     def render_text(self, text: str, release: str, values: Mapping[str, Any], *, replaced: str) -> list[Any]:
-        """Returns the objects of one template's text, rendered in place of the named template."""
+        """Renders `text` in place of the template named `replaced`; returns the Kubernetes objects that it makes."""
         definitions = self._definitions(replaced)
         return self._objects(parse(text, definitions), definitions, release, values)
 
@@ -94,7 +94,7 @@ class Chart:
 
 
 def merged(defaults: Any, values: Any) -> Any:
-    """Returns values with defaults below them, as Helm merges a user's values over the chart's."""
+    """Returns the values, and the defaults where they say nothing, as Helm merges a user's values over the chart's."""
     if not isinstance(defaults, dict) or not isinstance(values, Mapping):
         return values
     return defaults | {name: merged(defaults.get(name), value) for name, value in values.items()}
@@ -103,7 +103,7 @@ def merged(defaults: Any, values: Any) -> Any:
 def parse(text: str, definitions: dict[str, list[Block]]) -> list[Block]:
     """Returns the blocks of a template, and adds what the template defines to definitions."""
     top = Block("define")
-    # Each open block, and the list to which its next part belongs.
+    # The stack of open blocks, each with the list that gets its next part.
     open_blocks = [(top, top.body)]
     place = 0
     for found in PIECE.finditer(text):
@@ -242,7 +242,7 @@ def _field(word: str, scope: Scope) -> Any:
 
 
 class Name(str):
-    """The name of a function."""
+    """A template's argument that is the name of a function."""
 
     __slots__ = ()
 

@@ -15,7 +15,7 @@ from tests.kubernetes_schemas import file_faults, object_faults, patched
 
 FOLDER = Path(__file__).parents[1] / "examples" / "kubernetes"
 BASE, CHART = FOLDER / "base", FOLDER / "chart"
-# Templates are no YAML: tests/test_helm_chart.py renders them.
+# Helm templates are not valid YAML, so they are left out; tests/test_helm_chart.py renders and checks them.
 FILES = sorted(file for file in FOLDER.rglob("*.yaml") if file.parent.name != "templates")
 Objects = dict[tuple[str, str], Any]
 
@@ -25,7 +25,7 @@ def read(file: Path) -> list[Any]:
 
 
 def by_name(documents: list[Any]) -> Objects:
-    """Returns objects by kind and name; no two may share both."""
+    """Returns objects by kind and name, and checks that no two share both."""
     found = {(document["kind"], document["metadata"]["name"]): document for document in documents}
     assert len(found) == len(documents), "two objects of one name"
     return found
@@ -33,7 +33,7 @@ def by_name(documents: list[Any]) -> Objects:
 
 @cache
 def known_objects(folder: Path) -> Objects:
-    """Returns the objects that patches of a kustomization can change, before any patch."""
+    """Returns the objects of a kustomization before its patches, by kind and name."""
     found: Objects = {}
     (about,) = read(folder / "kustomization.yaml")
     if about["kind"] == "Component":
@@ -86,7 +86,7 @@ def ordered(node: Any) -> Any:
 
 
 def faults(file: Path, documents: list[Any]) -> list[str]:
-    """Returns what is wrong with the documents of a file of examples/kubernetes."""
+    """Returns the faults in the documents of a file of examples/kubernetes."""
     try:
         return list(_checks_of(file)(file, documents))
     except (AttributeError, KeyError, LookupError, TypeError, ValueError, OSError) as error:
@@ -105,7 +105,7 @@ def _checks_of(file: Path) -> Callable[[Path, list[Any]], Iterator[str]]:
 
 @cache
 def _patches() -> dict[Path, tuple[Path, dict[str, str]]]:
-    """Returns the patches of all kustomizations: the folder of the kustomization, and the target that it names."""
+    """Returns each patch of the kustomizations -> the folder of its kustomization, and the target that it names."""
     return {
         (folder / patch["path"]).resolve(): (folder, patch.get("target", {}))
         for folder in (file.parent for file in FILES if file.name == "kustomization.yaml")
@@ -143,7 +143,7 @@ def _of_patch(file: Path, documents: list[Any]) -> Iterator[str]:
     if patch.pop("$patch", "delete") != "delete":
         yield "$patch has an unknown value"
     yield from object_faults(patch, partial=True)
-    # A patch of a container with an unknown name would add a container, and change none.
+    # A patch with a misspelt container name would add a container, and change none.
     unpatched = objects[patch["kind"], patch["metadata"]["name"]]
     yield from (f"no container {name}" for name in _containers(patch) - _containers(unpatched))
 

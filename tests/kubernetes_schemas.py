@@ -17,7 +17,7 @@ from referencing import Registry, Resource
 
 NEWEST, OLDEST = "1.37", "1.31"
 DATA = Path(__file__).parent / "data" / "kubernetes"
-# Maps whose keys are the user's own.
+# Keys of Kubernetes objects whose values are maps with names of the user's choice, which are not checked.
 FREE = {
     *("labels", "matchLabels", "annotations", "selector", "data", "requests", "limits", "pairs"),
     *("settings", "clientLabels", "serviceAccountAnnotations"),
@@ -50,7 +50,7 @@ def _own(schema: str) -> Draft202012Validator:
 @cache
 def _validator(api: str, kind: str, version: str, partial: bool) -> Draft202012Validator:
     own = DATA / f"{kind.lower()}.json"
-    # The name of a schema, such as autoscaling-v2: the group without its domain, and the version.
+    # The name of a schema file, such as autoscaling-v2: the API group without its domain, and the version.
     name = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api)
     schema = json.loads(own.read_text()) if own.exists() else _kubernetes(f"{kind.lower()}-{name}.json", version)
     definitions = _kubernetes("_definitions.json", version)
@@ -71,7 +71,8 @@ def _without_required(schema: Any) -> Any:
         return [_without_required(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    # A property may itself have the name `required`: its value is no list.
+    # Only the keyword `required` has a list as its value; a property may have the same name, and then its value is a
+    # schema.
     return {
         name: _without_required(value)
         for name, value in schema.items()

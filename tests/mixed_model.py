@@ -56,7 +56,7 @@ def write_mixed_model(tf: Any, version: Path) -> Path:
         segments, rows = ragged.value_rowids(), ragged.nrows()
         if weights is None:
             return tf.math.unsorted_segment_sum(tf.gather(item, ragged.values), segments, rows)
-        # No weights at all mean weight 1 for every id, as in a lookup.
+        # Without any weights, each id has weight 1, as in a lookup.
         weights = tf.concat([weights, tf.ones([tf.size(values) - tf.size(weights)])], 0)
         weighted = tf.gather(item, ragged.values) * weights[:, None]
         sums = tf.math.unsorted_segment_sum(weighted, segments, rows)

@@ -1,4 +1,4 @@
-"""Runs predicts in the native core without a wire, and compares their outputs with those of the reference."""
+"""Runs predicts in the native core without HTTP or gRPC, and compares their outputs with the reference's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.types import Array
 
 
 def native_answer(servable: Servable, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns what the core answers; raises ValueError where it leaves the request to the reference."""
+    """Returns the native core's outputs for a request; raises ValueError if it leaves the request to the reference."""
     import tensorflow as tf
 
     from service import _native
@@ -35,7 +35,7 @@ def native_answer(servable: Servable, signature: str, inputs: Mapping[str, Array
 
 
 def assert_same(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
-    """Compares dtypes, shapes and bytes."""
+    """Compares the dtypes, shapes and bytes of all outputs."""
     assert got.keys() == wanted.keys()
     for name, array in wanted.items():
         assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape)

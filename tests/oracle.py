@@ -88,7 +88,7 @@ def sequence(
 
 
 def gather(table: np.ndarray, ids: Sequence[int], *, on_bad_id: str = "error", default_row: int = 0) -> np.ndarray:
-    """Returns [B, D]: the vector of the one id of each row."""
+    """Returns [B, D]: the vector of each row's only id."""
     rows = [[row_id] for row_id in ids]
     return combine(table, rows, "sum", on_bad_id=on_bad_id, default_row=default_row)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# The client is a distribution of its own, so its package lies two folders deeper than the other packages.
+# The client is a separate distribution, so its package is two folders deeper than the other packages.
 CLIENT = Path("client/src")
 
 
@@ -24,7 +24,7 @@ SOURCES = python_files("service", "model_export", str(CLIENT))
 
 
 def faultless(faults: Iterable[object]) -> None:
-    """Fails the test if there are faults, and lists all of them, one a line."""
+    """Fails the test if there are faults, and lists all of them, one on each line."""
     found = [str(fault) for fault in faults]
     if found:
         pytest.fail("\n".join(found), pytrace=False)
@@ -85,7 +85,7 @@ def is_below(name: str, packages: Iterable[str]) -> bool:
 
 
 def tracked_files() -> list[Path]:
-    """Returns the files of the repository that git tracks or would add."""
+    """Returns the files that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if result.returncode:

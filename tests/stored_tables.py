@@ -33,7 +33,7 @@ class StoredTable:
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """The table as an argument of the native kernels; valid while this object exists."""
+        """The table as the native kernels' first arguments; valid while this object exists."""
         return self.mapped.place
 
 
@@ -69,7 +69,8 @@ def store(numbers: np.ndarray, dtype: str = "float32", *, offset: int = 1) -> St
         raw = numbers.astype(np.float16)
         seen = raw.astype(np.float32)
     elif dtype == "bfloat16":
-        # float32 is cut to bfloat16, not rounded, because a test may use any numbers.
+        # bfloat16 is the upper half of the float32, not rounded; tests that compare numbers compare with what is
+        # stored.
         raw = (numbers.view(np.uint32) >> 16).astype(np.uint16)
         seen = (raw.astype(np.uint32) << 16).view(np.float32)
     else:

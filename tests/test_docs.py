@@ -13,16 +13,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-# Maps each page with tables of claims to the tests of each row, by heading and first cell. Users do not need the tests'
-# names.
+# Maps a page with tables of claims to the file that lists the tests of each row, by heading and first cell. Users do
+# not need the tests' names.
 TESTED = {"export.md": "argument_tests.toml", "faults.md": "fault_tests.toml"}
-# The texts of the first header cell by which such tables are recognized.
+# Maps a page to the start of the header line of its tables of claims.
 TABLES = {"export.md": "| argument |", "faults.md": "| fault or attack |"}
 
 
 @cache
 def test_names(file: Path) -> set[str]:
-    """Returns the names of the test functions in a file."""
+    """Returns the names of all functions in a file, among them its tests."""
     return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
@@ -36,7 +36,7 @@ def faultless(faults: Iterable[str]) -> None:
 
 
 def rows(page: str) -> set[tuple[str, str]]:
-    """Returns the rows of a page's tables of claims: the heading above, and the row's first cell that is not empty."""
+    """Returns the rows of a page's tables of claims: the heading above the table, and the row's first filled cell."""
     found, heading, is_table = set(), "", False
     for line in (ROOT / "docs" / page).read_text().splitlines():
         heading = line.lstrip("# ") if line.startswith("#") else heading

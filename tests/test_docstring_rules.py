@@ -42,7 +42,7 @@ def documented(node: Definition) -> bool:
     return bool(ast.get_docstring(node)) or (is_declaration and is_property)
 
 
-# The files in the folders whose docstrings must keep the rules that are tested below.
+# Files whose docstrings must keep all rules that this module tests.
 PLAIN_WORDS = python_files("service", "model_export", "client", "loadtest")
 # In loadtest/attacks, an attack's docstring is the label of its case in the report, so it need not open with a verb.
 ATTACKS = Path("loadtest/attacks")
@@ -148,7 +148,7 @@ def test_a_functions_docstring_opens_with_a_verb() -> None:
 
 
 def test_no_two_names_have_the_same_first_line() -> None:
-    # Methods with the same name may share a first line, because they do the same in several classes.
+    # Methods of the same name in several classes may share a first line, because they do the same.
     found: dict[str, dict[str, str]] = {}
     for one in described(PLAIN_WORDS):
         found.setdefault(one.text.splitlines()[0], {}).setdefault(one.name, one.place)

@@ -21,7 +21,7 @@ schemas = pytest.importorskip("tests.kubernetes_schemas", exc_type=ImportError)
 CHART: Path = kubernetes.CHART
 TEMPLATES = Chart(CHART)
 OVERLAYS: Path = kubernetes.FOLDER / "overlays"
-# The oldest version of Kubernetes whose schemas are tried. A Helm that was built without a version would take 1.20.
+# Renders for the oldest supported version of Kubernetes; without --kube-version, some builds of Helm take 1.20.
 HELM = ["helm", "template", "embedding-server", str(CHART), "--kube-version", schemas.OLDEST]
 with_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
 BUCKET = {
@@ -30,7 +30,7 @@ BUCKET = {
     "podMonitor": {"enabled": True},
     "autoscaling": {"requestsUnderWay": 4},
 }
-# Together these values render each line of each template.
+# Together, these sets of values render each line of each template of the chart.
 VALUES: dict[str, dict[str, Any]] = {
     "volume": {},
     "bucket": BUCKET,
@@ -57,7 +57,7 @@ def rendered(values: dict[str, Any]) -> Any:
 
 
 def without_helms_labels(objects: Any) -> Any:
-    """Returns objects with sorted lists, without the two labels that only Helm sets."""
+    """Returns the objects with sorted lists, after removing the two labels that only Helm sets."""
     for document in objects.values():
         labels = document["metadata"]["labels"]
         assert labels.pop("app.kubernetes.io/managed-by") == "Helm"
@@ -109,9 +109,10 @@ def test_the_options_change_the_objects() -> None:
 
 
 def typos(text: str) -> Iterator[str]:
-    """Yields a template with one field of an object, or one word of an action, misspelt."""
+    """Yields the template's text with one field of an object, or one word of an action, misspelt, for each of them."""
     without_comments = re.sub(r"(?m)#.*$", lambda found: " " * len(found[0]), text)
-    # A word behind a slash or a dot is a part of a label: the comparison with the overlays finds typos in labels.
+    # A word after a slash, a dot or a hyphen is a part of a label; another test, which compares with the overlays,
+    # finds typos in labels.
     yield from _misspelt(text, re.finditer(r"(?<![\w./-])[a-zA-Z]\w+(?=:\s)", without_comments))
     for action in re.finditer(r"\{\{(?!/).*?\}\}", text):
         yield from _misspelt(text, re.compile(r"[a-zA-Z_]\w*").finditer(text, action.start(), action.end()))
@@ -123,7 +124,7 @@ def _misspelt(text: str, words: Iterator[re.Match[str]]) -> Iterator[str]:
 
 def template_faults(name: str, text: str) -> Iterator[str]:
     """Yields the faults that the tests of this file find if one template has another text."""
-    # Definitions make no object, so render a template that uses the definitions.
+    # A template of definitions makes no object, so it is rendered together with a template that uses them.
     user = TEMPLATES.texts["disruption-budget.yaml"] if name.startswith("_") else ""
 
     def objects_of(text: str, values: dict[str, Any]) -> Any:
@@ -135,7 +136,7 @@ def template_faults(name: str, text: str) -> Iterator[str]:
         except (TemplateError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
             yield repr(error)
             return
-        # test_the_chart_makes_the_objects_of_the_overlay compares them.
+        # test_the_chart_makes_the_objects_of_the_overlay finds this difference.
         if source in ("volume", "bucket") and objects != objects_of(TEMPLATES.texts[name], values):
             yield "other objects than those of the overlay"
         yield from (fault for one in objects.values() for fault in schemas.object_faults(one))

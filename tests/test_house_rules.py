@@ -106,7 +106,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.graph": Row(
         _BASE
         | {"service._native", "service.artifact.manifest", "service.artifact.tpu_lowering"}
-        # The graphs import parts of the tables to write the rows of all tables that a tower reads side by side.
+        # A tower gets the rows of all its tables in one block; the graphs write it with parts of the tables' code.
         | {"service.tables.plan", "service.tables.row_blocks", "service.tables.table"},
         {"numpy", "tensorflow", "ml_dtypes"},
     ),
@@ -177,7 +177,8 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.graphs": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
-    # The oracle has its own formulas and reads tables itself, so of the server it may import only the formats.
+    # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file
+    # formats.
     "model_export.parity": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
     "model_export.exporter": Row(
         _TRAINED | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}, {"numpy", "tensorflow"}
@@ -210,7 +211,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
         {"numpy", "google.protobuf", "tqdm"},
     ),
-    # model_export.diff compares as the server's gate does, so it imports the server's comparison.
+    # model_export.diff compares two versions with the same code as the server's check for drift.
     "model_export.diff": Row(
         _SHARED
         | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity", "report")}
@@ -241,7 +242,7 @@ MAY_IMPORT: dict[str, Row] = {
         },
         {"numpy", "tensorflow"},
     ),
-    # The rows below are of the commands and of their configuration files.
+    # The rows of the table below are those of the commands and of their configuration files.
     "model_export.export_config": Row(
         _SHARED | {"model_export.adoption", "model_export.export_model", "model_export.stores.uri"}
     ),
@@ -273,7 +274,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/stock_clients/*.py": {"embedding_client"},
     # This benchmark measures the cost of a row of a mapped table, which the time of a request over a wire would hide.
     "loadtest/bench/huge_pages.py": {"service.tables"},
-    # This benchmark compares the kernel with libraries that have no wire.
+    # This benchmark compares the kernel of the search for nearest rows with search libraries, none of which has a wire.
     "loadtest/bench/neighbors.py": {
         *("service.engine.low_priority", "service.engine.neighbors", "service.tables", "service.types")
     },
@@ -281,7 +282,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/bench/cut_vs_whole.py": {
         *("service.types", "service.engine.validation", "service.graph", "service.loading")
     },
-    # This load test writes runs with tables that are too large to train in minutes.
+    # This load test writes training runs itself, because training tables of this size takes too long.
     "loadtest/export_memory.py": {"model_export"},
     # These load tests call adopt() itself, because a command would import TensorFlow again for each model.
     "loadtest/foreign/adopting.py": {"model_export"},
@@ -297,16 +298,16 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/bench/remote_workloads.py": {
         *("model_export.remote.push", "service.artifact", "service.remote", "tests.valkey_cluster")
     },
-    # Versions, nodes and the writer are those of the tests of remote tables.
+    # These load tests write versions, start nodes and push tables with the code of the tests of remote tables.
     **dict.fromkeys(
         ("loadtest/cluster_faults.py", "loadtest/bench/remote_predicts.py"),
         {"model_export.remote.push", "service.remote.address", "tests"},
     ),
-    # These load tests use the stores of the tests of object stores, and the proxy that breaks answers.
+    # These load tests use the object stores of the tests, and the tests' proxy that breaks their answers.
     "loadtest/store_faults.py": {"tests"},
     "loadtest/store_start.py": {"tests"},
     "loadtest/host_faults.py": {"tests.valkey_cluster"},
-    # Versions of the toy model differ in their rows, and are written without TensorFlow.
+    # This load test writes versions of the toy model, because they differ in their rows and need no TensorFlow.
     "loadtest/replicas/fleet.py": {"tests.toy_model"},
 }
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use
@@ -334,7 +335,7 @@ def test_a_folder_imports_only_what_its_row_of_the_table_allows() -> None:
 def _forbidden(name: str, file: Path) -> Iterator[str]:
     row = row_of(name)
     if row is None:
-        # A module without a row is reported by test_every_module_has_a_row_and_every_row_a_module.
+        # test_every_module_has_a_row_and_every_row_a_module reports a module without a row.
         return
     ours, packages = MAY_IMPORT[row]
     # A folder may import its own modules; a single file has no folder of its own, so only its row counts.
@@ -352,7 +353,8 @@ def test_a_row_names_only_rows_above_it() -> None:
     faultless(
         f"{row} names {one}, which is in no row above it"
         for position, (row, (ours, _)) in enumerate(MAY_IMPORT.items())
-        # The rows of process and commands name whole packages, because they join all other folders.
+        # The rows of service.process and model_export.commands name whole packages, because both join all other
+        # folders.
         for one in ours - _PACKAGES
         if not is_below(one, names[:position])
     )
@@ -372,8 +374,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     left = set(graph)
     while leaves_of := {name for name in left if not graph[name] & left}:
         left -= leaves_of
-    # Every module that is left imports another one that is left, so a walk from import to import must come back to a
-    # module.
+    # Every module in `left` imports another module in `left`, so a walk along imports meets a module twice.
     while left:
         way = [min(left)]
         while way[-1] not in way[:-1]:
@@ -392,7 +393,7 @@ def test_circles_are_found() -> None:
 
 def test_unit_tests_lie_in_folders_of_the_tree() -> None:
     folders = {file.parent for file in python_files("tests/unit")} - {Path("tests/unit")}
-    # The folders of tests for the client and for load tests are no folders of the two programs.
+    # tests/unit/client and tests/unit/loadtest are no folders of service or model_export.
     told = {folder.relative_to("tests/unit") for folder in folders} - {Path("client"), Path("loadtest")}
     faultless(
         f"tests/unit/{folder} is no folder of service or model_export"
@@ -490,7 +491,7 @@ def test_the_exporter_imports_nothing_until_a_name_is_used() -> None:
 
 
 def test_every_error_has_its_own_row_on_both_wires() -> None:
-    # Each class needs an entry of its own; the entry of a base class does not count.
+    # Each error class needs an entry of its own: an entry of its base class does not count.
     faultless(f"{cls.__name__} has no status of HTTP" for cls in leaves() if not 400 <= HTTP_STATUS.get(cls, 0) < 600)
     faultless(
         f"{cls.__name__} has no code of gRPC"

@@ -1,4 +1,4 @@
-"""Each file in examples/kubernetes has only fields and names that exist: a typo in any of them is found."""
+"""Each file in examples/kubernetes has only fields and names that exist, and a typo in any of them is found."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ kubernetes = pytest.importorskip(
 schemas = pytest.importorskip("tests.kubernetes_schemas", exc_type=ImportError)
 Draft7Validator = pytest.importorskip("jsonschema").Draft7Validator
 FILES, FOLDER, faults, read = kubernetes.FILES, kubernetes.FOLDER, kubernetes.faults, kubernetes.read
-# Texts of a kustomization that are the user's own: names and tags of images, the suffix and the labels of the canary.
+# Keys of a kustomization whose texts a user may choose: names and tags of images, the suffix and the labels of the
+# canary.
 OWN_TEXTS = {"newName", "newTag", "nameSuffix", "pairs"}
 
 
@@ -75,13 +76,13 @@ def test_a_misspelt_path_in_a_patch_is_found(file: Path) -> None:
 
 def is_strict(schema: Any) -> bool:
     """Says whether a schema accepts the chart's values, has only known keywords, and refuses misspelt names."""
-    # JSON schema ignores unknown keywords: here such keywords are errors.
+    # JSON schema ignores unknown keywords; here, an unknown keyword makes the schema not strict.
     words = Draft7Validator(Draft7Validator.META_SCHEMA | {"additionalProperties": False})
     if not words.is_valid(schema):
         return False
     (values,) = read(kubernetes.CHART / "values.yaml")
     validator = Draft7Validator(schema)
-    # Helm adds `global` where another chart contains this one.
+    # Helm adds a key `global` to the values of a chart that another chart contains.
     return validator.is_valid(values | {"global": {}}) and not any(
         validator.is_valid(changed) for _, changed in schemas.misspelt(values)
     )

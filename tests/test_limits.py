@@ -125,7 +125,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     "requests that are cancelled before the server has accepted them": ("h2", "0.4.20"),
     "RST_STREAM that the server sends because of a client's errors": ("h2", "0.4.20"),
 }
-# Limits whose default is a formula, not a number.
+# Limits whose default the documentation gives as a formula, not as a number.
 WORDS = {
     "as many as processors",
     "half of the limit on open files",

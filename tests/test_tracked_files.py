@@ -6,7 +6,7 @@ import re
 
 from tests.source_files import ROOT, faultless, tracked_files
 
-# The patterns are written in pieces, so that this file does not match them itself.
+# The regular expressions are written in pieces, so that they do not match this file.
 MACHINE_PATHS = re.compile(
     rb"(?<![\w.])/(" + rb"|".join([rb"ho" + rb"me", rb"ro" + rb"ot", rb"Us" + rb"ers", rb"wo" + rb"rk"]) + rb")/\w"
 )

@@ -76,7 +76,8 @@ def write_tower_model(tf: Any, folder: Path) -> Path:
         return {"largest": tf.reduce_max(found, axis=1)}
 
     def odd(values: Any, splits: Any) -> dict[str, Any]:
-        # The signature's mean leaves out one id; only a constant in the graph shows which one.
+        # Signature "odd" replaces id 1 by 0 before it computes the mean; the ids alone do not show it, only a constant
+        # of the graph does.
         return {"score": mean(tf.where(values == 1, tf.zeros_like(values), values), splits)}
 
     signatures = {

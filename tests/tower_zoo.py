@@ -186,8 +186,8 @@ def _two_towers(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], li
 
 
 def _columns(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any]]:
-    # The graph is as in a functional Keras model: each input of ids [B, 1] has an Embedding and Flatten, then
-    # Concatenate and Dense.
+    # As in a functional Keras model: each input of ids [B, 1] has an Embedding and a Flatten; Concatenate and Dense
+    # layers follow.
     tables = _tables(tf, module, 6, size, 16)
     top = _mlp(tf, module, "top", 100, 64, 1)
 
@@ -205,7 +205,7 @@ def _columns_request(rows: int, size: int, random: np.random.Generator) -> Reque
 
 
 def _tags(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any]]:
-    # The vectors of tags are combined by segment_mean, and the graph computes the segments from the row splits.
+    # The graph combines the vectors of tags by segment_mean, with segments that it computes from the row splits.
     user, item, tag = _tables(tf, module, 3, size, 32)
     top = _mlp(tf, module, "top", 96, 64, 1)
 

@@ -45,7 +45,8 @@ def _ragged(name: str, **more: Any) -> dict[str, Any]:
     return {"ids": f"{name}__values", "row_splits": f"{name}__row_splits", **more}
 
 
-# Maps signature and feature to the table, the manifest entry, and the rank of the ids (None for ragged ids).
+# Maps the names of a signature and a feature to the table's name, the feature's entry in the manifest, and the rank of
+# the ids (None for ragged ids).
 _FEATURES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "named": {
         "genre": (
@@ -58,7 +59,7 @@ _FEATURES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
                 "output": "genre_vector",
             },
         ),
-        # In this signature, output and ids input have the same name.
+        # In this signature, the output and the input of ids have the same name.
         "own": ("item", {"ids": "own", "row_splits": "own_rows", "combiner": "sum", "output": "own"}),
         "film": ("item", {"ids": "film_id", "output": "film"}),
     },

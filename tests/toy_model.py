@@ -205,7 +205,7 @@ TensorInfo = tuple[int, tuple[int, ...]]
 
 
 def toy_signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo]]]:
-    """Returns (inputs, outputs) of each signature of the toy model, each tensor as (DataType number, shape)."""
+    """Returns each signature of the toy model by name: its (inputs, outputs); a tensor is (DataType number, shape)."""
 
     def inputs(features: tuple[str, ...], ids: int, *, weighted: bool) -> dict[str, TensorInfo]:
         result: dict[str, TensorInfo] = {"user": (ids, (-1,))}
@@ -298,7 +298,7 @@ def _sorted_table(records: Mapping[bytes, bytes], is_compressed: bool) -> bytes:
 
 
 def snappy(data: bytes) -> bytes:
-    """Compresses data to raw snappy: repeated bytes become copies of 4 to 64 bytes, all other bytes literals.
+    """Compresses data to raw snappy: repeated bytes as copies of 4 to 64 bytes, all others as literals.
 
     >>> snappy(b"ab" * 4 + b"c")
     b'\\t\\x04ab\\x16\\x02\\x00\\x00c'
@@ -331,8 +331,8 @@ def snappy(data: bytes) -> bytes:
 
 def table_block(records: list[tuple[bytes, bytes]]) -> bytes:
     """Encodes one block of a sorted table (the format of checkpoint indexes), without the block's checksum."""
-    # Each key is written without the prefix that it shares with the previous key; every 16th key, a restart point, is
-    # whole.
+    # A key is written without the prefix that it shares with the previous key; every 16th key, a restart point, is
+    # written whole.
     out, restarts, last = bytearray(), [0], b""
     for i, (key, value) in enumerate(records):
         shared = 0

@@ -164,7 +164,7 @@ def _signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo
 
     def outputs(names: tuple[str, ...]) -> dict[str, TensorInfo]:
         dims = {name: 2 if name in _TABLE else 3 for name in names}
-        # The length of a sequence has an unknown size in this graph, as a graph may have.
+        # The output of a sequence feature has an unknown length in the SignatureDef, as some exports write it.
         return {name: (_FLOAT, (-1, -1, dim) if name in _SEQUENCES else (-1, dim)) for name, dim in dims.items()}
 
     everything = tuple(_OPTIONS)

@@ -58,7 +58,7 @@ class Security:
 
     @property
     def flags(self) -> list[str]:
-        """Returns flags of a node, which also is a client of the others."""
+        """Returns the flags for a node's password and TLS, also for its connections to other nodes."""
         found = ["--requirepass", self.password, "--masterauth", self.password] if self.password else []
         if self.tls is not None:
             found += ["--tls-cert-file", str(self.tls / "node.pem"), "--tls-key-file", str(self.tls / "node.key")]
@@ -116,7 +116,7 @@ class Node:
         return self.client.execute_command(*words)
 
     def authenticate(self, security: Security) -> None:
-        """Uses another password from now on."""
+        """Uses another password from now on, also when it is started again."""
         before, self.security = self.security, security
         self._arguments = [security.password if word == before.password else word for word in self._arguments]
         self.__dict__.pop("client", None)
@@ -156,7 +156,7 @@ class Cluster:
         self._security = security
         try:
             for number in range(primaries * (1 + replicas) or 1):
-                # A replica is on another host than its primary.
+                # If there are several hosts, a replica is on another host than its primary.
                 host = hosts[(number + number // max(primaries, 1)) % len(hosts)]
                 node = Node(folder / str(number), *flags, is_cluster=bool(primaries), security=security, host=host)
                 self.nodes.append(node)
@@ -233,6 +233,6 @@ def _replicates(node: Node, primary: str) -> bool:
     try:
         node.ask("CLUSTER REPLICATE", primary)
     except redis.ResponseError:
-        # The replica does not know the primary yet, so the command is sent again.
+        # CLUSTER REPLICATE fails as long as the replica does not know the primary, so the test sends it again.
         return False
     return True

@@ -15,7 +15,7 @@ from typing import Any
 from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Data, key_of
 
 ROOT = Path(__file__).parents[2]
-# The folder names of the benchmark's models, each with its signatures. A model that TensorFlow runs alone has one
+# The folder names of the benchmark's models, and the signatures of each. A model that TensorFlow runs alone has one
 # signature: with both in one model, TensorFlow's optimizer copies whole tables for one of them. model_keys is `model`
 # with a vocabulary of strings for each feature.
 MODELS = {"model": (PREDICT, LOOKUP), "model_keys": (LOOKUP,), "graph_lookup": (LOOKUP,), "graph_predict": (PREDICT,)}

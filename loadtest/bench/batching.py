@@ -78,8 +78,8 @@ def measure(
     latencies: list[list[float]] = [[], []]
     with ThreadPoolExecutor(clients) as pool:
         for number in range(options.rounds + 1):
-            # The servers take turns in being measured first, because the second server finds the first one's weights in
-            # the processor's caches.
+            # In each round the other server is measured first, because the second server finds the first one's weights
+            # in the processor's caches.
             for i in (0, 1) if number % 2 else (1, 0):
                 call, each = calls[i], options.requests // clients
 

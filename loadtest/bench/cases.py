@@ -56,7 +56,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class StartService:
-    """Function that starts the service on one of the benchmark's models."""
+    """A callable that starts this project's server on one of the benchmark's models."""
 
     model: str
     flags: tuple[str, ...]
@@ -78,7 +78,7 @@ _LOOKUPS = "--graph_signatures=off"
 # The server's queue limit is raised for the workload W3, whose requests are so slow that with 32 connections the server
 # would refuse some of them and falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
-# The server is bound to one processor core, so the native core gets one thread for connections.
+# The native server is bound to one processor core, so it gets one thread for connections.
 _NATIVE, _PYTHON = ("--data_plane=native", "--threads=1"), ("--data_plane=python",)
 SERVERS: Mapping[str, Start] = {
     "service": _service("model", _LOOKUPS, *_NATIVE, *_PATIENT),
@@ -172,8 +172,8 @@ def _other_wires() -> Iterator[Case]:
 
 
 def _foreign() -> Iterator[Case]:
-    # Each case of a foreign model that was adopted without a spec is followed by the same signature of the original
-    # model.
+    # Yields the cases of a foreign model that was adopted without a spec, each followed by the same case of the
+    # original model.
     for row, wire, workloads in (
         ("gRPC", foreign_model.GRPC, WORKLOADS),
         ("JSON", foreign_model.JSON, ("W1", "W2")),
@@ -196,8 +196,8 @@ RATIOS = (
     Ratio("JSON/W1", "JSON, hyper constant/W1", 0.7),
     Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
     Ratio("JSON, keys/W2", "JSON/W2", 0.5),
-    # Two threads and one thread are compared over JSON: server and generator share two cores, and over gRPC the
-    # generator needs much of their time.
+    # The ratio of two threads to one is measured over JSON, because server and generator share two cores, and the
+    # generator needs more processor time for gRPC.
     Ratio("JSON, two threads/W2", "JSON, one thread/W2", 1.6),
     *(
         Ratio(case.name, f"{case.row.replace('adopted', 'whole')}/{case.workload}", 1.5)

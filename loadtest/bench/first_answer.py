@@ -33,7 +33,7 @@ class Start(NamedTuple):
 
 
 def first_answer(path: str, body: str, flags: Sequence[str]) -> Start:
-    """Starts a server and sends requests until one is answered with 200; raises RuntimeError if that takes too long."""
+    """Measures a server's start up to its first answer with status 200; raises RuntimeError if that takes too long."""
     http_port, grpc_port = _free_port(), _free_port()
     where = ["--host=127.0.0.1", f"--rest_api_port={http_port}", f"--port={grpc_port}", "--log_format=json"]
     started_s = time.perf_counter()

@@ -87,7 +87,7 @@ def _encode_json(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
 
 def _decode_json(body: bytes, _headers: dict[str, str]) -> Arrays:
     outputs = json.loads(body)["outputs"]
-    # JSON leaves out the name of a single output; among these signatures, only w1 has a single output.
+    # A JSON answer with a single output has no name of the output; of these signatures, only w1 has a single one.
     named = outputs if isinstance(outputs, dict) else {"emb": outputs}
     return {name: np.array(rows, np.float32) for name, rows in named.items()}
 

@@ -14,8 +14,8 @@ from functools import partial
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
-# Number of header blocks in a set: so many that a cache of whole blocks does not help, and a multiple of each
-# workload's number of variants.
+# Number of header blocks in a set: a multiple of each workload's number of variants, and so many that a cache of whole
+# blocks does not help.
 _NUM_BLOCKS = 4096
 _NOT_INDEXED, _NEVER_INDEXED, _INDEXED = 0x00, 0x10, 0x40
 _HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
@@ -55,7 +55,7 @@ def _block(fields: Sequence[Field], kind: int, is_huffman: bool) -> bytes:
         block += bytes([kind])
         for text in (name.encode(), value.encode()):
             coded = _HUFFMAN.encode(text) if is_huffman else text
-            # HPACK writes the length of a name or value in 7 bits; a length of 127 or more needs further bytes.
+            # This code writes the length of an HPACK string in one byte, which has room for lengths below 127.
             assert len(coded) < 127
             block += bytes([len(coded) | (0x80 if is_huffman else 0)]) + coded
     return block

@@ -97,7 +97,7 @@ def _made(table: Table, rng: np.random.Generator) -> str:
         seconds: list[float] = []
         while not is_over(len(seconds)):
             seconds.append(table.gather(rng.integers(0, len(table.rows), _BESIDE_ROWS), out))
-            # Pause between two lookups, because a server does other work between them.
+            # A pause between two lookups, because a server does other work between them.
             time.sleep(0.001)
         return seconds
 

@@ -87,7 +87,7 @@ def request(tables: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], Arra
         feature: np.stack([row_of(table, row, tables[table][1]) for row in ids[feature]])
         for feature, table in features.items()
     }
-    # Each row has one tag, so the mean of its tags is the tag's own vector.
+    # Each request row has one tag, so the mean over its tags is that tag's row.
     return {**ids, "tags": [[row] for row in ids["tags"]]}, expected
 
 
@@ -104,7 +104,7 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
     handles = []
     for block in (_block(records), _block({})):
         handles.append(varint(len(out)) + varint(len(block)))
-        # Each block of the index file is followed by its compression type, 0, and a checksum. The checksum is left 0:
+        # In the index file, each block is followed by its compression type, 0, and a checksum. The checksum is left 0:
         # our readers do not check it, because the manifest has other checksums.
         out += block + bytes(5)
     index = _block({max(records): handles[0]})
@@ -115,5 +115,5 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
 
 def _block(records: Mapping[bytes, bytes]) -> bytes:
     rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(records.items())]
-    # A block of the index file ends with a list of its restart points; here the only one is the block's start.
+    # A block of the index file ends with a list of its restart points; the only one here is the start of the block.
     return b"".join(rows) + struct.pack("<II", 0, 1)

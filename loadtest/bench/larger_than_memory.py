@@ -51,7 +51,7 @@ _FLAGS = {
     "random": ("--paged_tables=off", "--table_pages=random"),
     "paged": (),
 }
-# Number of different requests. Their cold rows do not fit into memory even if 99 % of the ids are hot.
+# Number of different requests: so many that their cold rows do not fit into memory, even if 99 % of the ids are hot.
 _NUM_LOOKUPS = 200_000
 _CHUNK_ROWS = 1 << 18
 
@@ -294,7 +294,7 @@ def _table(found: Found) -> str:
 
 
 def _shown(number: float, digits: int) -> str:
-    # If a server answers no request while it is measured, its times have no percentiles.
+    # The percentiles of a server that answered no request while it was measured are not finite.
     return f"{number:,.{digits}f}" if math.isfinite(number) else "-"
 
 

@@ -47,7 +47,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         shutil.copytree(newest, folder / "with" / "1")
         shutil.copytree(newest, folder / "without" / "1", ignore=shutil.ignore_patterns("assets.extra"))
-        # Lookups of mapped tables need no TensorFlow.
+        # TensorFlow is off for the version with a manifest, because lookups of mapped tables do not need it.
         servers = [
             stack.enter_context(
                 LiveServer(f"--model_name={MODEL}", f"--model_base_path={folder / name}", *flags)

@@ -72,7 +72,7 @@ def _encode_rest(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
 def _decode_rest(body: bytes, _headers: dict[str, str]) -> Arrays:
     rows = json.loads(body)["predictions"]
     if not isinstance(rows[0], dict):
-        # JSON leaves out the name of an answer's only output.
+        # If a signature has one output, the JSON answer has no name of the output.
         return {"score": np.array(rows, np.float32)}
     return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0]}
 
@@ -188,7 +188,7 @@ def varint(value: int) -> bytes:
 
 
 def check(found: Arrays, expected: Arrays, *, exact: bool) -> None:
-    """Raises AssertionError if an answer differs from numpy's; if not `exact`, sums may differ in their last bits."""
+    """Raises AssertionError if an answer differs from numpy's by more than 1e-6, or more than 1e-4 if not `exact`."""
     assert set(found) == set(expected), f"outputs {sorted(found)}, expected {sorted(expected)}"
     for name, array in expected.items():
         tolerance = 1e-6 if exact else 1e-4

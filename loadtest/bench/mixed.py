@@ -26,8 +26,8 @@ from loadtest.bench.workloads import FULL, MODEL, TINY, Data
 from loadtest.live_server import ROOT
 
 _CONNECTIONS = 8
-# Limits for each row of the table: p50 and p99 of one-row lookups while the server answers larger requests, divided by
-# the same figure of lookups alone.
+# The largest p50 and the largest p99 of one-row lookups while the server also answers larger requests, divided by the
+# p50 and the p99 of such lookups alone.
 _MOST_P50, _MOST_P99 = 1.5, 3.0
 
 

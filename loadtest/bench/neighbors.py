@@ -33,7 +33,8 @@ from service.types import TableInfo
 
 _K = 10
 _NO_IDS = np.empty(0, np.int64)
-# Rows of the graph in memory to which a row of an HNSW index is linked, and how many candidates a search keeps.
+# Parameters of an HNSW index: the number of other rows to which it links a row, and of the candidates that a search
+# keeps.
 _LINKS, _CANDIDATES = 16, 64
 _LOOKUP_ROWS = 128
 
@@ -84,7 +85,7 @@ def _measure(size: int, options: argparse.Namespace) -> None:
         (options.queries, options.dim), np.float32
     )
     if options.metric == "cosine":
-        # The libraries' exact searches compute dot products, which are cosines if all rows have length 1.
+        # The libraries' exact searches rank by dot product, which is the cosine if all rows have length 1.
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     true = _true_neighbors(rows, queries, options.metric)
@@ -110,7 +111,7 @@ def _measure(size: int, options: argparse.Namespace) -> None:
     for one in contenders:
         seconds = times[one.name]
         shares = (len(set(ids) & set(true[query])) / _K for query, ids in found[one.name].items())
-        # A filtered search gets no recall: its filter changes which rows are the true neighbours.
+        # A filtered search has no recall, because its filter changes which rows are the true neighbours.
         recall = f", recall {statistics.mean(shares):.3f}" if one.is_unfiltered else ""
         rate = one.per_call * len(seconds) / sum(seconds)
         p99_ms = float(np.quantile(seconds, 0.99)) * 1e3

@@ -46,7 +46,7 @@ _CONFIG = """model_config_list {
 """
 _ANSWERED = re.compile(r'^embedding_server_requests_total\{[^}]*code="OK"[^}]*\} (\S+)', re.MULTILINE)
 _REFUSED = re.compile(r"^embedding_server_refused_total\{[^}]*\} (\S+)", re.MULTILINE)
-# The name of those threads of the native core that serve connections.
+# The name of the native core's threads that serve connections.
 _CONNECTION_THREAD = "edge"
 # Number of clients that measure the server's capacity, each with one request in flight: so few that the server refuses
 # none.
@@ -62,7 +62,7 @@ class Probe(Waits):
     """The results of requests that a client sends at fixed times."""
 
     def ask(self, call: Callable[[], object]) -> bool:
-        """Sends one request and records its response time; returns whether the server answered it."""
+        """Sends one request and records the time to its answer or refusal; returns whether the server answered it."""
         begun_s = time.perf_counter()
         try:
             call()
@@ -190,7 +190,7 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
     command += [f"-H{key}: {value}" for key, value in kind.headers]
     command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
     target.ask(kind)
-    # Send a first load that is not measured, during which the server learns the cost of this kind of request.
+    # The first load is not measured: during it, the server learns the cost of this kind of request.
     closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
     _loaded(target, closed_loop, 1.0)
     quiet, _ = _loaded(target, closed_loop, options.seconds / 2)

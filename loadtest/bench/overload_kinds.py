@@ -8,7 +8,8 @@ from loadtest.bench.messages import GRPC, GRPC_KEYS
 from loadtest.bench.workloads import FULL, Data
 from loadtest.wire import message_classes
 
-# Names of models beside the benchmark's own: one with string keys, and one whose graph runs as a whole.
+# Names of two models that are served beside the benchmark's own: one has string keys, the graph of the other runs
+# whole.
 KEYS, GRAPH = "keys", "graph"
 
 

@@ -91,8 +91,8 @@ def tree(pid: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                # The process name in parentheses may hold any characters; the fields after it are the state, the
-                # parent, and others.
+                # In /proc/PID/stat, the process name in parentheses may hold any characters; the fields after it are
+                # the state, the parent, and others.
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue

@@ -33,7 +33,7 @@ from tests.valkey_cluster import Cluster
 Reader = Callable[[np.ndarray], np.ndarray]
 
 _DIM = 64
-# Bytes that the core's cache adds to a row; native/src/tables/remote/cache.rs.
+# Bytes that the native core's row cache holds for a row beside its numbers (native/src/tables/remote/cache.rs).
 ENTRY_BYTES = 96
 CACHE_SHARES = (0.0, 0.01, 0.1)
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -124,7 +124,7 @@ def core_reader(
 
 
 def _description(layout: TableLayout, address: StoreAddress) -> dict[str, object]:
-    # This description has the form that service/native/description.py writes for a signature "lookup" of one feature.
+    # A description of signature "lookup" with one feature, in the form that service/native/description.py writes.
     feature = {
         **{"name": "ids", "ids": 0, "row_splits": None, "weights": None, "table": 0, "combiner": None},
         **{"summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": False},

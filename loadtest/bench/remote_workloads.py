@@ -49,11 +49,12 @@ from tests.valkey_cluster import Cluster
 _DATA = "variables/variables.data-00000-of-00001"
 _CHUNK_ROWS = 1 << 18
 _TABLE_OF = {"user": "user", "item": "item", "tags": "tag"}
-# Large replication buffers: a replica that can not follow a push must not have to copy all data again from the start.
+# Large replication buffers, because a replica that falls behind during a push would have to copy all data again.
 _NODE_FLAGS = ("--protected-mode", "no", "--client-output-buffer-limit", "replica 0 0 0", "--repl-backlog-size", "64mb")
 _NUM_EQUAL_THREADS = 2
-# In the table of results, "row" means a distinct row that a request reads. The first "CPU us a row" is of the client or
-# the server, and the columns from "Nodes" on have the figures of the nodes for a row that is read from them.
+# In the table that this benchmark prints, "row" means a distinct table row that a request reads. The first "CPU us a
+# row" is of the client or the server, and the columns from "Nodes" on have the figures of the nodes for a row that is
+# read from them.
 _HEAD = """
 | Workload | Reader | Connections | ids/s | rows/s | CPU us an id | CPU us a row | p50 ms | p99 ms | Hit rate | Nodes: CPU us a row | bytes a row | Load |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
@@ -128,7 +129,7 @@ def _manifest(version: Path) -> Manifest:
 
 
 def _of_one_table(data: Data, size: int) -> list[Arrays]:
-    # A request of the workload W2 has 128 ids of users.
+    # A request of workload W2 has 128 ids of users; they are divided into requests of `size` ids.
     users = np.concatenate([inputs["user"] for inputs in data.requests("W2")])
     return [{"user": ids} for ids in users[: users.size // size * size].reshape(-1, size)]
 
@@ -193,7 +194,7 @@ def _clients(
 
 
 def expected(tables: Tables, inputs: Arrays) -> Arrays:
-    """Computes an answer from the mapped tables: vectors by feature."""
+    """Returns the expected answer to a request, vectors by feature, computed from the mapped tables."""
     readers = {name: partial(_mapped, table) for name, table in tables.items()}
     return joined(readers, inputs, {name: table.shape[1] for name, table in tables.items()})
 
@@ -245,7 +246,7 @@ def _server(
             ids = sum(num_ids(inputs) for inputs in requests) / len(requests)
             distinct = sum(num_distinct(inputs) for inputs in requests) / len(requests)
             if share:
-                # Fill the cache with the same requests before the measurement.
+                # The same requests fill the server's row cache before the measurement.
                 drive(
                     ask,
                     service.port(is_grpc=True),
@@ -284,7 +285,8 @@ def _ask(service: Service, tables: Tables, requests: list[Arrays]) -> Ask:
     with grpc.insecure_channel(f"127.0.0.1:{service.port(is_grpc=True)}", options=_NO_LIMIT) as channel:
         call = channel.unary_unary(PREDICT_METHOD)
         for inputs, body in zip(requests, bodies, strict=True):
-            # Answers to requests of the same shape have the same size, so one request of each shape is sent.
+            # Answers to requests of the same shape have the same size, so one request of each shape is sent to learn
+            # the size.
             shape = (inputs["user"].size, len(inputs))
             if shape not in sizes:
                 answer = call(body, timeout=60)

@@ -1,4 +1,4 @@
-"""Runs the benchmark's cases: starts servers, checks one answer of each case, and measures all cases in each round."""
+"""Runs the benchmark's cases: starts servers, checks answers of each case, and measures all cases in each round."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
                 cores = everything if case.is_free else options.server_cores
                 servers[case.server] = SERVERS[case.server](place(case).folder, cores)
                 if len(servers) == 1:
-                    # Wait until the first server is ready before others start: they then find its files in the page
-                    # cache.
+                    # Wait until the first server is ready before others start. The others then read their files from
+                    # the page cache.
                     servers[case.server].wait()
         for server in servers.values():
             server.wait()
@@ -131,7 +131,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                 shots[case.name].append(shot)
                 held[case.name] = memory(pids[case.server])
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
-        # After the last round, check one more answer of each benchmark case.
+        # After the last round, one more answer of each case is checked.
         for case in wanted:
             if case.row != ENCODE_ALONE:
                 ask_of(case, place(case).data, servers[case.server])
@@ -148,7 +148,7 @@ def ask_of(case: Case, data: Data, server: Server) -> Ask:
     sizes = []
     for inputs, (body, answer) in zip(requests, call(port, path, encoded), strict=True):
         sizes.append(len(body))
-        # A baseline server sends one constant answer to every request: the answer to the first variant.
+        # A baseline server answers each request with the right answer to the first variant of the workload's request.
         wanted = data.expected(case.workload, requests[0] if case.is_constant else inputs)
         found: Arrays = case.wire.decode(body, answer)
         try:

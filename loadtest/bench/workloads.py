@@ -97,14 +97,14 @@ class Data:
         """Returns the inputs of each variant of a workload's request, by the signature's input names."""
         found = []
         rows = self.sizes.rows[workload]
-        # The workload W5 looks up the same ids as the workload W2.
+        # Workload W5 sends the same ids as workload W2, so it draws them with the same seed.
         seed = WORKLOADS.index("W2" if workload == "W5" else workload)
         for variant in range(self.sizes.variants[workload]):
             generator = np.random.default_rng([4, seed, variant])
             inputs = {"item": self._ids("item", rows, generator)}
             if workload != "W4":
                 inputs["user"] = self._ids("user", rows, generator)
-                # The workload W1 is a request of one row, which has one tag.
+                # Workload W1 has requests of one row, which always has one tag.
                 lengths = generator.integers(1, _MAX_TAGS + 1, rows) if rows > 1 else np.ones(1, np.int64)
                 inputs["tags__row_splits"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
                 inputs["tags__values"] = self._ids("tag", int(lengths.sum()), generator)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-# Stops TensorFlow from logging the processor's features and its sessions.
+# TensorFlow's C++ code then logs fatal errors only, not the processor's features and its sessions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from loadtest.foreign.estimator_models import GOLDEN_VARIABLE
@@ -35,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Namespace) -> int:
     sys.stderr.write(f"building and adopting {len(models)} models\n")
-    # The modules are imported late, because they import TensorFlow: mistakes in the arguments have been reported by
-    # then.
+    # These modules import TensorFlow, so they are imported only after the arguments were checked.
     from loadtest.foreign.campaign import Plan, run
     from loadtest.foreign.report import details, header, row, summary
 

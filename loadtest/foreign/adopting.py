@@ -58,7 +58,7 @@ def _runs(version: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Adopts the models that the command line names."""
+    """Adopts the models that the command line names, and writes the result of each to stdout."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--originals", type=Path, required=True)

@@ -111,7 +111,7 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
     adopted = adopt_each([model.name for model in waiting], originals, adopted_to)
     while waiting:
         group = waiting[: plan.together]
-        # The servers of the adopted and of the original versions start at the same time.
+        # Two servers start at the same time: one for the adopted and one for the original versions of these models.
         bases = {model.name: originals / model.name for model in group}
         adopted_bases = {name: adopted_to / name for name in bases if adopted[name].version}
         with ExitStack() as stack:

@@ -24,7 +24,7 @@ def _sparse_specs(*, has_weights: bool) -> list[Any]:
 
 
 def _add_sparse(name: str, combine: Combine) -> None:
-    # The model has one signature for each combiner, with weights and without.
+    # The model has two signatures for each combiner: one with weights and one without.
     def build(folder: Path, rows: Rows) -> None:
         import tensorflow as tf
 
@@ -47,7 +47,7 @@ def _add_sparse(name: str, combine: Combine) -> None:
 
 
 def _add_ragged(name: str, combine: Combine) -> None:
-    # The inputs are values and row splits, of which the graph makes a RaggedTensor or a SparseTensor.
+    # A model whose inputs are ids and row splits; its graph makes a RaggedTensor or a SparseTensor of them.
     def build(folder: Path, rows: Rows) -> None:
         import tensorflow as tf
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from loadtest.foreign.kinds import Array, Tensors
 
-# Maximum number of different texts about differences that a Tally keeps.
+# Largest number of different texts about differences that a Tally keeps.
 _MOST_REASONS = 5
 _REASON_CHARS = 240
-# gRPC codes by which a server says that a failure is its own fault, not the request's.
+# gRPC codes and HTTP statuses by which a server says that the failure is its own fault, not the request's.
 _FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "500", "503", "504"}
 _SIGNED = {2: np.int16, 4: np.int32, 8: np.int64}
 
@@ -116,7 +116,7 @@ def ulps(a: Array, b: Array) -> int:
 
 
 def _ordered(array: Array) -> list[int]:
-    # As integers, positive floats have the same order as the floats; negative floats have the reverse order.
+    # As integers, positive floats have the same order as their values, and negative floats the reverse order.
     bits = np.ascontiguousarray(array).view(_SIGNED[array.dtype.itemsize]).reshape(-1).tolist()
     lowest = -(1 << (8 * array.dtype.itemsize - 1))
     return [n if n >= 0 else lowest - n for n in bits]
@@ -133,7 +133,7 @@ def _same_bits(a: Array, b: Array) -> bool:
 
 
 def _is_float(array: Array) -> bool:
-    # NumPy's dtype.kind does not report bfloat16 as a float.
+    # NumPy's dtype.kind is "V" for bfloat16, not "f".
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 

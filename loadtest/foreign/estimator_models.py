@@ -18,7 +18,7 @@ _INPUTS: dict[str, dict[str, Kind]] = {
     "cpu": {"examples": Examples(_IDS)},
     "tpu_v1": {"examples": Examples(_IDS)},
     "tpu_v2": {"examples": Examples(_IDS)},
-    # The model has sparse inputs; a request sends each of them as two inputs, values and row splits.
+    # The model's inputs are sparse ids; a request sends each as two inputs, values and row splits.
     "tpu_sparse": {f"{name}__values": Ragged(size, splits=f"{name}__row_splits") for name, size in _IDS.items()},
 }
 

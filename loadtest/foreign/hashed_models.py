@@ -45,7 +45,7 @@ def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: 
     if buckets:
         found = tf.lookup.StaticVocabularyTable(initializer, buckets)
     else:
-        # Words outside the vocabulary read the row after the last word's row.
+        # Each word outside the vocabulary reads the row after the last word's row.
         found = tf.lookup.StaticHashTable(initializer, rows(_WORDS))
 
     def read(word: Any) -> Any:
@@ -55,7 +55,7 @@ def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: 
 
 
 def _words_file(folder: Path, rows: Rows) -> str:
-    # TensorFlow copies the file of words into the assets/ folder of the SavedModel.
+    # TensorFlow copies this vocabulary file into the assets/ folder of the SavedModel.
     path = folder.parent / "words.txt"
     path.write_text("".join(f"{word}\n" for word in vocabulary("word", rows(_WORDS))))
     return str(path)

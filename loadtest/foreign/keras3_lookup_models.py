@@ -16,7 +16,7 @@ _WORDS = 800
 def _export(keyed: Callable[[Any, Rows], Any], dtype: str, folder: Path, rows: Rows, *, has_tower: bool) -> None:
     keras = keras3()
     word = keras.Input((), dtype=dtype, name="word")
-    # The table has more rows than any of the tested lookup layers has keys and hash buckets.
+    # The table has at least as many rows as any of the tested lookup layers has keys and hash buckets.
     vectors = keras.layers.Embedding(rows(_WORDS) + 20, 8)(keyed(keras, rows)(word))
     outputs = keras.layers.Dense(3, activation="tanh")(vectors) if has_tower else vectors
     keras.Model({"word": word}, {"answer": outputs}).export(str(folder), verbose=False)
@@ -59,7 +59,7 @@ _add("hashing_of_integers", lambda k, rows: k.layers.Hashing(num_bins=rows(_WORD
 
 @ZOO.foreign({"words": Words("word", _WORDS), "item": Ids(1000)})
 def keras3_mean_of_words(folder: Path, rows: Rows) -> None:
-    """Builds a model that takes strings [B, K], with "" as padding, and averages their rows before a dense layer."""
+    """Builds a model with a dense layer over the mean of rows of strings [B, K], "" as padding, and an item's row."""
     keras = keras3()
     words = keras.Input((None,), dtype="string", name="words")
     item = keras.Input((), dtype="int64", name="item")

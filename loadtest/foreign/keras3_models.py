@@ -27,7 +27,7 @@ def _export(model: Any, folder: Path) -> None:
 def _save(model: Any, folder: Path) -> None:
     import tensorflow as tf
 
-    # Keras's variables would be saved as copies that the graph does not read, so the TensorFlow variables are saved.
+    # Saves the TensorFlow variables, because Keras's variables would be saved as copies that the graph does not read.
     module = tf.Module()
     module.kept = [variable.value for variable in model.variables]
     by_name = {tensor.name: tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name) for tensor in _inputs_of(model)}

@@ -9,7 +9,7 @@ from loadtest.foreign.models import Rows
 
 USERS, ITEMS, TAGS = 3000, 2000, 500
 _USER, _ITEM, _PRICE = Ids(USERS), Ids(ITEMS), Ids(100)
-# Keras 3 drops the keys of a dict of inputs; it numbers the inputs in the order of the keys instead.
+# Keras 3 replaces the names of inputs in a dict: it numbers the inputs in the order of their names.
 FUNCTIONAL: dict[str, Kind] = {"user": _USER, "item": _ITEM, "inputs": _ITEM, "inputs_1": _USER}
 SUBCLASSED: dict[str, Kind] = {
     **{"user": _USER, "item": _ITEM, "price": _PRICE},

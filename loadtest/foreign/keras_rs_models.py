@@ -34,7 +34,8 @@ def keras_rs_distributed_embedding(folder: Path, rows: Rows) -> None:
     layers = keras_rs.layers
     users = layers.TableConfig("users", rows(3000), 16, placement="default_device", combiner="mean")
     films = layers.TableConfig("films", rows(2000), 16, placement="default_device", combiner="mean")
-    # A FeatureConfig gets a name, a table, an input shape and an output shape; the batch size matters in training only.
+    # Arguments of FeatureConfig: name, table, input shape, output shape. The batch size in the shapes matters only in
+    # training.
     features = {
         "user": layers.FeatureConfig("user", users, (8, 1), (8, 16)),
         "film": layers.FeatureConfig("film", films, (8, 1), (8, 16)),

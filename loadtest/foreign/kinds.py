@@ -10,7 +10,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]
-# Maximum number of ids in a ragged row, and maximum size of an inner dimension that the signature leaves open.
+# Largest number of ids in a row of a ragged input, and largest size of an inner dimension that the signature leaves
+# open.
 _MOST_IDS = 8
 _MOST_INNER = 12
 
@@ -45,7 +46,7 @@ class Draw:
         return (self.num_rows if spec.shape[0] < 0 else spec.shape[0], *inner)
 
     def ids(self, name: str, low: int, size: int, count: int) -> Array:
-        """Returns random ids: spread over the table, all equal, near its start, or with the first and the last id."""
+        """Returns random ids: over the table, all equal, near its start, or with its first and last; one may be bad."""
         high = low + size * self.scale
         style = self.rng.integers(4)
         ids = self.rng.integers(low, min(high, low + 5) if style == 2 else high, count)

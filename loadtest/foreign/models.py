@@ -10,7 +10,8 @@ from typing import Literal
 
 from loadtest.foreign.kinds import Kind
 
-# Type of a function that scales a table: from its number of rows at --scale 1 to its number of rows in this run.
+# Type of a function that scales a table: given the number of rows at --scale 1, it returns the number of rows in this
+# run.
 Rows = Callable[[int], int]
 Builder = Callable[[Path, Rows], None]
 Keras = Literal["keras3", "tf_keras"]

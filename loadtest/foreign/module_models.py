@@ -48,7 +48,7 @@ def module_gather_and_tower(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000), "items": Ids(2000)})
 def module_embedding_lookup(folder: Path, rows: Rows) -> None:
-    """Builds a model that looks up ids [B] and [B, K], with and without max_norm."""
+    """Builds a model that looks up ids [B] and [B, K], with and without max_norm, and means of rows."""
     import tensorflow as tf
 
     table = variable("item", rows(2000), 16)
@@ -116,7 +116,7 @@ for _combiner in ("mean", "sum", "max"):
 
 @ZOO.foreign({"tag_values": Ragged(TAGS, lengths="tag_lengths")})
 def module_ragged_by_lengths(folder: Path, rows: Rows) -> None:
-    """Builds a model whose inputs are the ids of all rows, and the number of ids in each row."""
+    """Builds a model that averages the vectors of each row, given the ids of all rows and each row's number of ids."""
     import tensorflow as tf
 
     table = variable("tag", rows(TAGS), 16)

@@ -10,7 +10,7 @@ import numpy as np
 from loadtest.foreign.kinds import Draw, InputSpec, Kind, Tensors
 
 _MOST_ROWS = 64
-# Share of requests without any row, and share of requests with an id outside its table.
+# Share of the random requests that have no row, and share of those that have an id outside its table.
 _NO_ROWS, _BAD_ID = 0.01, 0.04
 
 

@@ -84,7 +84,7 @@ def wide_and_deep(folder: Path, rows: Rows) -> None:
 
     def score(user: Any, word: Any, tag_values: Any, tag_splits: Any) -> Any:
         mean = tf.reduce_mean(tf.RaggedTensor.from_row_splits(tf.gather(tags, tag_values), tag_splits), axis=1)
-        # tf.reduce_mean gives NaN for a row without ids.
+        # tf.reduce_mean gives NaN for a row without tags.
         mean = tf.where(tf.math.is_nan(mean), tf.zeros_like(mean), mean)
         crossed = tf.strings.join([tf.strings.as_string(user), word], separator="_X_")
         linear = tf.gather(wide, tf.strings.to_hash_bucket_fast(crossed, rows(1000)))
@@ -131,7 +131,7 @@ def sequence_with_mean(folder: Path, rows: Rows) -> None:
 def _save_of_fields(
     folder: Path, tables: dict[str, Any], towers: list[Tower], score: Any, *, more: Any = None, dense: Any = None
 ) -> None:
-    # tf.function passes the signature's inputs by position; `score` takes them by the names of the tables.
+    # tf.function passes a signature's inputs by position, and `score` takes them by the names of the tables.
     names = [*tables] if dense is None else ["dense", *tables]
     specs = [spec(name) for name in tables]
     variables = {"tables": tables, "towers": [tower.variables for tower in towers], "more": more or {}}

@@ -58,7 +58,8 @@ class Reference:
             text = str(error.message).removeprefix("Graph execution error:").strip()
             raise Refused(code, text.partition("\n")[0]) from error
         except ValueError as error:
-            # The session raises ValueError if the shape of an array in the request does not fit the placeholder.
+            # A TensorFlow session raises ValueError if the shape of an array in the request does not fit the
+            # placeholder.
             raise Refused("InvalidArgument", str(error)) from error
 
     def _by_object(self, signature: str, inputs: Tensors) -> Tensors:

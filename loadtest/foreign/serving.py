@@ -23,7 +23,7 @@ def serve(bases: Mapping[str, Path], config: Path) -> LiveServer:
         f'config {{ name: "{name}" base_path: "{base}" model_platform: "tensorflow" }}' for name, base in bases.items()
     ]
     config.write_text("model_config_list {\n" + "\n".join(lines) + "\n}\n")
-    # The server must not retry: it would wait a minute before it loads a broken model again.
+    # The server must not retry a failed load: it would wait a minute before it loads the broken model again.
     once = ("--file_system_poll_wait_seconds=0", "--max_num_load_retries=0")
     return LiveServer(f"--model_config_file={config}", *once)
 

@@ -49,7 +49,7 @@ def measure(
     seconds: float,
     rounds: int,
 ) -> Speed:
-    """Sends requests to the adopted and the original server in turns, on 8 connections each; all must be valid."""
+    """Returns the medians of both servers' rates, measured in turns on 8 connections; all requests must be valid."""
     rates: list[list[float]] = [[], []]
     try:
         asks = [_ask(server, model, signature, requests, is_grpc=is_grpc) for server in servers]
@@ -75,7 +75,7 @@ def _port(server: LiveServer, *, is_grpc: bool) -> int:
 
 
 def _ask(server: LiveServer, model: str, signature: str, requests: Sequence[Tensors], *, is_grpc: bool) -> Ask:
-    # Send each request once first: the load generator checks that later answers have the same size as the first answer.
+    # Each request is sent once: the load generator checks that later answers have the size of the first one.
     if is_grpc:
         bodies = [grpc_request(model, signature, tensors).SerializeToString() for tensors in requests]
         with grpc.insecure_channel(server.grpc) as channel:

@@ -80,7 +80,7 @@ def tfrs_tpu_embedding(folder: Path, rows: Rows) -> None:
     module.layers = [layer, tower]
 
     def vectors(user: Any, film: Any, seen: Any) -> Any:
-        # tf.sparse.from_dense() leaves out the zeros, which are padding: 0 is no valid id of this input.
+        # tf.sparse.from_dense() drops zeros. The zeros of `seen` are padding, no ids.
         ids = {"user": user, "film": film, "seen": tf.sparse.from_dense(seen)}
         return layer(ids)
 

@@ -41,7 +41,7 @@ for _dtype in ("float16", "bfloat16", "float64"):
 
 @ZOO.foreign({"item": Ids(1000)})
 def table_of_int8_with_scale(folder: Path, rows: Rows) -> None:
-    """Builds a model that stores rows as int8 with a scale per row; its graph multiplies both."""
+    """Builds a model that stores rows as int8 with a scale for each row; its graph multiplies a row by its scale."""
     import tensorflow as tf
 
     stored = tf.Variable(tf.cast(tf.round(variable("item", rows(1000), 16) * 40.0), tf.int8))
@@ -79,7 +79,7 @@ def table_of_three_dimensions(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(1000)})
 def table_changed_in_the_graph(folder: Path, rows: Rows) -> None:
-    """Builds a model that returns rows multiplied by another variable."""
+    """Builds a model that returns rows multiplied by another variable, and the norms of the rows."""
     import tensorflow as tf
 
     table, factor = variable("item", rows(1000), 16), variable("factor", 16)
@@ -92,7 +92,7 @@ def table_changed_in_the_graph(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(500), "shifted": Ids(500, low=1)})
 def table_read_by_shifted_ids(folder: Path, rows: Rows) -> None:
-    """Builds a model that reads rows by ids that start at 1, and by ids modulo the number of rows."""
+    """Builds a model that reads rows by ids that start at 1, by ids modulo the number of rows, and by clipped ids."""
     import tensorflow as tf
 
     table = variable("item", rows(500), 16)

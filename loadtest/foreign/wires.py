@@ -89,7 +89,7 @@ def has_json_form(inputs: Tensors) -> bool:
 def from_json(outputs: Any, expected: Tensors) -> Tensors:
     """Converts a JSON answer to arrays of the expected dtypes; raises ValueError if the answer has another form."""
     if not (isinstance(outputs, dict) and outputs.keys() == expected.keys()):
-        # JSON leaves out the name of an answer's only output.
+        # If a signature has one output, the JSON answer has no name of the output.
         (name,) = expected
         outputs = {name: outputs}
     return {name: _from_lists(outputs[name], array) for name, array in expected.items()}

@@ -32,7 +32,7 @@ from loadtest.tls import server_flags, write_ssl_config
 
 _BATCHES = ("grpc-batches", "http-batches")
 _WIRES = ("grpc", "http", *_BATCHES, "schema", "reload")
-# Reload requests are slow and may unload the model, so they are sent last, and fewer by this factor.
+# Reload requests are slow and may unload the model, so they are sent last, and a hundred times fewer than others.
 _RELOAD_SHARE = 100
 
 
@@ -100,7 +100,8 @@ def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
     campaign = Campaign(wire, server)
     campaign.run(numbers, connect, connections=options.connections, seed=options.seed)
     campaign.print_figures()
-    # The native core keeps its connections to the reference server for two seconds; both ends count as descriptors.
+    # The native core keeps its connections to the reference server open for two seconds, and the server holds a
+    # descriptor for each end.
     most_descriptors = 3 * options.connections
     grown = campaign.grown_mib() > options.max_growth_mib or campaign.grown_descriptors() > most_descriptors
     if grown:

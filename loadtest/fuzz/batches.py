@@ -47,7 +47,7 @@ _READ_BYTES = 1 << 18
 _SENT_BYTES = 1 << 16
 _FRAME_BYTES = 16384
 _FIRST_WINDOW, _WINDOW = 65535, 1 << 30
-# Errors of a socket that does not block, and can not read or write now.
+# Errors of a non-blocking socket that can not be read or written now.
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 # The name grpc-status in HPACK's Huffman code, and the codes 0 to 16. The client announces an HPACK table of 0 bytes,
 # so a server must send name and value in each answer.
@@ -113,7 +113,7 @@ def _exchange(sock: socket.socket, out: bytearray) -> Iterator[bytes]:
       _Closed: the server closed the connection, or sent nothing for too long.
     """
     while True:
-        # The socket does not tell select() of decrypted bytes that wait in it.
+        # select() does not know of bytes that the TLS connection has decrypted and not yet returned.
         has_more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
         readable, writable, _ = select.select([sock], [sock] if out else [], [], 0.0 if has_more else TIMEOUT_S)
         if not (readable or writable or has_more):
@@ -142,7 +142,7 @@ def _last_words(port: _Port, data: bytes) -> bytes:
     with port.connect() as sock:
         try:
             sock.sendall(data)
-            # Wait for the answer before the shutdown: a server may drop a request if the client closes its sending half
+            # Wait for the answer before the shutdown: a server may drop a request whose client closes its sending half
             # earlier.
             select.select([sock], [], [], _ANSWER_S)
             if port.protocol:
@@ -155,7 +155,7 @@ def _last_words(port: _Port, data: bytes) -> bytes:
         except TimeoutError:
             return bytes(found) if port.protocol else b"HTTP/1.1 504 the fuzzer waited too long\r\n\r\n"
         except OSError:
-            # The server has closed the connection; its answer is what has been received so far.
+            # The server has closed the connection, so its answer is the bytes that were received before.
             pass
     return bytes(found)
 
@@ -237,7 +237,8 @@ class Http1Batches:
     def _judged_alone(self, request: _Request) -> _Numbered:
         found = _last_words(self._port, request.data)
         statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d\d\d)", found)]
-        # 501, 505: a method or a version of HTTP that the server does not know. 408: a body that ends too early.
+        # 501 and 505 are right answers: a mutated request may have a method or a version of HTTP that the server does
+        # not know.
         wrong = [status for status in statuses if status >= 500 and status not in (501, 505)]
         label = f"head {statuses[0] if statuses else 'closed'}"
         return request.sent(Verdict(label, f"{wrong}: {found[:300]!r}" if wrong else ""))
@@ -341,7 +342,7 @@ class GrpcBatches:
 
     def _judged_alone(self, request: _Request) -> _Numbered:
         found = _last_words(self._port, request.data)
-        # gRPC codes that blame the server: UNKNOWN, INTERNAL, DATA_LOSS.
+        # gRPC codes by which a server takes the blame: UNKNOWN, INTERNAL, DATA_LOSS.
         wrong = [code for code in _statuses(found) if code in (2, 13, 15)]
         label = "frames answered" if _STATUS_NAME in found else "frames closed"
         return request.sent(Verdict(label, f"{wrong}: {found[:300]!r}" if wrong else ""))
@@ -466,8 +467,8 @@ def _judged_stream(stream: _Stream) -> _Numbered:
     elif status in _CODES:
         verdict = Verdict(_CODES[status].name)
     elif status == _UNAVAILABLE and _PUSHBACK_NAME in stream.headers:
-        # On a busy machine the server's queues may be full when a batch arrives, so the server may refuse some of its
-        # requests.
+        # On a busy machine the server's queues may be full when a batch arrives, so it may refuse requests of the
+        # batch.
         verdict = Verdict("UNAVAILABLE")
     else:
         verdict = Verdict(f"status {status}", f"status {status}: {bytes(stream.headers)!r}")

@@ -17,9 +17,9 @@ from loadtest.live_server import Held, LiveServer
 # A run of the fuzzer stops after this many wrong reactions of the server.
 _ENOUGH = 20
 _SHOWN_BYTES = 600
-# The share of requests that are sent a second time, to find memory that the server does not free. The first time memory
-# grows with the largest request and stays so, because the allocator keeps it for each thread (150 bytes may spread two
-# tf.Examples to 65,536 rows). Growth by repeated requests is a leak.
+# The share of requests that are sent a second time, to find memory that the server does not free. At the first time,
+# memory grows with the largest request and stays so, because the allocator keeps it for each thread (150 bytes may
+# spread two tf.Examples to 65,536 rows). Growth by repeated requests is a leak.
 _AGAIN_SHARE = 0.2
 
 
@@ -40,7 +40,7 @@ class Campaign:
     again: Held | None = None
 
     def run(self, numbers: Sequence[int], connect: Callable[[], Wire], *, connections: int, seed: int) -> None:
-        """Sends the requests with these numbers; ends early after too many problems, or if the server has ended."""
+        """Sends the requests with these numbers, then some again; ends early after many problems or with the server."""
         self.start = self.server.held()
         started_s = time.monotonic()
         self._send(numbers, connect, connections, seed)

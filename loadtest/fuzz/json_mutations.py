@@ -73,8 +73,8 @@ _KEYS = ("", "signature_name", "instances", "inputs", "features", "weights", "id
 _MARK = "\u2603 a token goes here \u2603"
 _MARKS = re.compile("|".join(re.escape(json.dumps(_MARK, ensure_ascii=ascii)) for ascii in (True, False)))
 _MAX_DEPTH = 100_000
-# Mutations that repeat a value are applied only to JSON documents below this size, because larger documents would
-# become gigabytes.
+# Mutations that repeat a value are applied only to JSON documents below this size, because larger ones would become
+# gigabytes.
 _SMALL_BYTES = 400
 
 
@@ -149,7 +149,7 @@ def _respelled(source: Random, data: bytes) -> bytes:
     if how == 1:
         return data.decode().encode(source.choice(("utf-16", "utf-32", "utf-16-le")))
     if how == 2:
-        # Write all members of the JSON object twice, so that each key occurs twice.
+        # Repeats all members of the JSON object, so that each key occurs twice.
         return data[: data.rfind(b"}")] + b"," + data[1:] if data.startswith(b"{") else data
     if how == 3:
         opening, closing = source.choice(((b"[", b"]"), (b'{"a":', b"}")))

@@ -17,7 +17,7 @@ PREDICT = f"/{_PREDICTION}/Predict"
 RELOAD = f"/{_MODELS}/HandleReloadConfigRequest"
 HEALTH = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-# Maps numpy's kind and size of a dtype to TensorFlow's DataType number, and the TensorProto field of its values.
+# Kind and size of a numpy dtype -> number in TensorFlow's DataType, and the TensorProto field of its values.
 _FIELDS = {
     "f4": (1, "float_val"),
     "f8": (2, "double_val"),

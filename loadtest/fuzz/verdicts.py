@@ -70,7 +70,7 @@ def of_grpc_error(error: grpc.RpcError) -> Verdict:
 
 
 def of_grpc_answer(method: str, data: bytes) -> Verdict:
-    """Judges the bytes of an answer that the server sent over gRPC."""
+    """Judges the message of an OK answer over gRPC: it must parse, and a PredictResponse's tensors fit their shapes."""
     name = _RESPONSES.get(method.rpartition("/")[2])
     if name is None:
         return Verdict("OK")

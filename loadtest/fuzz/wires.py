@@ -63,7 +63,7 @@ class GrpcWire(_OneByOne):
         self._channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
         self._seed = seed
         self._seeds = grpc_seeds(model)
-        # ReloadWire alone calls the reload method, because a mutated reload that is valid by chance changes the served
+        # Only ReloadWire calls the reload method, because a mutated reload that is valid by chance changes the served
         # models.
         self._others = [method for method in self._seeds if method not in (PREDICT, RELOAD)]
         self._calls: dict[str, Any] = {method: self._channel.unary_unary(method) for method in self._seeds}

@@ -27,7 +27,7 @@ _CONFIG = """model_config_list {
   config { name: "other" base_path: "%s" model_platform: "tensorflow" }
 }
 """
-# Requests per second to the second model, while the first model is flooded.
+# Requests per second to model "other", while model "flooded" is flooded.
 _OTHER_PER_S = 4.0
 
 
@@ -77,7 +77,7 @@ async def _curve(name: str, port: int, options: argparse.Namespace) -> str:
             offer(wire, "flooded", per_s=factor * before, seed=number, **common),
             offer(wire, "other", per_s=_OTHER_PER_S, seed=1000 + number, **common),
         )
-        # The server's capacity is measured before and after each round, because other work on the machine changes
+        # The mean of the server's capacity before and after a round counts, because other work on the machine changes
         # during the run.
         after = await _capacity(wire, options)
         rounds.append((flood, other, (before + after) / 2))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from loadtest.overload.wires import Outcome, Wire, timed
 
-# Maximum number of requests in flight; with more, the generator would be slower than the server.
+# Largest number of requests in flight; with more, the load generator would be slower than the server.
 _MAX_ON_THEIR_WAY = 5000
 
 
@@ -35,7 +35,7 @@ class Round:
 
 
 async def capacity(wire: Wire, model: str, *, clients: int, seconds: float, timeout_s: float) -> float:
-    """Returns answers per second with N clients, each of which sends its next request after an answer."""
+    """Returns right answers per second to N clients, each of which sends its next request after an outcome."""
     end_s = time.perf_counter() + seconds
     done = 0
 

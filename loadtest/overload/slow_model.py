@@ -24,7 +24,7 @@ def write_slow_model(folder: Path, layers: int) -> None:
             state = tf.fill([_WIDTH, _WIDTH], tf.reduce_sum(x))
             for _ in range(layers):
                 state = tf.matmul(state, self.kernel)
-            # min(abs(sum), 0) is always 0. TensorFlow's optimizer does not recognize this, so it does not remove the
+            # min(abs(sum), 0) is always 0, which TensorFlow's optimizer does not recognize, so it does not remove the
             # layers.
             return {"y": 2.0 * x + tf.minimum(tf.abs(tf.reduce_sum(state)), 0.0)}
 

@@ -14,8 +14,8 @@ import grpc.aio
 
 from loadtest.wire import PREDICT_METHOD, message_classes
 
-# The outcomes of a request. ok: the right answer; late: none before the client gave up; refused: for overload; failed:
-# all others.
+# The outcomes of a request. ok: the right answer; late: no answer before the client's deadline; refused: an error
+# because of overload; failed: anything else.
 Kind = Literal["ok", "refused", "late", "failed"]
 _DT_FLOAT = 1
 X, Y = 3.0, 6.0

@@ -23,7 +23,7 @@ from loadtest.replicas.fleet import Fleet, balancers, fleet
 from loadtest.replicas.load import PERIOD_S, Load, Tally
 
 Show = Callable[[str, str, dict[str, Tally]], None]
-# Faults that an operator plans; no client may notice them.
+# Faults that an operator causes on purpose; no client may notice them.
 _PLANNED = (rolling_restart.__name__, roll_out_version.__name__)
 _QUIET = "no fault"
 

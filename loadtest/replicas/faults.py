@@ -9,9 +9,9 @@ from loadtest.replicas.fleet import Fleet, until
 
 # Index of the replica that each fault hits.
 _LOST = 0
-# Seconds for which a slow replica alternately stands still, and runs.
+# Seconds for which a slow replica is stopped and then runs, in turns.
 _STOPPED_S, _RUNNING_S = 0.045, 0.005
-# Time for three health checks: after two good ones the balancer sends requests to a restarted replica.
+# Seconds for three health checks. The balancer sends requests to a restarted replica after two good ones.
 _FOUND_S = 1.5
 
 
@@ -24,7 +24,7 @@ def rolling_restart(fleet: Fleet) -> None:
 
 
 def roll_out_version(fleet: Fleet) -> None:
-    """Puts the next model version on one replica after another."""
+    """Adds the next model version to one replica after another, each after the previous one serves it."""
     for replica in fleet.replicas:
         replica.add_version(2)
         until(lambda replica=replica: replica.serves(2))

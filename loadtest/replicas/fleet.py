@@ -29,7 +29,7 @@ _PATIENCE_S = 60
 _CONFIGURATIONS = ROOT / "examples" / "balancers"
 # The first three numbers of the addresses in the example configurations, which the test replaces.
 _EXAMPLE_NETWORK = "10.0.0."
-# The balancers in examples/balancers notice within a second that a replica is not ready.
+# --shutdown_delay_s is longer than the second within which the balancers notice that a replica is not ready.
 _FLAGS = ("--shutdown_delay_s=2", "--graph_signatures=off", "--file_system_poll_wait_seconds=0.1", "--log_format=json")
 
 
@@ -172,7 +172,7 @@ def _balancer(name: str, folder: Path, hosts: Hosts) -> Iterator[None]:
             until(lambda: process.poll() is not None or _answers(f"http://{hosts.near}:{HTTP_PORT}/readyz"))
             if process.poll() is not None:
                 raise RuntimeError(f"{name} ended: {(folder / f'{name}.log').read_text()}")
-            # Wait until the balancer's health checks have found all replicas.
+            # Seconds after which the balancer's health checks have found all replicas.
             time.sleep(2)
             yield
         finally:

@@ -20,12 +20,12 @@ from loadtest.replicas.fleet import MODEL, user_rows
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 _CLIENTS = 4
-# Time from one request of a client to its next one.
+# Seconds from one request of a client to its next one.
 PERIOD_S = 0.02
 _NUM_IDS = 20
 # Longest time of a call, all of its attempts together.
 _TIMEOUT_S = 5.0
-# The documented retries of gRPC clients: a service config as in docs/replicas.md.
+# The retries of gRPC clients that docs/replicas.md documents, as a gRPC service config.
 _SERVICE_CONFIG = """{
   "loadBalancingConfig": [{"round_robin": {}}],
   "methodConfig": [{
@@ -134,7 +134,7 @@ class Load:
 def _grpc_lookups(target: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:
     options = [
         ("grpc.service_config", _SERVICE_CONFIG),
-        # Clients must not share connections with other clients of this process.
+        # Each client has its own connections, not those of other clients of this process.
         ("grpc.use_local_subchannel_pool", 1),
         # Without this option, grpcio would send an authority that HTTP/2 does not allow if it has a list of addresses
         # (docs/replicas.md).

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         ]
         with LiveServer(*flags) as server:
             _soak(server.ready(), models, report, options, interrupted)
-        # Errors that the server logs while it stops are counted too.
+        # Errors that the server logs while it stops count, too.
         report.faults = dict(server.faults)
     report.write(options.out)
     _say(report.markdown())
@@ -92,7 +92,7 @@ def _soak(
             next_s += options.sample_seconds
         if server.is_alive:
             interrupted.wait(max(0.0, end_s - time.monotonic()))
-    # Take a last sample of the server, which includes the requests that were still in flight.
+    # The last sample also counts the requests that were in flight when the time was over.
     _sample(server, tally, report, start_s)
 
 
@@ -100,7 +100,7 @@ def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) ->
     try:
         sample = sampled(server.pid, time.monotonic() - start_s, tally.next_window())
     except (OSError, KeyError) as error:
-        # If Ctrl-C ended the server, Tally.failed() does not count the end of the server as a failure.
+        # The server has ended. Tally.failed() counts this as a failure, unless Ctrl-C ended the server.
         tally.failed("server", f"it is gone: {error}")
         return
     report.samples.append(sample)

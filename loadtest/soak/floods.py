@@ -16,7 +16,7 @@ from loadtest.soak.tally import Tally
 
 _FEATURE = "user"
 _FLOOD_S = 3.0
-# A flood that runs longer than planned by this time is killed, and counts as a failure.
+# A flood that runs this many seconds longer than planned is killed, and counts as a failure.
 _OVERTIME_S = 60.0
 _KIND = "flood"
 

@@ -25,8 +25,8 @@ class HeldNow:
 def held_now(pid: int) -> HeldNow:
     """Reads the memory, descriptors and threads of a process; raises OSError if the process has ended."""
     held = held_by(pid)
-    # The process name in parentheses may hold spaces. Of the fields after it, the 12th and 13th are user and system
-    # time, and the 18th is the number of threads.
+    # In /proc/PID/stat, the process name in parentheses may hold spaces. Of the fields after it, the 12th and 13th are
+    # user and system time, and the 18th is the number of threads.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return HeldNow(
         held.pss_mib,

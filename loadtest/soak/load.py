@@ -24,7 +24,7 @@ _CHANNEL_S = 5.0
 _MAX_LOAD_S = 60.0
 
 
-# Type of a function that disturbs the server from a thread of its own, until the event is set.
+# Type of a function that disturbs the server until the event is set; it runs in a thread of its own.
 Trouble = Callable[[threading.Event], None]
 
 
@@ -38,7 +38,7 @@ def running(
     swap_s: float,
     troubles: Sequence[Trouble] = (),
 ) -> Iterator[None]:
-    """Sends requests from several threads until the `with` block ends.
+    """Sends requests from several threads, watches health and swaps versions until the `with` block ends.
 
     Args:
       models: the served model folder, which holds version 1.
@@ -95,8 +95,7 @@ def _client(
         try:
             outcome = calls.share[kind][1](channel, source)
         except Exception as error:
-            # Every exception counts as a failure. If an exception ended the thread, the missing requests would look
-            # like success.
+            # Every exception counts as a failure: if it ended the thread, nobody would see that requests are missing.
             tally.failed(kind, _words(error))
         else:
             seconds = time.monotonic() - start_s
@@ -115,7 +114,7 @@ def _words(error: Exception) -> str:
 
 
 def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event) -> None:
-    """Watches the server's health service; every change after the first status counts as a failure."""
+    """Watches the server's health service; each status other than SERVING, and an early end, counts as a failure."""
     serving = health_pb2.HealthCheckResponse.SERVING
     try:
         for answer in watch:

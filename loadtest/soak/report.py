@@ -76,7 +76,7 @@ def sampled(pid: int, at_s: float, window: Window) -> Sample:
 
 
 def slope_mib_per_hour(samples: list[Sample], what: str) -> float | None:
-    """Returns how much memory grew in the second half of the samples, by least squares; None for fewer than three."""
+    """Returns memory's growth in MiB an hour in the second half of the samples; None if this has fewer than three."""
     later = samples[len(samples) // 2 :]
     if len(later) < 3:
         return None
@@ -97,7 +97,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether no request failed and the server logged no error."""
+        """Whether the test took samples, no request failed, and the server logged no error."""
         return bool(self.samples) and not self.problems and not self.faults
 
     def write(self, out: Path) -> None:

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-# Maximum length of a failure's text. Failures after the server has ended differ only beyond this length, so they count
-# as one kind of failure.
+# Texts of failures are cut to this length. Failures after the server has ended differ only beyond it, so they count as
+# one kind of failure.
 _MAX_LENGTH = 300
 
 

@@ -51,7 +51,7 @@ def run(admin: str, address: str, data: Data, tally: Tally, stop: threading.Even
 
 
 def _seen(address: str, row: int, wanted: list[float], stop: threading.Event) -> str:
-    """Reads the row until it has the written value; returns the outcome in words, "" if it never has the value."""
+    """Reads the row until it has the written value; returns the outcome in words, "" if it never comes in time."""
     end_s = time.monotonic() + _PATIENCE_S
     in_a_row = 0
     versions = _versions(address)

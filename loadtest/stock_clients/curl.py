@@ -120,8 +120,8 @@ def _run(place: Place, url: str, *options: str) -> str:
     binary = shutil.which("curl")
     if binary is None:
         raise Skip("curl is not on PATH")
-    # With -w, curl prints the status in a last line after the body, which may hold any bytes; -D - would print all
-    # headers.
+    # With -w, curl prints the status as a last line after the body, which may hold any bytes; -D - would print all
+    # headers, too.
     command = [binary, "-sS", *(options or ()), f"{place.http}{url}"]
     if not any(option.startswith("-w") for option in options):
         command += ["-w", "\n%{http_code}"]

@@ -60,7 +60,8 @@ class _Dynamic:
     def describe(self, service: str) -> str:
         methods = self._pool.FindServiceByName(service).methods
         for method in methods:
-            # As in grpcurl, the request and response types of each method must be found, with all types that they use.
+            # grpcurl looks up the request and the response type of each method, and all types that they use; so does
+            # this check.
             message_factory.GetMessageClass(method.input_type)
             message_factory.GetMessageClass(method.output_type)
         require(bool(methods), "no methods")
@@ -82,7 +83,8 @@ class _Dynamic:
         signature = self._model.predicted()[0]
         inputs = {}
         for name, tensor in signature.tensors().items():
-            # The values are in typed fields such as int64_val, as a person would write them, not in tensor_content.
+            # Tensors have their values in typed fields such as int64_val, as a person would write them, not in
+            # tensor_content.
             field = {"i": "int64_val" if tensor.itemsize == 8 else "int_val", "f": "float_val", "O": "string_val"}
             if tensor.dtype.kind not in field:
                 raise Skip(f"no JSON form here for {tensor.dtype}")

@@ -18,7 +18,7 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields a check for each method of TensorFlow Serving's API that the model supports."""
+    """Yields a check for each call of TensorFlow Serving's API; a call that the model does not support is skipped."""
     try:
         stubs = _Stubs(place)
     except ImportError as error:

@@ -101,7 +101,8 @@ def _swap(server: LiveServer, base: Path, scratch: Path, options: argparse.Names
     next_s, version = started_s + options.every, 1
     while (now_s := time.monotonic()) - started_s < options.seconds:
         _remember(server, run)
-        # Read the versions' states as often as during a swap, because reading them loads the server, too.
+        # The versions' states are read between swaps as often as during one, because reading them loads the server,
+        # too.
         _states(server)
         if now_s >= next_s:
             _one_swap(server, base, scratch, version, run)
@@ -111,7 +112,7 @@ def _swap(server: LiveServer, base: Path, scratch: Path, options: argparse.Names
 
 
 def _one_swap(server: LiveServer, base: Path, scratch: Path, old: int, run: Run) -> None:
-    # The versions alternate between two contents: every number of version v is (v - 1) % 2 + 1.
+    # The contents of versions alternate: all numbers of version v are (v - 1) % 2 + 1.
     begun_s = time.monotonic()
     (scratch / f"spare-{old % _VERSIONS + 1}").rename(base / str(old + 1))
     answers_s = 0.0

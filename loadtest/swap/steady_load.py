@@ -24,7 +24,7 @@ import orjson
 from loadtest.swap.model import numbers_of
 
 _PATH = "/v1/models/swap:lookup"
-# Number of requests that are drawn in advance; their ids have a skewed distribution, as in production.
+# Number of requests that are drawn before the load begins; their ids have a skewed distribution, as in production.
 _DRAWN = 4096
 _MAX_WRONG = 20
 

@@ -1,1 +1,1 @@
-"""Conformance tests: one table of requests and answers, run on the engine and on every wire."""
+"""One table of requests and answers is run on the engine and on every wire."""

@@ -28,7 +28,7 @@ METHODS = {
     "status": ("GetModelStatus", "GetModelStatusRequest", "GetModelStatusResponse"),
     "metadata": ("GetModelMetadata", "GetModelMetadataRequest", "GetModelMetadataResponse"),
 }
-# Our dtype name -> DataType number and TensorProto field.
+# Name of a dtype in the contract's cases -> its number in DataType, its field of TensorProto, its numpy dtype.
 FIELDS = {
     "float": (1, "float_val", "<f4"),
     "double": (2, "double_val", "<f8"),
@@ -49,7 +49,7 @@ HTTP_STATUS = {
 
 @dataclass(frozen=True)
 class Refused:
-    """An error answer: the canonical code on gRPC, the status on REST."""
+    """An error answer. code: the canonical code over gRPC, the HTTP status over REST."""
 
     code: str | int
     text: str
@@ -81,7 +81,7 @@ def expected(case: Case, wire: str) -> Any:
 
 
 def send_grpc(channel: grpc.Channel, case: Case, *, as_content: bool = False) -> Any:
-    """Sends a case over gRPC; returns its outputs, results or answer, or Refused."""
+    """Sends a case over gRPC; returns its outputs, its results or its whole answer, or Refused."""
     method, request_type, response_type = METHODS[case["call"]]
     service = SERVICES.get(case["call"], "PredictionService")
     call = channel.unary_unary(f"/tensorflow.serving.{service}/{method}")
@@ -210,7 +210,7 @@ def _fill_example(example: Any, features: Mapping[str, Any]) -> None:
 
 
 def read_tensor(tensor: Any) -> Any:
-    """Converts a TensorProto of floats or strings to a nested list."""
+    """Converts a TensorProto of float32 numbers or of strings to a nested list."""
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     if tensor.dtype == FIELDS["string"][0]:
         return np.array([item.decode() for item in tensor.string_val], object).reshape(shape).tolist()

@@ -36,7 +36,7 @@ Signatures = dict[str, Any]
 
 
 def write_half(tf: Any, folder: Path, *, added: float = 0.0) -> None:
-    """Writes a version of model "half"."""
+    """Writes a version of the model "half"; `added` is added to its answers."""
 
     def build(v1: Any) -> Signatures:
         x = v1.placeholder("float32", [None, 1], name="x")

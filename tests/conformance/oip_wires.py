@@ -21,7 +21,7 @@ _FIELDS = {"INT64": "int64_contents", "INT32": "int_contents", "FP32": "fp32_con
 
 
 def raw_bytes(array: np.ndarray) -> bytes:
-    """Returns a tensor's binary data."""
+    """Returns a tensor's data in the binary form of the Open Inference Protocol."""
     if array.dtype != object:
         return array.astype(array.dtype.newbyteorder("<")).tobytes()
     return b"".join(struct.pack("<I", len(item)) + item for item in array.tolist())

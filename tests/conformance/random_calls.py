@@ -75,7 +75,7 @@ class RandomCalls:
         return sorted(name for name, entry in self._manifest["signatures"].items() if entry["kind"] == "lookup")
 
     def draw(self, rng: random.Random) -> list[Call]:
-        """Returns one random request for every wire that has a form for it."""
+        """Draws one random request; returns the calls for every wire that can express it."""
         signature = rng.choice(self.lookups)
         drawn = self._drawn(rng, signature)
         calls = [self._grpc(rng, drawn), *self._oip_grpc(rng, drawn), *self._oip_http(rng, drawn)]

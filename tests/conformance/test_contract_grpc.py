@@ -26,7 +26,7 @@ pytestmark = pytest.mark.tf
 
 
 def predict_request(values: Any, *, as_content: bool = False) -> bytes:
-    """Returns a Predict of half plus two."""
+    """Returns a serialized PredictRequest to TensorFlow Serving's model half plus two."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name = "half"
     fill_tensor(request.inputs["x"], values, "float", as_content=as_content)
@@ -34,7 +34,7 @@ def predict_request(values: Any, *, as_content: bool = False) -> bytes:
 
 
 def output(data: bytes) -> Any:
-    """Returns the answer's TensorProto."""
+    """Returns output "y" of a serialized PredictResponse, as a TensorProto."""
     return message_class("tensorflow.serving.PredictResponse").FromString(data).outputs["y"]
 
 
@@ -84,7 +84,7 @@ def test_details_are_cut_at_1024_bytes(contract_channel: grpc.Channel, length: i
 
 @pytest.fixture
 def serve(contract_engine: Engine) -> Any:
-    """Starts servers with options and gives channels to them."""
+    """Returns a function that starts a gRPC server with options, and returns a channel to it."""
     started: list[Any] = []
 
     def start(client: Any = (), **options: Any) -> grpc.Channel:
@@ -139,7 +139,7 @@ def test_a_unix_socket_beside_the_port(serve: Any, tmp_path_factory: pytest.Temp
 
 
 def test_channel_arguments_reach_grpc(serve: Any) -> None:
-    # A limit of grpc's own, which wins over ours.
+    # grpcio's own limit refuses the request, although the server's limit on requests is larger.
     channel = serve(channel_arguments=[("grpc.max_receive_message_length", 100)])
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(PREDICT)(predict_request([2.0] * 100), timeout=60)
@@ -147,7 +147,7 @@ def test_channel_arguments_reach_grpc(serve: Any) -> None:
 
 
 def test_a_deadline_that_has_passed(contract_channel: grpc.Channel) -> None:
-    # Large enough not to be answered before the client looks at its clock.
+    # The request is so large that the server can not answer it before the client checks its deadline.
     with pytest.raises(grpc.RpcError) as caught:
         contract_channel.unary_unary(PREDICT)(predict_request([2.0] * 200_000), timeout=0)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -1,4 +1,4 @@
-"""Every dtype in every form that TensorProto and JSON have for it, through a graph that gives back what it gets."""
+"""Sends every dtype in every form that TensorProto and JSON have for it through a graph that returns its input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conformance.wires import HttpClient
 
 pytestmark = pytest.mark.tf
 
-# Values of each dtype that are easily mangled: ends of the range, signs, what is not finite.
+# Values of each dtype that conversions often change: ends of the range, signs, infinities.
 VALUES: dict[str, list[Any]] = {
     "bool": [True, False, True],
     "complex64": [1 + 2j, -0.5j, 3.0],
@@ -36,7 +36,7 @@ VALUES: dict[str, list[Any]] = {
     "uint64": [0, 1, 2**64 - 1],
     "string": [b"", b"a\0b\0", "é€".encode()],
 }
-# Number and *_val field of each dtype.
+# Name of a dtype -> its number in DataType, and the field of TensorProto that has its values.
 PROTO_FIELDS = {
     **{dtype: (number, name) for dtype, (number, name, _) in FIELDS.items()},
     "complex64": (8, "scomplex_val"),
@@ -61,7 +61,7 @@ def array_of(tf: Any, dtype: str, values: Any) -> np.ndarray:
 
 
 def in_field(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
-    """Fills a TensorProto's own field for its dtype."""
+    """Fills a TensorProto with values in the field of its dtype."""
     tensor.dtype, field = PROTO_FIELDS[dtype]
     tensor.tensor_shape.dim.add().size = len(values)
     array = array_of(tf, dtype, values)
@@ -74,7 +74,7 @@ def in_field(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
 
 
 def in_content(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
-    """Fills a TensorProto's tensor_content."""
+    """Fills a TensorProto with values in tensor_content."""
     tensor.dtype = PROTO_FIELDS[dtype][0]
     tensor.tensor_shape.dim.add().size = len(values)
     array = array_of(tf, dtype, values)
@@ -86,7 +86,7 @@ def in_content(tf: Any, tensor: Any, dtype: str, values: list[Any]) -> Any:
 
 
 def predict(channel: grpc.Channel, dtype: str, tensor: Any, *, metadata: Any = ()) -> Any:
-    """Sends a tensor through the signature of its dtype; returns the output's TensorProto, or Refused."""
+    """Sends a tensor to the signature of model "kinds" for its dtype; returns the output's TensorProto, or Refused."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = "kinds", dtype
     request.inputs["x"].CopyFrom(tensor)
@@ -144,7 +144,7 @@ def test_shapes_without_a_list(tf: Any, contract_channel: grpc.Channel, dtype: s
 def test_halves_travel_in_half_val(tf: Any, contract_channel: grpc.Channel, dtype: str, number: int) -> None:
     answer = predict(contract_channel, dtype, in_field(tf, new_tensor(), dtype, [1.0, -2.0]))
     assert answer.dtype == number
-    # Sign, exponent and the first bits of the fraction, by IEEE 754 and by the upper half of float32.
+    # bfloat16 (14) has the upper 16 bits of a float32; half (19) is the 16-bit format of IEEE 754.
     assert list(answer.half_val) == {14: [0x3F80, 0xC000], 19: [0x3C00, 0xC000]}[number]
 
 
@@ -158,7 +158,7 @@ def test_few_values_are_spread_and_none_is_zero(contract_channel: grpc.Channel) 
 
 
 def undecodable() -> dict[str, Any]:
-    """Returns TensorProtos that stand for nothing, by what is wrong."""
+    """Returns TensorProtos that can not be decoded, by what is wrong with them."""
     tensors = {what: new_tensor() for what in ("no dtype", "reference", "rank", "negative", "short", "lengths", "long")}
     for what, tensor in tensors.items():
         tensor.dtype = {"no dtype": 0, "reference": 101, "lengths": 7}.get(what, 1)
@@ -206,7 +206,8 @@ def test_json_values_to_the_letter(contract_http: HttpClient, dtype: str, keys: 
     assert (response.status_code, response.text) == (200, f'{{"{keys[1]}":{answered}}}')
 
 
-# Sent, JSON's name of its type.
+# Dtype of the input, the value in the request's JSON, and the value with the name of its JSON type in TensorFlow
+# Serving's error.
 WRONG_VALUES = [
     ("int32", "1.5", "1.5 Type: Number"),
     ("int32", "1.0", "1.0 Type: Number"),
@@ -250,7 +251,7 @@ def test_base64_on_input_and_on_outputs_that_end_in_bytes(contract_http: HttpCli
     raw = b"\x00\xff\xfe"
     body = {"signature_name": "texts", "instances": [{"text": {"b64": base64.b64encode(raw).decode()}}]}
     status, answer = contract_http.post("/v1/models/half:predict", json.dumps(body))
-    # Bytes that are no text go as base64 under any name: JSON has no other form for them.
+    # JSON can not hold bytes that are no UTF-8, so they are answered in base64, whatever the name of the output.
     assert (status, answer) == (200, {"predictions": [{"plain": {"b64": "AP/+"}, "raw_bytes": {"b64": "AP/+"}}]})
     body = {"signature_name": "texts", "inputs": "plain"}
     status, answer = contract_http.post("/v1/models/half:predict", json.dumps(body))

@@ -29,22 +29,22 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("service._native") is None, reason="the native core is not built here (no cargo)"
 )
 
-# By caller: the pattern of the models, and the right on them. Only the first may run model "toy".
+# Caller -> the pattern of model names, and the right on them. Only "exact" may run model "toy".
 _CALLERS = {
     "exact": ("toy", "predict"),
     "prefix": ("policies*", "predict"),
     "reader": ("*", "metadata"),
 }
-# Inputs of model "described" with ids of shape [B, K].
+# Input of model "described" with shape [B, K] -> K, or 0 if K is free.
 _IDS_PER_ROW = {"any": 0, "two": 2}
 _MODELS = {"toy": write_toy_model, "policies": write_policy_model, "described": write_described_model}
-# Headers that tell of one answer and not of what was asked.
+# Headers that differ between two answers to the same request, so they are not compared.
 _OWN_HEADERS = {"date", "x-request-id", "server", "connection", "keep-alive"}
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one version of each toy model, and a list of them."""
+    """Writes a folder with one version of each toy model, and a config file that lists the models."""
     folder = tmp_path_factory.mktemp("planes")
     configs = []
     for name, write in _MODELS.items():
@@ -57,7 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def planes(repository: Path) -> Iterator[dict[str, ServerProcess]]:
-    """A server of each data plane over the same models."""
+    """Starts a server of each data plane over the same models."""
     with ExitStack() as stack:
         servers = {
             plane: stack.enter_context(
@@ -106,13 +106,14 @@ class Answers:
         self._http.close()
 
     def to(self, call: Call) -> tuple[Any, bytes]:
-        """Returns status and body; over HTTP with the headers."""
+        """Sends a call; returns the status and the body, over HTTP with the headers."""
         if call.is_grpc:
             try:
                 metadata = [("authorization", self.authorization)] if self.authorization else []
                 return "OK", self._channel.unary_unary(call.path)(call.body, timeout=60, metadata=metadata)
             except grpc.RpcError as error:
-                # Of several faults, the order of a protobuf map says which one is told, and no two processes agree.
+                # The text of the error is not compared: of several faults, the order of a protobuf map decides which
+                # one is reported, and it differs between processes.
                 return error.code().name, b""
         more = {"authorization": self.authorization} if self.authorization else {}
         self._http.request("POST", call.path, call.body, dict(call.headers) | more)
@@ -139,7 +140,7 @@ def test_both_planes_send_the_same_bytes(
                 expected, found = reference.to(call), native.to(call)
                 assert found == expected, (call, found, expected)
                 answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
-    # Not only refusals agree.
+    # For each wire, at least one of the compared answers is not a refusal.
     assert min(answered.values()) > 0, answered
 
 
@@ -148,29 +149,29 @@ _ROWS = "/v1/models/toy/tables/user:rows"
 
 
 def _keys(count: int) -> Iterator[tuple[str, bytes]]:
-    """Gives a document of so many keys for each form; colons in strings count as keys."""
+    """Yields for each form of request a document with `count` keys; colons in strings count as keys."""
     rows = b",".join([b'{"user":1}'] * (count - 2))
     yield _PREDICT, b'{"signature_name":"lookup","instances":[%s]}' % rows
     inputs = b'[{"name":"user","datatype":"INT64","shape":[1],"data":[1]}]'
     yield _INFER, b'{"id":"%s","parameters":{"signature_name":"lookup"},"inputs":%s}' % (b":" * (count - 8), inputs)
-    # No document of so many keys has an answer here.
+    # Lookups and rows can not have so many valid keys, so these documents are refused.
     yield _LOOKUP, b'{"signature_name":"%s","features":{"user":[1]}}' % (b":" * (count - 3))
     yield _ROWS, b'{"ids":["%s"]}' % (b":" * (count - 1))
 
 
 def _lists(count: int) -> Iterator[tuple[str, bytes]]:
-    """Gives a document of so many lists and objects for each form."""
+    """Yields, for each form of request, a document with `count` lists and objects."""
     yield _LOOKUP, b'{"features":{"tags":[%s]}}' % b",".join([b"[1]"] * (count - 3))
     yield _PREDICT, b'{"signature_name":"lookup","inputs":{"user":[1],"tags":[[1]%s]}}' % (b",[]" * (count - 5))
     rows = b",".join([b"[1]"] * (count - 6))
     inputs = b'[{"name":"user","datatype":"INT64","shape":[%d],"data":[%s]}]' % (count - 6, rows)
     yield _INFER, b'{"parameters":{"signature_name":"lookup"},"inputs":%s}' % inputs
-    # Ids of a table's rows have no lists.
+    # The route for rows of a table accepts no nested lists, so it refuses this document.
     yield _ROWS, b'{"ids":[%s]}' % b",".join([b"[1]"] * (count - 2))
 
 
 def _depth(levels: int) -> Iterator[tuple[str, bytes]]:
-    """Gives a document with lists of so many levels for each form."""
+    """Yields, for each JSON form of a request, its route and a document with lists nested `levels` deep."""
     deep = b"[" * levels + b"1" + b"]" * levels
     yield _LOOKUP, b'{"features":{"tags":%s}}' % deep
     yield _PREDICT, b'{"signature_name":"lookup","inputs":{"tags":%s}}' % deep
@@ -181,7 +182,7 @@ def _depth(levels: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _digits(count: int) -> Iterator[tuple[str, bytes]]:
-    """Gives a document with numbers of so many digits for each form."""
+    """Yields, for each form of request, documents with numbers of `count` digits."""
     for number in (b"1" * count, b"-" + b"1" * count, b"1." + b"0" * count, b"0." + b"1" * count, b"1e" + b"1" * count):
         yield _LOOKUP, b'{"features":{"user":[%s]}}' % number
         yield _LOOKUP, b'{"features":{"tags":[[1]]},"weights":{"tags":[[%s]]}}' % number
@@ -198,7 +199,7 @@ def _digits(count: int) -> Iterator[tuple[str, bytes]]:
         (_keys, MAX_KEYS + 1, {413}),
         *((_lists, MAX_LISTS + more, {200, 400}) for more in (-1, 0)),
         (_lists, MAX_LISTS + 1, {413}),
-        # Data of the Open Inference Protocol may be nested as it likes, up to 64 levels.
+        # In the Open Inference Protocol, data may be nested up to 64 levels deep, whatever its shape.
         *((_depth, levels, {200, 400}) for levels in (8, 9, 16, 17, 64)),
         *((_depth, levels, {400}) for levels in (65, 200, 201, 1024, 1025, 100_000)),
         *((_digits, count, {200, 400}) for count in (18, 19, 20, 309, 100_000)),

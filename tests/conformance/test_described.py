@@ -1,4 +1,4 @@
-"""Lookups of manifest format 4 on every wire: free input names, joined outputs, and what no kernel does."""
+"""Looks up in manifest format 4 on every wire: free input names, joined outputs, and policies without a kernel."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ TENSOR_WIRES = ("engine", "grpc", "oip json", "oip binary", "oip grpc")
 
 @dataclass(frozen=True)
 class Served:
-    """The model "described" behind every wire that takes tensors, and its HTTP."""
+    """The model "described" behind every wire that takes tensors, and a client of its HTTP interface."""
 
     engine: Engine
     wires: dict[str, Wire]
     http: HttpClient
 
     def ask(self, signature: str, **inputs: Any) -> dict[str, list[Any]]:
-        """Returns the outputs, which are the same over all wires."""
+        """Sends a signature's inputs over all wires; returns their outputs, after checking that they agree."""
         found = [self.wires[name].send(request(signature, inputs)) for name in TENSOR_WIRES]
         for other in found[1:]:
             assert {name: array.tolist() for name, array in other.items()} == {
@@ -55,7 +55,7 @@ class Served:
         return {name: array.tolist() for name, array in found[0].items()}
 
     def refusal(self, signature: str, **inputs: Any) -> str:
-        """Returns the error's text, which is the same over all wires, and INVALID_ARGUMENT."""
+        """Returns the error's text, after checking that all wires send the same text and INVALID_ARGUMENT."""
         texts = set()
         for name in TENSOR_WIRES:
             with pytest.raises(Failure) as failure:
@@ -66,11 +66,11 @@ class Served:
         return text
 
     def post(self, signature: str, method: str, **body: Any) -> tuple[int, Any]:
-        """Returns the answer to a JSON body."""
+        """Sends a JSON body with a signature's name; returns the status and the answer."""
         return self.http.post(f"/v1/models/described:{method}", json.dumps(body | {"signature_name": signature}))
 
     def predict_request(self, signature: str, **inputs: Any) -> bytes:
-        """Returns a PredictRequest for these inputs."""
+        """Returns a serialized PredictRequest for a signature of model "described"."""
         message = message_class("tensorflow.serving.PredictRequest")()
         message.model_spec.name, message.model_spec.signature_name = "described", signature
         for name, array in request(signature, inputs).arrays().items():
@@ -150,7 +150,7 @@ def test_a_feature_may_be_called_as_the_input_of_its_ids(served: Served) -> None
 
 
 def test_raw_tensors_in_instances_are_read_as_tensorflow_serving_reads_them(served: Served) -> None:
-    # As many ids as row splits, so that instances can hold them.
+    # The two tensors have equal lengths here, so that each instance can hold one element of both.
     rows = [{"tag_values": 1, "tag_offsets": 0}, {"tag_values": 2, "tag_offsets": 2}]
     assert served.post("named", "predict", instances=rows) == (200, {"predictions": [[1.5, 2.5, 1]]})
 
@@ -212,7 +212,7 @@ def test_features_of_one_output_must_have_as_many_rows(served: Served) -> None:
 
 
 def test_long_vectors_are_bounded_before_they_are_combined(served: Served) -> None:
-    # Row i of the table has the norm 5 i, so from row 3 on it is [6, 8].
+    # Row i of the table has the norm 5 i. max_norm is 10, so rows 2 to 9 are read as [6, 8].
     asked = served.ask("bounded", one=[1, 2, 8])
     np.testing.assert_allclose(asked["one"], [[3, 4], [6, 8], [6, 8]], rtol=1e-6)
     bag = {"bag__values": [8, 1, -1, 9, 2], "bag__row_splits": [0, 3, 3, 5]}
@@ -225,7 +225,7 @@ def test_long_vectors_are_bounded_before_they_are_combined(served: Served) -> No
 
 def test_a_row_without_ids_that_count_reads_a_bounded_default_row(served: Served) -> None:
     inputs = {"safe__values": [1, -1, 2, 8], "safe__row_splits": [0, 1, 2, 2, 4]}
-    # sqrtn of ones: the sum over the root of the number of ids.
+    # With all weights 1, sqrtn divides the sum by the root of the number of ids.
     root = 2**0.5
     wanted = [[3, 4], [6, 8], [6, 8], [12 / root, 16 / root]]
     np.testing.assert_allclose(served.ask("bounded", **inputs)["safe"], wanted, rtol=1e-6)
@@ -291,7 +291,7 @@ def test_ids_of_another_shape_are_refused(served: Served) -> None:
 
 def test_a_limit_on_answers_counts_every_id(served: Served) -> None:
     with served.engine._registry.lease(ModelRef("described")) as servable:
-        # One id of `any`, both of `two`, and one beside both of `two`.
+        # Signature "blocks" answers each request row with 1 + 2 + 3 table rows of two numbers.
         assert servable.signatures["blocks"].row_bytes == 4 * (2 + 4 + 6)
 
 
@@ -354,7 +354,8 @@ def test_hashed_keys_and_oov_rows_of_keras(served: Served) -> None:
     words = ["red", "", "x y z"]
     rows = {
         "word": [2 + fingerprint64(word.encode()) % 7 for word in words],
-        # Row 3 is the first word's; "" is the mask; others go to rows 1 and 2.
+        # "red" is the first word of the vocabulary: row 3. "" is the mask token: row 0. Other words get row 1 or 2 by
+        # their hash.
         "keras": [3, 0, 1 + fingerprint64(b"x y z") % 2],
         "masked": [2, 0, 1],
     }

@@ -1,4 +1,4 @@
-"""Lists of models, policies, labels and reloads by TensorFlow Serving's rules, each case through both wires.
+"""Lists of models, policies, labels and reloads follow TensorFlow Serving's rules, each case through both wires.
 
 A case has folders (`add`: "model/version", then "broken", "half", ... for what is wrong with it), a first list, and
 steps: `add` and `remove` folders, `reload` by request, `ask` (who answers?) and `status`. What loads in the background
@@ -73,15 +73,15 @@ class World:
         self.engine = Engine(registry, RecordingObserver(), reload=self.models.reload)
 
     def text(self, models: list[Any]) -> str:
-        """Returns the text of a list of models; a model is an object, or the text itself."""
+        """Returns a model config file's text; a model in the list is an object, or its part of the text."""
         return f"model_config_list {{ {self.filled(' '.join(map(_entry, models)))} }}"
 
     def filled(self, text: str) -> str:
-        """Puts the folder in."""
+        """Replaces {base} in a text by the folder of the models."""
         return text.replace("{base}", str(self.base))
 
     def add(self, name: str) -> None:
-        """Adds a version folder, or mends one, in one step."""
+        """Adds a version's folder, or repairs it, in one step; a name may end with a fault."""
         name, _, fault = name.partition(" ")
         folder, draft = self.base / name, self.base / "draft"
         digits = "".join(filter(str.isdigit, folder.name))
@@ -184,7 +184,7 @@ class Grpc:
         )
 
     def reload(self, text: str) -> Told:
-        """Asks for a list; an answer that is no error says OK."""
+        """Asks the server for a list of models; returns the status and the text of its answer."""
         request = message_class("tensorflow.serving.ReloadConfigRequest")()
         text_format.Parse(text, request.config)
         answer = self._call("ModelService/HandleReloadConfigRequest", request, "ReloadConfigResponse")
@@ -208,7 +208,7 @@ class Grpc:
 
 @pytest.fixture
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    """The world of a case, not started yet."""
+    """The models and the server of one case of the contract, not started yet."""
     world = World(tmp_path, request.param)
     yield world
     assert world.models.stop(PATIENCE_S) == []
@@ -246,7 +246,7 @@ def run(world: World, step: dict[str, Any], wires: list[Any], what: str) -> None
 
 
 def expected(world: World, step: dict[str, Any], wire: Any) -> Told:
-    """Returns what a wire tells where all is well."""
+    """Returns what a wire must answer in a step of a case: code and text, a version, or the states of all versions."""
     if "code" in step:
         return tuple(wire.told(step["code"], world.filled(step["text"])))
     if "version" in step:
@@ -255,7 +255,7 @@ def expected(world: World, step: dict[str, Any], wire: Any) -> Told:
 
 
 def settled(look: Callable[[], Told], wanted: Told, *, is_now: bool) -> Told | None:
-    """Waits until a look gives what is wanted; returns the last look where it never does."""
+    """Looks until the answer is the wanted one and returns None; returns the last answer if it never comes."""
     end_s = time.monotonic() + (0 if is_now else PATIENCE_S)
     while (seen := look()) != wanted:
         if time.monotonic() >= end_s:

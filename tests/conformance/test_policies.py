@@ -55,7 +55,7 @@ def test_random_sequences_give_what_the_oracle_gives_on_every_wire(
         "path_default": oracle.sequence(tables["tag"], ids, 2, on_bad_id="default_row", default_row=1),
     }
     for name, wire in wires.items():
-        # One by one: instances would have to agree on their number of rows.
+        # One feature a request, because all features of instances need the same number of rows.
         for feature, sent in (("word_path", words), ("path_default", ids)):
             found = wire.send(
                 Request("lookup", {feature: sent}, model="policies", id_dtype=None if sent is ids else "string")

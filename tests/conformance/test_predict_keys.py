@@ -1,4 +1,4 @@
-"""A predict whose ids the manifest describes as keys: its graph gets them as they were sent, over every wire."""
+"""The manifest describes a predict's ids as keys, and its graph gets these keys as they were sent, over every wire."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIABLE = "table/.ATTRIBUTES/VARIABLE_VALUE"
 
 @pytest.fixture(scope="module")
 def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SavedModel whose graph makes a number of `word` and `code` and reads `row` from its table."""
+    """Writes a SavedModel whose graph makes numbers of `word` and `code`, and reads `row` from its table."""
     folder = tmp_path_factory.mktemp("keys") / "1"
     module = tf.Module()
     module.table = tf.Variable(np.arange(10, dtype=np.float32).reshape(5, 2))
@@ -73,7 +73,7 @@ def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def key_wires(artifact: Path) -> Iterator[dict[str, Wire]]:
-    """Every way into a server that runs the graph."""
+    """Yields every wire to a server that runs the graph."""
     registry = Registry(lambda model, status: None)
     registry.add_model("keys")
     registry.start("keys", 1)
@@ -89,7 +89,7 @@ def key_wires(artifact: Path) -> Iterator[dict[str, Wire]]:
 
 
 def request(**features: list[Any]) -> Request:
-    """Returns a predict of one row."""
+    """Returns a request to predict one row of the model "keys"; `features` replace the defaults."""
     return Request("serving_default", {"word": ["red"], "code": [100], "row": [0]} | features, model="keys")
 
 
@@ -99,7 +99,7 @@ def test_keys_known_or_not_reach_the_graph_unchanged(key_wires: dict[str, Wire],
         outputs = key_wires[wire].send(request(**features))
         return outputs["keys"].item(), outputs["first"].item()
 
-    # Letters + 10 * key, and the first number of a row.
+    # Output "keys" is the number of letters of the word + 10 * code; "first" is the first number of the row.
     assert answer(word=["blau"], code=[7000], row=[3]) == (4 + 70000, 6)
     assert answer(word=[""], code=[-5], row=[4]) == (0 - 50, 8)
     assert answer(row=[-9]) == (3 + 1000, 0), "the graph has its own way with ids below 0"

@@ -23,7 +23,7 @@ from tests.valkey_cluster import Cluster, needs_program
 
 pytestmark = needs_program
 
-# A machine that does much else must not look like a node that is down.
+# Long timeouts: on a busy machine, a slow node must not look like a dead one.
 _OPTIONS = "?timeout_ms=60000&node_timeout_ms=30000"
 
 
@@ -41,7 +41,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
-    """A server with mapped tables, and one of each data plane with all tables in a cluster."""
+    """Starts a server with mapped tables, and one of each data plane with all tables in a cluster."""
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(tmp_path_factory.mktemp("nodes"), 3))
         names = set()
@@ -71,7 +71,7 @@ def test_remote_tables_answer_as_mapped_ones(
                 expected, found = mapped.to(call), remote.to(call)
                 assert found == expected, (call, found, expected)
                 answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
-    # Not only refusals agree.
+    # For each wire, at least one of the compared answers is not a refusal.
     assert min(answered.values()) > 0, answered
 
 

@@ -34,7 +34,7 @@ WIRES = ("engine", "http :lookup", "grpc")
 
 @pytest.fixture(scope="module", params=[dtype for dtype in DTYPES if dtype != "float32"])
 def few_bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Wires over the toy model stored as another kind, and a client of its HTTP."""
+    """Yields wires over the toy model with tables of another dtype, and a client of its HTTP interface."""
     base = tmp_path_factory.mktemp(request.param)
     write_toy_model(base / "1", dtype=request.param)
     exact = tmp_path_factory.mktemp("exact")
@@ -61,7 +61,7 @@ def test_case(few_bits: Any, case: dict[str, Any]) -> None:
         assert outputs.keys() == case["outputs"].keys()
         told = case["outputs"] if dtype != "int4" or not takes("engine", request) else exact.send(request)
         for output, expected in told.items():
-            # Where there are no rows, JSON can not tell their width.
+            # Nested lists of zero rows lack the width of a row, so the expected array gets the shape of the answer.
             wanted = np.array(expected, np.float32).reshape(outputs[output].shape)
             np.testing.assert_allclose(outputs[output], wanted, rtol=1e-6, err_msg=f"{name} {output}")
 
@@ -83,5 +83,5 @@ def test_tables_and_their_rows_are_told_and_read(few_bits: Any) -> None:
     assert told["tag"]["nbytes"] == {"int8": 12 + 4 * 4, "int4": 4 * 2 + 4 * 4}.get(dtype, 24)
     status, answer = http.post("/v1/models/toy/tables/tag:rows", '{"ids": [3, 1]}')
     assert status == 200
-    # The wire has the digits of a float32, not of a float64.
+    # The JSON answer has only as many digits as a float32 needs.
     assert np.array(answer["rows"], np.float32).tolist() == toy_tables_as(dtype)["tag"][[3, 1]].tolist()

@@ -20,7 +20,8 @@ from tests.conftest import RecordingObserver
 
 pytestmark = pytest.mark.tf
 
-# Model name -> folder of its versions. The version that is asked for last is the latest.
+# Model name -> the folder in TensorFlow Serving's test data, and its versions. A test that asks for the latest version
+# gets the last one.
 MODELS = {
     "half": ("saved_model_half_plus_two_2_versions", (123, 124)),
     "half_cpu": ("saved_model_half_plus_two_cpu", (123,)),
@@ -37,7 +38,7 @@ HALVES = [name for name in MODELS if name.startswith("half")]
 
 @pytest.fixture(scope="module")
 def engine(tf: Any, tf_serving_testdata: Path) -> Engine:
-    """All models that TensorFlow can load."""
+    """An engine of those models of TensorFlow Serving's tests that TensorFlow can load."""
     registry = Registry(lambda name, status: None)
     load = ServableLoader(frozenset({"serve"}), "auto", 1)
     for name, (folder, versions) in MODELS.items():
@@ -51,25 +52,25 @@ def engine(tf: Any, tf_serving_testdata: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def http(engine: Engine) -> Iterator[HttpClient]:
-    """A client of the HTTP application."""
+    """Yields a client of the HTTP application."""
     with http_client(engine) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def channel(engine: Engine) -> Iterator[grpc.Channel]:
-    """A connection to a gRPC server."""
+    """Yields a channel to a gRPC server of the engine."""
     with grpc_channel(engine) as channel:
         yield channel
 
 
 def latest(name: str) -> dict[str, Any]:
-    """Names a model by its latest version, which the answer must name too."""
+    """Returns a model's spec with its latest version, which the answer must also name."""
     return {"name": name, "version": MODELS[name][1][-1]}
 
 
 def both(http: HttpClient, channel: grpc.Channel, case: Case) -> list[Any]:
-    """Returns what each form of each wire answers."""
+    """Returns the answers of each form of each wire to a case."""
     layouts = ("columns", "rows") if case["call"] == "predict" else ("",)
     return [send_grpc(channel, case), *(send_rest(http, case, layout) for layout in layouts)]
 
@@ -142,7 +143,7 @@ def test_signatures_without_inputs_work_over_grpc(http: HttpClient, channel: grp
 )
 def test_metadata(http: HttpClient, tf_serving_testdata: Path, name: str, file: str) -> None:
     expected = json.loads((tf_serving_testdata / file).read_text())
-    # Their files name the model as their tests do.
+    # The files of TensorFlow Serving have the name that its tests give to the model.
     expected["model_spec"]["name"] = name
     status, answer = http.request("GET", f"/v1/models/{name}/versions/123/metadata")
     assert (status, answer) == (200, expected)

@@ -24,7 +24,7 @@ CASES = json.loads((Path(__file__).parent / "cases" / "tfs_contract.json").read_
 
 @pytest.fixture(scope="module")
 def channel(shared_engine: Engine) -> Iterator[grpc.Channel]:
-    """A connection to a server over the toy model."""
+    """Yields a channel to a server of the toy model."""
     with grpc_channel(shared_engine) as channel:
         yield channel
 
@@ -52,13 +52,13 @@ def test_grpc(channel: grpc.Channel, case: dict[str, Any]) -> None:
 
 
 def request_class(method: str) -> Any:
-    """Returns the message that a method takes."""
+    """Returns the class of the request message of a gRPC method."""
     names = {"HandleReloadConfigRequest": "ReloadConfigRequest"}
     return message_class(f"tensorflow.serving.{names.get(method, method + 'Request')}")
 
 
 def plain(message: Any) -> Any:
-    """Returns a message's set fields as JSON has them, numbers of any width as numbers."""
+    """Returns the fields of a message that are set, as JSON values; 64-bit integers stay numbers."""
     result: dict[str, Any] = {}
     for field, value in message.ListFields():
         if field.message_type is None:

@@ -1,4 +1,4 @@
-"""Every wire gives the same arrays for the same request, and the same error code with the same words."""
+"""Every wire gives the same arrays for the same request, or the same error code with the same text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_case(wires: dict[str, Wire], wire_name: str, case: dict[str, Any]) -> N
     for name, rows in case["outputs"].items():
         expected = np.array(rows, np.float32)
         if wire_name in ("engine", "grpc", *OIP_WIRES):
-            # Where there are no rows, JSON can not tell their width, in the answer or in the case.
+            # Nested lists of zero rows lack the width of a row, so the case has "shapes", and a JSON answer is compared
+            # without it.
             expected = expected.reshape(case.get("shapes", {}).get(name, expected.shape))
         assert outputs[name].shape == expected.shape
         np.testing.assert_allclose(outputs[name], expected, rtol=1e-6, err_msg=name)

@@ -23,7 +23,7 @@ from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-# Canonical code -> HTTP status. Some codes share a status, so only gRPC distinguishes them.
+# Canonical code -> HTTP status. Some codes share a status, so only gRPC tells them apart.
 HTTP_STATUS_OF_CODE = {
     "INVALID_ARGUMENT": 400,
     "FAILED_PRECONDITION": 400,
@@ -105,7 +105,7 @@ class Wire(Protocol):
 
 
 def is_ragged(rows: Any) -> bool:
-    """Says whether a feature's rows in the case table are lists of ids."""
+    """Says whether the rows that a case has for a feature are lists of ids."""
     return any(isinstance(row, list) for row in rows)
 
 
@@ -126,11 +126,11 @@ class EngineWire:
         self._engine = engine
 
     def code(self, canonical: str) -> str:
-        """Is the canonical code."""
+        """Returns the canonical code itself."""
         return canonical
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Binds a request in the engine and runs it."""
+        """Binds a request in the engine and runs it; returns the outputs."""
         try:
             ref = ModelRef(request.model, request.version)
             with self._engine.bind(ref, request.signature, Call("test")) as bound:
@@ -225,7 +225,7 @@ class HttpWire:
         if self._layout == "rows" and isinstance(outputs[0], dict):
             outputs = {name: [row[name] for row in outputs] for name in outputs[0]}
         if not isinstance(outputs, dict):
-            # JSON leaves out the name of a single output.
+            # An answer in JSON with a single output has no name of the output.
             (name,) = {name.split("__")[0] for name in request.arrays()}
             outputs = {name: outputs}
         return {name: np.array(rows, np.float32) for name, rows in outputs.items()}
@@ -238,7 +238,7 @@ class HttpClient:
         self._app, self._runner = app, runner
 
     def post(self, path: str, body: str) -> tuple[int, Any]:
-        """Returns status and parsed body."""
+        """Sends a POST; returns the status and the parsed body."""
         return self.request("POST", path, body)
 
     def request(self, method: str, path: str, body: str = "") -> tuple[int, Any]:

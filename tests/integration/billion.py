@@ -13,7 +13,7 @@ _INT64 = 9
 
 
 def refusals(server: ServerProcess) -> list[tuple[str, object]]:
-    """Sends all of these requests; returns the wire and the status of each."""
+    """Sends four requests of a billion rows or ids; returns the wire and the status of each."""
     return [
         ("HTTP", _infer(server, [ROWS], [1])),
         ("HTTP", _infer(server, [ROWS, ROWS], [])),
@@ -25,7 +25,7 @@ def refusals(server: ServerProcess) -> list[tuple[str, object]]:
 def _infer(server: ServerProcess, shape: list[int], data: list[int]) -> int:
     tensor = {"name": "user", "datatype": "INT64", "shape": shape, "data": data}
     body = {"inputs": [tensor], "parameters": {"signature_name": "lookup"}}
-    # A connection of its own, because this server may close kept ones after tenths of a second.
+    # Sends the request on a new connection, because this server closes idle ones after tenths of a second.
     url = f"http://127.0.0.1:{server.http_port}/v2/models/default/infer"
     return httpx.post(url, json=body, timeout=PATIENCE_S).status_code
 
@@ -38,7 +38,7 @@ def _predict(server: ServerProcess, sizes: dict[str, int]) -> str:
         tensor = request.inputs[name]
         tensor.dtype = _INT64
         tensor.tensor_shape.dim.add().size = size
-        # In a TensorProto the last value is repeated to fill the shape.
+        # A TensorProto with fewer values than elements repeats its last value.
         tensor.int64_val.append(0)
     call = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
     try:

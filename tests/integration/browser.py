@@ -1,4 +1,4 @@
-"""Opens the console in a real Chromium, and collects what a page must not do."""
+"""Opens the console in a real Chromium, and collects the faults of each page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or ""
 AXE = ROOT / "console/node_modules/axe-core/axe.min.js"
-# A desktop's window and a phone's.
+# Width and height of a desktop's window and of a phone's, in pixels.
 SIZES = {"wide": (1280, 900), "phone": (390, 844)}
 # Without these Chromium asks its maker's servers for updates.
 _QUIET = ["--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
@@ -54,12 +54,12 @@ class Watched:
 
     page: Page
     base: str
-    # A table whose ids are not sampled has no hot rows, and browsers log that answer.
+    # The console may ask for hot rows of a table that the server does not sample; the browser logs the answer 501.
     expected: tuple[str, ...] = ("501",)
     faults: list[str] = field(default_factory=list)
 
     def open(self, place: str = "") -> Page:
-        """Opens a place of the console, such as "tables?id=1", and waits for its heading."""
+        """Opens a place in the console, such as "tables?id=1", and waits for its heading; returns the page."""
         self.page.goto(f"{self.base}/console#/{place}")
         self.page.wait_for_selector("h1")
         return self.page

@@ -20,7 +20,7 @@ import httpx
 from tests.integration.process import environment, until, unused_ports
 
 BUCKET = "models"
-# The account of every Azurite. Source: Azurite's README, "Default Storage Account".
+# Every Azurite has this account with this key (Azurite's README, "Default Storage Account").
 _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -88,13 +88,13 @@ class Azurite(_Emulator):
         }
 
     def wrong_variables(self, url: str, folder: Path) -> dict[str, str]:
-        """Returns variables with a wrong key."""
+        """Returns the variables with a wrong key for the account."""
         return self.variables(url, folder, secret=base64.b64encode(b"very-secret-and-wrong").decode())
 
     def _ask(
         self, method: str, place: str, query: str, *, data: bytes = b"", headers: dict[str, str] | None = None
     ) -> httpx.Response:
-        """Sends a request with a shared key's signature. Source: Authorize with Shared Key, Azure's REST reference."""
+        """Sends a request signed with the shared key. Source: Authorize with Shared Key, Azure's REST reference."""
         sent = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2023-11-03"} | (headers or {})
         canonical = "".join(f"{name}:{value}\n" for name, value in sorted(sent.items()))
         path = f"/{_ACCOUNT}/{_ACCOUNT}/{place.partition('?')[0]}"
@@ -120,7 +120,7 @@ class FakeGcsServer(_Emulator):
         httpx.post(f"{self.url}/storage/v1/b?project=test", json={"name": BUCKET}, timeout=60).raise_for_status()
 
     def put(self, key: str, data: bytes) -> None:
-        """Uploads an object by the JSON interface."""
+        """Uploads an object through the JSON interface."""
         query = {"uploadType": "media", "name": key}
         httpx.post(
             f"{self.url}/upload/storage/v1/b/{BUCKET}/o", params=query, content=data, timeout=60
@@ -134,7 +134,7 @@ class FakeGcsServer(_Emulator):
         return {"GOOGLE_SERVICE_ACCOUNT": str(account), "GOOGLE_ALLOW_HTTP": "true"}
 
     def wrong_variables(self, url: str, folder: Path) -> dict[str, str]:
-        """Returns variables that name an account's file without a key that can sign."""
+        """Returns variables that lead to an account's file with a key that can not sign."""
         account = folder / "wrong.json"
         keys = {"client_email": "a@b.c", "private_key": "very-secret-and-wrong", "private_key_id": "1"}
         account.write_text(json.dumps({"gcs_base_url": url} | keys))

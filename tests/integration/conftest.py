@@ -18,7 +18,7 @@ from tests.integration.store_proxy import StoreProxy
 from tests.toy_model import write_toy_model
 
 Serve = Callable[..., ServerProcess]
-# The largest number of rows of one request to the padded lookups of the demo's model.
+# The most rows that the padded lookup signatures of the demo's model accept in a request.
 DEMO_ROWS = 8
 
 
@@ -47,7 +47,7 @@ def serve(base: Path) -> Iterator[Serve]:
 
 @pytest.fixture(scope="session")
 def demo_model(make_once: MakeOnce) -> Path:
-    """Makes a model folder with the command that `make demo` runs, but a small one; tests must not change the files."""
+    """Makes a small model folder with the command that `make demo` runs; tests must not change the files."""
 
     def write(folder: Path) -> None:
         command = [sys.executable, "-m", "model_export", "demo", "--dataset=synthetic", "--epochs=1"]
@@ -75,7 +75,7 @@ def s3(moto: S3Server) -> S3Server:
 
 @pytest.fixture
 def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
-    """Starts a proxy before the S3 server; environment variables lead the store's clients to the proxy."""
+    """Starts a proxy before the S3 server, and points the store's clients at it with environment variables."""
     proxy = StoreProxy(s3.port)
     for name, value in s3.variables(proxy.url).items():
         monkeypatch.setenv(name, value)
@@ -85,13 +85,13 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]
 
 @pytest.fixture
 def uri() -> str:
-    """Returns a place in the S3 server's bucket."""
+    """Returns a URI in the S3 server's bucket."""
     return f"s3://{BUCKET}/toy"
 
 
 @pytest.fixture
 def start(serve: Serve, tmp_path: Path, uri: str) -> Serve:
-    """Returns a function that starts a server over the place in the store."""
+    """Returns a function that starts a server of the model in the store."""
 
     def start(**settings: object) -> ServerProcess:
         given = {

@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--mirrored", action="store_true")
     parser.add_argument("--movielens")
     options = parser.parse_args()
-    # TensorFlow wants this strategy before any operation.
+    # MultiWorkerMirroredStrategy must be made before TensorFlow runs any operation.
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if options.mirrored else None
     data = ratings(options.movielens)
     order = np.random.default_rng(1).permutation(len(data.rating))
@@ -88,7 +88,7 @@ def main() -> None:
         return tf.data.Dataset.from_tensor_slices((features, data.rating[rows].astype(np.float32)))
 
     def train_input(params: dict[str, Any]) -> Any:
-        # Each worker reads a share of the examples.
+        # Each worker of the training reads another share of the examples.
         dataset = examples(trained).shuffle(len(trained), seed=2).repeat()
         share = dataset.shard(config.num_worker_replicas, config.global_id_in_cluster)
         return share.batch(params["batch_size"])

@@ -41,17 +41,17 @@ class Answer:
 
     @property
     def status(self) -> int:
-        """The gRPC status of the answer."""
+        """Returns the status code of gRPC in the answer."""
         return int(self.headers["grpc-status"])
 
 
 def framed(message: bytes) -> bytes:
-    """Returns a message with gRPC's prefix: not compressed, and the length."""
+    """Returns a message with gRPC's prefix, which says that it is not compressed, and its length."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class H2Client:
-    """One HTTP/2 connection. window: initial size of the streams' receive windows; None: the largest."""
+    """A gRPC client of one HTTP/2 connection. window: initial receive window of its streams; None: the largest."""
 
     def __init__(self, port: int, window: int | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -71,7 +71,7 @@ class H2Client:
         self.socket.sendall(self.h2.data_to_send())
 
     def begin(self, path: str = PREDICT, **more: str) -> int:
-        """Queues the HEADERS frame of a call; returns the stream's number. more: further headers, "_" for "-"."""
+        """Queues the HEADERS frame of a gRPC call; returns the stream's id. more: further headers, with "_" for "-"."""
         stream_id = self.h2.get_next_available_stream_id()
         headers = {
             ":method": "POST",
@@ -86,7 +86,7 @@ class H2Client:
         return stream_id
 
     def send(self, stream_id: int, data: bytes, *, is_last: bool = True) -> None:
-        """Sends data as the flow-control windows allow; stops early if the answer ends."""
+        """Sends data within the flow-control windows; stops early if the server ends the stream."""
         at = 0
         while at < len(data):
             if self.answers[stream_id].is_over:
@@ -132,7 +132,8 @@ class H2Client:
         try:
             events = self.h2.receive_data(data)
         except ProtocolError:
-            # The h2 library refuses frames after a GOAWAY.
+            # The h2 library raises ProtocolError for frames after a GOAWAY, which here means that the connection is
+            # over.
             self.is_closed = True
             return
         for event in events:

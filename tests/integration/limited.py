@@ -78,7 +78,7 @@ def is_ready(http: httpx.Client) -> bool:
 
 
 def lookup(http: httpx.Client, ids: list[int]) -> Any:
-    """Looks up ids in the toy model's table `user`."""
+    """Looks up ids in the toy model's table `user`; returns their rows."""
     response = http.post(LOOKUP, json={"features": {"user": ids}})
     assert response.status_code == 200, response.text
     return response.json()["embeddings"]["user"]
@@ -91,7 +91,7 @@ def cpu_s(pid: int) -> float:
 
 
 def used_while_idle_s(pid: int, seconds: float) -> float:
-    """Returns the processor seconds that an idle server uses in some seconds."""
+    """Returns the processor seconds that a process uses while nobody sends it requests for `seconds`."""
     before = cpu_s(pid)
     time.sleep(seconds)
     return cpu_s(pid) - before

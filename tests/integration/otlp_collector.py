@@ -1,4 +1,4 @@
-"""A collector of spans: real OTLP servers over gRPC and HTTP, which keep the received spans."""
+"""Receives spans with real OTLP servers over gRPC and HTTP, and keeps them."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor, read_tensor
 
 ROOT = Path(__file__).parents[2]
-# Seconds to wait: enough for a slow machine to import TensorFlow. A passing test never waits so long.
+# Longest wait in seconds: enough for a slow machine to import TensorFlow. A passing test never waits so long.
 PATIENCE_S = 120
-# Data planes that exist on this machine: the native one only if it is built.
+# Data planes that can be tested on this machine: the native one only if the native core is built.
 DATA_PLANES = ("native", "python") if importlib.util.find_spec("service._native") else ("python",)
 
 

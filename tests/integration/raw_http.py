@@ -15,7 +15,7 @@ BODY = b'{"features": {"user": [1, 2]}}'
 
 
 def connect(server: ServerProcess, receive_bytes: int | None = None) -> socket.socket:
-    """Opens a TCP connection; receive_bytes: size of its receive buffer."""
+    """Opens a TCP connection to the server's HTTP port; receive_bytes: size of the connection's receive buffer."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -73,7 +73,7 @@ def endless(piece: bytes) -> Iterator[bytes]:
 
 
 class Load:
-    """Sends lookups in a thread while a test runs; each answer must be right."""
+    """Sends lookups from a thread while a test runs; a wrong answer fails the test."""
 
     def __init__(self, server: ServerProcess, connections: int = 2) -> None:
         self._server = server

@@ -44,7 +44,7 @@ class Readers:
                 self.wrong += 1
 
     def more(self, count: int = 20) -> None:
-        """Waits until `count` more reads were right."""
+        """Waits until `count` more reads were right, or one was wrong."""
         wanted = self.right + count
         until(lambda: self.right >= wanted or self.wrong)
 

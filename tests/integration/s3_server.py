@@ -24,7 +24,7 @@ class S3Server:
         self.start()
 
     def start(self) -> None:
-        """Starts the server, with an empty bucket."""
+        """Starts the S3 server and waits until it answers; its bucket is empty."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
             env=environment(),
@@ -42,7 +42,7 @@ class S3Server:
             return False
 
     def kill(self) -> None:
-        """Ends the server at once, whatever it does."""
+        """Kills the server at once, whatever it is doing."""
         self._process.kill()
         self._process.wait()
 
@@ -67,7 +67,7 @@ class S3Server:
         )
 
     def upload(self, folder: Path, prefix: str, *, but: str = "") -> int:
-        """Uploads a folder's files, all but one; returns their bytes."""
+        """Uploads a folder's files except the file `but`; returns the sum of their sizes."""
         total = 0
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
@@ -77,7 +77,7 @@ class S3Server:
         return total
 
     def contents(self, prefix: str) -> dict[str, bytes]:
-        """Returns path below the prefix -> bytes, of all objects."""
+        """Returns all objects below a prefix of the bucket: path without the prefix -> bytes."""
         import obstore
 
         bucket = self._bucket()
@@ -85,7 +85,7 @@ class S3Server:
         return {path.removeprefix(prefix): bytes(obstore.get(bucket, path).bytes()) for path in paths}
 
     def empty(self) -> None:
-        """Removes all objects, and takes back deny(); starts the server if it was killed."""
+        """Removes all objects and ends deny(); or starts the server, if it was killed."""
         if self._process.poll() is not None:
             return self.start()
         self._judge_after(math.inf)
@@ -103,7 +103,7 @@ class S3Server:
         }
 
     def deny(self) -> None:
-        """Judges the credentials of each request from now on; nobody's are known."""
+        """Makes the server check each request's credentials from now on; it knows nobody's."""
         self._judge_after(0)
 
     def _judge_after(self, num_requests: float) -> None:

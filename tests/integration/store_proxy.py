@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-# Headers of one connection, which a proxy must not pass on.
+# Headers that describe one connection or one message: the proxy does not pass them on.
 _HOP_HEADERS = ("host", "connection", "keep-alive", "transfer-encoding", "content-length")
 _CHUNK_BYTES = 1 << 16
 
@@ -52,7 +52,7 @@ class Fault:
     before: Callable[[str], object] | None = None
 
 
-# Type of a rule: takes method, decoded path and query, returns the fault of the answer, or None.
+# Type of a rule: a function of method, decoded path and query that returns a fault for the answer, or None.
 Rule = Callable[[str, str, dict[str, list[str]]], Fault | None]
 
 
@@ -69,7 +69,8 @@ class StoreProxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            # A small answer must not wait for the client's acknowledgement of its head.
+            # Without this, the kernel would hold back a small answer until the client has acknowledged the answer's
+            # head.
             disable_nagle_algorithm = True
 
             def _pass(self) -> None:
@@ -109,7 +110,8 @@ class StoreProxy:
         answer = answer[: len(answer) - fault.drops]
         whole = fault.cut_after is None
         sent = answer if fault.cut_after is None else answer[: max(fault.cut_after, 0)]
-        # The request is recorded before the client has the answer, so that a test which saw the answer sees the record.
+        # The request is recorded before the client gets the answer, so that a test which has the answer finds the
+        # record.
         self.requests.append(Request(handler.command, path, query, status if whole else 0, len(sent)))
         if fault.cut_after is not None and fault.cut_after < 0:
             handler.close_connection = True

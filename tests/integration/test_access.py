@@ -1,4 +1,4 @@
-"""A server that lets in whom it knows: on every route and method, over both wires and both data planes."""
+"""A server with callers refuses requests without the right for them, on all routes, methods, wires and data planes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ANSWER = [[1.0, 10.0]]
 
 
 class Guarded:
-    """A server of models "shown" and "hidden" with callers: user may predict shown, reader see it, boss everything."""
+    """A server of models "shown" and "hidden". Rights: user predicts on "shown", reader sees "shown", boss has all."""
 
     def __init__(self, folder: Path, stack: ExitStack, plane: str) -> None:
         self.auth, self.models = folder / "auth.toml", folder / "models.conf"
@@ -76,12 +76,12 @@ class Guarded:
         until(lambda: self.server.http.get("/readyz").status_code == 200)
 
     def http(self, method: str, path: str, token: str = "", *, content: Any = None) -> httpx.Response:
-        """Sends a request by the name of a caller's token."""
+        """Sends an HTTP request with the token of a caller; `token` is the caller's name."""
         body = None if content is None else json.dumps(content)
         return self.server.http.request(method, path, content=body, headers=bearer(token))
 
     def grpc(self, path: str, message: Any, token: str = "") -> tuple[str, bytes | str]:
-        """Calls a method; returns the code, and the answer or the text."""
+        """Calls a gRPC method with a token; returns the status code, and the answer's bytes or the error's text."""
         metadata = [(name.lower(), value) for name, value in bearer(token).items()]
         try:
             data = self.server.channel.unary_unary(path)(
@@ -99,13 +99,13 @@ class Guarded:
 
 
 def caller(name: str, *, token: str, **rights: str) -> str:
-    """Returns the entry of a caller."""
+    """Returns the entry of a caller in the file of --auth_config: name, hash of the token, and rights by model."""
     allowed = "".join(f'[[caller.allow]]\nmodels = ["{model}"]\nrights = {given}\n' for model, given in rights.items())
     return f'[[caller]]\nname = "{name}"\ntoken_sha256 = ["{sha256(TOKENS[token].encode()).hexdigest()}"]\n{allowed}'
 
 
 def bearer(token: str) -> dict[str, str]:
-    """Returns the header of a caller's token; "" is none at all."""
+    """Returns the Authorization header with a caller's token, or no header for ""."""
     return {"Authorization": f"Bearer {TOKENS.get(token, token)}"} if token else {}
 
 
@@ -116,14 +116,14 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def spec(message: str, model: str, **more: Any) -> Any:
-    """Returns a request with a ModelSpec."""
+    """Returns a request message whose ModelSpec names this model."""
     made = message_class(f"tensorflow.serving.{message}")(**more)
     made.model_spec.name = model
     return made
 
 
 def predict(model: str) -> Any:
-    """Returns a lookup of user 1."""
+    """Returns a PredictRequest that looks user 1 up."""
     request = spec("PredictRequest", model)
     request.model_spec.signature_name = "lookup"
     fill_tensor(request.inputs["user"], np.array([1]))
@@ -131,7 +131,7 @@ def predict(model: str) -> Any:
 
 
 def neighbors(model: str) -> Any:
-    """Returns a search for the neighbours of user 1."""
+    """Returns a PredictRequest that searches the nearest rows of row 1 of table "user"."""
     request = spec("PredictRequest", model)
     request.model_spec.signature_name = "neighbors"
     fill_tensor(request.inputs["table"], np.array(b"user", object))
@@ -158,7 +158,7 @@ def named(message: str, model: str) -> Any:
 
 INFER = {"inputs": [{"name": "user", "datatype": "INT64", "shape": [1], "data": [1]}]}
 EXAMPLES = {"examples": [{"user": 1}]}
-# Every route and method that is about one model, by the right that it needs; {} is the model.
+# Maps a right to all routes and methods that need this right on one model; {} in a path stands for the model.
 HTTP: Mapping[str, list[tuple[str, str, Any]]] = {
     "predict": [
         ("POST", "/v1/models/{}:lookup", BODY),
@@ -204,13 +204,14 @@ GRPC: Mapping[str, list[tuple[str, Callable[[str], Any]]]] = {
     ],
 }
 MAY = {"predict": "user", "metadata": "reader"}
-# The toy model has no such signatures: whoever is let in hears of that.
+# Statuses of a request that passed the check of rights. The toy model lacks the signatures of some methods, so not all
+# are OK.
 _LET_IN = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
 
 
 def test_hot_rows_need_metadata_and_a_comparison_needs_admin(guarded: Guarded) -> None:
     hot, diff = "/v1/models/{}/tables/user:hot", "/v1/models/{}/versions/1:diff?to=1"
-    # The Python data plane samples no ids.
+    # The Python data plane does not count hot rows, so it answers 501.
     wanted = {hot: {"user": {403}, "reader": {200, 501}, "boss": {200, 501}}, diff: {"user": {403}, "reader": {403}}}
     wanted[diff]["boss"] = {200}
     for path, codes in wanted.items():
@@ -240,7 +241,7 @@ def test_every_route_of_a_model_asks_for_its_right(guarded: Guarded, right: str)
                 assert answer.status_code == 401, (method, path, answer.text)
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert answer.headers["x-error-code"] == "UNAUTHENTICATED"
-        # Twice: the second comes by a head that is known.
+        # The second request has a header block that the server has cached.
         for _ in range(2):
             assert ask("shown", MAY[right]).status_code in (200, 400), path
             assert ask("shown", other).status_code == 403, path
@@ -289,7 +290,7 @@ def test_answers_are_those_of_an_open_server(guarded: Guarded) -> None:
     assert code == "OK" and isinstance(data, bytes)
     (output,) = message_class("tensorflow.serving.PredictResponse").FromString(data).outputs.values()
     assert list(output.float_val) == ANSWER[0]
-    # A body that is read in a thread is still its caller's.
+    # The server reads a large body in a thread, and judges the rights of the caller as for a small body.
     many = {"ids": [1] * 30000}
     path = "/v1/models/{}/tables/user:rows"
     assert len(guarded.http("POST", path.format("shown"), "user", content=many).json()["rows"]) == 30000
@@ -330,7 +331,7 @@ def test_clients_can_not_speak_for_the_core(guarded: Guarded) -> None:
     answer = guarded.server.http.post("/v1/models/shown:lookup", json=BODY, headers=forged)
     assert answer.status_code == 401
     with grpc.insecure_channel(f"unix:{guarded.socket}") as socket:
-        # Requests on this socket reach the reference server directly, without the core.
+        # This socket leads directly to the reference server, past the core.
         for channel in (guarded.server.channel, socket):
             call = channel.unary_unary(f"{PREDICTION}/Predict")
             with pytest.raises(grpc.RpcError) as caught:
@@ -433,7 +434,8 @@ def test_a_list_that_changes_holds_at_once_and_a_broken_one_does_not(guarded: Gu
         assert statuses() == before
         current = "embedding_server_auth_config_is_current{} "
         assert current + "0.0" in guarded.http("GET", "/metrics", "boss").text
-        # The user's token is the reader's now, and the reader's is taken back: on the very connections that it came by.
+        # The reader gets the user's token, and the reader's own token is deleted, while the connections of both stay
+        # open.
         guarded.write(
             caller("reader", token="user", shown='["metadata"]')
             + guarded.good.partition('[[caller]]\nname = "boss"')[1]
@@ -496,7 +498,8 @@ def test_the_clients_send_a_token(guarded: Guarded) -> None:
             assert client.lookup({"user": [1]})["user"].tolist() == ANSWER
             with pytest.raises(Refused, match="PERMISSION_DENIED"):
                 client.status()
-        # A token of each moment: the second is another caller's.
+        # The client calls this function for a token at each request: the second request gets the token of another
+        # caller.
         with EmbeddingClient(target, model="shown", token=asked, timeout_s=PATIENCE_S) as client:
             assert client.lookup({"user": [1]})["user"].tolist() == ANSWER
             assert client.status()[0].version == 1
@@ -517,7 +520,8 @@ def test_the_clients_send_a_token(guarded: Guarded) -> None:
 
 
 def test_secrets_show_nowhere(guarded: Guarded) -> None:
-    # Its own requests, so that it tells as much alone; what the other tests did is in the log as well.
+    # The test sends requests of its own, so that it can fail if it runs alone; the log also has the requests of other
+    # tests.
     path = "/v1/models/shown:lookup"
     texts = [
         guarded.http("POST", path, token, content=content).text

@@ -40,18 +40,19 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 # The head of a predict.
 PREDICT = LOOKUP.replace(b":lookup", b":predict")
-# How long the server waits for a client.
+# Seconds that the server waits for bytes of a client.
 TIMEOUT_S = 0.3
-# How long an attack lasts. A busy machine leaves the attacker little time to send what the server must react to, so an
-# attack that had no effect is made again, each time for longer.
+# Seconds that an attack lasts. A busy machine leaves the attacker little time to send what the server must react to, so
+# an attack that had no effect is made again, each time for longer.
 ATTACK_S = (0.4, 1.6, 6.4, 25.6)
-# Far beyond measured values, because the allocator keeps some of the memory that the server frees.
+# MiB that the server may keep after an attack: far more than was measured, because the allocator keeps some freed
+# memory.
 LEFT_MIB = 64.0
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
-    """Three servers with short timeouts for all attacks in this file: plain, with callers, and with TLS."""
+    """Starts three servers with short timeouts for all attacks in this file: plain, with callers, and with TLS."""
     folder = tmp_path_factory.mktemp("attacked")
     write_version(folder / "model" / "1", 1, 0)
     (folder / "ssl.conf").write_text(ssl_config(Authority().issue()))
@@ -71,9 +72,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
         for one in (callers, tls):
             one.answering().wait_for_log("loaded")
         yield {"plain": plain, "callers": callers, "tls": tls}
-        # Has the server collect the core's last events.
+        # A request for the metrics makes the server collect the core's last events.
         dropped(plain)
-    # No attack made the server blame itself: not while it ran, not when it stopped.
+    # No server logged an error, neither during the attacks nor when it stopped.
     assert [
         record for one in (plain, callers, tls) for record in one.records if record["level"] in ("error", "raw")
     ] == []
@@ -87,7 +88,7 @@ def server(servers: dict[str, ServerProcess]) -> ServerProcess:
 
 @pytest.fixture(scope="module")
 def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]:
-    """A client of each port, which is answered all the time."""
+    """Yields a client of each port, which must always get its answers during the attacks."""
     targets: list[Target] = []
     for name, one in servers.items():
         if name == "callers":
@@ -107,8 +108,9 @@ def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]
 
 
 def dropped(server: ServerProcess) -> dict[str, float]:
-    """Returns the counts of connections that were dropped, by reason."""
-    # On a connection of its own: the server closes kept ones so early that a client may just begin to use one again.
+    """Reads from the metrics how many connections the server dropped, by reason."""
+    # The metrics are asked for on a new connection, because the server may close a kept one just as the client uses it
+    # again.
     text = httpx.get(f"http://127.0.0.1:{server.http_port}/metrics", timeout=PATIENCE_S).text
     found = re.findall(r'^embedding_server_connections_dropped_total\{reason="(\w+)"\} (\S+)$', text, re.MULTILINE)
     return {reason: float(count) for reason, count in found}
@@ -158,7 +160,7 @@ def test_a_failed_handshake_of_http2_is_counted_without_tls(server: ServerProces
     before = dropped(server).get("handshake", 0)
     with socket.create_connection(("127.0.0.1", server.grpc_port), 10) as sock:
         sock.sendall(b"these bytes are no preface of HTTP/2" * 10)
-        # The server closes the connection without reading the rest, which resets it.
+        # The server closes the connection without reading all bytes, so the client may get a reset.
         with contextlib.suppress(ConnectionResetError):
             while sock.recv(4096):
                 pass
@@ -173,7 +175,7 @@ def test_a_body_that_the_reference_refuses_unread_leaves_no_connection(server: S
         assert status(answer(server, post(body, CLOSE, b"content-encoding: gzip"))) in (400, 0)
 
     def are_closed() -> bool:
-        # The core closes connections that were idle for long when it forwards a request.
+        # The native core closes its idle connections to the reference server when it forwards the next request.
         dropped(server)
         return open_descriptors(server) < before + 20
 
@@ -195,7 +197,7 @@ def test_another_host_is_attacked_only_when_that_is_asked_for(
 
 @pytest.mark.parametrize("start", [LOOKUP, PREDICT], ids=["lookup", "predict"])
 def test_a_body_that_does_not_come_closes_the_connection(server: ServerProcess, start: bytes) -> None:
-    # The same holds for a client that has vanished: in both cases no more bytes come.
+    # The server can not tell this client from one that has vanished: no more bytes come from either.
     assert status(answer(server, start + b"content-length: 100\r\n\r\n{")) in (408, 0)
 
 
@@ -207,13 +209,13 @@ def test_a_message_that_dribbles_ends_its_call(server: ServerProcess, path: str)
         client.send(stream, b"\0" + (1 << 20).to_bytes(4), is_last=False)
         found, end_s = client.answers[stream], time.monotonic() + PATIENCE_S
         while not found.is_over and time.monotonic() < end_s:
-            # Each byte comes long before the timeout; together they are too few.
+            # The bytes come at intervals far below the timeout, but at a rate below the lowest that is allowed.
             if select.select([client.socket], [], [], TIMEOUT_S / 6)[0]:
                 client.receive()
             else:
                 client.send(stream, b"\0", is_last=False)
         assert found.is_over and found.status == 4 and "too slowly" in found.headers["grpc-message"]
-        # The connection serves on.
+        # The connection still serves other calls.
         assert client.call(b"").status == 3
     until(lambda: num_stalled(server) > before)
 
@@ -227,7 +229,7 @@ def test_a_body_that_dribbles_is_request_timeout(server: ServerProcess, start: b
 
 
 def test_slow_bodies_of_status_requests_leave_slots(server: ServerProcess) -> None:
-    # More connections than the reference server has slots for such requests.
+    # These are more connections than the reference server has slots for bodies of such requests.
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(connect(server)) for _ in range(64)]
         for sock in socks:
@@ -242,7 +244,7 @@ def test_slow_bodies_of_status_requests_leave_slots(server: ServerProcess) -> No
 
 def num_stalled(server: ServerProcess) -> float:
     """Returns how many requests were refused because their body came too slowly."""
-    # A connection of its own: the server closes idle ones after a moment.
+    # The metrics are asked for on a new connection, because the server closes idle ones.
     text = answer(server, b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").decode()
     found = re.findall(r'^embedding_server_refused_total\{.*reason="stalled"\} (\S+)\r?$', text, re.MULTILINE)
     return sum(map(float, found))
@@ -253,7 +255,7 @@ def test_a_chunked_body_without_end_is_refused_and_cut(server: ServerProcess) ->
     with connect(server) as sock:
         sock.sendall(CHUNKED)
         send(sock, endless(chunk))
-        # A client that still sends when its connection is closed may get a reset instead of the answer.
+        # A client that still sends when the server closes the connection may get a reset instead of the answer.
         assert status(rest(sock)) in (413, 0)
 
 
@@ -344,7 +346,7 @@ def test_a_connection_has_few_calls_without_end(server: ServerProcess) -> None:
         client.until(lambda: last.is_over and all(len(answer.data) > 0 for answer in begun))
         assert last.status == 8 and "health watches" in last.headers["grpc-message"]
         assert not any(answer.is_over for answer in begun)
-        # After a call ends, the connection may have another call.
+        # The end of one health watch makes room for another one on the connection.
         client.h2.reset_stream(watches[0], 8)
         client.flush()
 
@@ -376,7 +378,7 @@ def test_a_connection_has_few_calls_without_end(server: ServerProcess) -> None:
 def test_metadata_that_can_not_be_parsed_is_no_fault_of_the_server(
     server: ServerProcess, more: dict[str, str], code: int
 ) -> None:
-    # The fixture `servers` checks that no record of level "error" was logged.
+    # The fixture `servers` fails if a server logged a record of level "error".
     with H2Client(server.grpc_port) as client:
         message = b"\x0a\x09\x0a\x07default"
         assert client.call(message, _STATUS, **more).status == code
@@ -385,7 +387,7 @@ def test_metadata_that_can_not_be_parsed_is_no_fault_of_the_server(
 def test_headers_of_calls_that_wait_are_bounded(server: ServerProcess) -> None:
     large = {f"x-{number}": "y" * 4000 for number in range(15)}
     with H2Client(server.grpc_port) as client:
-        # The headers of nine calls, 60 KB each, are more than 512 KB. The client sends no bodies.
+        # Nine calls with 60 KB of headers each exceed the server's limit of 512 KB. The client sends no bodies.
         streams = [client.begin(_PREDICT, **large) for _ in range(9)]
         client.flush()
         last = client.answer(streams[-1])
@@ -393,5 +395,5 @@ def test_headers_of_calls_that_wait_are_bounded(server: ServerProcess) -> None:
         assert not any(client.answers[stream].is_over for stream in streams[:-1])
         client.send(streams[0], framed(b""))
         assert client.answer(streams[0]).status == 3
-        # The bytes of a call that has ended are free again.
+        # The limit on bytes of headers counts calls that wait, and one of the waiting calls has ended.
         assert client.call(b"", **large).status == 3

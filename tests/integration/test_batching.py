@@ -1,4 +1,4 @@
-"""A server that batches answers what one that does not would, to the last bit, whoever asks beside whom."""
+"""A server with batching gives the same answers as one without, to the last bit, in whatever batches requests run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def batching(folder: Path) -> Iterator[ServerProcess]:
-    """A server that waits for company, 20 ms for each batch, and pads."""
+    """Starts a server that waits 20 ms for more requests in each batch, and pads batches."""
     file = folder.parent / "batching.txt"
     file.write_text("""
       max_batch_size { value: 16 }
@@ -71,7 +71,7 @@ def batching(folder: Path) -> Iterator[ServerProcess]:
 
 
 def request_of(number: int) -> dict[str, Any]:
-    """Returns inputs that no other request has."""
+    """Returns random inputs that depend on the request's number."""
     rng = np.random.default_rng(number)
     rows = int(rng.integers(1, 4))
     lengths = rng.integers(0, 5, rows)

@@ -1,4 +1,4 @@
-"""The benchmark runs, with tiny tables: answers are checked and the table has its rows. No speed is looked at."""
+"""The benchmark runs with tiny tables; tests check its answers and the rows of its table, and never its speed."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, un
 from tests.toy_model import write_toy_model
 
 LIMIT, REQUEST = 32 << 20, 4 << 20
-# Requests of a flood; all of them together are longer than LIMIT.
+# Number of requests in a flood; together they are longer than LIMIT.
 FLOOD = 12
 LARGE_BODY = b'{"features": {"user": [1]}}'.ljust(REQUEST)
 IDS = [1] * 50_000
-# Far beyond the time of an answer, because the test machine may be busy with other work.
+# Longest time of an answer in seconds, far more than it takes, because the test machine may be busy with other work.
 LONGEST_S = 10.0
 
 
@@ -41,7 +41,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "graph_signatures": "off",
         "max_bytes_in_flight": LIMIT,
         "max_request_bytes": REQUEST,
-        # A client may be as slow as it likes.
+        # The clients of this test send slowly, and the server must not cut them off.
         "rest_api_stall_timeout_s": 3600,
     }
     with ServerProcess(**settings) as server:
@@ -49,33 +49,33 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def refused(server: ServerProcess, model: str) -> float:
-    """Returns how many requests to a model were refused for want of bytes."""
+    """Returns how many requests to a model were refused because of the limit on bytes in flight."""
     family = read_exposition(server.http.get("/metrics").text)["embedding_server_refused_total"]
     labels = {"model": model, "reason": "bytes"}
     return family.value(**labels) if labels in family.labelled() else 0.0
 
 
 def held(server: ServerProcess, model: str) -> float:
-    """Returns the bytes that requests to a model hold, as the metrics tell."""
+    """Returns how many bytes the requests to a model hold, according to the metrics."""
     family = read_exposition(server.http.get("/metrics").text)["embedding_server_in_flight_bytes"]
     return family.value(model=model) if {"model": model} in family.labelled() else 0.0
 
 
 def send_half(server: ServerProcess, number: int) -> socket.socket:
-    """Sends a body to the model "flooded", but for its last byte, from an address of its own."""
+    """Sends a request body to model "flooded", except its last byte, from its own address of this machine."""
     address = ("127.0.0.1", server.http_port)
     sock = socket.create_connection(address, PATIENCE_S, source_address=(f"127.0.0.{number + 2}", 0))
     head = b"POST /v1/models/flooded:lookup HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % REQUEST
     try:
         sock.sendall(head + b" " * (REQUEST - 1))
     except OSError:
-        # The server has refused it.
+        # The server has refused the request and closed the connection before all bytes were sent.
         pass
     return sock
 
 
 def assert_the_other_is_answered(server: ServerProcess) -> None:
-    """Asks the model "other" for large answers on both wires."""
+    """Asks the model "other" for large answers on both wires, and checks that they come, and in time."""
     inputs: dict[str, Any] = {"user": np.array(IDS, np.int64)}
     for _ in range(5):
         begun_s = time.monotonic()
@@ -132,7 +132,7 @@ def test_a_refused_client_that_acknowledges_no_settings_keeps_no_thread_busy(tmp
 
 
 def _is_idle(server: ServerProcess) -> bool:
-    """Says whether all threads of connections sleep, each time that this function looks."""
+    """Says whether all connection threads of the core sleep, at each of twenty looks."""
     for _ in range(20):
         for task in Path(f"/proc/{server.pid}/task").iterdir():
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")

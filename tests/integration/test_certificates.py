@@ -1,4 +1,4 @@
-"""Callers that are known by their client certificates alone, by both data planes."""
+"""Callers are recognized by their client certificates alone, on both data planes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, pr
 from tests.toy_model import write_toy_model
 
 AUTHORITY = Authority()
-# Both have the authority's signature; the file names the first alone.
+# The authority signed both certificates, but the list of callers names only the first.
 RANKER, STRANGER = AUTHORITY.issue("ranker"), AUTHORITY.issue("stranger")
 ROWS = [[1.0, 10.0], [4.0, 40.0]]
 CALLERS = """
@@ -41,7 +41,7 @@ TOKEN = "the-token-of-the-boss"
 
 @pytest.fixture(scope="module", params=[(plane, name) for plane in DATA_PLANES for name in ("CN:ranker", "DNS:ranker")])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with TLS on both wires."""
+    """A server with TLS and client certificates on both wires, and one caller who is known by a certificate."""
     folder = tmp_path_factory.mktemp("certificates")
     write_toy_model(folder / "model" / "1")
     (folder / "ssl.conf").write_text(ssl_config(AUTHORITY.issue(), AUTHORITY))
@@ -60,7 +60,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def http_client(server: ServerProcess, issued: Issued, folder: Path) -> httpx.Client:
-    """Returns a client of the HTTP port with a certificate."""
+    """Returns a client of the HTTP port that shows this certificate."""
     context = ssl.create_default_context(cadata=AUTHORITY.pem)
     file = folder / "client.pem"
     file.write_text(issued.key + issued.cert)
@@ -69,7 +69,7 @@ def http_client(server: ServerProcess, issued: Issued, folder: Path) -> httpx.Cl
 
 
 def forwarded(client: httpx.Client) -> dict[str, int]:
-    """Returns how many requests the core has forwarded, by wire; none where there is no core."""
+    """Returns how many requests the core has forwarded, by wire; zeros if there is no core."""
     plane = client.get("/v1/statusz", headers={"Authorization": f"Bearer {TOKEN}"}).json()["data_plane"]
     found: dict[str, int] = plane.get("forwarded", {"grpc": 0, "http": 0})
     return found
@@ -78,12 +78,13 @@ def forwarded(client: httpx.Client) -> dict[str, int]:
 def test_http_knows_callers_by_their_certificates(server: ServerProcess, tmp_path: Path) -> None:
     body = {"features": {"user": [1, 4]}}
     with http_client(server, RANKER, tmp_path) as known, http_client(server, STRANGER, tmp_path) as unknown:
-        # The same head on two connections, each of them twice: who asks is the connection's, not the head's.
+        # Two connections send the same header block twice: the server caches the block, but takes the caller from the
+        # connection.
         for _ in range(2):
             assert known.post("/v1/models/default:lookup", json=body).json()["embeddings"]["user"] == ROWS
             refused = unknown.post("/v1/models/default:lookup", json=body)
             assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Bearer")
-        # The core has forwarded the two requests above, and this request for the status page.
+        # The core forwarded the two requests of a caller without a right, and this request for the status page.
         assert forwarded(known)["http"] in (0, 3)
         assert known.get("/v1/models/default").status_code == 403
 
@@ -106,7 +107,8 @@ def test_grpc_knows_callers_by_their_certificates(server: ServerProcess, tmp_pat
         with pytest.raises(grpc.RpcError) as caught:
             call = known.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")
             call(status.SerializeToString(), timeout=PATIENCE_S)
-        # The reference server knows the caller, but the caller does not have this right.
+        # The refusal comes from the reference server: it knows the caller from the certificate, and this caller lacks
+        # the right.
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     with http_client(server, RANKER, tmp_path) as client:
         assert forwarded(client)["grpc"] in (0, 3)

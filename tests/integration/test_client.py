@@ -38,7 +38,7 @@ from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, stopped
 from tests.toy_model import TAG_STRINGS, write_toy_model
 
-# Tries until the server is back, however slow the machine.
+# The client tries so often that the server is back before it gives up, however slow the machine.
 STUBBORN = RetryPolicy(10_000, 0.02, 0.1)
 WIRES = ["grpc", "http"]
 USER = {"user": [1, 4]}
@@ -47,7 +47,7 @@ USER_ROWS = [[1, 10], [4, 40]]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of the toy model that tests only read from."""
+    """Starts a server of the toy model, which tests only read from."""
     base = tmp_path_factory.mktemp("client") / "model"
     write_toy_model(base / "1")
     with ServerProcess(model_base_path=base, graph_signatures="off") as server:
@@ -55,12 +55,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def target_of(server: ServerProcess, wire: str) -> str:
-    """Returns where a wire is served."""
+    """Returns the target at which a client reaches a wire: an address for gRPC, a URL for HTTP."""
     return f"127.0.0.1:{server.grpc_port}" if wire == "grpc" else f"http://127.0.0.1:{server.http_port}"
 
 
 class AsyncOnOneLoop:
-    """An AsyncEmbeddingClient with EmbeddingClient's face, so that one test holds for both."""
+    """Gives an AsyncEmbeddingClient the interface of EmbeddingClient, so that one test works for both."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -82,7 +82,7 @@ KINDS = [(wire, kind) for wire in WIRES for kind in ("blocking", "async")]
 
 
 def client_of(server: Any, wire: str, kind: str, **options: Any) -> Any:
-    """Returns a client of the toy model."""
+    """Returns a blocking or asynchronous client of the toy model on one wire."""
     client_class = EmbeddingClient if kind == "blocking" else AsyncOnOneLoop
     return client_class(target_of(server, wire), **({"model": "default", "timeout_s": PATIENCE_S} | options))
 
@@ -205,7 +205,7 @@ def test_a_fault_has_one_type_and_code_on_every_wire(server: ServerProcess, conn
     with connect(server, sleep=_never) as client, pytest.raises(error_class, match=text) as caught:
         call(client)
     assert (type(caught.value), caught.value.code) == (error_class, code)
-    # 0 where the client says it for the server, such as for outputs over HTTP.
+    # The client makes no attempt if it finds the fault itself, such as an unknown output over HTTP.
     assert caught.value.attempts <= 1
 
 
@@ -219,9 +219,10 @@ def test_a_model_that_nobody_has(server: ServerProcess, connect: partial[Any]) -
 
 
 def test_float32_is_the_same_to_the_last_bit_on_both_wires(server: ServerProcess) -> None:
-    # Row 1 of `tag` is [1, 1, 1], so a sum gives each weight back: any float32 goes both ways through JSON.
+    # Row 1 of `tag` is [1, 1, 1], so the sum of one id returns its weight: each float32 goes to the server and back in
+    # JSON.
     bits = np.random.default_rng(3).integers(1 << 23, 0x7F800000, 5000, np.uint32)
-    # The last is read as a neighbour by what reads decimals as float64 and rounds again.
+    # A reader that rounds this number's decimals to a float64 first would get the neighbouring float32.
     weights = np.append(bits, np.uint32(363742205)).view(np.float32)
     ids = RaggedIds(np.ones(len(weights), np.int64), np.arange(len(weights) + 1), weights)
     answers = []
@@ -317,7 +318,7 @@ def test_nobody_there_is_tried_as_often_as_allowed_and_waits_between(connect: pa
 
 
 class Sleep:
-    """Notes how long it was asked to sleep, and sleeps; for clients of both kinds."""
+    """Sleeps, and records for how long it was asked to; works for blocking and asynchronous clients."""
 
     def __init__(self, waits: list[float], scale: float = 1) -> None:
         self._waits = waits
@@ -408,7 +409,7 @@ class Forwarder:
 
 @contextmanager
 def forwarding(port: int, context: ssl.SSLContext | None = None) -> Iterator[Forwarder]:
-    """Gives a forwarder and ends it."""
+    """Yields a Forwarder to a port of this machine, and closes it at the end."""
     forwarder = Forwarder(port, context)
     try:
         yield forwarder
@@ -435,7 +436,7 @@ def test_http_connections_are_kept_and_replaced_when_the_server_drops_them(serve
 
 @contextmanager
 def answering(*answers: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Gives the address of an HTTP server that answers its requests as told, the last way again and again."""
+    """Yields the address of an HTTP server that answers with these functions in turn, then only with the last one."""
     left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -469,7 +470,7 @@ def good(handler: BaseHTTPRequestHandler) -> None:
 
 
 def overloaded(handler: BaseHTTPRequestHandler) -> None:
-    """Asks to come back."""
+    """Answers 503 with a Retry-After of 7 seconds."""
     respond(handler, 503, b'{"error": "full"}', {"Retry-After": "7"})
 
 
@@ -485,7 +486,7 @@ def respond(
 
 
 def drip(data: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
-    """Answers one byte at a time, each sooner than any timeout."""
+    """Returns a handler that sends an answer one byte at a time, every 20 ms, so that no wait for a byte is long."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         with suppress(OSError):
@@ -498,13 +499,13 @@ def drip(data: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
 
 
 def cut_short(handler: BaseHTTPRequestHandler) -> None:
-    """Promises more than comes."""
+    """Announces a longer body than it sends, and closes the connection."""
     respond(handler, 200, EMBEDDINGS, {"Content-Length": "1000"})
     handler.close_connection = True
 
 
 def goodbye(handler: BaseHTTPRequestHandler) -> None:
-    """Answers and ends the connection."""
+    """Answers with embeddings and closes the connection."""
     respond(handler, 200, EMBEDDINGS, {"Connection": "close"})
 
 
@@ -532,7 +533,7 @@ def test_retry_after_beyond_the_deadline_is_an_error_at_once(client_class: Any) 
 @HTTP_CLIENTS
 @pytest.mark.parametrize("dripping", [b"HTTP/1.1 200 OK" + b" " * 100, b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 100])
 def test_a_byte_at_a_time_ends_at_the_deadline(client_class: Any, dripping: bytes) -> None:
-    # Whoever waits to the end, 2 s, meets another error: the answer is none.
+    # The answer needs 2 s; a client that waits for its end raises another error, because the bytes are no valid answer.
     with answering(drip(dripping)) as target, client_class(target, model="m", timeout_s=0.5, retries=0) as client:
         with pytest.raises(DeadlineExceeded):
             client.lookup(USER)

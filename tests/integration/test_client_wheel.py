@@ -31,9 +31,9 @@ print(embedding_client.__file__, sorted(names & {"service", "google", "orjson"})
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel as `make wheel` builds it."""
+    """Builds the client's wheel as `make wheel` does; returns its path."""
     folder = tmp_path_factory.mktemp("wheel")
-    # A copy, for setuptools leaves its work beside the sources.
+    # setuptools writes files beside the sources, so the test builds a copy of them.
     shutil.copytree(ROOT / "client", folder / "client", ignore=shutil.ignore_patterns("build", "*.egg-info"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*command, "--wheel-dir", str(folder), str(folder / "client")], check=True, env=environment())

@@ -35,7 +35,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 @pytest.fixture
 def proxy(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StoreProxy]:
-    """A proxy before the store; environment variables lead the store's clients to the proxy."""
+    """Starts a proxy before the store, and points the store's clients at it with environment variables."""
     proxy = StoreProxy(store.port)
     for name, value in store.variables(proxy.url, tmp_path).items():
         monkeypatch.setenv(name, value)
@@ -45,12 +45,12 @@ def proxy(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def uri(store: Store, tmp_path: Path) -> str:
-    """A place in the store that no other test uses."""
+    """Returns a URI in the store that no other test uses."""
     return f"{store.SCHEME}://{BUCKET}/{tmp_path.name}"
 
 
 def fill(store: Store, folder: Path, prefix: str) -> int:
-    """Uploads a version's files; returns their bytes."""
+    """Uploads the files of a version; returns the number of their bytes."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for path in paths:
         store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
@@ -81,7 +81,8 @@ def test_a_version_is_fetched_resumed_after_a_cut_and_not_fetched_again(
     asked = itertools.count()
 
     def cut(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
-        # The parts of the filler are asked for side by side; only the first of these requests is answered.
+        # The server fetches the parts of the object "filler" at the same time. Only the first part arrives whole; each
+        # other connection is cut after 1,000 bytes.
         return Fault(cut_after=1000) if path.endswith("filler") and next(asked) else None
 
     proxy.rule = cut
@@ -125,7 +126,7 @@ def test_what_is_wrong_is_said_in_one_line_without_secrets(
     proxy.rule = None
     until(lambda: problem(server) == "")
     if isinstance(store, Azurite):
-        # fake-gcs-server answers 500 for a missing bucket and judges no credentials.
+        # Only with Azurite: fake-gcs-server answers 500 for a missing bucket, and checks no credentials.
         missing = start(model_base_path="az://nobody/toy", store_cache_dir=tmp_path / "missing").answering()
         until(lambda: problem(missing) != "")
         assert problem(missing) == "there is no such bucket"

@@ -1,4 +1,4 @@
-"""The short form of loadtest.cluster_faults: a cluster that breaks under load gives no wrong row."""
+"""Runs the short form of loadtest.cluster_faults: a cluster that breaks under load gives no wrong row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_faults_under_load_give_no_wrong_row() -> None:
     assert [*found] == ["no fault", *(fault.__name__ for fault in chosen)]
     assert {name: tally.wrong_rows for name, tally in found.items()} == dict.fromkeys(found, 0)
     assert min(tally.requests for tally in found.values()) > 0
-    # A full cluster refuses upserts and answers reads.
+    # A cluster whose memory is full refuses upserts but answers reads.
     assert found["no fault"].failed == found["no fault"].failed_upserts == found["memory_full"].failed == 0
     assert found["memory_full"].failed_upserts > 0
     assert found["flip_version"].versions == {"1", "2"}

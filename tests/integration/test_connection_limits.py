@@ -1,4 +1,4 @@
-"""Thousands of connections, one too many, and no descriptors left. Raw sockets, a real process."""
+"""Thousands of connections are answered, one too many is refused, and missing descriptors stop nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBER = 3000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A patient server that takes NUMBER connections."""
+    """A server with long timeouts that may have NUMBER connections."""
     folder = tmp_path_factory.mktemp("connections") / "model"
     write_toy_model(folder / "1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -53,10 +53,10 @@ def is_answered(server: ServerProcess) -> bool:
 
 
 def test_thousands_of_connections_are_answered_and_one_more_is_told_why_not(server: ServerProcess) -> None:
-    # The limit that it was started with was 1024.
+    # The server, started with a soft limit of 1024 open files, has raised it to the hard limit.
     soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
     assert soft == hard
-    # Whoever made sure that it is ready has gone.
+    # The connection on which the fixture asked for readiness is closed, so it does not count against the limit.
     until(lambda: is_answered(server))
     with ExitStack() as stack:
         socks = [stack.enter_context(connect(server)) for _ in range(NUMBER)]
@@ -67,7 +67,7 @@ def test_thousands_of_connections_are_answered_and_one_more_is_told_why_not(serv
         for _ in range(20):
             with connect(server) as sock:
                 data = rest(sock)
-            # The core closes it without a word.
+            # The native core closes a connection over the limit without an answer; the Python data plane answers 503.
             assert status(data) in (503, 0)
         for sock in socks[::100]:
             sock.sendall(post(BODY))
@@ -88,7 +88,7 @@ def test_a_server_out_of_descriptors_waits_for_some_and_answers_those_it_has(ser
             stack.enter_context(connect(server))
         used_s = cpu_s(server.pid)
         time.sleep(1.0)
-        # One that tries all the time would use all of that second.
+        # A server that calls accept() in a loop while it lacks descriptors would use the whole second.
         assert cpu_s(server.pid) - used_s < 0.8
         first.sendall(post(BODY))
         assert status(first.recv(4096)) == 200
@@ -108,7 +108,8 @@ def test_what_measures_ten_thousand_measures_a_few(wire: str, tmp_path: Path) ->
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "20 of 20 were answered again" in done.stdout
-    # As many descriptors as connections, and none of them left; the server looks into its folders meanwhile.
+    # Each connection takes one descriptor and gives it back. The tolerance is for files that the server opens while it
+    # polls its folders.
     first, beside, behind = (int(count) for count in re.findall(r"(\d+) descriptors", done.stdout))
     assert abs(beside - first - 20) <= 3 and abs(behind - first) <= 3
 

@@ -87,7 +87,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(base: Path, **settings: object) -> ServerProcess:
-    """Starts a server of all models."""
+    """Starts a server of all models that `base` writes."""
     return ServerProcess(
         model_config_file=base / "models.conf",
         admin_port=0,
@@ -100,7 +100,7 @@ def serve(base: Path, **settings: object) -> ServerProcess:
 
 @pytest.fixture(scope="module")
 def server(base: Path) -> Iterator[ServerProcess]:
-    """Starts a server that everybody may use."""
+    """Starts a server without access control, and waits until it has no problems."""
     with serve(base) as process:
         process.answering()
         until(lambda: process.http.get("/readyz").json().get("problems") == {})
@@ -119,7 +119,7 @@ def settle(page: Page) -> None:
 
 
 def box(page: Page, name: str) -> Locator:
-    """Finds a field with choices."""
+    """Returns the combobox of this name."""
     return page.get_by_role("combobox", name=name, exact=True)
 
 
@@ -135,7 +135,7 @@ def test_no_page_has_findings(browser: Browser, server: ServerProcess, scheme: s
                 page = seen.open(place)
                 settle(page)
                 assert seen.findings() == [], place
-                # Nothing is wider than the window: a phone's user must not scroll sideways.
+                # No page is wider than the window, so that a phone's user need not scroll sideways.
                 assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), place
 
 
@@ -169,7 +169,7 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     page.wait_for_selector("h2 >> text=Row 2")
     write_toy_model(base / "toy" / "2.new", scale=3)
     (base / "toy" / "2.new").rename(base / "toy" / "2")
-    # The row that is looked at is the new version's within some seconds.
+    # The console shows the row of version 2 without a reload of the page.
     browsing.wait_for(page, "/version\\s*2\\b/.test(document.querySelector(\"section[aria-label='Row']\")?.innerText)")
     assert "60.3" in page.locator("section[aria-label='Row']").inner_text()
     console.open()
@@ -233,7 +233,7 @@ def test_a_map_of_a_million_rows_is_sampled_and_chosen_from(console: Watched) ->
 
 # Counts the different colours in a canvas.
 COLORS = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
-# Whether the map is drawn in the colours of the named values.
+# A JavaScript condition: the map's points have the colours of the values named in place of {}.
 SHOWS = "document.querySelector('canvas[role=application]')?.dataset.shows === '{}'"
 
 
@@ -243,7 +243,7 @@ def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
     page.get_by_text("How far each row turned since version 1").wait_for()
     browsing.wait_for(page, "/1 − cosine 0/.test(document.querySelector('div.ramp div.ramp')?.innerText)")
     browsing.wait_for(page, SHOWS.format("1 − cosine"))
-    # The background, rows that did not turn, and row 7.
+    # The map has three colours: the background, the rows that did not turn, and row 7.
     assert page.locator("canvas[role=application]").evaluate(COLORS) == 3
     assert box(page, "Since version").locator("option").all_inner_texts() == ["1"]
     box(page, "Table").select_option("tag")
@@ -287,7 +287,7 @@ def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, serv
 
 
 def fill(page: Page, name: str, text: str) -> None:
-    """Fills a field of the form of a signature."""
+    """Fills in an input's field in the form of a signature."""
     page.locator("label.field").filter(has_text=re.compile(rf"^{name} ")).locator("textarea").fill(text)
 
 
@@ -341,7 +341,7 @@ def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser
         page.get_by_role("button", name="Reload the list").click()
         page.get_by_role("button", name="Yes, reload the list").click()
         page.get_by_text("was read again: large, pair, spare, toy").wait_for()
-        # The file has no labels, and what it says counts.
+        # The list of models in the file has no label, so the reload removes the label.
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 400
         if browsing.AXE.is_file():
             assert seen.findings() == []
@@ -557,7 +557,7 @@ def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
         lookup = "/v1/models/large:lookup", {"features": {"user": [1]}}
         assert client.post(lookup[0], json=lookup[1]).status_code == 403
         assert client.post(lookup[0], json=lookup[1], headers={"X-Console-Csrf": session["csrf"]}).status_code == 200
-        # A token in the header counts for itself, whatever the cookie says.
+        # If a request has a token in its Authorization header, the session cookie gives it no rights.
         assert client.post(lookup[0], json=lookup[1], headers=bearer("reader")).status_code == 403
         assert client.get("/console/overview", headers=bearer("wrong")).status_code == 401
         end = client.delete("/console/session", headers={"X-Console-Csrf": session["csrf"]})

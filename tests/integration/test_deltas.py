@@ -1,4 +1,4 @@
-"""Rows that change while a server answers: seen whole, after kills, and whatever files are dropped."""
+"""Rows change while a server answers: clients see whole changes, also after kills and whatever files are dropped."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TAGS = [0, 1, 2, 3]
 
 
 def change(server: ServerProcess, table: str, ids: list[int], rows: Any, **more: Any) -> httpx.Response:
-    """Asks for new rows, over a connection of its own."""
+    """Upserts rows of a table over a connection of its own; returns the response."""
     url = f"http://127.0.0.1:{server.admin_port}{MODEL}/tables/{table}:upsert"
     return httpx.post(url, json={"ids": ids, "rows": rows} | more, timeout=PATIENCE_S)
 
 
 def number(server: ServerProcess, value: float) -> None:
-    """Writes one number into all rows and columns of the users."""
+    """Writes one number into all rows and columns of the table "user"."""
     response = change(server, "user", USERS, [[value, value]] * 5)
     assert response.status_code == 200, response.text
     assert response.json()["rows"] == 5
@@ -47,7 +47,7 @@ def metrics(server: ServerProcess) -> dict[str, Family]:
 
 
 def told(server: ServerProcess, name: str) -> float:
-    """Returns what the metrics say of version 1's deltas."""
+    """Returns the metric's value for the deltas of version 1."""
     return metrics(server)[f"embedding_server_delta_{name}"].value(model="default", version="1")
 
 
@@ -84,14 +84,14 @@ class Reader:
         self.seen.append(float(rows.flat[0]))
 
     def end(self) -> None:
-        """Waits for its end and says what it thinks."""
+        """Waits until the thread has ended, and fails if it noted faults."""
         self._thread.join(PATIENCE_S)
         assert self.faults == []
 
 
 @contextmanager
 def readers(server: ServerProcess, count: int = 2) -> Iterator[list[Reader]]:
-    """Has clients read during what is inside."""
+    """Lets clients read in threads while the block runs."""
     is_over = threading.Event()
     reading = [Reader(server, is_over) for _ in range(count)]
     try:
@@ -109,7 +109,7 @@ def test_upserts_under_load_are_seen_whole_and_in_order(serve: Serve, base: Path
     with readers(server) as reading:
         for value in range(2, 40):
             number(server, value)
-            # Answered: whoever asks from now on sees it.
+            # The upsert is answered, so every lookup that starts now reads its rows.
             assert server.lookup({"user": [0, 4]})["user"] == [[value] * 2] * 2
         until(lambda: all(reader.seen and reader.seen[-1] == 39 for reader in reading))
     for reader in reading:
@@ -134,7 +134,7 @@ def test_nothing_that_was_answered_is_lost_with_the_process(serve: Serve, tmp_pa
     done = 0
     for _ in range(2):
         server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
-        # Before it was ready: nobody sees rows of before.
+        # Requests are answered only after the journal is read, so none sees older rows than were acknowledged.
         shown = server.lookup({"user": USERS})["user"]
         assert shown == ([[i, 10 * i] for i in USERS] if not done else [shown[0]] * 5) and shown[0][0] >= done
         acknowledged = [shown[0][0] if done else 0.0]
@@ -160,7 +160,7 @@ def test_nothing_that_was_answered_is_lost_with_the_process(serve: Serve, tmp_pa
 
 @pytest.fixture(scope="module")
 def forged() -> dict[str, tuple[Any, str]]:
-    """Bad files by name: what makes one of a version folder, and the reason that metrics give."""
+    """Name of a bad delta file -> a function that makes its bytes, and the reason that the metrics give."""
 
     def right(version: Path, sequence: int, **more: Any) -> bytes:
         return delta_bytes(version, sequence, "user", [0], [[9, 9]], **more)

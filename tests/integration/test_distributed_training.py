@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.slow]
 TRAIN = (sys.executable, "-m", "model_export", "train", "--dataset=synthetic", "--batch_size=200")
 ESTIMATOR = (sys.executable, "-m", "tests.integration.estimator_process")
 STEPS = "200"
-# Longest time of a process, far more than a loaded machine needs; a hanging process is killed.
+# Longest time of a training process in seconds, far more than a loaded machine needs; a process that hangs is killed.
 PATIENCE_S = 300
 
 
@@ -37,7 +37,7 @@ def free_addresses(number: int) -> list[str]:
 
 
 class Cluster:
-    """The processes of one training, by "kind:index"."""
+    """The processes of one distributed training, by "kind:index"."""
 
     def __init__(self, sizes: Mapping[str, int], command: Sequence[str]) -> None:
         addresses = iter(free_addresses(sum(sizes.values())))
@@ -46,7 +46,7 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, name: str) -> None:
-        """Starts the process of a task, or starts it again."""
+        """Starts the process of a task, also again after it has ended."""
         kind, _, index = name.partition(":")
         config = {"cluster": self.tasks, "task": {"type": kind, "index": int(index)}}
         self.processes[name] = subprocess.Popen(
@@ -99,7 +99,7 @@ def history(run: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The held-out RMSE of each epoch of a training in one process."""
+    """Trains in one process; returns the held-out RMSE of each epoch."""
     from model_export.demo.config import TrainConfig
     from model_export.demo.run import train
     from model_export.demo.synthetic import synthetic_ratings
@@ -152,7 +152,7 @@ def rmse(output: str) -> float:
 
 @pytest.fixture(scope="module")
 def single_estimator(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """The model_dir and the held-out RMSE of an estimator's training in one process."""
+    """Trains an estimator in one process; returns its model_dir and the held-out RMSE."""
     folder = tmp_path_factory.mktemp("estimator")
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     ended = subprocess.run([*ESTIMATOR, folder, STEPS], env=environment, stdout=subprocess.PIPE, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The start of a model with lookups and predicts: when ports open, and what is answered before TensorFlow is there."""
+"""Starts models with lookups and predicts: when ports open, and which requests are answered before TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ by_plane = pytest.mark.parametrize("plane", DATA_PLANES)
 SHOWN = "lookups are answered while the version is LOADING"
 LOADING = "version 1 is LOADING, and only its lookups are answered"
 USER_1 = {"user": [[2.0, 3.0]]}
-# Runs in the server before anything else: the import of TensorFlow waits until the file is there. Not in find_spec, in
-# which Python holds the lock of all imports.
+# Code that the server runs first: it makes the import of TensorFlow wait until a file exists. The wait is not in
+# find_spec, in which Python holds the lock of all imports.
 HOLD = """
 import importlib.machinery, os, sys, time
 
@@ -48,14 +48,14 @@ sys.meta_path.insert(0, Hold())
 
 @pytest.fixture
 def models(tower_version: Path, tmp_path: Path) -> Path:
-    """Makes a model folder, which tests may change, with a version that has lookups and predicts."""
+    """Copies a version with lookups and predicts into a model folder that tests may change."""
     shutil.copytree(tower_version, tmp_path / "towers" / "1")
     return tmp_path / "towers"
 
 
 @pytest.fixture
 def let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Holds the import of TensorFlow in servers that are started from now on; the call lets it go on."""
+    """Makes servers started from now on wait in the import of TensorFlow; returns a function that lets them go on."""
     folder, file = tmp_path / "hold", tmp_path / "go"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(HOLD.format(file=str(file)))
@@ -64,7 +64,7 @@ def let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None
 
 
 def break_graph(version: Path, *, mend: bool = False) -> None:
-    """Has a version's graph hold an operation that TensorFlow does not know; mend: takes it out again."""
+    """Adds an operation that TensorFlow does not know to a version's graph; mend: removes it again."""
     path = version / "saved_model.pb"
     message = message_class("tensorflow.SavedModel").FromString(path.read_bytes())
     nodes = message.meta_graphs[0].graph_def.node
@@ -81,13 +81,13 @@ def break_graph(version: Path, *, mend: bool = False) -> None:
 
 
 def lookup(server: ServerProcess, version: str = "") -> tuple[int, Any]:
-    """Asks for the row of user 1."""
+    """Looks up the row of user 1; returns the status, and the embeddings or the error."""
     answer = server.http.post(f"/v1/models/default{version}:lookup", json={"features": {"user": [1]}})
     return answer.status_code, answer.json().get("embeddings") or answer.json()["error"]
 
 
 def predict(server: ServerProcess, model: str = "default") -> tuple[int, Any]:
-    """Asks for the row of user 1 by a signature of the graph; the model's name may have a version's path behind it."""
+    """Predicts with a signature of the graph for user 1; `model` may end with the path of a version."""
     answer = server.http.post(
         f"/v1/models/{model}:predict", json={"signature_name": "rows", "instances": [{"user": 1}]}
     )
@@ -95,13 +95,13 @@ def predict(server: ServerProcess, model: str = "default") -> tuple[int, Any]:
 
 
 def states(server: ServerProcess) -> dict[int, str]:
-    """Returns the states of the model's versions."""
+    """Returns the state of each version of the model, by number."""
     answer = server.http.get("/v1/models/default").json()
     return {int(status["version"]): status["state"] for status in answer["model_version_status"]}
 
 
 def looked_up(server: ServerProcess) -> float:
-    """Returns how many ids of the user's table the metrics have counted."""
+    """Returns how many ids of the table "user" the metrics have counted."""
     family = read_exposition(server.http.get("/metrics").text)["embedding_server_table_ids_total"]
     return sum(value for (_, labels), value in family.samples.items() if ("table", "user") in labels)
 
@@ -116,7 +116,7 @@ def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it
     assert states(server) == {1: "LOADING"}
     ready = server.http.get("/readyz")
     assert (ready.status_code, ready.json()["problems"]) == (503, {"default": LOADING})
-    # Predicts are refused as if the version answered nothing.
+    # While a version is LOADING, a predict gets the error of a version that is not loaded.
     assert predict(server) == (503, f'Model "default" is not ready: {LOADING}')
     assert predict(server, "default/versions/1") == (404, "Servable not found for request: Specific(default, 1)")
     assert server.http.get("/v1/models/default/metadata").status_code == 503
@@ -124,7 +124,7 @@ def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it
     assert server.http.post("/v1/models/default/tables/user:rows", json={"ids": [1]}).status_code == 200
     let_go()
     until(lambda: states(server) == {1: "AVAILABLE"})
-    # The two lookups from before are counted.
+    # The two lookups that were answered while the graph was loading are counted.
     assert looked_up(server) == 2
     assert lookup(server) == (200, USER_1)
     assert looked_up(server) == 3
@@ -146,13 +146,13 @@ def test_a_version_that_fails_answers_no_more_and_a_second_one_is_published_whol
     status, text = lookup(server)
     assert status == 503
     assert text.startswith('Model "default" is not ready: version 1 is END: '), text
-    # Not with each attempt anew.
+    # The lookups are not offered once more at each further attempt to load the graph.
     assert len([record for record in server.records if record["message"] == SHOWN]) == 1
     draft = shutil.copytree(models / "1", tmp_path / "draft")
     break_graph(draft, mend=True)
     draft.rename(models / "2")
     until(lambda: predict(server) == (200, USER_1["user"]))
-    # While a version answers, no lookup is answered by a later version that is LOADING.
+    # While version 2 serves, the server answers no lookup from version 3, which is LOADING.
     draft = shutil.copytree(models / "2", tmp_path / "draft")
     break_graph(draft)
     draft.rename(models / "3")
@@ -170,7 +170,7 @@ def test_a_version_that_fails_answers_no_more_and_a_second_one_is_published_whol
 def test_ports_open_when_models_have_loaded_without_early_lookups_and_the_end_does_not_wait_for_that(
     serve: Serve, models: Path, tmp_path: Path, let_go: Callable[[], None], plane: str
 ) -> None:
-    # Without a manifest all of it is a graph.
+    # Without its manifest, a version has no lookups that could be answered before the graph is loaded.
     graphs = shutil.copytree(models, tmp_path / "graphs")
     shutil.rmtree(graphs / "1" / "assets.extra")
     http_port, grpc_port = unused_ports(2)

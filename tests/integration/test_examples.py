@@ -62,10 +62,11 @@ def test_every_example_of_the_api_page_is_answered(server: ServerProcess) -> Non
             for example in examples:
                 response = http.request(method, url, params=params, json=example["value"])
                 if path.endswith((":classify", ":regress")):
-                    # The demo has no such signature; tests/conformance/ runs these on a model that has.
+                    # The demo's model has no signature for classify and regress; a test in tests/conformance/ sends
+                    # these examples to one that has.
                     assert response.status_code == 400, response.text
                     continue
-                # A thread computes the map of a table and its colours: ask until the answer is there.
+                # A thread computes the map of a table and its colours, so the first answers may be 202.
                 expected = (200, 202) if path.endswith((":projection", ":drift", ":keys")) else (200,)
                 assert response.status_code in expected, f"{method} {url} {example['value']}: {response.text}"
                 tried += 1

@@ -1,4 +1,4 @@
-"""A real artifact: trained on synthetic ratings, exported, loaded back by TensorFlow, and damaged."""
+"""Trains a real artifact on synthetic ratings, exports it, loads it in TensorFlow, and damages it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.tf
 CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 BATCH_SIZES = (1, 4)
 DEVICES: tuple[LookupDevice, ...] = ("cpu", "tpu_tensor_core")
-# float32 against float32, a few terms each.
+# Both sides are sums of a few float32 terms, so they differ by rounding only.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One epoch on the synthetic ratings; not to be changed."""
+    """Trains one epoch on the synthetic ratings; tests must not change the folder."""
     from model_export.demo.run import train
 
     folder = tmp_path_factory.mktemp("training") / "run"
@@ -48,7 +48,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Version 1 of that run; not to be changed."""
+    """Exports version 1 from that run; tests must not change it."""
     base = tmp_path_factory.mktemp("models") / "synthetic"
     return export(run_folder, base, lookup_device=DEVICES, batch_sizes=BATCH_SIZES, clock=lambda: CREATED)
 
@@ -63,7 +63,7 @@ def manifest(artifact: Path) -> Manifest:
 
 @pytest.fixture(scope="module")
 def signatures(artifact: Path) -> Any:
-    """The signatures of the artifact as TensorFlow loads them."""
+    """The signatures of the artifact, loaded by TensorFlow."""
     from model_export.tensorflow_setup import tf
 
     loaded = tf.saved_model.load(str(artifact))
@@ -86,7 +86,7 @@ class _Signature:
 
 
 def lookup_inputs(**changed: Any) -> dict[str, Any]:
-    """Two rows of every feature, the second with empty bags."""
+    """Returns two rows of every feature; the second row has empty bags."""
     inputs = {
         "user_id": [1, 2],
         "film_id": [3, 0],
@@ -102,7 +102,7 @@ def lookup_inputs(**changed: Any) -> dict[str, Any]:
 
 
 def predict_inputs(**changed: Any) -> dict[str, Any]:
-    """The same without weights."""
+    """Returns the inputs of lookup_inputs() without the weights."""
     return {name: value for name, value in lookup_inputs().items() if not name.endswith("__weights")} | changed
 
 
@@ -191,7 +191,7 @@ def test_weights_are_optional_on_the_wire(artifact: Path) -> None:
 
 
 def test_a_session_may_leave_weights_out(artifact: Path, signatures: Any) -> None:
-    # As TensorFlow Serving runs it: feeds and fetches by the tensor names of the SignatureDef.
+    # Runs the graph as TensorFlow Serving does: feeds and fetches are the tensor names of the SignatureDef.
     from model_export.tensorflow_setup import tf
 
     inputs = predict_inputs()
@@ -219,7 +219,8 @@ def test_the_cpu_lookup_is_tensorflows_own(artifact: Path, manifest: Manifest, s
             table, ids = tables[manifest.features[feature].table], case[feature]
             assert isinstance(ids, RaggedIds)
             weights = np.ones(len(ids.values), np.float32) if ids.weights is None else ids.weights
-            # safe_embedding_lookup_sparse drops weights that are not positive, so those rows are left to the oracle.
+            # safe_embedding_lookup_sparse drops weights that are not positive, so rows with such weights are compared
+            # only with the oracle.
             lowest = [weights[a:b].min(initial=1) for a, b in zip(ids.row_splits[:-1], ids.row_splits[1:], strict=True)]
             is_positive = np.array(lowest, np.float32) > 0
             values, row_weights = (
@@ -228,7 +229,7 @@ def test_the_cpu_lookup_is_tensorflows_own(artifact: Path, manifest: Manifest, s
             theirs = tf.nn.safe_embedding_lookup_sparse(
                 tf.constant(table), values, row_weights, combiner="mean"
             ).numpy()
-            # It also drops trailing empty rows; ours must not.
+            # safe_embedding_lookup_sparse drops empty rows at the end; the served lookup must keep them.
             assert got[feature].shape == (len(ids.row_splits) - 1, table.shape[1])
             rows = np.flatnonzero(is_positive[: len(theirs)])
             np.testing.assert_allclose(got[feature][rows], theirs[rows], **TOLERANCE)
@@ -330,7 +331,7 @@ def test_examples_mean_what_tensors_mean(artifact: Path, manifest: Manifest, sig
     jobs = (artifact / manifest.vocabularies["occupation"].file).read_text().splitlines()
     examples = [
         _example(user_id=[1], film_id=[3], occupation=[jobs[0]], genres=[genres[1], genres[0]], recent_films=[5, 5, 7]),
-        _example(user_id=[2], occupation=["astronaut"]),  # film left out, occupation in no vocabulary
+        _example(user_id=[2], occupation=["astronaut"]),  # no film; the occupation is not in the vocabulary
         _example(genres=["no such genre"]),
         b"",
     ]
@@ -485,7 +486,7 @@ def test_an_interrupted_run_is_not_exported(run_folder: Path, tmp_path: Path) ->
 
 
 def _rows(rows: Array) -> dict[str, Any]:
-    # Row r: user r + 1, film r + 2, r genres, one recent film.
+    # Request row r has user r + 1, film r + 2, r % 4 genres and one recent film.
     counts = rows % 4
     return {
         "user_id": rows + 1,

@@ -1,4 +1,4 @@
-"""Every example of the exporter runs as its docstring says, and what it writes is served."""
+"""Every example of the exporter runs as its docstring says, and a server serves the model that it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.process import ROOT, environment
 pytestmark = pytest.mark.tf
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples/export").glob("*.py"))
-# Example -> more flags, and one row of each feature of its lookups.
+# Name of an example -> its additional flags, and a request of one row for each feature of its lookups.
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "feature_columns.py": ([], {"city": [["Lima"]], "tag": [[3, 4]], "clicks": [[5, 6, 7]]}),
     "foreign_savedmodel.py": ([], {"film_id": [7], "seen": [[1, 2]]}),
@@ -47,7 +47,7 @@ def test_every_example_has_a_case() -> None:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs all examples, one after another in one process, which starts TensorFlow once; returns what each wrote."""
+    """Runs all examples in turn in one process, so that TensorFlow starts once; returns the folder that each wrote."""
     bases = {name: tmp_path_factory.mktemp("examples") / "model" for name in CASES}
     runs = [[name, f"--out={bases[name]}", *flags] for name, (flags, _) in CASES.items()]
     script = (

@@ -1,4 +1,4 @@
-"""Tables that are not what their checksums say, of versions that come and of one that is there at the start."""
+"""A server refuses or removes versions whose tables differ from their checksums, at the start and later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.toy_model import SHARD, write_toy_model
 
 
 def flipped(folder: Path, **options: object) -> Path:
-    """Writes a version with one bit of a table changed on its way."""
+    """Writes a version with one bit of a table flipped; returns its folder."""
     write_toy_model(folder, **options)  # type: ignore[arg-type]
     data = bytearray((folder / SHARD).read_bytes())
     data[-2] ^= 64
@@ -24,7 +24,7 @@ def flipped(folder: Path, **options: object) -> Path:
 
 
 def verified(server: ServerProcess, version: int, name: str = "tables_verified") -> float:
-    """Returns what the metrics say."""
+    """Reads a metric of the tables of a version, by default whether they are verified."""
     found = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
     return found.value(model="default", version=version)
 
@@ -39,7 +39,7 @@ def test_a_new_version_with_a_flipped_bit_never_answers(serve: Serve, base: Path
         before = clients.counts[1]
         until(lambda: clients.counts[1] > before + 20 or clients.wrong)
     assert (clients.wrong, clients.counts.keys()) == ([], {1})
-    # A good one is verified before it answers.
+    # Version 3 has no flipped bit; the server verifies its checksums before version 3 answers.
     write_toy_model(tmp_path / "good", scale=3)
     os.rename(tmp_path / "good", base / "3")
     until(lambda: server.tells({"user": [1]}, {"user": [[3, 30]]}))
@@ -50,7 +50,7 @@ def test_a_flipped_bit_at_the_start_is_found_behind_it(serve: Serve, base: Path)
     flipped(base / "2", scale=2)
     server = serve().answering()
     assert "have the checksum" in lost(server, 2)
-    # As if it had never come.
+    # The server serves version 1 as if the damaged version 2 did not exist.
     until(lambda: server.http.get("/readyz").status_code == 200)
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
 
@@ -63,12 +63,13 @@ def test_nothing_is_read_where_nobody_asks_for_it(serve: Serve, base: Path) -> N
 
 
 def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: Path, tmp_path: Path) -> None:
-    # 0.00001 MiB, which is 10 bytes, in a second: the toy model takes some.
+    # The server checks 10 bytes a second (0.00001 MiB), so the checksums of the toy model take it long.
     server = serve(verify_tables="auto", verify_tables_mib_per_s=0.00001).ready()
     write_toy_model(tmp_path / "incoming", scale=2)
     os.rename(tmp_path / "incoming", base / "2")
     until(lambda: versions(server).get(2, {}).get("state") == "LOADING")
-    # The first one answers meanwhile, as nothing else did.
+    # Version 1 serves although its tables are not verified, because no version served when it was loaded; version 2 has
+    # to wait.
     assert (verified(server, 1), verified(server, 1, "tables_verification_due")) == (0, 1)
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
     server.signal(15)

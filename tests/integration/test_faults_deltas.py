@@ -18,7 +18,7 @@ LOOKUP = "/v1/models/default:lookup"
 
 @pytest.fixture
 def changed(serve: Serve, tmp_path: Path) -> ServerProcess:
-    """A server with a row that is in no file but its journal; nobody looks at its folder but requests."""
+    """Starts a server with a changed row that only its journal has; only requests look into the model's folder."""
     server = serve(file_system_poll_wait_seconds=3600, admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
     assert change(server, "user", [1], [[7, 8]]).status_code == 200
     assert server.lookup({"user": [1, 2]}) == {"user": [[7, 8], [2, 20]]}
@@ -26,7 +26,7 @@ def changed(serve: Serve, tmp_path: Path) -> ServerProcess:
 
 
 def is_taken_out(server: ServerProcess) -> None:
-    """Waits until the version is out, and makes sure that the server goes on without it."""
+    """Waits until the damaged version is out of service, and checks that the server goes on without it."""
     assert str(SHARD) in lost(server, 1)
     until(lambda: server.http.get("/readyz").status_code == 503)
     assert server.http.get("/healthz").status_code == 200
@@ -36,7 +36,7 @@ def is_taken_out(server: ServerProcess) -> None:
     assert (response.status_code, response.headers["X-Error-Code"]) == (503, "UNAVAILABLE")
 
 
-# The page of a changed row goes with the file as well: a private copy of it ends where the file does.
+# A changed row is in a private copy of its page, which the kernel also takes away if the file is cut short.
 @pytest.mark.parametrize("row", [1, 2], ids=["changed", "as it was"])
 def test_a_bus_error_in_a_table_with_changed_rows_is_that_requests_error(
     changed: ServerProcess, base: Path, row: int
@@ -52,7 +52,7 @@ def test_rows_written_to_a_table_whose_file_is_cut_short_end_nothing_and_are_not
 ) -> None:
     as_exported = (base / "1" / SHARD).read_bytes()
     os.truncate(base / "1" / SHARD, 0)
-    # Here it is the writer that finds out; what it was told is on disk.
+    # The upsert is in the journal before the server writes to the mapped table and finds it cut short.
     assert change(changed, "user", [3], [[5, 6]]).status_code == 200
     response = changed.http.post(LOOKUP, json={"features": {"user": [3]}})
     assert (response.status_code, response.headers["X-Error-Code"]) == (500, "DATA_LOSS")

@@ -14,7 +14,7 @@ from tests.toy_model import SHARD, TAG_STRINGS, write_toy_model
 
 
 def lost(server: ServerProcess, version: int) -> str:
-    """Waits until a version is taken out for its files; returns why."""
+    """Waits until a version has ended with DATA_LOSS; returns the error's text."""
     until(lambda: versions(server).get(version, {}).get("status", {}).get("error_code") == "DATA_LOSS")
     return str(versions(server)[version]["status"]["error_message"])
 
@@ -27,17 +27,17 @@ def test_a_tables_file_that_is_cut_short_costs_one_version_and_no_wrong_answer(s
         os.truncate(base / "2" / SHARD, 0)
         lost(server, 2)
         until(lambda: clients.counts[1] > 20 or clients.wrong)
-        # A version that is written later is served as ever.
+        # Version 3 arrives after version 2 was damaged, and is served.
         add_version(base, 3, scale=3)
         until(lambda: clients.counts[3] > 20 or clients.wrong)
     assert clients.wrong == []
-    # UNAVAILABLE: between one version and the other.
+    # UNAVAILABLE: the request came after one version had been unloaded, and before another one was loaded.
     assert clients.counts.keys() <= {1, 2, 3, "DATA_LOSS", "UNAVAILABLE"}, clients.counts
     assert list(versions(server)) == [3, 2]
 
 
 def test_a_bus_error_in_a_request_is_that_requests_error(serve: Serve, base: Path) -> None:
-    # Nobody looks at the folder, so that it is the request which finds out.
+    # The server does not poll the folder during this test, so the lookup finds that the file is cut short.
     server = serve(file_system_poll_wait_seconds=3600).ready()
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
     os.truncate(base / "1" / SHARD, 0)
@@ -65,7 +65,7 @@ def test_the_only_version_mended_in_its_place_is_served_again(serve: Serve, base
 
 def test_a_tables_file_that_is_written_to_is_taken_out_within_a_poll(serve: Serve, base: Path) -> None:
     add_version(base, 2, scale=2)
-    # Its checksum would tell, too, and might be looked at first.
+    # No checksum is computed, because it might find the changed bytes before the check of the file's time does.
     server = serve(verify_tables="off").ready()
     with (base / "2" / SHARD).open("r+b") as file:
         file.seek(-4, os.SEEK_END)
@@ -91,7 +91,7 @@ def test_a_file_swapped_by_rename_or_deleted_changes_nothing(serve: Serve, base:
 def test_a_vocabulary_that_is_cut_short_is_found_too(serve: Serve, base: Path) -> None:
     add_version(base, 2, scale=2)
     server = serve().ready()
-    # Its number of lines is that of version 1, so only the open map knows.
+    # The file is complete when the version is loaded, and is cut short while the server has it mapped.
     assert len((base / "2" / "assets" / "tag.txt").read_text().splitlines()) == len(TAG_STRINGS)
     os.truncate(base / "2" / "assets" / "tag.txt", 0)
     assert "tag.txt" in lost(server, 2)

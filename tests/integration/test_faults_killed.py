@@ -1,4 +1,4 @@
-"""kill -9 of everything under load, and a restart in the same place."""
+"""A server killed with kill -9 under load starts again in the same place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
 
 
 class Persistent:
-    """A client that goes on whatever happens to its connection, as one with retries does."""
+    """A client that sends its request again if its connection breaks, as one with retries does."""
 
     def __init__(self, port: int) -> None:
         self._base_url = f"http://127.0.0.1:{port}"
@@ -35,10 +35,11 @@ class Persistent:
                 try:
                     response = http.post(URL, json={"features": FEATURES})
                 except httpx.TransportError:
-                    # Nobody there, or gone in the middle: asks again.
+                    # The server was killed: it does not listen yet, or ended before it answered. The client sends the
+                    # request again.
                     self._is_over.wait(0.01)
                     continue
-                # A server that starts or drains says so.
+                # A server that starts or drains answers 503.
                 if response.status_code != 503:
                     if response.status_code != 200 or response.json()["embeddings"] != ANSWER:
                         self.wrong.append(response.text)

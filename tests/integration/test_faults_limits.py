@@ -1,4 +1,4 @@
-"""A disk that takes nothing, a log that nobody reads, descriptors and memory that run out.
+"""The server goes on with a full disk, with a log that nobody reads, and without free descriptors or memory.
 
 What is simulated: RLIMIT_FSIZE stands for a disk that is full or read-only (every write of a file of some length fails,
 with EFBIG in place of ENOSPC or EROFS), /dev/full for a full disk below the log, RLIMIT_AS for a control group's limit
@@ -24,7 +24,7 @@ from tests.integration.process import DATA_PLANES, PATIENCE_S, until
 from tests.toy_model import MANIFEST
 
 ROW_1 = [[1, 10]]
-# A model folder, a client, and numbers of versions.
+# Type of the fixture `shared`: a model folder, a client of its server, and numbers for new versions.
 Shared = tuple[Path, httpx.Client, Iterator[int]]
 
 
@@ -41,7 +41,7 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, plane: 
         assert lookup(http, [1]) == ROW_1
         add_version(base, 2, scale=2)
         until(lambda: lookup(http, [1]) == [[2, 20]])
-        # Errors are logged, too.
+        # The refused request also makes a line of the log, which can not be written.
         assert http.post(LOOKUP, json={"features": {"user": [77]}}).status_code == 400
         assert process.poll() is None
 
@@ -62,10 +62,9 @@ def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path, p
         process, http = stack.enter_context(limited(base, limits={resource.RLIMIT_NOFILE: 80}, data_plane=plane))
         assert lookup(http, [1]) == ROW_1
         address = (http.base_url.host, http.base_url.port)
-        # More than it has descriptors for.
+        # These are more connections than the server may have descriptors.
         many = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
-        # The one that was there first goes on, or comes again.
-        # Half of the time would be a loop that does nothing else.
+        # A server that calls accept() in a loop without free descriptors would use at least half of the second.
         assert used_while_idle_s(process.pid, 1) < 0.5
         assert process.poll() is None
         for one in many:
@@ -73,13 +72,13 @@ def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path, p
         http.close()
         fresh = stack.enter_context(httpx.Client(base_url=http.base_url, timeout=PATIENCE_S))
         until(lambda: answers(fresh))
-        # A version that comes then is opened.
+        # A version that arrives now can be opened, because descriptors are free again.
         add_version(base, 2, scale=2)
         until(lambda: lookup(fresh, [1]) == [[2, 20]])
 
 
 def answers(http: httpx.Client) -> bool:
-    """Says whether a lookup is answered, over whatever connection."""
+    """Says whether the server answers a lookup of row 1 rightly; False if the connection fails."""
     try:
         return bool(lookup(http, [1]) == ROW_1)
     except httpx.TransportError:
@@ -120,10 +119,11 @@ def test_a_corrupt_manifest_is_a_version_that_does_not_load(shared: Shared, text
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """A server of version 1, whatever else comes, with the numbers of versions to come."""
+    """Starts a server that keeps serving version 1; yields the model's folder, a client, and new versions' numbers."""
     base = tmp_path_factory.mktemp("manifests") / "model"
     base.mkdir()
     add_version(base, 1)
-    # A folder without a manifest that can be read is waited for as any foreign one.
+    # The server waits version_settle_s for a folder whose manifest it can not read, because the folder may still be
+    # copied.
     with limited(base, version_settle_s=0.1) as (_, http):
         yield base, http, count(2)

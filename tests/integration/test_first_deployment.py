@@ -1,4 +1,4 @@
-"""docs/first-deployment.md and docs/first-night-on-call.md do what they say: their commands run, on one server."""
+"""The commands of docs/first-deployment.md and docs/first-night-on-call.md work as the pages say, on one server."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ class Home:
             program.chmod(0o755)
 
     def here(self, text: str) -> str:
-        """Returns a text with this folder's ports."""
+        """Returns a text in which the pages' ports are replaced by this folder's ports."""
         return text.replace("localhost:8501", f"localhost:{self.http_port}").replace(
             "localhost:8500", f"localhost:{self.grpc_port}"
         )
 
     def run(self, command: str) -> str:
-        """Runs a command; returns what it printed, "" where it failed."""
+        """Runs a command in the home folder; returns its standard output, or "" if it failed."""
         done = subprocess.run(
             ["bash", "-c", self.here(command)], cwd=self.folder, env=environment(), capture_output=True, text=True
         )
         return done.stdout if done.returncode == 0 else ""
 
     def serve(self, command: str) -> subprocess.Popen[bytes]:
-        """Starts the server by a page's command."""
+        """Starts the server with a page's command, and with ports and flags of its own."""
         ports = f"--port={self.grpc_port} --rest_api_port={self.http_port}"
-        # Every request is slow to it, so that the page of slow ones has some.
+        # Every request takes longer than this limit, so the list of slow requests is not empty.
         more = f"--graph_signatures=off --slow_request_ms=0.000001 {ports}"
         return subprocess.Popen(["bash", "-c", f"exec {command.strip()} {more}"], cwd=self.folder, env=environment())
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """The folder after all steps of the page on deployment, and its server."""
+    """Runs all steps of the page on deployment; yields the folder, while its server runs."""
     home = Home(tmp_path_factory.mktemp("deployment"))
     servers = []
     asked = ""
@@ -101,7 +101,7 @@ ON_CALL = [text for kind, text in blocks("first-night-on-call.md") if kind == "s
 
 @pytest.mark.parametrize("command", ON_CALL[1:])
 def test_a_command_for_a_night_on_call_says_something(home: Home, command: str) -> None:
-    # An error to tell of: a table has no such row.
+    # The table has no row 99, so the log and the metrics have an error that these commands can show.
     token = (home.folder / "ranker.token").read_text().strip()
     ask = f"curl -s --cacert tls.crt -H 'Authorization: Bearer {token}' https://localhost:8501/v1/models/films:lookup"
     assert "out of range" in home.run(f"""{ask} -d '{{"features": {{"user": [99]}}}}'""")

@@ -21,7 +21,7 @@ PROGRAMS = {"python": "", "embedding-server": "-m service"}
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder with the programs that the document calls."""
+    """Writes a folder with the programs that the document calls."""
     for name, module in PROGRAMS.items():
         program = tmp_path / ".venv/bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def shape_of(answer: str) -> str:
-    """Returns an answer with N for each number that has a point: what a model learned depends on the processor."""
+    """Returns an answer with N for each number with a point, because what a model learns depends on the processor."""
     return re.sub(r"-?\d+\.\d+(e[-+]?\d+)?", "N", answer.strip())
 
 
@@ -45,7 +45,7 @@ def test_every_block_runs_and_answers_as_shown(home: Path) -> None:
         done = subprocess.run(
             ["bash", "-c", command], cwd=home, env=environment(), capture_output=True, text=True, timeout=300
         )
-        # curl fails until the server listens; until() asks again.
+        # curl fails until the server listens, and until() runs it again.
         assert done.returncode == 0 or command.startswith("curl"), done.stdout + done.stderr
         return done.stdout
 

@@ -1,4 +1,4 @@
-"""Models that other tools exported are adopted without a spec, and answered to the bit as TensorFlow answers them.
+"""Models of other tools are adopted without a spec, and give TensorFlow's answers to the bit.
 
 A short form of `python -m loadtest.foreign`: fewer models and requests, one server for all of them, nothing timed.
 """
@@ -46,13 +46,13 @@ NAMES = [
 
 @dataclass(frozen=True)
 class Served:
-    """A server of all models: <name> as its framework wrote it, and <name>-adopted."""
+    """A server of all models: <name> is as its framework wrote it, and <name>-adopted is as `adopt` wrote it."""
 
     folder: Path
     server: ServerProcess
 
     def check(self, name: str, served_as: str) -> None:
-        """Holds the server's answers over both wires against a TensorFlow session's."""
+        """Compares the server's answers over both wires with those of a TensorFlow session."""
         from loadtest.foreign.reference import Reference
         from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 
@@ -91,7 +91,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     from model_export import adopt
 
     with warnings.catch_warnings():
-        # What the stock stubs warn about at import is not ours to act on.
+        # The import of TensorFlow Serving's stock stubs warns of faults in them, which this project can not mend.
         warnings.simplefilter("ignore")
         import loadtest.foreign.wires  # noqa: F401
 
@@ -100,7 +100,8 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
     assert build([all_models()[name] for name in NAMES], originals) == {}
     bases = {name: originals / name for name in NAMES}
     for name in NAMES:
-        # Not timed: the time would tell which signatures are cut, and each is to be compared cut.
+        # adopt() does not time the graphs: by the times, it would cut only some signatures, and each is compared here
+        # in its cut form.
         adopt(originals / name / "1", out=adopted / name, measure=False)
         bases[f"{name}-adopted"] = adopted / name
     config = folder / "models.conf"

@@ -1,4 +1,4 @@
-"""A short attack of each kind on a server of the toy model: what `make fuzz` does for minutes."""
+"""Sends a server of the toy model some mutated requests of each kind, as `make fuzz` does for minutes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.process import ROOT, environment
 
 
 def fuzz(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the fuzzer against a server of lookups only."""
+    """Runs the fuzzer against a server that has lookups but no graph signatures."""
     flags = ["--graph_signatures=off"]
     command = [sys.executable, "-m", "loadtest.fuzz", "--model_name=toy", f"--model_base_path={base}", *arguments]
     return subprocess.run(
@@ -58,7 +58,7 @@ def test_schemathesis_finds_nothing(base: Path) -> None:
 
 
 def test_a_finding_fails_the_run_and_one_request_can_be_sent_again(base: Path) -> None:
-    # No server shrinks by a gibibyte.
+    # The run counts as grown unless the server's memory shrinks by more than 1 GiB, so it always has a finding.
     done = fuzz(base, "--wires=http", "--seed=3", "--only=17", "--max_growth_mib=-1024")
     assert done.returncode == 1
     assert "http: 1 requests" in done.stdout

@@ -27,7 +27,8 @@ pytestmark = [
     ),
 ]
 PATH = "/tensorflow.serving.PredictionService/Predict"
-# The sections of h2spec whose test case does not apply to this server, by program, and why.
+# Reasons why a section of h2spec has a test case that does not apply to this server; EXCEPTIONS names the sections of
+# each program.
 NO_BODY = "gRPC refuses an empty call by trailers alone, and the case waits for DATA; h2spec itself gets some"
 LARGE_FRAMES = "20 KB of headers are within our SETTINGS_MAX_FRAME_SIZE of 32 KB; asked again below with more"
 ANSWERED = "the request before is answered by then: its stream is closed, counts no more, and takes no windows"
@@ -45,7 +46,7 @@ EXCEPTIONS = {
 
 @pytest.fixture(scope="module", params=["plain", "tls"])
 def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
-    """The flags that name a gRPC port."""
+    """Starts a server; yields h2spec's flags for its gRPC port, plaintext or TLS."""
     folder = tmp_path_factory.mktemp("h2spec")
     write_toy_model(folder / "model" / "1")
     settings: dict[str, object] = {"model_base_path": folder / "model", "graph_signatures": "off"}
@@ -85,7 +86,7 @@ def failures(program: str, *arguments: str) -> tuple[set[str], int]:
 def test_every_case_passes_that_holds_here(program: str, port: tuple[str, ...]) -> None:
     failed, passed = failures(program, "generic", "http2", "hpack", "--max-header-length", "4000", *port)
     assert failed <= set(EXCEPTIONS[program]), failed - set(EXCEPTIONS[program])
-    # As many are skipped as need an answer with a body.
+    # h2spec skips the cases that need an answer with a body.
     assert passed >= 137
 
 

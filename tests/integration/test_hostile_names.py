@@ -1,4 +1,4 @@
-"""Names that are meant to lead somewhere else, on every route and method; and what browsers are told."""
+"""Sends names that are meant to lead to other files to every route and method; checks what browsers are told."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ ROUTES = [
     ("GET", "/metrics/{}"),
 ]
 BODIES = {"lookup": {"features": {"user": [1]}}, "rows": {"ids": [1]}, "infer": {"inputs": []}}
-# A status is a model's whatever label stands in the path, as in TensorFlow Serving; dots and a space after the
-# name of a folder are what some servers take away.
+# HTTP statuses that refuse a name. ROUTES lacks the status of a label, because the server ignores the label there, as
+# TensorFlow Serving does.
 _REFUSED = {400, 401, 404, 405}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Model m: version 1 is sound, 2 links to a file outside, 3 names one in its manifest. No CORS but for ORIGIN."""
+    """Serves model m: version 1 is sound, 2 links to a file outside, 3 names one in its manifest. CORS: ORIGIN only."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "secret").write_text(SECRET)
     base = folder / "models" / "m"
@@ -105,11 +105,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def send(server: ServerProcess, method: str, path: str, name: str) -> tuple[int, str, http.client.HTTPMessage]:
-    """Sends a path as it stands: no client has tidied it up."""
+    """Sends a path as it is, without a client's corrections; returns the status, the text and the headers."""
     kind = path.rpartition(":")[2] if ":" in path else path.rpartition("/")[2]
     body = json.dumps(BODIES.get(kind, {"instances": []})) if method == "POST" else None
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
-    # As bytes on the wire, whatever the library thinks of them.
+    # http.client refuses paths with such bytes; without its check, it sends them as they are.
     connection._validate_path = lambda url: None  # type: ignore[attr-defined]
     connection.request(method, path.format(name), body)
     answer = connection.getresponse()
@@ -166,7 +166,8 @@ def statuses(server: ServerProcess) -> Any:
 
 def test_pages_of_listed_origins_may_read_answers_and_no_others(server: ServerProcess) -> None:
     path, body = "/v1/models/m:lookup", BODIES["lookup"]
-    # Answered by the direct path, by the general one, and before any of them.
+    # A lookup that the native core answers, one without features, and preflight requests must all have the CORS
+    # headers.
     for _ in range(2):
         plain = server.http.post(path, json=body)
         assert plain.status_code == 200 and not allowing(plain.headers)

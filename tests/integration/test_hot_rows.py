@@ -17,7 +17,7 @@ HOT = "/v1/models/default/tables/{}:hot"
 @pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built")
 def test_hot_rows_over_http_in_a_file_and_in_metrics(serve: Serve, tmp_path: Path) -> None:
     server = serve(data_plane="native", hot_rows_dir=tmp_path / "hot").ready()
-    # 32 ids a request, of which 24 are row 3; one of 32 is sampled.
+    # A request has 32 ids of table "user", of which 24 are row 3. The server samples one id of 32.
     body = {"features": {"user": [3] * 24 + [1] * 8, "tags_sum": [["red", "red", "absent"]]}}
     for _ in range(400):
         assert server.http.post("/v1/models/default:lookup", json=body).status_code == 200
@@ -41,7 +41,7 @@ def test_hot_rows_over_http_in_a_file_and_in_metrics(serve: Serve, tmp_path: Pat
     assert server.exit_code() == 0
     rows = [json.loads(line) for line in (tmp_path / "hot" / "default" / "1.jsonl").read_text().splitlines()]
     assert {(row["table"], row["id"]) for row in rows} >= {("user", 3), ("user", 1), ("tag", 1)}
-    # The next server reads the rows of the file when it loads the version.
+    # A new server reads these hot rows from the file while it loads the version.
     again = serve(data_plane="native", hot_rows_dir=tmp_path / "hot").ready()
     assert again.wait_for_log("read hot rows")["rows"] == len(rows)
 

@@ -1,4 +1,4 @@
-"""From files of vectors to answers: imported by the command, served by the real server, asked over HTTP."""
+"""Files of vectors are imported by the command, served by the real server, and looked up over HTTP."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ kubernetes = pytest.importorskip(
 schemas = pytest.importorskip("tests.kubernetes_schemas", exc_type=ImportError)
 FOLDER: Path = kubernetes.FOLDER
 OVERLAYS = FOLDER / "overlays"
-# `kubectl kustomize` is kustomize, often an older one.
+# `kubectl kustomize` has kustomize built in, often an older version, so the program kustomize is preferred.
 KUSTOMIZE = next((name for name in ("kustomize build", "kubectl kustomize") if shutil.which(name.split()[0])), "")
 with_kustomize = pytest.mark.skipif(not KUSTOMIZE, reason="neither kustomize nor kubectl is installed")
 Objects = dict[tuple[str, str], Any]
@@ -41,7 +41,7 @@ def objects_of(source: str) -> Objects:
 
 @cache
 def kustomized(source: str) -> Objects:
-    """Returns the objects of an overlay as kustomize builds them."""
+    """Returns the objects of an overlay, built by kustomize."""
     command = [*KUSTOMIZE.split(), str(OVERLAYS / source)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found: Objects = kubernetes.by_name(list(yaml.safe_load_all(text)))
@@ -58,7 +58,7 @@ def variables(of: Any) -> dict[str, str]:
 
 
 def settings(of: Any) -> Settings:
-    """Returns the settings from a container's environment variables and from the image's."""
+    """Returns the settings that a container gets from its environment variables and from the image's."""
     return read_settings([], variables(of) | {"EMB_MODEL_BASE_PATH": "/models/movielens"})
 
 
@@ -127,7 +127,7 @@ def test_kustomize_builds_the_same(source: str) -> None:
     expected = objects_of(source)
     assert built.keys() == expected.keys()
     for name, one in expected.items():
-        # kustomize puts what a patch adds in front of a list, where the order means nothing.
+        # kustomize puts items that a patch adds at the front of a list, so lists are compared without their order.
         text = json.dumps(one).replace("embedding-server:full", image)
         assert kubernetes.ordered(built[name]) == kubernetes.ordered(json.loads(text)), name
 
@@ -138,7 +138,7 @@ def test_the_canary_is_a_release_of_its_own() -> None:
     for version in (schemas.OLDEST, schemas.NEWEST):
         assert {name: found for name, one in objects.items() if (found := schemas.object_faults(one, version))} == {}
     stable, canary = "embedding-server", "embedding-server-canary"
-    # The canary has the identity of the stable release.
+    # The canary has the service account of the stable release.
     for release in (stable, canary):
         agree(objects, release)
         assert objects["Deployment", release]["spec"]["template"]["spec"]["serviceAccountName"] == stable
@@ -170,7 +170,7 @@ def test_the_pod_has_the_images_user_and_time_to_drain() -> None:
     assert {security[name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {int(user)}
     server = container(objects_of("volume"))
     ready = server["readinessProbe"]
-    # Each of the two waits for requests, and for loads, is as long as the drain timeout.
+    # At shutdown, the server waits up to the drain timeout twice: for requests, and then for loads.
     needed_s = settings(server).shutdown_delay_s + 2 * settings(server).drain_timeout_s
     assert needed_s < pod["terminationGracePeriodSeconds"]
     assert ready["periodSeconds"] * ready["failureThreshold"] <= settings(server).shutdown_delay_s
@@ -188,7 +188,8 @@ def test_a_server_with_these_settings_answers_the_probes(serve: Serve, base: Pat
         assert asked["port"] == "http"
         until(lambda path=asked["path"]: server.http.get(path).status_code == 200)
     assert server.lookup({"user": [4]}, model="movielens") == {"user": [[4, 40]]}
-    # The port that the PodMonitor scrapes has the series from which the adapter makes the autoscaler's metric.
+    # The metrics that the PodMonitor scrapes have the series from which Prometheus' adapter makes the autoscaler's
+    # metric.
     monitor = objects_of("bucket")["PodMonitor", "embedding-server"]["spec"]["podMetricsEndpoints"][0]
     found = read_exposition(server.http.get(monitor["path"]).text)
     (rule,) = kubernetes.read(FOLDER / "components/prometheus/adapter-values.yaml")[0]["rules"]["custom"]
@@ -210,7 +211,7 @@ def test_kserves_runtime_has_the_settings_of_the_deployment() -> None:
     assert volume in pod["volumes"]
     assert runs["volumeMounts"] == [{"name": volume["name"], "mountPath": "/tmp"}]
     (service,) = kubernetes.read(FOLDER / "kserve" / "inference-service.yaml")
-    # The schema accepts any names and values of annotations.
+    # The schema does not check annotations, so the test compares this one.
     assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "Standard"}
     predictor = service["spec"]["predictor"]
     assert predictor["model"]["runtime"] == runtime()["metadata"]["name"]
@@ -239,13 +240,13 @@ def test_a_server_with_kserves_arguments_answers(serve: Serve, base: Path) -> No
     assert (int(given["rest_api_port"]), int(given["port"])) == (ports["http"], ports["h2c"])
     assert runtime()["spec"]["annotations"]["prometheus.kserve.io/port"] == given["rest_api_port"]
     (service,) = kubernetes.read(FOLDER / "kserve" / "inference-service.yaml")
-    # KServe puts the name of the InferenceService in the place of {{.Name}}, and the versions below /mnt/models.
+    # KServe replaces {{.Name}} by the name of the InferenceService, and puts the versions below /mnt/models.
     assert (given["model_name"], given["model_base_path"]) == ("{{.Name}}", "/mnt/models")
     model = service["metadata"]["name"]
     names = {name.removeprefix("EMB_").lower(): value for name, value in variables(runs).items()}
     server = serve(**names, model_name=model, model_base_path=base).answering()
     for path in ("/readyz", runtime()["spec"]["annotations"]["prometheus.kserve.io/path"]):
         until(lambda path=path: server.http.get(path).status_code == 200)
-    # A request of each of the protocols v1 and v2.
+    # The server answers a request of protocol v1 and one of protocol v2.
     for path in (f"/v1/models/{model}", f"/v2/models/{model}/ready"):
         assert server.http.get(path).status_code == 200

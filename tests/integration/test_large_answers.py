@@ -1,4 +1,4 @@
-"""Answers of several frames to requests of one, whatever of them a client's windows take at once."""
+"""Sends requests of one frame whose answers take several, whatever part of an answer a client's windows let through."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ IDS = np.tile(np.arange(1, 5), 2000)
 
 @pytest.fixture
 def server(serve: Serve) -> ServerProcess:
-    """The toy model, floats in tensor_content."""
+    """Serves the toy model with answers in tensor_content."""
     return serve("--enable_serialization_as_tensor_content").ready()
 
 
 def request() -> bytes:
-    """Returns a PredictRequest of 8,000 ids in fewer bytes than a frame has: 64 KB of vectors."""
+    """Returns a PredictRequest of 8,000 ids that fits in one frame; its answer has 64 KB of vectors."""
     message = message_class("tensorflow.serving.PredictRequest")()
     message.model_spec.name, message.model_spec.signature_name = "default", "lookup"
     message.output_filter.append("user")
@@ -31,7 +31,7 @@ def request() -> bytes:
     return data
 
 
-# All at once; the whole of one answer and a part of the next; a part of one.
+# Three sizes of a stream's receive window: larger than all answers, larger than one answer of 64 KB, smaller than one.
 @pytest.mark.parametrize("window", [None, 100_000, 30_000])
 def test_they_come_whole(server: ServerProcess, window: int | None) -> None:
     wanted = np.stack([IDS, 10 * IDS], axis=1).astype(np.float32)

@@ -29,7 +29,7 @@ INFER = b"POST /v2/models/default/infer HTTP/1.1\r\nhost: x\r\n"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of the toy model with small limits."""
+    """Starts a server of the toy model with small limits."""
     folder = tmp_path_factory.mktemp("limits") / "model"
     write_toy_model(folder / "1")
     settings: dict[str, object] = {
@@ -56,7 +56,7 @@ def _url(size: int) -> bytes:
 
 
 def _headers(count: int) -> bytes:
-    """Returns a lookup with this many headers."""
+    """Returns the bytes of a lookup with this many headers."""
     return post(BODY, CLOSE, *[b"a: b"] * (count - 3))
 
 
@@ -103,7 +103,7 @@ def _lists(count: int) -> bytes:
 
 
 def _depth(depth: int) -> bytes:
-    """Returns a prediction with a tensor of `depth` dimensions."""
+    """Returns a predict request over HTTP whose JSON input has `depth` dimensions."""
     inputs = b"[" * depth + b"1" + b"]" * depth
     body = b'{"signature_name": "lookup", "inputs": {"user": %s}}' % inputs
     return post(body, CLOSE, start=LOOKUP.replace(b":lookup", b":predict"))
@@ -113,7 +113,8 @@ def _neighbors(k: int, queries: int) -> bytes:
     return post(json.dumps({"ids": [1] * queries, "k": k}).encode(), CLOSE, start=NEIGHBORS)
 
 
-# Each entry: the limit, a function that makes a request of a size or number, the statuses below, at and above.
+# Name of a limit -> its value, a function that makes a request of a size or number, and the statuses just below, at and
+# just above the limit.
 HTTP: dict[str, tuple[int, Callable[[int], bytes], tuple[int, int, int]]] = {
     "head": (HEAD_BYTES, _head, (200, 200, 431)),
     "URL": (URL_BYTES, _url, (404, 404, 414)),

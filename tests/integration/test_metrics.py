@@ -1,4 +1,4 @@
-"""Metrics of a running server: both wires, both paths, a file that moves them, and labels that no client can make."""
+"""A running server has metrics on both wires and both paths, a file that moves them, and no labels made by clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOKUP = "/v1/models/default:lookup"
 
 
 def scrape(server: ServerProcess, path: str = DEFAULT) -> dict[str, Family]:
-    """Returns the families that the server shows."""
+    """Returns the families of metrics on one of the server's pages."""
     response = server.http.get(path)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/plain")
@@ -30,7 +30,7 @@ def scrape(server: ServerProcess, path: str = DEFAULT) -> dict[str, Family]:
 
 
 def series(families: dict[str, Family]) -> set[tuple[str, Any]]:
-    """Returns every name with its labels, without those of the process."""
+    """Returns each of the server's metrics as name and labels, without the process's own."""
     return {
         key
         for name, family in families.items()
@@ -40,7 +40,7 @@ def series(families: dict[str, Family]) -> set[tuple[str, Any]]:
 
 
 def predict(server: ServerProcess, request: Any) -> None:
-    """Sends a PredictRequest, or bytes that are none."""
+    """Sends a PredictRequest over gRPC, or bytes that are no message."""
     data = request if isinstance(request, bytes) else request.SerializeToString()
     server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")(data, timeout=60)
 
@@ -80,7 +80,7 @@ def test_requests_of_both_wires_are_counted_under_tensorflow_servings_names(serv
     assert found["embedding_server_rows_total"].value(**of_http) == 5
     assert found["embedding_server_rows_total"].value(**of_grpc) == 3
     table = {"model": "default", "table": "user", "version": 1}
-    # 3 + 1 + 2 + 2 rows of two float32, and two ids that were out of range.
+    # The requests read 3 + 1 + 2 + 2 rows of two float32, and two ids that are out of range.
     assert found["embedding_server_table_ids_total"].value(**table) == 10
     assert found["embedding_server_table_missing_ids_total"].value(**table) == 2
     assert found["embedding_server_table_read_bytes_total"].value(**table) == 64

@@ -1,4 +1,4 @@
-"""Loads that hang, fail, come in pieces or are limited: what is served meanwhile, and that the server still ends."""
+"""Loads that hang, fail, arrive in pieces or are limited do not stop other versions, nor the end of the server."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class Hanging:
 
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Hanging]:
-    """Version 1 of a model in folder "slow"."""
-    # Linux sends SIGIO to the lease's holder for each blocked open; by default SIGIO would end this process.
+    """Writes version 1 of a model in folder "slow", whose load hangs."""
+    # The fixture holds a file lease, and Linux sends its holder SIGIO for each blocked open; by default SIGIO would end
+    # the process.
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     hanging = Hanging(tmp_path / "slow" / "1")
     yield hanging
@@ -62,13 +63,13 @@ def hanging(tmp_path: Path) -> Iterator[Hanging]:
 
 
 def status(server: ServerProcess, name: str) -> dict[int, tuple[str, str]]:
-    """Returns state and code of a model's versions."""
+    """Returns the state and error code of each version of a model."""
     answer = server.http.get(f"/v1/models/{name}").json()
     return {int(s["version"]): (s["state"], s["status"]["error_code"]) for s in answer.get("model_version_status", [])}
 
 
 def entry(name: str, base: Path) -> dict[str, Any]:
-    """Returns a model of a reload."""
+    """Returns a model's entry in a reload."""
     return {"name": name, "base_path": str(base)}
 
 
@@ -147,7 +148,7 @@ def test_a_load_that_does_not_come_back_is_given_up_and_tried_again_when_it_has(
     assert (code, "did not load within 0.5 s (--load_timeout_s)" in message) == ("UNKNOWN", True), message
     given_up = server.wait_for_log("load failed", model="slow")
     assert str(hanging.base / "1") in given_up["reason"]
-    # The load's slot is free, so the model's next version is loaded.
+    # The load that was given up no longer takes a slot, so version 2 of the other model is loaded.
     add_version(base, 2, scale=2)
     until(lambda: ask(server, "default") == [2, 20])
     hanging.let_go()
@@ -164,7 +165,7 @@ def test_a_load_that_was_given_up_holds_up_no_later_version_and_no_end(
     assert "version 1 is END" in server.http.get("/readyz").json()["problems"]["default"]
     add_version(hanging.base, 2, scale=2)
     until(lambda: ask(server, "default") == [2, 20])
-    # The hanging load is not tried again, so only one thread hangs.
+    # The server logs one failed load: it does not retry a load that hangs, so only one thread hangs.
     assert len([record for record in server.records if record["message"] == "load failed"]) == 1
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
@@ -177,7 +178,7 @@ def test_a_graph_that_waits_for_ever_in_a_warm_up_holds_up_no_later_version_and_
 ) -> None:
     import tensorflow as tf
 
-    # The pipe is outside the version's folder, because the server checks that folder for pipes.
+    # The named pipe is outside the version's folder, because the server refuses a version whose folder has a pipe.
     os.mkfifo(tmp_path / "pipe")
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, "x")])
@@ -216,7 +217,7 @@ def test_a_second_signal_does_not_wait_for_it_at_all(serve: Serve, base: Path, h
 
 
 def test_a_reload_does_not_hold_up_the_end(serve: Serve, base: Path, tmp_path: Path) -> None:
-    # Half a copy: it would be waited for until the reload's timeout.
+    # A version that is copied only in part: the reload would wait for the rest of it until its timeout.
     write_toy_model(tmp_path / "other" / "1")
     (tmp_path / "other" / "1" / "saved_model.pb").unlink()
     server = serve(drain_timeout_s=3600, version_settle_s=3600).ready()
@@ -241,7 +242,7 @@ def test_a_version_that_fails_is_tried_as_often_as_the_flags_say_and_at_once_whe
     (broken / "saved_model.pb").write_bytes(b"\xff" * len(whole))
     os.rename(broken, base / "2")
     server.wait_for_log("load failed", attempt=3)
-    # Twice the interval and more, in which a fourth attempt would come.
+    # More than four retry intervals, so that a fourth attempt would have been logged.
     time.sleep(0.5)
     attempts = [(r["attempt"], r.get("retry_in_s")) for r in server.records if r["message"] == "load failed"]
     assert attempts == [(1, 0.1), (2, 0.1), (3, None)]
@@ -255,7 +256,7 @@ def test_a_negative_interval_waits_for_nothing(serve: Serve, base: Path) -> None
     server = serve(max_num_load_retries=3, load_retry_interval_micros=-1, file_system_poll_wait_seconds=0).ready()
     (base / "2").mkdir()
     assert reload(server, entry("default", base)) == ("0", "")
-    # Each look comes at once, not after a poll, of which there is none.
+    # The server retries the load at once: it does not wait for a poll of the folder, and polls are off.
     server.wait_for_log("load failed", attempt=4)
     assert ask(server, "default") == [1, 10]
 
@@ -286,7 +287,7 @@ def test_a_model_may_come_after_the_start_and_go_with_its_last_version(serve: Se
     add_version(late, 3, scale=3)
     until(lambda: ask(server, "default") == [3, 30])
     assert server.http.get("/readyz").status_code == 200
-    # A mount that fails takes nothing away.
+    # A model folder that vanishes, as a mount that fails, takes no version out of service.
     os.rename(late, tmp_path / "elsewhere")
     time.sleep(0.3)
     assert ask(server, "default") == [3, 30]

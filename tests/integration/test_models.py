@@ -1,4 +1,4 @@
-"""Several models in one server: by file, by request, with labels; one that is bad is nobody else's trouble."""
+"""One server has several models, by a file, by requests and with labels; a bad model does not affect the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
 
 
 def model(name: str, base: Path, settings: str = "") -> str:
-    """Returns one entry of a config file."""
+    """Returns a model's entry in a config file."""
     return f'config {{ name: "{name}" base_path: "{base}" model_platform: "tensorflow" {settings} }}\n'
 
 
@@ -34,7 +34,7 @@ ALL = "model_version_policy { all {} }"
 
 @pytest.fixture
 def bases(tmp_path: Path, base: Path) -> tuple[Path, Path]:
-    """Folders of two models: a has versions 1 and 2, b has 1; answers are the version times [1, 10]."""
+    """Writes models a (versions 1 and 2) and b (1); answers are the version times [1, 10]. Returns both folders."""
     add_version(base, 2, scale=2)
     other = tmp_path / "other"
     other.mkdir()
@@ -44,7 +44,7 @@ def bases(tmp_path: Path, base: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the config file, all at once as an editor does."""
+    """Returns a function that writes the config file of models in one step, as an editor does."""
 
     def write(*models: str) -> Path:
         path, draft = tmp_path / "models.conf", tmp_path / "models.conf.new"
@@ -56,7 +56,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def ask(server: ServerProcess, where: str) -> Any:
-    """Returns user 1's embedding, or the status and text of the refusal."""
+    """Returns the embedding of user 1, or the status and text of the error."""
     response = server.http.post(f"/v1/models/{where}:lookup", json={"features": {"user": [1]}})
     if response.status_code == 200:
         return response.json()["embeddings"]["user"][0]
@@ -64,7 +64,7 @@ def ask(server: ServerProcess, where: str) -> Any:
 
 
 def reload(server: ServerProcess, *entries: dict[str, Any], timeout: float = 60) -> tuple[str, str]:
-    """Asks for a new list of models; returns code and text."""
+    """Sends a reload request with this list of models; returns the status code and the error's text."""
     request = message_class("tensorflow.serving.ReloadConfigRequest")()
     request.config.model_config_list.SetInParent()
     for entry in entries:
@@ -103,13 +103,13 @@ def test_a_file_lists_models_policies_and_labels(
     assert server.http.get("/readyz").json()["problems"] == {
         "bad": f"cannot read its folder {tmp_path / 'nothing'}: No such file or directory"
     }
-    # The file changes: "bad" goes, "b" goes, a label moves.
+    # The model config file no longer has the models "bad" and "b", and moves a label.
     write(model("a", a, ALL + label("stable", 2)))
     until(lambda: ask(server, "a/labels/stable") == [2, 20])
     assert ask(server, "a/labels/canary") == (400, "Unrecognized servable version label: canary")
     assert ask(server, "b") == (404, "Servable not found for request: Latest(b)")
     assert server.http.get("/readyz").status_code == 200
-    # A file that can not be read changes nothing.
+    # A model config file that can not be parsed changes nothing: the server keeps its models and labels.
     config.write_text("improperly formatted file")
     server.wait_for_log("model config refused")
     assert ask(server, "a/labels/stable") == [2, 20]
@@ -153,7 +153,8 @@ def test_a_savedmodel_without_manifest_waits_until_its_copy_is_at_rest(serve: Se
     shutil.copytree(base / "1", incoming)
     shutil.rmtree(incoming / "assets.extra")
     shutil.copytree(incoming, base / "2")
-    # It needs TensorFlow, which this server was told not to use; so it fails, but not before it was at rest.
+    # Version 2 needs TensorFlow, which this server must not use. So its load fails, but not before its files have
+    # rested for version_settle_s.
     record = server.wait_for_log("load failed", version=2)
     assert "has no lookup manifest" in record["reason"]
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
@@ -176,7 +177,7 @@ def test_a_reload_by_request_stays_in_force_until_the_file_changes(
     polling = {"model_config_file_poll_wait_seconds": 0.05, "load_retry_interval_micros": 200_000}
     server = serve(model_base_path="", model_config_file=config, **polling).ready()
     assert reload(server, {"name": "b", "base_path": str(b)}) == ("0", "")
-    # Several looks at a file that says what it said, is written again the same, and is away for a moment.
+    # The server polls the config file while it is unchanged, rewritten with the same text, and missing for a moment.
     write(model("a", a))
     config.rename(config.with_suffix(".away"))
     server.wait_for_log("model config refused", reason=f"cannot read {config}: No such file or directory")
@@ -185,7 +186,8 @@ def test_a_reload_by_request_stays_in_force_until_the_file_changes(
     assert (ask(server, "a")[0], ask(server, "b")) == (404, [1, 10])
     write(model("a", a), model("b", b))
     until(lambda: ask(server, "a") == [2, 20])
-    # A file with a model that does not load is tried again, for it may come.
+    # The server refuses a config file with a model that it can not load, and tries again later, because the model's
+    # folder may come.
     c = a.parent / "c"
     write(model("a", a), model("c", c))
     server.wait_for_log("reload refused")

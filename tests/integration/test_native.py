@@ -30,13 +30,13 @@ W1 = {
 
 
 def data_plane(server: ServerProcess) -> dict[str, Any]:
-    """Returns what the status page says of the data plane."""
+    """Returns the status page's section about the data plane."""
     found: dict[str, Any] = server.http.get("/v1/statusz").json()["data_plane"]
     return found
 
 
 def counted(server: ServerProcess, name: str, by: str, **labels: str) -> dict[str, float]:
-    """Returns the samples of a family that have these labels, by another label."""
+    """Returns the samples of a family that have these labels, as the value of the label `by` -> number."""
     family = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
     found = [(dict(told), value) for (_, told), value in family.samples.items()]
     return {told[by]: value for told, value in found if labels.items() <= told.items()}

@@ -1,4 +1,4 @@
-"""Searches for nearest rows through a whole server: over both wires and both data planes."""
+"""Searches for nearest rows in a whole server, over both wires and both data planes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUILD_SECONDS = "embedding_server_neighbor_index_build_seconds"
 
 @pytest.fixture(scope="module", params=DATA_PLANES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Serves the toy model."""
+    """Serves the toy model by each data plane, with at most 5 nearest rows a search."""
     base = tmp_path_factory.mktemp("toy")
     write_toy_model(base / "1")
     with ServerProcess(
@@ -100,5 +100,5 @@ def test_an_index_is_built_beside_requests_and_tells_its_recall(tmp_path: Path) 
         server.answering()
         until(lambda: "recall" in server.http.post(PATH, json=asked).json())
         assert server.http.post(PATH, json=asked).json() == found
-        # The metrics show the old build time, so the server has not built the index again.
+        # The server read the index from its file: the metrics show the time of the first build.
         assert took in server.http.get("/metrics").text.splitlines()

@@ -25,15 +25,15 @@ pytestmark = pytest.mark.skipif(
 )
 SHARD = "variables/variables.data-00000-of-00001"
 URI = f"s3://{BUCKET}/toy"
-# Three parts of an object, as the server reads it.
+# The server reads an object of this size in three parts.
 FILLER_BYTES = 20 << 20
-# Five parts; the last one is small.
+# The server reads an object of LARGE_BYTES in five parts, the last of 1,000 bytes.
 PART_BYTES = 8 << 20
 LARGE_BYTES = 4 * PART_BYTES + 1000
 
 
 def version(tmp_path: Path, scale: int, filler_bytes: int = 0) -> Path:
-    """Makes a version whose rows are multiplied by a scale; the filler makes it large."""
+    """Writes a toy version whose rows are multiplied by a scale; filler_bytes: size of a further file, 0 for none."""
     folder = tmp_path / f"made-{scale}"
     write_toy_model(folder, scale=scale)
     if filler_bytes:
@@ -46,7 +46,7 @@ def answers(server: ServerProcess, scale: int) -> bool:
 
 
 def states(server: ServerProcess) -> dict[int, tuple[str, str, str]]:
-    """Returns state, code and message of each version."""
+    """Returns each version's state, error code and message."""
     found = server.http.get("/v1/models/default").json().get("model_version_status", [])
     return {
         int(one["version"]): (one["state"], one["status"]["error_code"], one["status"]["error_message"])
@@ -59,7 +59,7 @@ def count(server: ServerProcess, name: str) -> float:
 
 
 def cached(tmp_path: Path) -> set[str]:
-    """Returns the names of all that is in the model's folder of the cache."""
+    """Returns the names of all entries in the model's folder of the cache."""
     (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     return {path.name for path in folder.iterdir()}
 
@@ -83,7 +83,7 @@ def test_versions_are_fetched_swapped_removed_and_not_fetched_again(
     until(lambda: answers(server, 2))
     until(lambda: cached(tmp_path) == {"2"})
     assert (count(server, "fetched_versions_total"), count(server, "is_listed")) == (2, 1)
-    # A version that is taken back is fetched again, and the other one goes.
+    # Version 2 is deleted from the store, so the server fetches version 1 again and deletes its copy of version 2.
     for path in (tmp_path / "made-2").rglob("*"):
         if path.is_file():
             s3.delete(f"toy/2/{path.relative_to(tmp_path / 'made-2').as_posix()}")
@@ -96,7 +96,7 @@ def test_versions_are_fetched_swapped_removed_and_not_fetched_again(
     assert count(again, "read_bytes_total") == 0
     again.signal(15)
     again.exit_code()
-    # With the store gone, what an earlier process has fetched is served.
+    # The object store is gone, so a new server process serves the version that an earlier one has fetched.
     proxy.close()
     alone = start().answering()
     until(lambda: answers(alone, 1))
@@ -132,7 +132,8 @@ def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
     asked = itertools.count()
 
     def cut(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
-        # The parts of the filler are asked for side by side; only the first of these requests is answered.
+        # The server fetches the parts of the object "filler" at the same time. Only the first part arrives whole; each
+        # other connection is cut after 1,000 bytes.
         return Fault(cut_after=1000) if path.endswith("filler") and next(asked) else None
 
     proxy.rule = cut
@@ -140,7 +141,7 @@ def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
     until(lambda: ".fetching-2" in cached(tmp_path))
     until(lambda: states(server).get(2, ("", "", ""))[1] == "UNAVAILABLE")
     s3.kill()
-    # The killed server answers nothing, and so does its proxy.
+    # No store answers any more: the proxy closes each connection without a byte.
     proxy.rule = lambda method, path, query: Fault(cut_after=-1)
     until(lambda: store_state(server)["problem"] != "")
     assert f"version 2 of {URI}: the store can not be read" in states(server)[2][2]
@@ -166,11 +167,11 @@ def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_obj
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def killed(number: int) -> Path:
-        """Starts a server that gets four parts of the filler, and kills it; returns the partly fetched file."""
+        """Starts a server, kills it when it has got four parts of the filler, and returns the partly fetched file."""
         store, requests = StoreProxy(s3.port), itertools.count(1)
 
         def hold(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
-            # The first four requests are of the first four parts; more are sent only when one of these has come.
+            # The server asks for four parts at a time. The first four are answered, and the fifth request is held.
             is_late = path.endswith("/filler") and next(requests) > 4
             return Fault(held=threading.Event()) if is_late else None
 
@@ -186,7 +187,7 @@ def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_obj
         return found
 
     def bytes_of_filler(number: int) -> int:
-        """Starts a server and waits for a version; returns how many bytes of the filler the store sent."""
+        """Starts a server and waits until a version serves; returns how many bytes of the filler the store sent."""
         store = StoreProxy(s3.port)
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
         with start().answering() as server:
@@ -201,7 +202,7 @@ def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_obj
     made = version(tmp_path, 1, LARGE_BYTES) / "assets" / "filler"
     s3.upload(tmp_path / "made-1", "toy/1")
     with killed(1).open("ab") as partial:
-        # A kill, or a power failure, in the middle of a write leaves such a torn tail.
+        # Bytes that do not belong to the object, as after a kill or a power failure in the middle of a write.
         partial.write(b"torn" * 1000)
     assert bytes_of_filler(1) == LARGE_BYTES - 4 * PART_BYTES
     assert filler(1) == made.read_bytes()
@@ -222,7 +223,7 @@ def test_half_an_upload_waits_and_a_wrong_byte_is_refused(
     until(lambda: store_state(server)["versions"][0]["state"] == "INCOMPLETE")
     assert states(server) == {1: ("START", "OK", "")}
     data = bytearray((made / SHARD).read_bytes())
-    # The last table ends with the file.
+    # The last byte of the file belongs to the last table.
     data[-1] ^= 1
     s3.put(f"toy/1/{SHARD}", bytes(data))
     until(lambda: states(server)[1][0] == "END")
@@ -239,7 +240,8 @@ def test_a_version_without_a_manifest_is_fetched_once_its_upload_rests(
     s3.upload(made, "toy/1")
     server = start(version_settle_s=0.5).answering()
     server.wait_for_log("fetched", version=1)
-    # Its graph is not opened, for that needs TensorFlow; all of it is there.
+    # The version ends as END, because no TensorFlow may open its graph here; but the server has fetched all of its
+    # files.
     until(lambda: states(server)[1][0] == "END")
     (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     for path in made.rglob("*"):
@@ -253,7 +255,7 @@ def test_what_is_wrong_with_a_store_is_said_in_one_line(
     s3.upload(version(tmp_path, 1), "toy/1")
 
     def problem(**settings: object) -> str:
-        """Returns what readiness says of a server with these settings."""
+        """Returns the problem of model "default" in the readiness answer of a server with these settings."""
         with start(**settings).answering() as server:
             until(lambda: server.http.get("/readyz").json()["problems"]["default"] not in ("", UNSEEN))
             return str(server.http.get("/readyz").json()["problems"]["default"])
@@ -282,7 +284,7 @@ def test_a_version_larger_than_the_cache_is_refused(
     until(lambda: states(server).get(2, ("", "", ""))[0] == "END")
     assert "it may have at most 1.0 MiB (--store_cache_mib)" in states(server)[2][2]
     assert answers(server, 1)
-    # Another server must not use the same folder.
+    # A second server with the same cache folder refuses to start.
     second = start()
     assert second.exit_code() == 2
     assert "is the cache of another server" in second.text()

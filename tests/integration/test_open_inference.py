@@ -1,4 +1,4 @@
-"""The stock tritonclient against a real server, over both wires."""
+"""Calls a real server with the stock tritonclient, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.integration.process import ServerProcess
 from tests.toy_model import write_toy_model
 
 with warnings.catch_warnings():
-    # Its generated code is of protobuf's last major version, and gevent has opinions on being imported.
+    # tritonclient's import warns: its generated code is of an older major version of protobuf, and gevent warns if it
+    # is imported late.
     warnings.simplefilter("ignore")
     import tritonclient.grpc as triton_grpc
     import tritonclient.http as triton_http
@@ -43,7 +44,7 @@ class Client:
         self.triton.close()
 
     def tensor(self, name: str, array: np.ndarray, **options: Any) -> Any:
-        """Returns an input; binary_data=False sends it as JSON, over HTTP only."""
+        """Returns an input tensor of the client library; binary_data=False sends it as JSON, over HTTP only."""
         made = self.module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         return made.set_data_from_numpy(array, **(options if self.wire == "http" else {}))
 
@@ -54,7 +55,7 @@ class Client:
         return self.triton.infer(model, inputs, parameters=parameters, **options)
 
     def document(self, answer: Any) -> Any:
-        """Returns an answer about a server or model as plain objects."""
+        """Returns an answer about a server or a model as plain Python objects."""
         from google.protobuf import json_format
 
         if self.wire == "http":
@@ -64,7 +65,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of the toy model without TensorFlow, with narrow limits."""
+    """Starts a server of the toy model with small limits and without TensorFlow."""
     base = tmp_path_factory.mktemp("toy")
     write_toy_model(base / "1")
     settings = {"model_base_path": base, "model_name": "toy", "graph_signatures": "off"}
@@ -75,7 +76,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., Client]]:
-    """Makes clients and closes them."""
+    """Returns a function that makes clients; closes them after the test."""
     clients: list[Client] = []
 
     def connect(server: ServerProcess, wire: str) -> Client:
@@ -88,7 +89,7 @@ def connect() -> Iterator[Callable[..., Client]]:
 
 
 def refused(call: Callable[[], Any]) -> tuple[str, str]:
-    """Returns the status and text that a call fails with."""
+    """Returns the status and the text with which a call fails."""
     with pytest.raises(InferenceServerException) as caught:
         call()
     return caught.value.status(), caught.value.message()
@@ -170,7 +171,7 @@ def test_errors_have_their_status_and_text(toy: ServerProcess, connect: Callable
         lambda: client.infer("toy", {"user": np.array([1]), "tags__values": np.array([1])}, "lookup")
     )
     assert status == bad and "Missing but required: {tags__row_splits}" in text
-    # The model has serving_default, which needs TensorFlow, and that is the default.
+    # The request names no signature, so it asks for the default, serving_default, which needs TensorFlow.
     status, text = refused(lambda: client.infer("toy", user))
     assert 'Signature "serving_default" runs a TensorFlow graph' in text
     assert status == ("400" if is_http else "StatusCode.FAILED_PRECONDITION")
@@ -228,7 +229,7 @@ def test_a_stream_says_that_it_is_not_served(toy: ServerProcess, connect: Callab
     client = connect(toy, "grpc")
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     client.triton.start_stream(lambda result, error: answers.put(error))
-    # A stream that was refused before its first message takes none; why, only the callback is told.
+    # The client may raise here if the server has refused the stream already; only the callback gets the reason.
     with suppress(InferenceServerException):
         client.triton.async_stream_infer("toy", [client.tensor("user", np.array([1]))])
     error = answers.get(timeout=60)
@@ -279,7 +280,7 @@ def test_a_label_stands_in_place_of_a_version(serve: Serve, connect: Callable[..
         assert result.as_numpy("user").tolist() == [[1, 10]]
 
 
-# datatype: (numpy's dtype, values)
+# Datatype of the open inference protocol -> (numpy's dtype, values).
 VALUES: dict[str, tuple[Any, list[Any]]] = {
     "BOOL": (np.bool_, [True, False, True]),
     **{f"UINT{bits}": (f"uint{bits}", [0, 1, 2**bits - 1]) for bits in (8, 16, 32, 64)},
@@ -294,7 +295,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
 
 @pytest.fixture(scope="module")
 def echo_server(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A model whose outputs are its inputs, one of each datatype, and that has an input with a default of its own."""
+    """Serves a model that returns its inputs, one of each datatype, and that has an input with its own default."""
     base = tmp_path_factory.mktemp("echo")
     dtypes = {name: tf.dtypes.as_dtype("string" if name == "BYTES" else dtype) for name, (dtype, _) in VALUES.items()}
 
@@ -334,7 +335,7 @@ def test_every_datatype_there_and_back(echo_server: ServerProcess, wire: str) ->
 def test_every_datatype_as_json(echo_server: ServerProcess) -> None:
     with closing(Client(echo_server, "http")) as client:
         arrays = echo_inputs()
-        # tritonclient refuses to send bfloat16 as JSON; it comes back so.
+        # tritonclient refuses to send bfloat16 as JSON, so it is sent as bytes; the answer has it as JSON.
         inputs = [client.tensor(name, array, binary_data=name == "in_BF16") for name, array in arrays.items()]
         names = [name.replace("in_", "out_") for name in arrays]
         wanted = [triton_http.InferRequestedOutput(name, binary_data=False) for name in names]

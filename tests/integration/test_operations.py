@@ -23,7 +23,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 @pytest.fixture(scope="module", params=DATA_PLANES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of each data plane for which every request is slow."""
+    """Starts a server of each data plane; with its limit, every request is slow."""
     base = tmp_path_factory.mktemp("models") / "toy"
     write_toy_model(base / "3")
     with ServerProcess(
@@ -45,7 +45,7 @@ def statusz(server: ServerProcess) -> dict[str, Any]:
 
 
 class Texts(html.parser.HTMLParser):
-    """Reads a page: all texts, and that every element is closed."""
+    """Collects all texts of an HTML page, and checks that every element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -86,13 +86,13 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     assert (version["deltas"]["last_sequence"], version["deltas"]["refused"]) == (0, {})
     overload = found["overload"]
     assert (overload["limits"]["bytes"], overload["limits"]["wait_ms"]) == (2**30, 200)
-    # It keeps no journal.
+    # The server has no --delta_journal_dir.
     assert version["deltas"]["journal_failures"] == {}
     tag, user = version["tables"]
-    # 5 rows of two float32; four ids were sent, one of which has no row.
+    # The table has 5 rows of two float32 numbers. Lookups sent four ids, one of which has no row.
     assert (user["table"], user["rows"], user["dim"], user["mapped_bytes"]) == ("user", 5, 2, 40)
     assert user["resident_bytes"] in (None, 0, 4096, 8192)
-    # Too small a file for one of those.
+    # The file is smaller than a huge page.
     assert user["huge_bytes"] in (None, 0)
     assert (user["ids"] - was["ids"], user["missing_ids"] - was["missing_ids"]) == (4, 1)
     assert user["missing_share"] == user["missing_ids"] / user["ids"]
@@ -168,7 +168,7 @@ def test_what_is_no_id_is_replaced(server: ServerProcess, headers: dict[str, str
 
 
 def predict(server: ServerProcess, user: int, metadata: list[tuple[str, str]]) -> tuple[Any, Any, grpc.StatusCode]:
-    """Returns initial and trailing metadata and the code of a Predict."""
+    """Sends a Predict; returns its initial and trailing metadata and its code."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
     tensor = request.inputs["user"]
@@ -187,7 +187,7 @@ def test_grpc_returns_the_senders_id(server: ServerProcess) -> None:
     initial, trailing, code = predict(server, 99, [("x-request-id", "g-2")])
     assert (trailing["x-request-id"], code) == ("g-2", grpc.StatusCode.INVALID_ARGUMENT)
     assert predict(server, 99, [("traceparent", PARENT)])[1]["x-request-id"] == TRACE_ID
-    # One that is made up, so that a client can name what the log has.
+    # Without an id from the client, the server makes one up, answers it, and writes it to the log.
     made_up = predict(server, 99, [])[1]["x-request-id"]
 
     def told() -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ def test_grpc_returns_the_senders_id(server: ServerProcess) -> None:
 
 
 def test_slow_requests_are_logged_with_their_id(server: ServerProcess) -> None:
-    """At most five a second are, so this one may have to be sent again."""
+    """At most five slow requests a second are logged, so the test may have to send this one again."""
 
     def is_logged() -> bool:
         server.http.post("/v1/models/toy:lookup", json={"features": {"user": [1]}}, headers={"x-request-id": "slow-1"})

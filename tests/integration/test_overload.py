@@ -1,4 +1,4 @@
-"""More is asked of a graph than it can do: what is refused is told so, what is taken is answered, others are served."""
+"""Graph runs are overloaded: refused requests get an error, admitted ones an answer, and other requests are served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLIENTS, REQUESTS = 40, 6
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server of two slow models that lets eight requests wait."""
+    """Starts a server of two slow models, which lets eight requests wait."""
     folder = tmp_path_factory.mktemp("slow")
     write_slow_model(folder / "model" / "1", layers=20)
     config = folder / "models.config"
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "graph_threads": 1,
         "grpc_max_threads": 1,
         "max_queued_requests": 8,
-        # What a slow machine is given more time for.
+        # On a slow machine, requests wait longer, and the server must not refuse them because of that.
         "max_queue_ms": 60_000,
     }
     with ServerProcess(**settings) as server:
@@ -76,6 +76,6 @@ async def _flood(server: ServerProcess, name: str) -> tuple[Counter[str], int, l
 
 
 def _sample(server: ServerProcess, name: str, **labels: str) -> float:
-    """Returns a sample, 0 where it is not there: nothing was counted."""
+    """Returns the value of a sample, or 0 if it is absent because nothing was counted yet."""
     family = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
     return family.value(**labels) if labels in family.labelled() else 0.0

@@ -1,4 +1,4 @@
-"""A server answers from a table that is larger than the memory of its control group."""
+"""A server answers lookups from a table that is larger than the memory of the server's control group."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = [
 ]
 
 _LIMIT_MIB = 256
-# Twice the limit: 2,097,152 rows of 64 float32.
+# Number of rows of 64 float32 whose table is twice as large as the memory limit: 2,097,152.
 _NUM_ROWS = 2 * _LIMIT_MIB * 4096
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model with one table."""
+    """Writes a model with one large table; returns its folder."""
     folder = tmp_path_factory.mktemp("larger")
     write_model(folder / "1", _NUM_ROWS)
     return folder
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def group() -> Iterator[MemoryGroup]:
-    """A memory control group; a test without one is skipped, with the reason."""
+    """Yields a memory control group, or skips the test with the reason why there is none."""
     try:
         made = MemoryGroup(_LIMIT_MIB << 20)
     except NoMemoryGroup as error:
@@ -69,12 +69,13 @@ def test_a_table_of_twice_the_memory_is_read_within_the_bound(group: MemoryGroup
         assert (told["table_bytes"], told["max_bytes"]) == (_NUM_ROWS * 256, 120 << 20)
         for _ in range(150):
             assert _is_right(server, rng.integers(0, _NUM_ROWS, 1000))
-        # 150,000 rows, in nearly as many of the table's 131,072 pages.
+        # 150,000 random rows are in about 89,000 of the table's 131,072 pages; some pages are read again after they
+        # were dropped.
         assert 80_000 < _metric(server, "paged_reads_total") <= _metric(server, "paged_cold_rows_total") + 1000
         assert _metric(server, "paged_drops_total") > 40_000
         assert 115 << 20 < _metric(server, "paged_resident_bytes") <= 120 << 20
         assert group.used_bytes <= _LIMIT_MIB << 20
-        # Both JSON lookups and rows of a table read pages in the same way.
+        # Lookups over JSON and the route for rows of a table read their rows from pages, too.
         ids = rng.integers(0, _NUM_ROWS, 50)
         assert np.array_equal(np.array(server.lookup({"row": ids.tolist()})["row"]), rows_of(ids))
         ids = rng.integers(0, _NUM_ROWS, 50)
@@ -106,7 +107,7 @@ def test_threads_of_connections_do_not_wait_for_the_disk(group: MemoryGroup, mod
         is_over.set()
         thread.join()
         assert not wrong and _metric(server, "paged_cold_rows_total") > 10_000
-        # Rarely, the clock hand drops a page between the check and the read.
+        # Rarely, a page is dropped between the check and the read, and the thread of the connection has to wait for it.
         assert _waits(server) - before < 50
 
 
@@ -166,7 +167,7 @@ def test_changed_rows_of_a_paged_table_stay_changed(small_models: tuple[Path, np
             expected[id] = id
             answer = httpx.post(url, json={"ids": [id], "rows": [[float(id)] * 24]}, timeout=PATIENCE_S)
             assert answer.status_code == 200 and answer.json()["is_visible"], answer.text
-            # The pages that these lookups read displace pages of the table.
+            # Each lookup reads all rows, so its pages displace others; rows that were changed must stay changed.
             assert np.array_equal(_rows(server, everything), expected)
 
 
@@ -178,7 +179,7 @@ def test_predicts_read_pages_of_their_features(tower_version: Path) -> None:
         server.ready()
         got = server.predict_grpc(inputs, "serving_default")["score"].ravel()
         assert got.tolist() == wanted.tolist()
-        # Both tables lie in one page; the server reads this page once for each table.
+        # Both tables are in the same page of the file; the server reads this page once for each table.
         assert _metric(server, "paged_reads_total") == 2
 
 

@@ -48,11 +48,11 @@ class Model:
         return self.tables[self.manifest["features"][feature]["table"]]
 
     def features(self, signature: str) -> dict[str, Any]:
-        """Returns how a signature's features travel."""
+        """Returns the manifest's entries for a signature's features."""
         return self.manifest["signatures"][signature]["features"]
 
     def in_tensorflow(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Runs a signature in TensorFlow."""
+        """Runs a signature in TensorFlow; returns the outputs by name."""
         tensors = {name: self._tf.constant(array) for name, array in inputs.items()}
         return {name: output.numpy() for name, output in self._loaded.signatures[signature](**tensors).items()}
 
@@ -71,7 +71,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def base(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder that the exporter wrote, as a user would have it."""
+    """Copies a model folder that the exporter wrote."""
     return Path(shutil.copytree(demo_model, tmp_path_factory.mktemp("parity") / "models"))
 
 
@@ -83,33 +83,33 @@ def model(tf: Any, base: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def server(base: Path) -> Iterator[ServerProcess]:
-    """A server with TensorFlow over the model."""
+    """Starts a server that runs the model's graphs with TensorFlow."""
     with ServerProcess(model_base_path=base, graph_signatures="auto") as server:
         yield server.ready()
 
 
 @pytest.fixture(scope="module")
 def num_requests(request: pytest.FixtureRequest) -> int:
-    """How many random requests."""
+    """Returns the number of random requests from the option --parity-requests."""
     return int(request.config.getoption("--parity-requests"))
 
 
 class Random:
-    """Draws requests: empty rows, repeated ids, first and last rows of tables, weights, strings."""
+    """Draws requests with empty rows, repeated ids, first and last rows of tables, weights, and strings."""
 
     def __init__(self, model: Model, seed: int) -> None:
         self._model, self._random = model, np.random.default_rng(seed)
 
     def rows(self, low: int = 1) -> int:
-        """Returns a number of rows."""
+        """Returns a random number of rows, from `low` on."""
         return int(self._random.integers(low, MAX_ROWS + 1))
 
     def coin(self, chance: float) -> bool:
-        """Says yes now and then."""
+        """Returns True with this probability."""
         return bool(self._random.random() < chance)
 
     def ids(self, feature: str, lookup: Mapping[str, Any], rows: int, *, strings: bool = False) -> list[Any]:
-        """Returns ids per row, or a list of them per row."""
+        """Returns one random id for each row of a request, or a list of them if the feature is ragged."""
         if not lookup["row_splits"]:
             return self._some(feature, rows, strings)
         longest = lookup["max_ids_per_row"] or 12
@@ -134,7 +134,7 @@ class Random:
 def tensors(
     features: Mapping[str, Any], ids: Request, weights: Request, dtype: str, *, with_empty_weights: bool = False
 ) -> dict[str, np.ndarray]:
-    """Returns a request's tensors, as a gRPC client sends them."""
+    """Returns a request's input tensors by name, as a gRPC client sends them."""
 
     def array(items: list[Any]) -> np.ndarray:
         if any(isinstance(item, str) for item in items):
@@ -156,7 +156,7 @@ def tensors(
 
 
 def expected_lookup(model: Model, features: Mapping[str, Any], ids: Request, weights: Request) -> dict[str, np.ndarray]:
-    """Returns what the oracle gives."""
+    """Returns the oracle's answer to a lookup, by output name."""
     outputs = {}
     for name, lookup in features.items():
         table, rows = model.table(name), model.rows(name, ids[name])
@@ -185,7 +185,8 @@ def test_lookups_equal_tensorflow_and_the_oracle(
     seen = {"empty row": 0, "repeated id": 0, "weights": 0, "strings": 0}
     for number in range(num_requests):
         strings, rows = random.coin(0.25), random.rows()
-        # The padded graph takes features of one number of rows; the other takes each as it comes.
+        # All features of a request to the padded graph must have the same number of rows; the other graph accepts
+        # different numbers.
         ids = {
             name: random.ids(name, lookup, rows if is_padded else random.rows(), strings=strings)
             for name, lookup in features.items()
@@ -262,7 +263,7 @@ def test_serve_examples_equals_tensorflow_on_both_wires(
 
 
 def example(tf: Any, row: Mapping[str, Any]) -> bytes:
-    """Returns a serialized tf.Example of one row."""
+    """Returns a serialized tf.Example with the values of one row."""
     message = tf.train.Example()
     for name, value in row.items():
         items = value if isinstance(value, list) else [value]
@@ -275,7 +276,7 @@ def example(tf: Any, row: Mapping[str, Any]) -> bytes:
 
 
 def post(server: ServerProcess, body: Any) -> Any:
-    """Posts a predict and returns its answer."""
+    """Posts a body to :predict; returns the answer."""
     response = server.http.post("/v1/models/default:predict", json=body)
     assert response.status_code == 200, response.text
     return response.json()

@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
 
 def inference(server: ServerProcess, method: str, **fields: str) -> bool:
-    """Calls a gRPC method of the Open Inference Protocol that says whether something is ready."""
+    """Calls a gRPC method of the Open Inference Protocol such as ServerReady; returns the answer's `ready`."""
     request = message_class(f"inference.{method}Request")(**fields).SerializeToString()
     answer = server.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(request, timeout=60)
     return bool(message_class(f"inference.{method}Response").FromString(answer).ready)
@@ -63,14 +63,14 @@ def readiness(server: ServerProcess) -> dict[str, Seen]:
 
 
 def shows(server: ServerProcess, *seen: bool) -> None:
-    """Waits until every wire says the same."""
+    """Waits until every wire shows this readiness."""
     expected = Seen(*seen)
     until(lambda: set(readiness(server).values()) == {expected})
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A list of the models "a" and "b"; only "a" has a version."""
+    """Writes a config file with models "a" and "b"; only "a" has a version."""
     write_toy_model(tmp_path / "a" / "1")
     config = tmp_path / "models.conf"
     listed = "".join(
@@ -91,7 +91,7 @@ def test_a_model_that_never_loads_or_is_lost_takes_no_server_away(serve: Serve, 
     (models.parent / "incoming").rename(models.parent / "b" / "1")
     shows(server, True, True, True)
     assert server.http.get("/readyz").json() == {"status": "ready", "problems": {}}
-    # The last version of a model goes: the other model still answers.
+    # The only version of model a is deleted, and model b still answers.
     shutil.rmtree(models.parent / "a" / "1")
     shows(server, True, False, True)
     assert server.lookup({"user": [4]}, model="b") == {"user": [[4, 40]]}
@@ -117,11 +117,11 @@ def test_every_wire_fails_readiness_before_the_server_drains(serve: Serve, model
     server.signal(signal.SIGTERM)
     server.wait_for_log("draining")
     until(lambda: server.http.get("/readyz").status_code == 503)
-    # The metric of a model says whether a version answers, and one still does.
+    # The metric of a model says whether one of its versions answers; during the drain, model a still does.
     seen = readiness(server)
     assert seen.pop("metrics") == (False, True, False)
     assert set(seen.values()) == {Seen(False, False, False)}
     assert server.http.get("/readyz").json()["problems"].keys() == {"", "b"}
     assert server.lookup({"user": [4]}, model="a") == {"user": [[4, 40]]}, "requests are answered during the delay"
-    # A second signal ends the wait for requests, and the test would otherwise wait for the delay.
+    # SIGKILL ends the server, which would otherwise serve on until the end of its shutdown delay.
     server.signal(signal.SIGKILL)

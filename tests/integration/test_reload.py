@@ -1,4 +1,4 @@
-"""Versions come and go under load: no request fails, and no answer is of two versions."""
+"""Versions come and go under load; no request fails, and no answer mixes two versions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Load:
                     return
                 answer = response.json()["embeddings"]
                 self._check(answer)
-                # Each version's scale is its number.
+                # The scale of each version's rows is the version's number.
                 if response.headers["x-model-version"] != str(int(answer["user"][0][0])):
                     self.faults.append((dict(response.headers), answer))
 
@@ -80,7 +80,7 @@ class Load:
 
 
 def versions(server: ServerProcess, model: str = "default") -> dict[int, dict[str, Any]]:
-    """Returns the status of every version that has not ended without an error."""
+    """Returns the status of each version, by number, without versions that ended without an error."""
     statuses = server.http.get(f"/v1/models/{model}").json()["model_version_status"]
     ended = {"error_code": "OK", "error_message": ""}
     return {int(s["version"]): s for s in statuses if (s["state"], s["status"]) != ("END", ended)}

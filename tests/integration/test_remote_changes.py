@@ -1,4 +1,4 @@
-"""Deltas and upserts of tables in a cluster: written once, heard by every server, and kept apart by version."""
+"""Deltas and upserts of tables in a cluster are written once, reach every server, and change one version only."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _OPTIONS = "?timeout_ms=3000&node_timeout_ms=1000"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A version with a table of many blocks, and its rows; not to be changed."""
+    """Writes a version with a table of many blocks; returns its folder and the rows. Tests must not change it."""
     return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
 
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Three primaries, and as many replicas for each as the test asks for."""
+    """A cluster of three primaries, with as many replicas of each as the test asks for."""
     with Cluster(tmp_path / "nodes", 3, getattr(request, "param", 0)) as started:
         yield started
 
 
 class Server:
-    """A server as far as one remote table goes: the table, and the rows that the server heard of."""
+    """A server's part for one remote table: the table, and the rows that the server was told have changed."""
 
     def __init__(self, cluster: Cluster, folder: Path, options: str = _OPTIONS) -> None:
         self.tables = RemoteTables({"user": StoreAddress.parse(cluster.address + options)}, lambda: None)
@@ -53,7 +53,7 @@ class Server:
         self._fingerprint = fingerprint_of(folder)
 
     def upsert(self, ids: list[int], rows: list[list[float]]) -> tuple[int, bool]:
-        """Returns the number of an upsert, and whether it is in its blocks."""
+        """Upserts rows; returns the upsert's number, and whether it was written into the table's blocks."""
 
         def make(sequence: int) -> tuple[Delta, bytes]:
             delta = self.delta(sequence, ids, rows)
@@ -63,18 +63,18 @@ class Server:
         return delta.sequence, is_visible
 
     def delta(self, sequence: int, ids: list[int], rows: list[list[float]], checksum: int = 0) -> Delta:
-        """Returns a delta of the version."""
+        """Returns a delta of table "user" for this version."""
         return Delta(sequence, "user", np.array(ids), np.array(rows, np.float32), self._fingerprint, 0, False, checksum)
 
     def take_file(self, delta: Delta) -> list[DeltaFault]:
-        """Writes the delta of a file; returns what it was refused for."""
+        """Writes a delta as if it came from a file; returns the faults for which it was refused."""
         refused: list[DeltaFault] = []
         self.table.changes.queue_file(delta, refused.append)
         self.table.changes.follow()
         return refused
 
     def heard_rows(self) -> set[int | None]:
-        """Returns the rows that the server was told of; None: any."""
+        """Returns all rows that the server was told have changed; None in the set: any row."""
         self.table.changes.follow()
         return {row for ids in self.heard for row in ([None] if ids is None else ids.tolist())}
 
@@ -92,11 +92,11 @@ def test_an_upsert_is_written_once_and_heard_by_each_server(cluster: Cluster, wr
         assert (server.table.rows(np.arange(ROWS)) == expected).all()
         assert server.heard_rows() == set(ids)
     second.heard.clear()
-    # Nothing is left to be finished, and nothing is told twice to a server that has heard it.
+    # No change is pending, and server `second` does not hear of the changes again that it has heard of.
     assert second.heard_rows() == set() and second.table.changes.num_pending == 0
     assert second.upsert([7], [[5, 5]]) == (2, True)
     assert first.table.rows(np.array([7])).tolist() == [[5, 5]]
-    # A server that comes later has nothing to hear.
+    # The changes are already in the rows that a server reads when it starts, so it hears of none.
     assert Server(cluster, folder).heard_rows() == set()
 
 
@@ -112,9 +112,10 @@ def test_the_higher_number_counts_whichever_server_writes_it_and_when(
     assert second.take_file(late) == first.take_file(late) == []
     for server in (first, second):
         assert server.table.rows(np.array([1, 2, 4])).tolist() == [[3, 3], [9, 9], [9, 9]]
-    # One server wrote each file: the other one found it written.
+    # Each server wrote one of the two delta files to the cluster, and found the other one written.
     assert [server.table.changes.applied for server in (first, second)] == [1, 1]
-    # An upsert counts above all files, and another file of a number is refused.
+    # An upsert gets a higher number than each delta file, and a second file with a known number and other content is
+    # refused.
     assert second.upsert([2], [[1, 1]]) == (10, True)
     assert first.table.rows(np.array([2])).tolist() == [[1, 1]]
     (fault,) = first.take_file(first.delta(9, [5], [[0, 0]], checksum=98))
@@ -134,7 +135,7 @@ def test_an_upsert_that_a_server_left_is_finished_by_another(
     of_node = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] // (16384 // 3 + 1)
     ids = [int(np.flatnonzero(of_node == node)[0]) for node in (record, other)]
     cluster.nodes[other].freeze()
-    # The upsert is held, and can not be written to the frozen node.
+    # The upsert is pending, because one of its rows belongs to the frozen node.
     assert first.upsert(ids, [[1, 2], [3, 4]]) == (1, False)
     cluster.nodes[other].thaw()
     until(lambda: second.heard_rows() >= set(ids))
@@ -151,20 +152,21 @@ def test_blocks_that_are_gone_get_no_rows_and_push_keeps_changed_ones(
     push(folder, address, tables=["user"])
     server, layout = Server(cluster, folder), layout_of(folder, "user")
     assert server.upsert([5, 3000], [[1, 1], [2, 2]]) == (1, True)
-    # The first block goes; a row written there would make zeros of its neighbours.
+    # The block of rows that has row 5 is deleted; a write of row 5 alone would set its neighbours in the block to
+    # zeros.
     cluster.client().delete(layout.key(0))
     assert server.upsert([5], [[8, 8]]) == (2, False)
     assert cluster.client().exists(layout.key(0)) == 0
     assert "not in the cluster" in server.table.reader.read(np.array([5])).why
     (pushed,) = push(folder, address, tables=["user"])
     assert pushed.written == 1
-    # The block has the version's own rows, and the upsert that was held is written into them.
+    # The push restores the block with the version's own rows, and then the server writes the pending upsert into it.
     time.sleep(1)
     until(lambda: (server.table.changes.follow(), server.table.changes.num_pending == 0)[1])
     expected = rows.copy()
     expected[[5, 3000]] = [[8, 8], [2, 2]]
     assert (server.table.rows(np.arange(ROWS)) == expected).all()
-    # Again: nothing differs but changed rows.
+    # A second push writes no block: the blocks differ from the version's rows only by upserts.
     (pushed,) = push(folder, address, tables=["user"])
     assert pushed.written == 0
     assert (server.table.rows(np.arange(ROWS)) == expected).all()
@@ -197,7 +199,7 @@ def test_an_upsert_outlives_its_primaries(cluster: Cluster, written: tuple[Path,
     assert (server.table.rows(np.array(ids)) == new).all()
     until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
     assert (server.table.rows(np.array(ids)) == new).all()
-    # Writes go to the new primary.
+    # The promoted replica accepts writes.
     until(lambda: _upserts(server, ids))
     assert (server.table.rows(np.array(ids)) == 3).all()
 
@@ -219,7 +221,7 @@ def test_versions_keep_apart_and_leave_nothing(cluster: Cluster, tmp_path: Path)
     old.upsert([1], [[7, 7]])
     assert new.table.rows(np.array([1])).tolist() == [[2, 20]]
     assert new.heard_rows() == set()
-    # A changed default row is read anew.
+    # An upsert of the default row also replaces the copy of it that the table serves if the cluster is unavailable.
     new.upsert([0], [[4, 4]])
     assert new.table.defaults[0].view(np.float32).tolist() == [4, 4]
     push(second, address, tables=["user"], keep=1)

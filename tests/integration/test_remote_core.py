@@ -1,4 +1,4 @@
-"""The native core answers lookups over tables in a cluster itself: it forwards none, whatever happens to the nodes."""
+"""The native core itself answers lookups of tables in a cluster: it forwards none, whatever happens to the nodes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read(server: ServerProcess, ids: np.ndarray, timeout_s: float = PATIENCE_S) 
 
 
 def plane(server: ServerProcess) -> dict:
-    """Returns the state of the data plane."""
+    """Returns the status page's section about the data plane."""
     return server.http.get("/v1/statusz").json()["data_plane"]
 
 
@@ -109,7 +109,8 @@ def test_answers_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, n
                 old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
                 for key in old.ask("CLUSTER GETKEYSINSLOT", slot, 1000):
                     old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
-                # The keys have moved, the slot has not: the old node says ASK.
+                # The slot's keys are at the new node, but the old node still owns the slot, so it answers a read with a
+                # redirection, ASK.
                 readers.more(2)
                 for node in (new, old, cluster.nodes[2]):
                     node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])
@@ -162,7 +163,7 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
             read(server, ids, timeout_s=0.5)
         assert told.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         cluster.nodes[1].thaw()
-        # The node's late answers are never read.
+        # The late answers of the thawed node must not be read as answers to this request.
         until(lambda: (read(server, ids[::-1]) == rows[ids[::-1]]).all())
 
 
@@ -220,7 +221,7 @@ def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(
             assert (found == rows[hot]).all() and notes == {}
         for node in cluster.nodes:
             node.kill()
-        # If the server reads no changes, a cached row may be old.
+        # The nodes are dead, so the server does not hear of changes, and marks cached rows as possibly old.
         until(lambda: read_with_notes(stale, hot)[1] == {"x-stale-rows": "user=50"})
         assert (read(stale, hot) == rows[hot]).all()
         until(lambda: not _answers(strict, hot))
@@ -233,13 +234,13 @@ def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(
         looked_up = stale.http.post("/v1/models/toy:lookup", json=body)
         assert (np.array(looked_up.json()["embeddings"]["user"], np.float32) == rows[[3, 4, 3]]).all()
         assert looked_up.headers["X-Stale-Rows"] == "user=2"
-        # The core forwards this to the reference servers, which ask the core for its cached rows.
+        # The core forwards this request to the reference servers, which get the cached rows from the core.
         forwarded = stale.http.post("/v1/models/toy/tables/user:rows", json={"ids": [3, 4]})
         assert (forwarded.status_code, forwarded.headers.get("X-Stale-Rows")) == (200, "user=2"), forwarded.text
         assert (np.array(forwarded.json()["rows"], np.float32) == rows[[3, 4]]).all()
         (counts,) = stale.http.get("/v1/statusz").json()["remote"]["tables"]
         assert counts["stale_rows"] >= 50 + 50 + 2 + 2
-        # The table has on_unavailable=stale, so the server stays ready without nodes.
+        # The table of server `stale` has on_unavailable=stale, so this server stays ready without nodes.
         until(lambda: strict.http.get("/readyz").status_code == 503)
         assert stale.http.get("/readyz").status_code == 200
 
@@ -276,7 +277,8 @@ def test_rows_of_a_frozen_primary_come_from_its_replica_before_the_node_is_given
         cluster.nodes[1].freeze()
         for _ in range(3):
             ids = rng.integers(0, ROWS, 30)
-            # The wait for a node is 20 s.
+            # The server waits up to 20 s for a node, so an answer within 10 s came from another node than the frozen
+            # one.
             assert (read(server, ids, timeout_s=10) == rows[ids]).all()
         cluster.nodes[1].thaw()
         (counts,) = server.http.get("/v1/statusz").json()["remote"]["tables"]
@@ -305,7 +307,7 @@ def test_cached_rows_hold_while_a_replica_tells_the_changes(cluster: Cluster, wr
 
         cluster.nodes[slot * 3 // 16384].freeze()
         time.sleep(4 * FRESH_S)
-        # On a busy machine, cached rows may expire before the server reads the changes again.
+        # On a busy machine, the row may leave the cache before the server reads the changes again.
         until(is_cached)
         cluster.nodes[slot * 3 // 16384].thaw()
 
@@ -328,5 +330,5 @@ def test_a_version_has_its_hot_rows_in_the_cache_before_it_is_available(
         until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["state"] == "AVAILABLE")
         for node in cluster.nodes:
             node.kill()
-        # No node runs, so each row comes from the cache; each row is of the newer version.
+        # No node runs, so each row comes from the cache; the cache has the rows of the newer version.
         assert (read(server, hot) == newer_rows[hot]).all()

@@ -26,7 +26,7 @@ from tests.valkey_cluster import Cluster, needs_program, until
 pytestmark = needs_program
 
 ROWS = 100_000
-# A busy machine must not look like a node that is down, but for nodes that the tests freeze.
+# Long timeouts: on a busy machine, only the nodes that a test freezes must look like dead ones.
 _PATIENT = "?timeout_ms=60000&node_timeout_ms=20000"
 
 
@@ -44,7 +44,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 
 def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[RemoteTable, RemoteTables]:
-    """Writes the table "user" into a cluster and opens it as a server does."""
+    """Writes the table "user" into a cluster, and opens it as a server does."""
     address = StoreAddress.parse(cluster.address + options)
     push(folder, StoreAddress.parse(cluster.address), tables=["user"])
     tables = RemoteTables({"user": address}, lambda: None)
@@ -52,7 +52,7 @@ def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[Rem
 
 
 def reopened(tables: RemoteTables, folder: Path) -> RemoteTable:
-    """Opens the table "user" of a version."""
+    """Opens the remote table "user" of a version."""
     manifest = Manifest.read(folder)
     assert manifest is not None
     return tables.open("toy", int(folder.name), folder, manifest)["user"]
@@ -67,10 +67,10 @@ def test_no_read_fails_while_primaries_die_and_replicas_take_over(
     with Readers(table.rows, rows) as readers:
         cluster.nodes[0].kill()
         readers.more()
-        # Its replica is the primary now.
+        # The replica of the killed node becomes a primary.
         until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
         readers.more()
-        # A frozen node answers nothing and breaks nothing: another is asked after node_timeout_ms.
+        # A frozen node sends no answer and closes no connection, so a read asks another node after node_timeout_ms.
         cluster.nodes[1].freeze()
         readers.more()
         cluster.nodes[1].thaw()
@@ -87,7 +87,7 @@ def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
     table, tables = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000")
     gentle, gentle_tables = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000&on_unavailable=default_row")
     layout = layout_of(folder, "user")
-    # The slots of the first primary.
+    # True for each row whose slot belongs to the first primary.
     is_lost = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] < 16384 // 3
     assert tables.problem("toy") == ""
     cluster.nodes[0].kill()
@@ -95,7 +95,7 @@ def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
     assert "table 'user' of version 1 can not be reached" in tables.problem("toy")
     assert tables.problem("other") == ""
     lost, kept = np.flatnonzero(is_lost)[:300], np.flatnonzero(~is_lost)[:300]
-    # A cluster that lacks slots refuses the others too, unless it is told to serve them.
+    # By default, a cluster without a node for some slots refuses reads of all slots.
     for node in cluster.nodes[1:]:
         node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
     until(lambda: _reads(table, kept))
@@ -108,7 +108,8 @@ def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
     assert gentle_tables.problem("toy") == ""
     (counts,) = gentle_tables.counts().values()
     assert counts.default_rows == lost.size
-    # A node that comes back without its keys has no rows, and none are made up.
+    # A node that restarts without its keys has no rows, and the table refuses reads of them instead of inventing
+    # values.
     cluster.nodes[0].start()
     until(cluster.is_whole)
     until(lambda: "not in the cluster" in _refusal(table, lost))
@@ -143,7 +144,7 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
     finally:
         DEADLINE_S.reset(before)
         cluster.nodes[1].thaw()
-    # What the node answers late is read by nobody.
+    # A read must not get an answer that the node sends late to an earlier read.
     until(lambda: _reads(table, ids))
     assert (table.rows(ids[::-1]) == rows[ids[::-1]]).all()
 
@@ -161,7 +162,7 @@ def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.
             old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
             for key in old.ask("CLUSTER GETKEYSINSLOT", slot, 1000):
                 old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
-            # The keys have moved, the slot has not: the old node says ASK.
+            # The old node still owns the slot, whose keys have moved: it answers reads with the redirection ASK.
             readers.more(2)
             for node in (new, old, cluster.nodes[2]):
                 node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])
@@ -178,7 +179,8 @@ def test_a_version_is_opened_only_when_it_is_whole(cluster: Cluster, tmp_path: P
     newer = reopened(tables, second)
     ids = np.arange(5)
     assert (newer.rows(ids) == 2 * table.rows(ids)).all()
-    # The first one leaves: its reads are refused, and never answered from the second.
+    # The push with keep=1 deletes the rows of the first version: reads of it are refused, and not answered with rows of
+    # the second.
     push(second, StoreAddress.parse(cluster.address), keep=1)
     assert "not in the cluster" in _refusal(table, ids)
     with pytest.raises(ArtifactError, match="is not in the cluster|not in use any more"):
@@ -206,7 +208,7 @@ def test_readiness_names_the_table_and_requests_for_it_are_refused(cluster: Clus
         with pytest.raises(grpc.RpcError) as told:
             server.predict_grpc({"user": np.array([1, 2])}, "lookup", model="toy")
         assert told.value.code() is grpc.StatusCode.UNAVAILABLE and 'Rows of table "user"' in told.value.details()
-        # Features over mapped tables answer on.
+        # Lookups of features over mapped tables are still answered.
         tags = server.http.post("/v1/models/toy:lookup", json={"features": {"tags": [[1]]}})
         assert tags.status_code == 200
         metrics = server.http.get("/metrics").text
@@ -231,7 +233,7 @@ def test_a_misspelt_name_fails_the_load_and_says_the_near_one(cluster: Cluster, 
         until(lambda: server.http.get("/readyz").status_code == 503 and "usr" in server.http.get("/readyz").text)
         assert "did you mean user?" in server.http.get("/readyz").text
         assert "'usr', which model 'toy' does not have" in server.http.get("/v1/models/toy").text
-        # Corrected while the server runs.
+        # The user corrects the misspelt name while the server runs.
         models.write_text(models.read_text().replace("usr", "user"))
         until(lambda: server.http.get("/readyz").status_code == 200)
         body = {"features": {"user": [1, 2]}}
@@ -290,7 +292,7 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     push(folder, StoreAddress.parse(cluster.address))
     first, replica = cluster.nodes[0], cluster.nodes[3]
     tables = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
-    # A version keeps its table; without it nothing is watched.
+    # RemoteTables watches the cluster only while a version holds the table, so the test holds it.
     table = reopened(tables, folder)
 
     def silent() -> list[object]:
@@ -300,12 +302,13 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     assert silent() == []
     first.kill()
     until(lambda: silent() == [f"127.0.0.1:{first.port}"])
-    # The replica takes over: all slots have a node, and the status still names the dead one.
+    # The replica becomes a primary: all slots have a node again, and the status still lists the dead node.
     until(lambda: replica.ask("INFO", "replication")["role"] == "master")
     until(lambda: tables.problem("toy") == "" and silent() == [f"127.0.0.1:{first.port}"])
     replica.kill()
     until(lambda: (tables.look(), f"127.0.0.1:{replica.port}" in tables.problem("toy"))[1])
-    # A server that starts now has its version, and is not ready from the start: before its first look.
+    # A server that starts while slots have no node opens its version, and reports the table's problem before its first
+    # look at the cluster.
     for node in cluster.nodes:
         if node.process.poll() is None:
             node.ask("CONFIG SET", "cluster-require-full-coverage", "no")

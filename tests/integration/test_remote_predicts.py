@@ -38,13 +38,13 @@ pytestmark = [
 ]
 
 _REMOTE = {"strict": "error", "gentle": "default_row", "cached": "stale"}
-# A machine that does much else must not look like a node that is down.
+# Long timeouts: on a busy machine, a slow node must not look like a dead one.
 _PATIENT = "?timeout_ms=60000&node_timeout_ms=30000"
 _WORDS = np.array([b"", b"red", "grün".encode(), b"a word"], object)
 
 
 def random_inputs(signature: str, rows: int, rng: np.random.Generator) -> dict[str, Array]:
-    """Returns valid inputs of a signature of the mixed model."""
+    """Returns random valid inputs of a signature of the mixed model."""
     if signature == "colored":
         colors = np.array([color.encode() for color in COLORS], object)
         return {"color": rng.choice(colors, rows) if rng.integers(2) else rng.integers(0, NUM_ITEMS, rows)}
@@ -67,7 +67,7 @@ class RandomPredicts(RandomCalls):
 
     @property
     def lookups(self) -> list[str]:
-        """Names of the signatures."""
+        """Returns the names of the signatures, which here are predicts."""
         return ["colored", "plain", "serving_default"]
 
     def _drawn(self, rng: random.Random, signature: str) -> Drawn:
@@ -92,14 +92,14 @@ class RandomPredicts(RandomCalls):
 
 @dataclass(frozen=True)
 class Served:
-    """The server, its cluster, and the version's folder."""
+    """A running server, its cluster, and the folder of its version."""
 
     cluster: Cluster
     folder: Path
     server: ServerProcess
 
     def push(self) -> None:
-        """Writes the tables into the cluster, for each model that reads it."""
+        """Writes the tables into the cluster, for each model that reads them there."""
         for model in _REMOTE:
             push(self.folder, StoreAddress.parse(self.cluster.address), model=model)
 
@@ -117,7 +117,7 @@ class Served:
         return self.server.channel.unary_unary(PREDICT).future(request.SerializeToString(), timeout=timeout_s)
 
     def predict(self, model: str, signature: str, inputs: dict[str, Array]) -> tuple[list[float], dict[str, Any]]:
-        """Returns the scores, and the numbers of rows that were not read: table -> number, by the metadata's name."""
+        """Returns the scores, and by the name of a trailer such as x-default-rows: table -> number of rows not read."""
         call = self.start(model, signature, inputs)
         scores = scores_of(call)
         notes = {key: str(value) for key, value in call.trailing_metadata() if key.endswith("-rows")}
@@ -125,7 +125,7 @@ class Served:
 
 
 def scores_of(call: Any) -> list[float]:
-    """Waits for a Predict; returns the scores."""
+    """Waits for the answer of a Predict; returns the values of its output "score"."""
     response = message_class("tensorflow.serving.PredictResponse").FromString(call.result())
     scores: list[float] = read_tensor(response.outputs["score"]).ravel().tolist()
     return scores
@@ -144,7 +144,7 @@ def distinct_rows(inputs: dict[str, Array]) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A cluster of three primaries, and a server of the model under all names."""
+    """Starts a cluster of three primaries, and a server of the model under all its names."""
     folder = tmp_path_factory.mktemp("predicts")
     version = write_mixed_model(tf, folder / "mixed" / "1")
     models = [
@@ -159,7 +159,8 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
             for model, policy in _REMOTE.items()
             for table in ("user", "item")
         ]
-        # The push comes before the server's start: the server would try a missing version again only after a while.
+        # The tables are pushed before the server starts, because the server would retry a version without its tables
+        # only after a while.
         for model in _REMOTE:
             push(version, StoreAddress.parse(cluster.address), model=model)
         server = ServerProcess(
@@ -168,7 +169,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
             remote_tables=";".join(tables),
             remote_cache_bytes=1 << 20,
             tower_batch_rows=64,
-            # Requests wait for a node here, and others must not be refused because of that.
+            # Requests wait long for a frozen node, and the queue must not refuse other requests because of that.
             max_queue_ms=60_000,
             admin_port=0,
         )
@@ -199,7 +200,7 @@ def test_answers_are_those_of_mapped_tables_on_every_wire(
         return
     assert not refused
     after = served.statusz()["data_plane"]["forwarded"]
-    # The status page itself is forwarded.
+    # The core also forwarded the request for the status page.
     assert (after["grpc"], after["http"]) == (before["grpc"], before["http"] + 1)
     records = served.server.records
     left = [one["signatures"] for one in records if one["message"] == "signatures are left to the reference servers"]
@@ -218,13 +219,13 @@ def test_requests_that_share_a_run_get_their_own_rows(served: Served) -> None:
     inputs = [random_inputs("plain", int(rng.integers(1, 5)), rng) for _ in range(60)]
     wanted = [served.predict("mapped", "plain", one)[0] for one in inputs]
     for found, scores in zip([served.start("strict", "plain", one) for one in inputs], wanted, strict=True):
-        # A run of several requests may add in another order.
+        # TensorFlow may add in another order if it runs several requests together.
         np.testing.assert_allclose(scores_of(found), scores, rtol=1e-4, atol=1e-5)
 
 
 def test_requests_that_wait_for_a_node_hold_no_thread_that_others_need(served: Served) -> None:
     rng = np.random.default_rng(5)
-    # More requests than the pool for large work has threads.
+    # These are more requests than the pool for large work has threads.
     inputs = [random_inputs("serving_default", 40, rng) for _ in range(40)]
     wanted = [served.predict("mapped", "serving_default", one)[0] for one in inputs]
     served.cluster.nodes[1].freeze()
@@ -249,7 +250,7 @@ def test_upserts_reach_predictions(served: Served) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{served.server.admin_port}", timeout=PATIENCE_S) as admin:
         for row, wanted in ((other, others), (own, inputs)):
             scores = served.predict("mapped", "plain", wanted)[0]
-            # After this request, the row is in the cache.
+            # The request fills the server's cache with the old row 77, so the upsert below must replace it there.
             assert served.predict("strict", "plain", inputs)[0] != scores
             # Without `force`, the server refuses upserts of a model whose runs are batched.
             body = {"ids": [77], "rows": [row], "force": True}
@@ -270,7 +271,7 @@ def test_on_unavailable_says_what_is_predicted_without_nodes(served: Served) -> 
     for node in served.cluster.nodes:
         node.kill()
     try:
-        # For two seconds, cached rows hold.
+        # The server still has the rows in its cache, and may use them for two seconds after it lost the cluster.
         until(lambda: refusal(served, "strict", inputs))
         text = r'Rows of table "(user|item)" can not be read now: .*'
         assert re.fullmatch(text, refusal(served, "strict", inputs))
@@ -306,7 +307,7 @@ def name_is_no_id(name: str) -> bool:
 
 
 def refusal(served: Served, model: str, inputs: dict[str, Array]) -> str:
-    """Returns the text of the error UNAVAILABLE of a Predict; "" if it is answered."""
+    """Returns the text with which a Predict fails as UNAVAILABLE; "" if it is answered."""
     try:
         served.predict(model, "plain", inputs)
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""`model-export push` into real servers: what is there afterwards, and that a run that was stopped goes on."""
+"""Runs `model-export push` into real nodes: which keys they then have, and how a stopped run is continued."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ pytestmark = needs_program
 
 @pytest.fixture(scope="module", params=[0, 3], ids=["one server", "three primaries"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A single server, and a cluster."""
+    """Starts a single server, or a cluster of three primaries."""
     with Cluster(tmp_path_factory.mktemp("cluster"), request.param) as started:
         yield started
 
 
 @pytest.fixture
 def artifact(tmp_path: Path, cluster: Cluster) -> Path:
-    """Version 1 of a model; the cluster is empty."""
+    """Writes version 1 of a model, and empties the cluster."""
     for node in cluster.nodes:
         node.ask("FLUSHALL")
     return write_toy_model(tmp_path / "toy" / "1")
 
 
 def layout_of(artifact: Path, table: str) -> TableLayout:
-    """Returns the layout of a table of a model "toy"."""
+    """Returns the layout in a cluster of a table of this artifact, served as model "toy"."""
     manifest = Manifest.read(artifact)
     assert manifest is not None
     return TableLayout.of("toy", table, fingerprint_of(artifact), manifest.tables[table])
@@ -58,7 +58,7 @@ def _raw(cluster: Cluster, key: str) -> bytes:
 
 
 def stored(cluster: Cluster, layout: TableLayout) -> bytes:
-    """Returns all bytes of a table."""
+    """Returns all bytes of a table in the cluster, in the order of its blocks."""
     by_key = {}
     for node in cluster.nodes:
         with redis.Redis("127.0.0.1", node.port, protocol=2) as client:
@@ -69,7 +69,7 @@ def stored(cluster: Cluster, layout: TableLayout) -> bytes:
 
 
 def large(folder: Path, rows: int, seed: int = 3) -> tuple[Path, np.ndarray]:
-    """Writes a version whose table "user" has rows of two numbers; returns them too."""
+    """Writes a version whose table "user" has this many random rows of two numbers; returns its folder and the rows."""
     table = np.random.default_rng(seed).normal(size=(rows, 2)).astype(np.float32)
     write_toy_model(folder)
     tensors = {f"tables/{name}/.ATTRIBUTES/VARIABLE_VALUE": part for name, part in toy_tables().items()}
@@ -132,7 +132,7 @@ def test_many_blocks_spread_and_a_stopped_run_goes_on(tmp_path: Path, artifact: 
 
     with pytest.raises(Stopped):
         push(folder, address, tables=["user"], progress=stop)
-    # Nothing names what is there in part.
+    # The pointer names no version whose rows are complete: the pushed one is there only in part.
     assert Pointer.of(_raw(cluster, layout.pointer).decode()) == Pointer((), (layout.fingerprint,))
     with pytest.raises(Exception, match="in part only"):
         layout.check_record(_raw(cluster, layout.record).decode(), _raw(cluster, layout.pointer).decode())
@@ -167,7 +167,7 @@ def test_a_rate_is_kept(tmp_path: Path, artifact: Path, cluster: Cluster) -> Non
     folder, _ = large(tmp_path / "toy" / "2", 130_000)
     begin_s = time.monotonic()
     push(folder, StoreAddress.parse(cluster.address), tables=["user"], max_mb_per_s=2)
-    # 1.04 MB are written, and read back.
+    # At 2 MB a second, 1.04 MB that are written and read back take at least 1 s.
     assert time.monotonic() - begin_s >= 1.0
 
 

@@ -1,4 +1,4 @@
-"""Replicas that are cut off from their primaries: their rows are not read, and the entries they lack are told again."""
+"""Cuts replicas off from their primaries: their rows are not read, and the entries that they lack are told again."""
 
 from __future__ import annotations
 
@@ -48,27 +48,28 @@ class Stage:
         self.own, self.others = (np.flatnonzero((of_node == number) == is_own).tolist() for is_own in (True, False))
 
     def cut(self) -> None:
-        """Cuts the replica off from its primary, which all others reach."""
+        """Cuts the replica off from its primary, while all others still reach the primary."""
         self.primary.ask("ACL SETUSER", "default", "-psync", "-sync")
         self.primary.ask("CLIENT KILL", "TYPE", "replica")
         until(lambda: self.replica.ask("INFO", "replication")["master_link_status"] == "down")
 
     def forbid_takeover(self) -> None:
-        """Keeps the replica a replica, and lets the nodes answer while slots have no primary."""
+        """Keeps the replica from becoming a primary, and lets the nodes answer while slots have no primary."""
         self.replica.ask("CONFIG SET", "cluster-replica-no-failover", "yes")
         for node in self.cluster.nodes:
             node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
 
     def mend(self) -> None:
         """Lets the replica follow its primary again."""
-        # A replica sends SYNC after a refused PSYNC, and would then follow without an offset that can be compared.
+        # After a refused PSYNC, a replica sends SYNC, which would leave it with an offset that can not be compared with
+        # the primary's. So SYNC is allowed only after PSYNC has worked.
         self.primary.ask("ACL SETUSER", "default", "+psync")
         until(lambda: self.replica.ask("INFO", "replication")["master_link_status"] == "up")
         self.primary.ask("ACL SETUSER", "default", "+sync")
         until(self.cluster.is_whole)
 
     def take_over(self) -> None:
-        """Makes the replica the primary, without what it lacks; the old primary follows it."""
+        """Makes the replica a primary, although it lacks writes of the old primary, which then follows it."""
         self.replica.ask("CLUSTER FAILOVER", "TAKEOVER")
         until(lambda: _role(self.replica) == "master" and _role(self.primary) == "slave")
         until(self.cluster.is_whole)
@@ -80,7 +81,7 @@ def _role(node: Node) -> str:
 
 @pytest.fixture
 def stage(tmp_path: Path, written: tuple[Path, np.ndarray]) -> Iterator[Stage]:
-    """Three primaries with a replica each, which have the table."""
+    """Starts three primaries with a replica each; the cluster holds the table."""
     with Cluster(tmp_path / "nodes", 3, 1) as cluster:
         yield Stage(cluster, written[0])
 
@@ -89,7 +90,8 @@ def test_entries_that_a_failover_lost_are_told_again_and_their_numbers_are_not_m
     writer, heard, unheard = (Server(stage.cluster, stage.folder) for _ in range(3))
     lost, new = stage.others[:2]
     stage.cut()
-    # The entry of the stream is on the primary alone. One server hears it there; the other may have cached the row.
+    # Only the primary has the stream entry of this upsert. Server `heard` reads the entry there; `unheard` may have
+    # cached the row before.
     assert writer.upsert([lost], [[1, 1]])[0] == 1
     assert heard.heard_rows() == {lost}
     stage.take_over()
@@ -114,7 +116,7 @@ def test_rows_of_a_replica_that_is_cut_off_are_not_read(stage: Stage, written: t
     until(lambda: not _is_in_sync(server, stage.replica))
     stage.primary.freeze()
     for is_held_for_dead in (False, True):
-        # The map of slots names the replica alone once the other nodes hold the primary for dead.
+        # After the other nodes declare the primary dead, the cluster's map of slots names only the replica.
         until(lambda dead=is_held_for_dead: not dead or _status(server, stage.primary)["num_slots"] == 0)
         server.tables.compare()
         assert _reads(server, row) == "unreachable"
@@ -125,7 +127,7 @@ def test_rows_of_a_replica_that_is_cut_off_are_not_read(stage: Stage, written: t
     until(lambda: _reads(server, row) == [[7, 7]])
     stage.mend()
     until(partial(_is_in_sync, server, stage.replica))
-    # A primary that has ended takes no changes, so its replica stays in sync.
+    # A dead primary changes no rows, so its replica stays in sync.
     stage.primary.kill()
     for is_held_for_dead in (False, True):
         until(lambda dead=is_held_for_dead: not dead or _status(server, stage.primary)["num_slots"] == 0)

@@ -27,14 +27,14 @@ from tests.valkey_cluster import Cluster, Security, needs_program, until
 pytestmark = needs_program
 _PASSWORD = "first/pass@word;?"
 _ESCAPED = "first%2Fpass%40word%3B%3F"
-# The commands that docs/scaling.md lists for a server that writes no changes.
+# The commands that docs/scaling.md requires of a cluster's user for a server without upserts.
 _READ_COMMANDS = "+getrange +get +xrange +xrevrange +hkeys +cluster|shards +info +ping +readonly".split()
 needs_core = pytest.mark.skipif("native" not in DATA_PLANES, reason="no native core is built: NO READ OF THE CORE RAN")
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, and the certificate and key of nodes at 127.0.0.1."""
+    """Writes a folder with an authority's certificate, and the certificate and key of nodes at 127.0.0.1."""
     folder, made = tmp_path_factory.mktemp("tls"), Authority()
     issued = made.issue()
     for name, text in (("ca.pem", made.pem), ("node.pem", issued.cert), ("node.key", issued.key)):
@@ -44,7 +44,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(authority: Path, tmp_path: Path) -> Iterator[Cluster]:
-    """Three primaries with a replica each, with TLS and a password."""
+    """A cluster of three primaries with a replica each, with TLS and a password."""
     with Cluster(tmp_path / "nodes", 3, 1, security=Security(authority, _PASSWORD)) as started:
         yield started
 
@@ -96,12 +96,13 @@ def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: 
     server = Server(cluster, folder, f"{options}&timeout_ms=60000&node_timeout_ms=20000")
 
     def disconnect() -> None:
-        # Connections that are open stay authenticated, so only new ones show which password is used.
+        # Open connections stay authenticated, so they are closed: only a new one shows which password the server uses.
         for node in cluster.nodes:
             node.ask("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
 
     with Readers(server.table.rows, rows) as readers:
-        # As a password is changed without a gap: the new one is added, then the file, then the old one goes.
+        # As an operator changes a password without a gap: add the new one at the nodes, write it to the server's file,
+        # remove the old one.
         for node in cluster.nodes:
             node.ask("ACL SETUSER", "default", ">second")
             node.ask("CONFIG SET", "masterauth", "second")
@@ -112,7 +113,7 @@ def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: 
         readers.more()
         assert server.upsert([5], rows[[5]].tolist())[1]
     assert (readers.wrong, readers.failures) == (0, [])
-    # With a gap: reads are refused until the file has the new password.
+    # The nodes get a new password at once, so they refuse reads until the server's file has it.
     quick = Server(cluster, folder, f"{options}&timeout_ms=500&node_timeout_ms=500")
     for node in cluster.nodes:
         node.ask("ACL SETUSER", "default", "resetpass", ">third")
@@ -144,7 +145,7 @@ def lookup(server: ServerProcess, ids: np.ndarray) -> np.ndarray:
 
 
 def forwarded(server: ServerProcess) -> int:
-    """Returns how many gRPC calls the core left to the reference server."""
+    """Returns how many gRPC calls the core forwarded to the reference server."""
     return server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]["grpc"]
 
 

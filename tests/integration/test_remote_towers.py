@@ -34,7 +34,7 @@ BATCH_ROWS = 64
 
 @pytest.fixture(scope="module")
 def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servable, Servable]]:
-    """The model with all tables in a cluster, and with all mapped."""
+    """The demo's model opened twice: with all tables in a cluster, and with all tables mapped."""
     with Cluster(tmp_path_factory.mktemp("nodes"), 0) as cluster:
         pushed = push(folder, StoreAddress.parse(cluster.address), model="m")
         address = StoreAddress.parse(cluster.address + "?timeout_ms=60000&node_timeout_ms=30000")

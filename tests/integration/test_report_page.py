@@ -1,4 +1,4 @@
-"""The page of `inspect --html` in a real browser, opened from a file: zoom, names, nearest rows, and no requests."""
+"""Opens the page of `inspect --html` from a file in a real browser: zoom, names, nearest rows, and no requests."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def ticks(figure: Locator) -> list[float]:
-    """Returns the numbers at the horizontal axis of a picture."""
+    """Returns the numbers at the ticks of a picture's horizontal axis, ascending."""
     texts = figure.locator(".axes .tick[text-anchor=middle]").all_text_contents()
     return sorted(float(text) for text in texts)
 
 
 def shown_at(point: Locator) -> tuple[float, float, float]:
-    """Returns where a point is drawn, and its width, in pixels of the window."""
+    """Returns the x and y of a point's centre, and the point's width, in pixels of the browser's window."""
     box = point.bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, box["width"]
@@ -79,7 +79,8 @@ def test_nearest_rows_are_those_of_the_whole_table(page: Page) -> None:
     search.fill(str(row))
     search.press("Enter")
     found = [int(line.split()[1]) for line in figure.locator(".nearest li").all_inner_texts()]
-    # The ten nearest of 3,000 points of a circle are five at each side, of which the picture has two thirds.
+    # The rows are 3,000 points on a circle, so the ten nearest rows of a point are five on each side. The picture shows
+    # two thirds of the rows.
     assert sorted((one - row + 1500) % 3000 - 1500 for one in found) == [-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]
     search.fill("no such row")
     search.press("Enter")
@@ -112,7 +113,7 @@ def test_the_wheel_zooms_about_the_pointer_and_a_drag_moves(page: Page) -> None:
     figure.scroll_into_view_if_needed()
     point = figure.locator("[data-row='2']")
     x, y, _ = shown_at(point)
-    # The event of a wheel has whole pixels.
+    # A browser's wheel event has whole pixels.
     wheel_x, wheel_y = round(x), round(y)
     page.mouse.move(wheel_x, wheel_y)
     page.keyboard.down("Control")

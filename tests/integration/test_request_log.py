@@ -1,4 +1,4 @@
-"""Sampled requests on disk: TensorFlow reads them, they warm the next version up, and a full disk fails nobody."""
+"""The server logs sampled requests: TensorFlow reads them, they warm up the next version; a full disk fails nobody."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config(folder: Path, base: Path, rate: float = 1.0) -> Path:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    """Returns a number of the toy model's log."""
+    """Returns the value of a metric about the toy model."""
     return read_exposition(server.http.get("/metrics").text)[name].value(model="toy")
 
 
@@ -77,12 +77,12 @@ def test_the_core_answers_what_is_not_drawn_for_the_log(base: Path, tmp_path: Pa
     for _ in range(40):
         ask_on_both_wires(server)
     after = server.http.get("/v1/statusz").json()["data_plane"]
-    # Binomial, n = 120 and p = 0.3: beyond these limits once in 10**8 runs.
+    # Each of 120 requests is sampled with probability 0.3: fewer than 10 or more than 66 are drawn once in 10**8 runs.
     assert 10 <= after["declined"]["drawn"] <= 66
     num_forwarded = sum(after["forwarded"].values()) - sum(plane["forwarded"].values()) - 1
     assert num_forwarded == after["declined"]["drawn"]
     until(lambda: metric(server, RECORDS) == num_forwarded)
-    # Requests that only the reference answers are drawn at the same rate.
+    # A request that only the reference server answers is sampled for the log at the same rate as others.
     for _ in range(40):
         body = {"signature_name": "lookup", "inputs": {"user": [3]}}
         answer = server.http.post(
@@ -127,7 +127,7 @@ def test_a_full_disk_ends_the_log_and_no_request(base: Path, tmp_path: Path, ser
     until(lambda: metric(server, RECORDS) == 3)
     (part,) = (tmp_path / "log").iterdir()
     size = part.stat().st_size
-    # From here on a write to a file fails as on a full disk, behind its first bytes.
+    # RLIMIT_FSIZE makes each later write to the log fail after at most 10 bytes, as on a full disk.
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 10, size + 10))
     for _ in range(3):
         ask_on_both_wires(server)

@@ -1,4 +1,4 @@
-"""The server as a process: start, answers, refusals to start, and what it does not load."""
+"""The server runs as a process: it starts, answers, refuses to start, and leaves libraries unloaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_RSS_BYTES = 270 << 20
 
 
 def run(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs the server where it is expected to stop by itself."""
+    """Runs a server that should stop by itself; returns its output and exit status."""
     command = [sys.executable, "-m", "service", *flags]
     return subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, timeout=120)
 
@@ -112,7 +112,8 @@ def test_metadata_of_64_kb_is_accepted_and_more_is_refused(serve: Serve, forward
         metadata = [("x-filler", "a" * filler), *extra]
         return predict_grpc(server.channel, {"user": np.array([1])}, "lookup", metadata=metadata)["user"].tolist()
 
-    # HTTP/2 counts 32 bytes more for each field, and gRPC's own fields need some hundred bytes.
+    # The limit on a header list is 64 KB: it counts each name, value and 32 bytes more, and gRPC's own fields need some
+    # hundred bytes.
     assert predict(63 << 10) == [[1, 10]]
     with pytest.raises(grpc.RpcError):
         predict(65 << 10)
@@ -168,7 +169,7 @@ def test_help_is_short_of_nothing() -> None:
 
 
 def test_settings_may_come_from_the_environment(base: Path) -> None:
-    # A bad flag beside a good environment: everything is parsed before anything starts.
+    # The environment sets the required base path, and a bad flag ends the process before it starts to serve.
     result = run("--port=-1", EMB_MODEL_BASE_PATH=str(base))
     assert result.returncode == 2
     assert result.stderr.splitlines()[1:] == ["--port is -1: expected 0 to 65535"]

@@ -1,4 +1,4 @@
-"""Draining: what is in flight is answered, nothing new is taken, and the exit status says it went well."""
+"""A draining server answers the requests in flight, takes no new ones, and exits with a status that says so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY = json.dumps({"features": {"user": [1]}}).encode()
 
 
 def open_request(server: ServerProcess) -> socket.socket:
-    """Sends a request up to the middle of its body."""
+    """Sends a request up to the middle of its body; returns the connection."""
     connection = socket.create_connection(("127.0.0.1", server.http_port), timeout=60)
     head = f"POST /v1/models/default:lookup HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n"
     connection.sendall(head.encode() + BODY[:5])
@@ -29,7 +29,7 @@ def open_request(server: ServerProcess) -> socket.socket:
 
 
 def finish_request(connection: socket.socket) -> bytes:
-    """Sends the rest and returns the whole answer, up to the end of the connection."""
+    """Sends the rest of the body; returns all that the server sends until it closes the connection."""
     connection.sendall(BODY[5:])
     answer = b""
     while piece := connection.recv(65536):
@@ -41,7 +41,7 @@ def finish_request(connection: socket.socket) -> bytes:
 def test_a_request_in_flight_is_answered_before_the_end(serve: Serve, number: int) -> None:
     server = serve().ready()
     with open_request(server) as connection:
-        # Another answer after it proves that the server has begun to read.
+        # The server answered a request that came later, so it has begun to read the open one.
         assert server.lookup({"user": [4]}) == {"user": [[4, 40]]}
         server.signal(number)
         server.wait_for_log("draining", signal=signal.Signals(number).name)
@@ -54,7 +54,7 @@ def test_a_request_in_flight_is_answered_before_the_end(serve: Serve, number: in
 
 
 def accepts(port: int) -> bool:
-    """Says whether anyone listens."""
+    """Says whether a server accepts connections on a port of this machine."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=60).close()
     except OSError:
@@ -74,7 +74,7 @@ def test_under_load_every_answer_that_comes_is_whole(serve: Serve) -> None:
                 try:
                     response = http.post("/v1/models/default:lookup", content=BODY)
                 except httpx.TransportError as error:
-                    # The connection was closed between two requests, or there is no one to connect to.
+                    # The server closed the connection between two requests, or no server listens any more.
                     if not is_stopping.is_set():
                         faults.append(error)
                     return
@@ -87,7 +87,8 @@ def test_under_load_every_answer_that_comes_is_whole(serve: Serve) -> None:
             try:
                 outputs = predict_grpc(server.channel, {"user": np.array([1])}, "lookup")
             except grpc.RpcError as error:
-                # CANCELLED: the call came between the server's end and this client's learning of it; nobody handled it.
+                # CANCELLED: the client sent the call before it knew that the server had ended the connection; the
+                # server did not handle it.
                 refusals = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
                 if not is_stopping.is_set() or error.code() not in refusals:
                     faults.append(error)

@@ -1,4 +1,4 @@
-"""A soak of seconds with tiny tables: nothing fails, what does fail is told, and the report has its rows."""
+"""A soak of seconds with tiny tables has no failures, shows those that are provoked, and fills the report's rows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the model is kept from one run to the next."""
+    """Returns the folder in which runs keep the exported model."""
     return tmp_path_factory.mktemp("soak")
 
 
 def soak(exported: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a run on tiny tables, lookups only."""
+    """Starts the soak test on tiny tables, with lookups only; returns its process."""
     own = ["--sizes=tiny", f"--folder={exported}", f"--out={out}", "--sample_seconds=1", "--swap_seconds=2"]
     flags = ["--graph_signatures=off", "--file_system_poll_wait_seconds=0.1"]
     command = [sys.executable, "-m", "loadtest.soak", *own, *arguments, "--", *flags]
@@ -38,7 +38,7 @@ def soak(exported: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """Reads what a run prints up to a line that fits."""
+    """Reads a run's output up to the first line with this pattern; returns the match."""
     assert process.stdout is not None
     for line in process.stdout:
         if found := re.search(pattern, line):
@@ -52,7 +52,7 @@ def test_nothing_fails_and_the_report_has_its_rows(exported: Path, tmp_path: Pat
     assert process.returncode == 0, text
     found = json.loads((tmp_path / "soak.json").read_text())
     assert (found["problems"], found["faults"], found["totals"]["failures"]) == ({}, {}, {})
-    # Rows are changed where the server has a route for it.
+    # An upsert is sent every 5 s, so a short run may have none.
     assert set(found["totals"]["requests"]) - {"upsert"} == KINDS
     assert found["totals"]["outcomes"]["health watch: SERVING"] >= 1
     assert found["totals"]["outcomes"]["version swap: OK"] > 1

@@ -1,4 +1,4 @@
-"""Stock clients work against a server in a process of its own: the toy model, and TensorFlow Serving's test model."""
+"""Stock clients work on a server process: on the toy model, and on a model of TensorFlow Serving's tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.process import ROOT, environment
 
 
 def run(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs clients against a server of a model."""
+    """Runs loadtest.stock_clients against a server of a model."""
     command = [sys.executable, "-m", "loadtest.stock_clients", f"--model_base_path={base}", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
 
@@ -24,7 +24,7 @@ def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
 
 
 def test_clients_without_tensorflow_work_on_lookups(base: Path) -> None:
-    # The toy model's third signature has no graph in its file.
+    # The third signature of the toy model needs a graph, which its file does not have, so it is left out.
     given = ("--signatures=lookup,lookup_tpu_tensor_core", "--clients=reflection,health,curl,own")
     done = run(base, "--model_name=toy", *given, "--", "--graph_signatures=off")
     assert done.returncode == 0, done.stdout + done.stderr

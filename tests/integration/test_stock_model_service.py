@@ -19,7 +19,7 @@ TWO = "saved_model_half_plus_two_2_versions"
 
 
 class Stubs:
-    """The stock stubs over one channel. Each call returns what was answered, or code and text."""
+    """The stock stubs over one channel. Each call returns the answer, or the error's code and text."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
@@ -28,7 +28,7 @@ class Stubs:
         self._predictions = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 
     def predict(self, name: str, **choice: Any) -> Any:
-        """Asks for x = 1 and returns (version, y)."""
+        """Sends x = 1 to a model; returns the version that answered and y, or the error's code and text."""
         import tensorflow as tf
         from tensorflow_serving.apis import predict_pb2
 
@@ -45,7 +45,7 @@ class Stubs:
         )
 
     def status(self, name: str) -> Any:
-        """Returns {version: (state, error code)}."""
+        """Returns the states of a model's versions, {version: (state, error code)}, or the error's code and text."""
         from tensorflow_serving.apis import get_model_status_pb2
 
         request = get_model_status_pb2.GetModelStatusRequest()
@@ -57,7 +57,7 @@ class Stubs:
         )
 
     def reload(self, *configs: dict[str, Any]) -> Any:
-        """Asks for a list and returns the answer's error code and text."""
+        """Asks the server to serve this list of models; returns the answer's error code and text."""
         from tensorflow_serving.apis import model_management_pb2
 
         request = model_management_pb2.ReloadConfigRequest()
@@ -77,7 +77,7 @@ class Stubs:
 
 
 def told(call: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-    """Returns what a call answers, or its code and text."""
+    """Returns what `read` finds in the answer of a gRPC call, or the error's code and text."""
     try:
         response = call()
     except grpc.RpcError as error:
@@ -87,7 +87,7 @@ def told(call: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
 
 @pytest.fixture
 def server(serve: Serve, tf_serving_testdata: Path, tmp_path: Path) -> ServerProcess:
-    """A server over good_model_config.txt, with two versions of half_plus_two."""
+    """Starts a server with good_model_config.txt and two versions of half_plus_two."""
     two, three = tmp_path / "half_plus_two", tmp_path / "half_plus_three"
     shutil.copytree(tf_serving_testdata / TWO, two)
     shutil.copytree(tf_serving_testdata / "saved_model_half_plus_three", three)
@@ -114,7 +114,7 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
         "NOT_FOUND",
         "Servable not found for request: Specific(half_plus_two, 123)",
     )
-    # First a list that loads the old version too, then one that labels both.
+    # The first new list also loads the old version 123, the second one labels both versions.
     assert stubs.reload(two | {"versions": [123, 124]}, three.copy()) == (0, "")
     until(lambda: stubs.status("half_plus_two") == {124: ("AVAILABLE", 0), 123: ("AVAILABLE", 0)})
     labels = {"stable": 123, "canary": 124}
@@ -133,7 +133,7 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
         "version": "123",
     }
 
-    # What TensorFlow Serving's tests load, and what they expect not to load.
+    # Models that TensorFlow Serving's own tests load, and one that they expect to fail.
     configs = {
         name: {"name": name, "base_path": tf_serving_testdata / name}
         for name in (

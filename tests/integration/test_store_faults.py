@@ -14,7 +14,8 @@ from loadtest import store_faults
 from tests.integration.s3_server import S3Server
 from tests.integration.store_proxy import StoreProxy
 
-# One fault each of listings, of reads, of bytes, and of uploads; other faults use the same code.
+# At least one fault each of listings, of reads, of an object's bytes, and of uploads; the faults that are left out use
+# the same code.
 CHOSEN = ("html_list", "throttled", "short", "flipped", "torn")
 
 

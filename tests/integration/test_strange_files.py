@@ -1,4 +1,4 @@
-"""Pipes, sockets, devices, loops of links and folders in place of files: the server waits for none of them."""
+"""Pipes, sockets, devices, loops of links and folders stand in place of files: the server waits for none of them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ PLACES = (SAVED_MODEL, INDEX, SHARD, MANIFEST, WARMUP, OPTIONS)
 
 
 def put_pipe(path: Path) -> None:
-    """Makes a pipe that nobody writes to."""
+    """Makes a pipe to which nobody writes."""
     os.mkfifo(path)
 
 
 def put_socket(path: Path) -> None:
     """Makes a Unix socket."""
-    # Through the folder's descriptor: a socket's path has room for 107 bytes.
+    # The socket is bound by a path through the folder's descriptor, because a socket's path may have only 107 bytes.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with socket.socket(socket.AF_UNIX) as listener:
@@ -44,7 +44,7 @@ def put_socket(path: Path) -> None:
 
 
 def put_device(path: Path) -> None:
-    """Makes another /dev/zero, whose reader never comes to an end."""
+    """Makes a device like /dev/zero, which a reader could read forever."""
     try:
         os.mknod(path, stat.S_IFCHR | 0o644, os.makedev(1, 5))
     except PermissionError:
@@ -52,12 +52,12 @@ def put_device(path: Path) -> None:
 
 
 def put_loop(path: Path) -> None:
-    """Makes a link to itself."""
+    """Puts a symbolic link at the path that leads to the path itself."""
     path.symlink_to(path.name)
 
 
 def put_dangling(path: Path) -> None:
-    """Makes a link to what is not there."""
+    """Makes a symbolic link to a file that does not exist."""
     path.symlink_to("absent")
 
 
@@ -78,17 +78,17 @@ by_kind = pytest.mark.parametrize("kind", STRANGE)
 
 
 def replace_file(path: Path, kind: str) -> None:
-    """Puts something strange in a file's place."""
+    """Replaces a file by a strange one of this kind."""
     path.unlink(missing_ok=True)
     STRANGE[kind](path)
 
 
 def test_one_in_place_of_a_versions_file_costs_that_version_alone(serve: Serve, base: Path, tmp_path: Path) -> None:
     listed = f'config {{ name: "default" base_path: "{base}" model_platform: "tensorflow" }}\n'
-    # A model for each kind and file, and its name.
+    # (kind of strange file, replaced file) -> the name of a model whose version 2 has that file.
     models = {(kind, place): f"{place.name}-{kind.split()[-1]}" for kind in STRANGE for place in PLACES}
     for (kind, place), name in models.items():
-        # Version 2, with the strange file, is loaded first.
+        # The server first loads version 2, one of whose files is strange: a pipe, a link or the like.
         shutil.copytree(base / "1", tmp_path / name / "1")
         replace_file(shutil.copytree(base / "1", tmp_path / name / "2") / place, kind)
         listed += (
@@ -101,7 +101,8 @@ def test_one_in_place_of_a_versions_file_costs_that_version_alone(serve: Serve, 
     for name in ("default", *(f"{name}/versions/1" for name in models.values())):
         until(lambda name=name: ask(server, name) == [1, 10])
     for (kind, place), name in models.items():
-        # A version that differs from its manifest may be an unfinished copy, so the server waits --version_settle_s.
+        # A version whose files differ from its manifest may be an unfinished copy, so the server waits
+        # --version_settle_s.
         until(lambda name=name: versions(server, name)[2]["state"] in ("END", "AVAILABLE"))
         ended = versions(server, name)[2]
         if kind == "a dangling link" and place in (WARMUP, OPTIONS):
@@ -114,7 +115,7 @@ def test_one_in_place_of_a_versions_file_costs_that_version_alone(serve: Serve, 
         assert place.name in ended["status"]["error_message"] or kind == "a dangling link", (name, ended)
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
-    # No load hung at the end: the last record would else be "not waiting for models that still load".
+    # The last record would be "not waiting for models that still load" if a load hung when the server stopped.
     assert server.records[-1]["message"] == "stopped"
 
 
@@ -155,7 +156,8 @@ def test_one_in_place_of_a_file_that_is_read_again_changes_nothing(
     assert server.records[-1]["message"] == "stopped"
 
 
-# Each flag and each kind once: one function reads all these files, and its own test has all kinds.
+# Each flag is tested with one kind of strange file, and each kind once: one function reads all these files, and has its
+# own test with all kinds.
 @pytest.mark.parametrize(
     ("flag", "kind"),
     [

@@ -1,4 +1,4 @@
-"""TLS on both wires: who is let in, what a change of the file does, and how connections end that are never secured."""
+"""TLS on both wires: clients that are let in, changes of the file, and connections that end without a handshake."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Secured:
     is_native: bool
 
     def port(self, wire: Wire) -> int:
-        """Returns the port of a wire."""
+        """Returns the server's port for a wire."""
         return int(self.process.grpc_port if wire == "grpc" else self.process.http_port)
 
     def show(self, text: str) -> None:
-        """Replaces the file in one step, as is done with those of a Kubernetes secret."""
+        """Replaces the server's TLS file in one step, as Kubernetes does with the files of a secret."""
         hidden = self.file.with_suffix(".new")
         hidden.write_text(text)
         os.replace(hidden, self.file)
@@ -68,7 +68,7 @@ SERVERS: dict[str, tuple[dict[str, object], tuple[Wire, ...], tuple[Wire, ...]]]
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A server, with a Unix socket."""
+    """Starts a server with TLS on these ports and on a Unix socket."""
     folder = tmp_path_factory.mktemp("tls")
     write_toy_model(folder / "model" / "1")
     settings, wires, verifying = SERVERS[request.param]
@@ -91,16 +91,16 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             process.http = http_client(secured, CLIENT)
         until(lambda: process.http.get("/readyz").status_code == 200)
         yield secured
-        # uvicorn waits up to 30 s for the end of a TLS connection that an idle client keeps.
+        # uvicorn waits up to 30 s until an idle client closes its TLS connection, so the test closes it first.
         process.http.close()
         process.signal(15)
         assert process.exit_code() == 0
-        # Nothing that was thrown at it was more than it expects.
+        # The server expected all that the tests sent: it logged no traceback and no destroyed task.
         assert not [record for record in process.records if "traceback" in record or "destroyed" in record["message"]]
 
 
 def context(issued: Issued | None = None) -> ssl.SSLContext:
-    """Returns what a client begins with."""
+    """Returns a client's TLS context, which trusts AUTHORITY and may have a certificate."""
     made = ssl.create_default_context(cadata=AUTHORITY.pem)
     if issued is not None:
         descriptor = os.memfd_create("client")
@@ -112,14 +112,14 @@ def context(issued: Issued | None = None) -> ssl.SSLContext:
 
 
 def http_client(server: Secured, issued: Issued | None) -> httpx.Client:
-    """Returns a client of the HTTP port."""
+    """Returns a client of the server's HTTPS port, with a certificate if one is given."""
     url = f"https://localhost:{server.port('http')}"
     return httpx.Client(base_url=url, verify=context(issued), timeout=PATIENCE_S)
 
 
 @contextmanager
 def channel(server: Secured, issued: Issued | None) -> Iterator[grpc.Channel]:
-    """Gives a channel of the stock library to the gRPC port."""
+    """Opens a channel of the stock library to the gRPC port."""
     pems = (issued.key.encode(), issued.cert.encode()) if issued else (None, None)
     credentials = grpc.ssl_channel_credentials(AUTHORITY.pem.encode(), *pems)
     options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
@@ -128,12 +128,12 @@ def channel(server: Secured, issued: Issued | None) -> Iterator[grpc.Channel]:
 
 
 def predict(made: grpc.Channel, ids: Any = (1, 4)) -> Any:
-    """Looks up users over gRPC."""
+    """Looks up users over gRPC; returns their rows."""
     return predict_grpc(made, {"user": np.array(ids)}, "lookup")["user"].tolist()
 
 
 def lookup(client: httpx.Client, ids: Any = (1, 4)) -> Any:
-    """Looks up users over HTTP."""
+    """Looks up users over HTTP; returns their embeddings."""
     response = client.post("/v1/models/default:lookup", json={"features": {"user": list(ids)}})
     assert response.status_code == 200, response.text
     return response.json()["embeddings"]["user"]
@@ -141,7 +141,7 @@ def lookup(client: httpx.Client, ids: Any = (1, 4)) -> Any:
 
 @contextmanager
 def secured(server: Secured, wire: Wire, made: ssl.SSLContext | None = None) -> Iterator[ssl.SSLSocket]:
-    """Gives a connection whose handshake the client holds for done."""
+    """Yields a connection after a handshake that succeeded for the client."""
     made = made or context(CLIENT)
     made.set_alpn_protocols(["h2" if wire == "grpc" else "http/1.1"])
     with socket.create_connection(("127.0.0.1", server.port(wire)), PATIENCE_S) as plain:
@@ -150,7 +150,7 @@ def secured(server: Secured, wire: Wire, made: ssl.SSLContext | None = None) -> 
 
 
 def ended(connection: socket.socket) -> bool:
-    """Waits until the server closes a connection, whatever it says before."""
+    """Waits until the server closes a connection, whatever it sends before; fails if it takes too long."""
     try:
         while connection.recv(1 << 16):
             pass
@@ -160,7 +160,7 @@ def ended(connection: socket.socket) -> bool:
 
 
 def metric(server: Secured, name: str) -> dict[str, float]:
-    """Returns a metric's values by the wire and what else it has."""
+    """Reads a metric's values by wire and, if the metric has that label, by outcome."""
     text = server.process.http.get("/metrics").text
     found = re.findall(rf'^{name}\{{api="(\w+)"(?:,outcome="(\w+)")?\}} (\S+)$', text, re.MULTILINE)
     return {f"{api} {outcome}".strip(): float(value) for api, outcome, value in found}
@@ -169,7 +169,8 @@ def metric(server: Secured, name: str) -> dict[str, float]:
 def test_answers_are_those_of_plaintext(server: Secured) -> None:
     many = [n % 5 for n in range(100_000)]
     with channel(server, CLIENT) as made:
-        # Later ones come over a connection whose requests are known already; the large ones are more than its buffers.
+        # The second request has a header block that the connection has seen; the requests with many ids exceed the
+        # connection's buffers.
         for ids in ((1, 4), (1, 4), many, many, (1, 4)):
             assert predict(made, ids) == [[float(n), n * 10.0] for n in ids]
     if "http" in server.wires:
@@ -211,7 +212,8 @@ def test_a_client_without_a_certificate_of_the_authority_is_let_in_only_where_cl
             assert predict(made) == ROWS
     for wire in server.verifying:
         with secured(server, wire, context(issued)) as connection:
-            # In TLS 1.3 a client hears of it with the first answer.
+            # In TLS 1.3 the handshake succeeds for the client; its first read fails if the server refused its
+            # certificate.
             assert ended(connection)
     if "http" in server.wires and "http" not in server.verifying:
         with http_client(server, issued) as client:
@@ -253,7 +255,7 @@ def test_a_client_that_never_ends_its_handshake_is_ended(server: Secured) -> Non
     hello = ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
-    # The first connection gets half a hello, and the others get nothing.
+    # The first connection sends half of a TLS hello, the others send nothing.
     wires = ["grpc", "grpc", "http"] if server.is_native else ["grpc", "grpc"]
     with ExitStack() as stack:
         half, *silent = (
@@ -289,7 +291,7 @@ def test_old_protocols_and_connections_that_do_not_agree_on_http_2_are_refused(s
 
 
 def serial(server: Secured, wire: Wire) -> int:
-    """Returns the number of the certificate that a new connection is shown."""
+    """Returns the serial number of the certificate that the server shows to a new connection."""
     with secured(server, wire) as connection:
         shown = connection.getpeercert()
         assert shown is not None
@@ -319,14 +321,14 @@ def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(server
         )
         server.show(ssl_config(second, authority))
         until(shows(second))
-        # The connections of before, which were shown the first.
+        # Connections that were opened before keep the first certificate, and are still served.
         assert predict(made) == ROWS
         if client is not None:
             assert lookup(client) == ROWS
             client.close()
     ends = metric(server, "embedding_server_tls_certificate_end_timestamp_seconds")
     assert set(ends) == set(server.wires)
-    # A day from now, when it was made.
+    # The test's certificates end a day after they were made.
     assert all(0 < value - os.stat(server.file).st_mtime < 2 * 86400 for value in ends.values())
     assert not any(line in str(server.process.records) for line in second.key.splitlines()[1:-1])
 

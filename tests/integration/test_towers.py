@@ -23,13 +23,13 @@ SERVE = frozenset({"serve"})
 
 @pytest.fixture(scope="module")
 def folder(demo_model: Path) -> Path:
-    """Version 1 of a model on TPUEmbedding layers."""
+    """Version 1 of the demo's model, whose tables are in TPUEmbedding layers."""
     return demo_model / "1"
 
 
 @pytest.fixture(scope="module")
 def servables(folder: Path) -> Iterator[tuple[Servable, Servable]]:
-    """The model cut, and whole."""
+    """Yields two servables of the model: cut, and whole."""
     pair = (
         ServableLoader(SERVE, "auto", 1)("m", 1, folder),
         ServableLoader(SERVE, "auto", 1, has_towers=False)("m", 1, folder),
@@ -40,14 +40,14 @@ def servables(folder: Path) -> Iterator[tuple[Servable, Servable]]:
 
 
 def answers(servables: tuple[Servable, Servable], name: str, inputs: dict[str, Array]) -> list[dict[str, Array]]:
-    """Returns what both say."""
+    """Returns the answers of both servables to the same inputs."""
     spec = servables[0].signatures[name]
     arrays, _ = checked(spec, inputs)
     return [servable.backends[name].run(name, arrays, tuple(spec.outputs)) for servable in servables]
 
 
 def random_request(servable: Servable, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns valid ids for every feature, some rows of them empty."""
+    """Returns a request of valid ids for every feature, with some empty rows."""
     spec = servable.signatures["serving_default"]
     request: dict[str, Array] = {}
     for name in spec.row_inputs:

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.tf
 TOLERANCE = {"rtol": 0, "atol": 1e-6}
 TAGS = {"serve": frozenset({"serve"}), "tpu": frozenset({"serve", "tpu"})}
 
-# (export, tags): whose numbers it answers. Version 2 of the export API wrote the CPU's lookup into both graphs, since
-# there was no TPU; the export for CPUs alone has one graph.
+# (export, tags) -> the golden file whose numbers the graph must give. Version 2 of the export API wrote the CPU's
+# lookup into both graphs, since there was no TPU; the export for CPUs alone has one graph.
 ANSWERS = {
     ("cpu", "serve"): "serve",
     ("tpu_v1", "serve"): "serve",
@@ -49,7 +49,7 @@ by_example = pytest.mark.parametrize(("export", "tags"), EXAMPLES, ids=["-".join
 
 @pytest.fixture(scope="module")
 def golden() -> Path:
-    """The exports, which are not part of the repository."""
+    """Returns the folder of the golden exports, which are not part of the repository."""
     folder = SHARED / "golden" / "tpu_estimator_2_15" / "tensor_core"
     if not folder.is_dir():
         pytest.skip("…/shared is not here")
@@ -64,7 +64,7 @@ def expected(golden: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def engine(golden: Path) -> Engine:
-    """All of them behind one engine, as models named <export>-<tags>."""
+    """Loads all golden exports into one engine, as models named <export>-<tags>."""
     registry = Registry(lambda model, status: None)
     for export, tags in ANSWERS:
         name = f"{export}-{tags}"
@@ -83,14 +83,14 @@ def http(engine: Engine) -> Iterator[HttpClient]:
 
 @pytest.fixture(scope="module")
 def channel(engine: Engine) -> Iterator[grpc.Channel]:
-    """A connection to the gRPC server."""
+    """Opens a channel to a gRPC server of the engine."""
     with grpc_channel(engine) as channel:
         yield channel
 
 
 @pytest.fixture(scope="module")
 def examples(tf: Any, expected: Any) -> list[bytes]:
-    """The rows as serialized tf.Examples."""
+    """Returns the expected file's rows as serialized tf.Examples."""
 
     def example(row: dict[str, list[int]]) -> bytes:
         ids = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=value)) for name, value in row.items()}
@@ -100,7 +100,7 @@ def examples(tf: Any, expected: Any) -> list[bytes]:
 
 
 def inputs_of(export: str, expected: Any, examples: list[bytes]) -> dict[str, np.ndarray]:
-    """Returns the rows as the tensors that an export's signature takes."""
+    """Returns the expected file's rows as the input tensors of an export's signature."""
     if export != "tpu_sparse":
         return {"examples": np.array(examples, object)}
     inputs = {}
@@ -112,7 +112,7 @@ def inputs_of(export: str, expected: Any, examples: list[bytes]) -> dict[str, np
 
 
 def check(outputs: Any, answer: Any) -> None:
-    """Compares all outputs with TensorFlow 2.15's."""
+    """Compares all outputs of an export with the answers of TensorFlow 2.15."""
     assert set(outputs) == {"embedding", "score"}
     for name, array in outputs.items():
         np.testing.assert_allclose(np.array(array, np.float32), np.array(answer[name], np.float32), **TOLERANCE)
@@ -168,7 +168,7 @@ def test_the_server_itself_by_its_flag(golden: Path, expected: Any, examples: li
         outputs = server.predict_grpc({"examples": np.array(examples, object)}, "serving_default")
         check(outputs, expected["serve_tpu_lowered"])
         signature = server.http.get("/v1/models/default/metadata").json()["metadata"]["signature_def"]["signature_def"]
-        # What the chosen MetaGraph says, which TPUEstimator wrote without shapes.
+        # The metadata are those of the TPU MetaGraph, whose outputs TPUEstimator wrote without shapes.
         assert signature["serving_default"]["inputs"]["examples"]["name"] == "examples:0"
         assert signature["serving_default"]["outputs"]["score"] == {
             "dtype": "DT_FLOAT",

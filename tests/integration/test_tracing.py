@@ -1,4 +1,4 @@
-"""Spans as a collector gets them, over either protocol of OTLP; a trace that a client began goes on."""
+"""A collector gets the server's spans, over either protocol of OTLP; traces that a client began are continued."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def start(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts one server that sends its spans to the collector, or does not."""
+    """Returns a function that starts a server with tracing, whose spans go to the collector if nothing forbids it."""
     write_toy_model(tmp_path / "toy" / "3")
     running: list[ServerProcess] = []
 
@@ -55,7 +55,7 @@ def start(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch)
 
 
 def parent(trace: int, *, is_sampled: bool) -> str:
-    """Returns a traceparent of a trace by number."""
+    """Returns the traceparent header of trace number `trace`."""
     return f"00-{trace:032x}-b7ad6b7169203331-{'01' if is_sampled else '00'}"
 
 
@@ -66,7 +66,7 @@ def lookup(server: ServerProcess, user: int = 1, **headers: str) -> int:
 
 
 def predict(server: ServerProcess, user: int, traceparent: str) -> grpc.StatusCode:
-    """Sends a Predict; returns its code."""
+    """Sends a Predict with a traceparent; returns its status code."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
     tensor = request.inputs["user"]
@@ -89,7 +89,7 @@ def test_a_trace_goes_on_over_both_wires(collector: Collector, start: Start) -> 
     server = start(protocol="grpc", OTEL_SERVICE_NAME="own-name").ready()
     base = 1000
     for number in range(3):
-        # The last ones fail.
+        # The third request reads an id that does not exist, so it fails.
         user = 99 if number == 2 else 1
         assert lookup(server, user, traceparent=parent(base + number, is_sampled=True)) == (200 if user == 1 else 400)
         code = predict(server, user, parent(base + 100 + number, is_sampled=True))
@@ -104,11 +104,11 @@ def test_a_trace_goes_on_over_both_wires(collector: Collector, start: Start) -> 
             assert run.parent_span_id == request.span_id
             assert request.start_time_unix_nano <= run.start_time_unix_nano < run.end_time_unix_nano
             assert attributes(run) == {"model": "toy", "version": 3, "signature": "lookup"}
-            # The id of the trace is the request's, where the sender gave no other.
+            # A request without an x-request-id gets the id of its trace.
             assert attributes(request)["request.id"] == f"{trace + number:032x}"
     assert attributes(of_trace(collector, base)[SPAN_OF_LOOKUP])["http.response.status_code"] == 200
     refused = of_trace(collector, base + 102)[SPAN_OF_PREDICT]
-    # A client's fault is not an error of the server.
+    # A span does not get the status "error" if the client's request was wrong.
     assert (attributes(refused)["error.type"], refused.status.code) == ("INVALID_ARGUMENT", 0)
     assert not [n for n in range(3) if of_trace(collector, base + 200 + n)]
     (load,) = [s for r, s in collector.spans if s.name == "load" and r["service.name"] == "own-name"]
@@ -126,7 +126,8 @@ def test_new_traces_are_sampled(collector: Collector, start: Start) -> None:
     assert server.exit_code() == 0
     mine = [span for resource, span in collector.spans if resource["service.name"] == "embedding-server"]
     assert set(collector.paths) == {"/v1/traces"}
-    # Binomial, n = 400 and p = 0.25: beyond these limits once in 10**8 runs; all or none would be a fault.
+    # Each of 400 requests is sampled with probability 0.25: the limits are left once in 10**8 runs; a fault would
+    # sample all or none.
     assert 50 <= sum(span.name == SPAN_OF_LOOKUP for span in mine) <= 155
     assert 5 <= sum(span.name == SPAN_OF_PREDICT for span in mine) <= 55
     requests = {span.span_id for span in mine if span.name in (SPAN_OF_LOOKUP, SPAN_OF_PREDICT)}
@@ -143,7 +144,7 @@ def test_the_core_answers_requests_that_are_not_sampled(collector: Collector, st
         assert predict(server, 1, "") == grpc.StatusCode.OK
     assert lookup(server, traceparent=parent(5000, is_sampled=True)) == 200
     after = server.http.get("/v1/statusz").json()["data_plane"]
-    # The core has forwarded the sampled request, and one of the two requests for the status page is counted as well.
+    # The core forwarded two HTTP requests: the sampled lookup, and one of the two requests for the status page.
     assert after["forwarded"]["http"] - plane["forwarded"]["http"] == 2
     assert after["forwarded"]["grpc"] == plane["forwarded"]["grpc"] == 0
     assert after["declined"]["drawn"] == 1
@@ -164,7 +165,7 @@ def test_requests_are_drawn_once(collector: Collector, start: Start) -> None:
     server.signal(15)
     assert server.exit_code() == 0
     spans = [s for r, s in collector.spans if r["service.name"] == "once" and s.name == SPAN_OF_PREDICT]
-    # The reference has traced each request that the core has drawn, and no other.
+    # The reference server traced each request that the core sampled, and no other.
     assert len(spans) == num_drawn
 
 

@@ -25,7 +25,7 @@ from tests.integration.conftest import Serve
 from tests.integration.process import ROOT, environment, until
 from tests.toy_model import write_toy_model
 
-# In place of TensorFlow: a command that needs it fails.
+# Content of a fake module tensorflow: a command that imports it fails.
 _NO_TENSORFLOW = 'raise ImportError("this mistake must be found without TensorFlow")\n'
 _FILES = {
     "ranker.keras": "PK",
@@ -270,7 +270,7 @@ ALL = {("model_export", name): mistake for name, mistake in EXPORT.items()} | {
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a foreign SavedModel and everything that is wrong."""
+    """A folder with a toy model, a SavedModel without a manifest, and each wrong file that the mistakes name."""
     folder = tmp_path_factory.mktemp("mistakes")
     write_toy_model(folder / "models/toy/1")
     write_toy_model(folder / "foreign")
@@ -285,15 +285,15 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """A port that somebody listens on."""
+    """Yields a port on which another program listens."""
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         yield taken.getsockname()[1]
 
 
-# Reads commands (program, arguments, more environment variables) from stdin, and runs each as `python -m` does. Prints
-# the exit status and stderr of each.
+# A script that reads commands (program, arguments, more environment variables) from stdin, runs each as `python -m`
+# does, and prints the exit status and stderr of each.
 _FORKS = """
 import json, os, runpy, sys, tempfile
 import model_export.commands, service.process.cli
@@ -317,7 +317,7 @@ print(json.dumps(done))
 
 @pytest.fixture(scope="module")
 def commands(where: Path, port: int) -> dict[tuple[str, str], tuple[int, str]]:
-    """Runs every command once, and returns its exit status and what it wrote to stderr."""
+    """Runs every command once; returns each one's exit status and what it wrote to stderr."""
     given = []
     for (program, _), mistake in ALL.items():
         own = ["--log_format=text"] if program == "service" else []
@@ -345,7 +345,7 @@ def test_a_mistake_has_its_status_and_says_what_to_do(
     if program == "model_export":
         assert told == f"model-export: {text}"
     elif not text.startswith(_CAN_NOT):
-        # One line of the log, the last.
+        # The reason is in the last line of the log.
         told = told.splitlines()[-1].partition("cannot start reason=")[2]
         assert told == text
     else:
@@ -359,7 +359,7 @@ def test_there_are_at_least_twenty_typical_mistakes() -> None:
     assert len(ALL) >= 20
 
 
-# What a waiting server says of its path: --model_base_path below the folder, and the end of each text.
+# Maps --model_base_path, relative to the test's folder, to the reason that a server without any version gives.
 WAITING = {
     "models/toi": "cannot read its folder {w}/models/toi: No such file or directory" + _HINT,
     "models/toy/1": "no version folder (an integer name such as 1) in {w}/models/toy/1, which holds saved_model.pb and "

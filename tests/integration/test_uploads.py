@@ -1,4 +1,4 @@
-"""Versions written into an object store by `model-export`: order, repetition, refusals, over a real S3 server."""
+"""`model-export` writes versions into a real S3 server: their order, repeated uploads, and refused ones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.skipif(
 URI = f"s3://{BUCKET}/toy"
 MANIFEST = MANIFEST_FILE.as_posix()
 MARKER = "saved_model.pb"
-# Size of an object that the client writes in more than one part.
+# Size of an object that is uploaded in several parts.
 FILLER_BYTES = 20 << 20
 
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Makes the folder in which temporary folders are made."""
+    """Makes an empty folder in which Python then makes all temporary folders."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -45,13 +45,13 @@ def version(tmp_path: Path) -> Path:
 
 
 def written(proxy: StoreProxy) -> list[str]:
-    """Returns the paths of objects that were written, in order, each once."""
+    """Returns the paths of the model's objects that were written through the proxy, in order, each once."""
     paths = [one.path for one in proxy.requests if one.method in ("PUT", "POST") and one.status == 200]
     return [path.removeprefix(f"/{BUCKET}/toy/") for path in dict.fromkeys(paths)]
 
 
 def refusing(path_end: str) -> Callable[..., Fault | None]:
-    """Returns a rule that denies to write objects with this end of their path."""
+    """Returns a rule by which the store refuses to write objects whose paths end like this."""
 
     def rule(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
         return Fault(status=403) if method == "PUT" and path.endswith(path_end) else None
@@ -78,7 +78,7 @@ def test_the_manifest_is_written_first_and_the_marker_last(
     total = sum(map(len, expected.values()))
     sent = f"sent now: {len(expected)} objects, {total:,} bytes"
     assert capsys.readouterr().out == f"uploaded: {URI}/3, {total:,} bytes; {sent}\n"
-    # A new delta is sent alone.
+    # The next upload of the same version sends only its new delta.
     drop(version, 2, delta_bytes(version, 2, "user", [1], [[6, 60]]))
     proxy.requests.clear()
     assert main(["upload", str(version), "--out", f"{URI}/"]) == 0
@@ -117,7 +117,7 @@ def test_compact_writes_the_next_version_into_the_store(
     assert f"uploaded: {URI}/8, " in out
     assert s3.contents("toy/8/")[MARKER] == (version / MARKER).read_bytes()
     assert list(temporary.iterdir()) == []
-    # An existing version number is refused before anything is written.
+    # The command refuses an existing version number before it writes anything.
     assert main(["compact", str(version), "--out", URI, "--version", "8"]) == 1
     assert f"{URI}/8 exists; a version is never overwritten" in capsys.readouterr().err
 
@@ -136,7 +136,7 @@ def test_a_version_that_can_not_be_sent_is_kept_with_the_command_that_goes_on(
     assert written(proxy) == [f"1/{MARKER}"]
     assert main(["demo", "--if_missing", "--out", URI]) == 0
     assert capsys.readouterr().out.endswith(f"{URI} holds version 1: nothing to do\n")
-    # If the command fails before it has made a version, no temporary folder is left.
+    # A command that fails before it has made a version leaves no temporary folder.
     shutil.rmtree(temporary)
     temporary.mkdir()
     drop(version, 2, b"no delta")

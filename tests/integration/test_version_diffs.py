@@ -36,7 +36,7 @@ def test_versions_are_compared_whether_or_not_they_are_loaded(serve: Serve, tmp_
     found = response.json()
     assert (found["model"], found["old"], found["new"], found["drift_percent"]) == ("default", "1", "2", 0)
     assert {table["table"] for table in found["tables"]} == {"tag", "user"}
-    # The second answer is the kept one.
+    # The second answer comes from a cache: the versions are compared once.
     assert server.http.get(DIFF.format(1, 2)).json() == found
     assert len([entry for entry in server.records if entry["message"] == "compared versions"]) == 1
     for path, status, text in (
@@ -53,7 +53,7 @@ def test_a_drifted_version_is_refused_and_the_old_one_serves(serve: Serve, tmp_p
     base = tmp_path / "models"
     publish(base, 1, OLD)
     server = serve(model_base_path=base, max_drift=20).ready()
-    # Another table in place of the old one.
+    # Version 3 has random rows that are unlike those of version 1.
     publish(base, 3, random_rows(NUM_ROWS, 5, 2))
 
     def statuses() -> dict[str, tuple[str, str]]:
@@ -65,10 +65,10 @@ def test_a_drifted_version_is_refused_and_the_old_one_serves(serve: Serve, tmp_p
     assert 'The version drifted (--max_drift=20): table "user": ' in why and "to version 1 after alignment" in why
     assert statuses()["1"][0] == "AVAILABLE"
     shutil.rmtree(base / "3")
-    # A rotation is no drift.
+    # Version 2 has the rows of version 1, rotated: after alignment, they have not drifted.
     publish(base, 2, ROTATED)
     until(lambda: statuses().get("2", ("", ""))[0] == "AVAILABLE")
-    # The way back to an older version is open, whatever its rows are.
+    # --max_drift does not judge a return to an older version.
     shutil.rmtree(base / "2")
     until(lambda: statuses()["1"][0] == "AVAILABLE")
 
@@ -83,7 +83,7 @@ def two_versions(serve: Serve, tmp_path: Path) -> ServerProcess:
 
 
 def layer(server: ServerProcess, path: str) -> httpx.Response:
-    """Asks for a layer of a map until it is computed."""
+    """Requests a layer of a map until it is computed; returns the answer."""
     found: list[httpx.Response] = []
 
     def is_there() -> bool:

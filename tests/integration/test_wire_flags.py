@@ -1,4 +1,4 @@
-"""The flags of the two wires, each seen to reach them in a running server."""
+"""Each flag of a wire has its effect in a running server."""
 
 from __future__ import annotations
 

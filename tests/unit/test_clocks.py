@@ -1,4 +1,4 @@
-"""Nothing but what is named here goes by a clock that can jump: deadlines, retries, drains and rates are monotonic."""
+"""Only the modules named here read a clock that may jump; deadlines, retries, drains and rates are monotonic."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 SERVICE = Path(__file__).parents[2] / "service"
 MAY_READ_THE_WALL = {
-    # The age of files is the file system's, which is looked at once (tests/unit/artifact/test_completeness.py).
+    # It computes the age of a file, whose time is from the file system's clock.
     "engine/repository.py",
-    # Certificates end on a day of the calendar.
+    # The end of a certificate is a time of the calendar.
     "access/tls_file.py",
-    # Wall time: a session of the console ends at the same time on all replicas.
+    # A session of the console ends at the same wall-clock time on all replicas.
     "access/signed_sessions.py",
-    # Names of files, and times that people read.
+    # These modules put times into the names of files, or show them to people.
     "native/statistics.py",
     "observe/request_logs.py",
     "observe/statusz.py",
     "observe/recent_requests.py",
     "observe/version_history.py",
-    # When a row was changed.
+    # It reads the time at which a row is changed, for the console.
     "deltas/version_deltas.py",
 }
 _WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}

@@ -1,4 +1,4 @@
-"""Every worked example in a docstring of the packages gives what it says."""
+"""Runs every example in the packages' docstrings, and compares its result with the text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Importing these is running them.
+# Modules without doctests, because importing them starts a program.
 PROGRAMS = {"service.__main__"}
 
 

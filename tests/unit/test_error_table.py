@@ -1,4 +1,4 @@
-"""Every error has exactly one status on each wire."""
+"""Each class of errors has exactly one status over HTTP and one over gRPC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.grpc.status_codes import STATUS_CODES, details
 from service.http.errors import HTTP_STATUS
 from tests.unit.http.conftest import all_errors
 
-# google.rpc.Code's mapping; those that TensorFlow Serving or HTTP itself want otherwise stand below.
+# HTTP statuses of google.rpc.Code. Errors for which TensorFlow Serving or HTTP wants another status are listed below.
 _BY_CODE = {
     "INVALID_ARGUMENT": 400,
     "NOT_FOUND": 404,

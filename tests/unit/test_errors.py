@@ -1,4 +1,4 @@
-"""Every error has one canonical code and words of its own."""
+"""Every error has one canonical code and a text of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service import errors
 
 
 def leaves(cls: type[errors.ServiceError] = errors.ServiceError) -> list[type[errors.ServiceError]]:
-    """Returns the classes that nothing derives from."""
+    """Returns the subclasses of an error that have no subclasses."""
     below = cls.__subclasses__()
     return [leaf for child in below for leaf in leaves(child)] if below else [cls]
 

@@ -23,7 +23,7 @@ class _Constants(grpc.GenericRpcHandler):
 
 def main() -> None:
     """Serves constant answers until the process is killed."""
-    # The server has as many threads as the service by default, and does not limit the size of messages.
+    # As in the service by default, the server has 8 threads, and messages may have any size.
     server = grpc.server(
         ThreadPoolExecutor(8),
         handlers=[_Constants(constant_answers("grpc"))],

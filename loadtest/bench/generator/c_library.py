@@ -36,8 +36,5 @@ def send_some(fd, buffer, begin, end):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def wait_for_any(waiting, timeout_ms):  # type: ignore[no-untyped-def]
-    """Calls poll(2). waiting: [C, 2] int32, a descriptor, and wanted events (low half) and found events (high half).
-
-    Waiting: [C, 2] int32, a descriptor and its wanted events (low half) and found ones (high half).
-    """
+    """Calls poll(2). waiting: [C, 2] int32, a descriptor, and wanted events (low half) and found events (high half)."""
     return _poll(waiting.ctypes.data, waiting.shape[0], timeout_ms)

@@ -20,8 +20,9 @@ from loadtest.bench.generator.c_library import (
 from loadtest.bench.generator.http2_loop import BROKEN, DONE, IN_FLIGHT, NEXT_VARIANT, WRONG
 from loadtest.bench.generator.latencies import record
 
-# Columns of a connection's row in the array of all connections. LEFT: missing bytes of the answer's body; -1 until the
-# answer's head is complete.
+# Columns of a connection's row in the array of all connections. LEFT: number of bytes that the answer's body still
+# lacks; -1 until the answer's head is complete. LEFT: missing bytes of the answer's body; -1 until the answer's head is
+# complete.
 FD, SENT, STARTED, VARIANT, HAVE, LEFT, IS_BUSY = range(7)
 CONNECTION_COLUMNS = 7
 HEAD_BYTES = 16384
@@ -32,7 +33,8 @@ _OK = np.frombuffer(b"HTTP/1.1 200", np.uint8)
 
 @njit(cache=True, nogil=True)
 def _length(head, n):  # type: ignore[no-untyped-def]
-    # Returns the Content-Length in an answer's head of n bytes; -1 if there is none or the status is not 200.
+    # Returns the Content-Length in the first n bytes, the head, of an HTTP answer; -1 if there is none or the status is
+    # not 200.
     for i in range(_OK.shape[0]):
         if head[i] != _OK[i]:
             return -1
@@ -64,7 +66,7 @@ def _start(row, sizes, counts, now):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _read(row, head, data, n, sizes, expected, counts, histogram, now, goes_on):  # type: ignore[no-untyped-def]
-    # Parses n received bytes; returns False if they are no valid answer to the connection's request.
+    # Parses n received bytes as an answer; returns False if they are no valid answer to the connection's request.
     at = 0
     while row[LEFT] < 0 and at < n and row[HAVE] < HEAD_BYTES:
         head[row[HAVE]] = data[at]
@@ -94,7 +96,8 @@ def _read(row, head, data, n, sizes, expected, counts, histogram, now, goes_on):
 
 @njit(cache=True, nogil=True)
 def _send(row, bodies, sizes):  # type: ignore[no-untyped-def]
-    # Sends more bytes of the connection's request; returns whether the whole request is sent.
+    # Sends more bytes of the connection's current request. Returns True if all of it is sent, or if no request is to be
+    # sent.
     variant = row[VARIANT]
     if row[IS_BUSY] and row[SENT] < sizes[variant]:
         row[SENT] = send_some(row[FD], bodies[variant], row[SENT], sizes[variant])

@@ -37,7 +37,7 @@ STREAM_COLUMNS = 6
 # Indices of the load generator's counters in its array `counts`.
 DONE, WRONG, BROKEN, IN_FLIGHT, NEXT_VARIANT = range(5)
 NUM_COUNTS = 5
-# Size of the buffer for a control frame that arrives in pieces; a SETTINGS frame of a hundred entries fits into it.
+# Bytes of the buffer for a control frame that arrives in pieces: enough for a SETTINGS frame of a hundred entries.
 CARRY_BYTES = 1024
 
 
@@ -156,7 +156,8 @@ def _finish(row, stream, out, heads, head_sizes, bodies, sizes, expected, counts
 def _read(
     row, streams, out, carry, data, n, heads, head_sizes, bodies, sizes, expected, counts, histogram, now, goes_on
 ):  # type: ignore[no-untyped-def]
-    # Parses n received bytes; returns False if the server reset a stream or closed the connection.
+    # Parses n received bytes and prepares frames to send; returns False if the server reset a stream or closed the
+    # connection.
     at = 0
     while at < n:
         if row[SKIP] > 0:

@@ -95,7 +95,7 @@ def drive(
 
 
 def _http2(ask: Ask, sockets: list[socket.socket], streams: int) -> Callable[..., None]:
-    # A gRPC message has a prefix: a flag (0: not compressed) and the length.
+    # In gRPC, a prefix of 5 bytes precedes each message: a flag (0: not compressed) and the message's length.
     bodies, sizes = _padded([b"\0" + struct.pack(">I", len(body)) + body for body in ask.bodies])
     heads, head_sizes = _padded([_header_block(ask.path) + more for more in ask.fields])
     opening = _PREFACE + _frame(http2_loop.SETTINGS, struct.pack(">HI", 4, _LARGEST_WINDOW))
@@ -165,8 +165,8 @@ def _frame(kind: int, payload: bytes) -> bytes:
 
 
 def _header_block(path: str) -> bytes:
-    # The fields are literals without indexing, which need no HPACK table. 0x83 means POST, 0x86 http (RFC 7541,
-    # appendix A).
+    # The fields are literals without indexing, which need no HPACK table. Byte 0x83 means ":method: POST", 0x86
+    # ":scheme: http" (RFC 7541, appendix A).
     fields = {
         ":path": path,
         ":authority": "127.0.0.1",

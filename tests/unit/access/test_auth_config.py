@@ -1,4 +1,4 @@
-"""The file of callers: what it may say, and what becomes of one that is changed."""
+"""The file of callers: the fields that it may have, and the effect of a change to it."""
 
 from __future__ import annotations
 

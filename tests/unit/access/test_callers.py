@@ -1,4 +1,4 @@
-"""Callers: who is known by what, and what that gives."""
+"""Callers are recognized by their tokens or certificates, and get the rights that the file gives them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def callers() -> Callers:
 
 @pytest.mark.parametrize("value", [f"Bearer {TOKEN}", f"bearer {TOKEN}", f"BEARER   {TOKEN} "])
 def test_a_token_is_taken_however_the_scheme_is_written(callers: Callers, value: str) -> None:
-    # Twice, for the second is remembered.
+    # The token is checked twice, because the second result comes from a cache.
     assert [callers.authenticate(value.encode()).name for _ in range(2)] == ["a", "a"]
 
 
@@ -94,7 +94,7 @@ def test_rules_add_up_and_a_star_stands_for_any_end() -> None:
 
 def test_no_rule_is_no_right() -> None:
     assert Grant("a").rights("m") == Grant("a").rights("*") == Grant("a").everywhere == frozenset()
-    # A star elsewhere is a name, which no model has.
+    # A star that is not the whole rule is a part of a name, and no model has this name.
     assert Grant("a", [Rule(("m",), ALL)]).rights("m*") == frozenset()
 
 

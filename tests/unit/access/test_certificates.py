@@ -1,4 +1,4 @@
-"""The end of certificates, as another library wrote it."""
+"""Reads the end of a certificate's validity, as another library wrote it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AUTHORITY = Authority()
 
 @pytest.mark.parametrize("year", [2021, 2049, 2050, 2199])
 def test_the_end(year: int) -> None:
-    # From 2050 on a certificate writes the year with four digits.
+    # Certificates write the year of a date before 2050 with two digits, and later years with four.
     ends = datetime.datetime(year, 2, 28, 23, 59, 58, tzinfo=datetime.UTC)
     cert = AUTHORITY.issue(ends=ends).cert
     assert first_end_s(cert) == ends.timestamp()

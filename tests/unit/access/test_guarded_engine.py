@@ -1,4 +1,4 @@
-"""The engine as a caller sees it: every method is guarded, and what is hidden is as if it were not there."""
+"""A caller may use only what the engine's guard permits: it checks each method, and hides models as if absent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FakeTable:
 
 
 class FakeComparisons:
-    """All versions are equal."""
+    """Compares versions and finds all of them equal."""
 
     def of_request(self, model: str, old: int, new: int) -> dict[str, Any]:
         """Returns an empty comparison."""
@@ -54,7 +54,7 @@ def observer() -> RecordingObserver:
 
 @pytest.fixture
 def engine(observer: RecordingObserver, clock: Clock) -> Engine:
-    """Models "m" and "secret", version 1 of each."""
+    """Returns an engine with version 1 of the models "m" and "secret"."""
     registry = Registry(lambda model, status: None)
     registry.add_model("secret")
     registry.add_model("m")
@@ -76,7 +76,8 @@ def guarded(engine: Engine, observer: RecordingObserver, *rules: Rule) -> Guarde
     return GuardedEngine(engine, absent, lambda: Grant("")).of(Grant("a", rules))
 
 
-# What each method needs, in this project's words; reload needs it on all models.
+# Method of the engine -> the right that a caller needs on the model, and a call of the method; reload needs the right
+# on all models.
 CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
     "bind": ("predict", lambda engine, ref: engine.bind(ref, "", Call("http"))),
     "table_rows": ("predict", lambda engine, ref: engine.table_rows(ref, "t", np.array([2]))),
@@ -109,7 +110,7 @@ def test_a_stranger_is_told_by_table_rows_and_not_before(engine: Engine, observe
 
 def test_every_public_method_of_the_engine_is_guarded() -> None:
     public = {name for name, _ in inspect.getmembers(Engine) if not name.startswith("_")}
-    # A method that is new and inherited would be open to everybody.
+    # GuardedEngine must define each public method itself, because an inherited method would check no right.
     assert public <= vars(GuardedEngine).keys()
 
 

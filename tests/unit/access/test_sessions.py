@@ -1,4 +1,4 @@
-"""Sessions of the console: what a cookie is worth, and when it ends."""
+"""The console's sessions: a cookie gives its caller's rights, until it ends."""
 
 from __future__ import annotations
 

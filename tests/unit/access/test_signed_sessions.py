@@ -1,4 +1,4 @@
-"""Sessions in signed cookies: which cookies are valid, on which servers, and until when."""
+"""Sessions in signed cookies are valid on each server with the secret, and only until their end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READER, ANOTHER = caller("reader", TOKEN), caller("another", OTHER)
 
 
 def server(clock: Clock, *secrets: bytes, callers: Callers | None = None) -> SignedSessions:
-    """Makes the sessions of one replica, with a list of callers of its own."""
+    """Returns the sessions of one replica, with its own list of callers."""
     return SignedSessions(callers or Callers([READER, ANOTHER], ()), secrets or SECRETS[:1], clock)
 
 
@@ -50,7 +50,7 @@ def test_a_replica_with_the_secret_knows_the_session(clock: Clock) -> None:
 def test_a_replica_with_another_secret_does_not(clock: Clock) -> None:
     cookie, _ = server(clock).open(TOKEN)
     assert server(clock, SECRETS[1]).find(cookie) is None
-    # Cookies that an older secret signed are still valid; the first secret signs new cookies.
+    # A server still accepts cookies that its older secret signed, and signs new ones with its first secret.
     both = server(clock, SECRETS[1], SECRETS[0])
     assert both.find(cookie) is not None
     assert server(clock, SECRETS[1]).find(both.open(TOKEN)[0]) is not None

@@ -56,7 +56,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def open_file(path: Path, counter: TlsCounter) -> TlsFile:
-    """Returns a file of the gRPC port."""
+    """Returns the TlsFile of the gRPC port."""
     return TlsFile(path, api="grpc", protocols=["h2"], counter=counter)
 
 
@@ -102,7 +102,7 @@ def test_a_file_that_is_gone_is_told_of_once_and_taken_when_it_is_back(
         path.unlink()
         file.poll_once()
         file.poll_once()
-        # The same text again is no change.
+        # A file that is deleted and written again with the same text is no change.
         write(path, ssl_config(GOOD))
         file.poll_once()
     assert file.config() is config

@@ -1,4 +1,4 @@
-"""The checkpoint reader: right on what TensorFlow writes, and nothing but ArtifactError on what nobody wrote."""
+"""The checkpoint reader reads TensorFlow's files right, and raises only ArtifactError on damaged ones."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint prefix whose index tests overwrite."""
+    """The prefix of a checkpoint whose index the tests of this file overwrite."""
     return tmp_path_factory.mktemp("bundle") / "variables"
 
 
 @pytest.fixture(scope="module")
 def good_index(toy_model: Path) -> bytes:
-    """The bytes of a valid index."""
+    """Returns the bytes of a valid checkpoint index."""
     return (toy_model / "1" / INDEX).read_bytes()
 
 
 def read_index(prefix: Path, data: bytes) -> dict[str, BundleEntry]:
-    """Reads an index with these bytes."""
+    """Writes these bytes as the index of a checkpoint, and reads the index."""
     prefix.with_name(f"{prefix.name}.index").write_bytes(data)
     return read_bundle(prefix)
 
 
 def table_of(*records: tuple[bytes, bytes]) -> bytes:
-    """Returns an index of these records, checksums left out: they are not read."""
+    """Returns an index of these records, with empty checksums, which the reader does not check."""
     return index_around(table_block(list(records)))
 
 
 def index_around(block: bytes, index: bytes | None = None) -> bytes:
-    """Returns an index of one data block, found through a block of handles."""
+    """Returns the bytes of an index file with one data block, which a block of handles points to."""
     index = index or table_block([(b"", varint(0) + varint(len(block)))])
     end = varint(0) + varint(0) + varint(len(block) + 5) + varint(len(index))
     return block + bytes(5) + index + bytes(5) + end.ljust(40, b"\0") + MAGIC
@@ -119,7 +119,8 @@ def test_any_records_give_entries_or_an_artifact_error(scratch: Path, records: l
         (table_of(HEADER, (b"x", b"\x0b")), "unknown wire type 3"),
         (table_of(HEADER, (b"x", b"\xff" * 12)), "varint longer than 64 bits"),
         (table_of(HEADER, (b"x", b"\x12\x7f")), "field beyond its message"),
-        # (shared, unshared, length) of a record that shares more than there is, or is longer than its block.
+        # The first three bytes of a record are the numbers of shared key bytes, of further key bytes, and of value
+        # bytes. Each record here shares more than there is, or is longer than its block.
         (index_around(b"\0\0\2\x08\1" + b"\3\1\0x" + RESTARTS), "record beyond its block"),
         (index_around(b"\0\0\2\x08\1" + b"\0\1\x40x" + RESTARTS), "record beyond its block"),
         (index_around(b"\0\0\2\x08\1" + b"\0\x40\0x" + RESTARTS), "record beyond its block"),
@@ -195,7 +196,7 @@ def test_tensorflow_servings_own_compressed_index_is_read(tf_serving_testdata: P
     entries = read_bundle(index.with_suffix(""))
     shard = index.with_name("variables.data-00000-of-00001").read_bytes()
     found = {name[0]: entry for name, entry in entries.items() if name.endswith("/.ATTRIBUTES/VARIABLE_VALUE")}
-    # y = a x + b, and c for a second one.
+    # The model computes a x + b and a x + c.
     values = {name: struct.unpack_from("<f", shard, entry.offset)[0] for name, entry in found.items()}
     assert values == {"a": 0.5, "b": 2.0, "c": 3.0}
     assert all((entry.shape, entry.nbytes, entry.dtype) == ((), 4, "float32") for entry in found.values())
@@ -207,27 +208,27 @@ def test_a_missing_index_is_an_artifact_error(tmp_path: Path) -> None:
 
 
 def dims(*sizes: int) -> bytes:
-    """Returns the shape field of an entry."""
+    """Returns the bytes of the shape in a bundle's entry."""
     return proto_field(2, b"".join(proto_field(2, proto_field(1, size)) for size in sizes))
 
 
 def extent(start: int, length: int | None = None) -> bytes:
-    """Returns one dimension of a slice; without a length it is all of it."""
+    """Returns the protobuf bytes of a slice's extent in one dimension; without a length it is the whole dimension."""
     return proto_field(1, proto_field(1, start) + (b"" if length is None else proto_field(2, length)))
 
 
 def sliced(*slices: bytes, shape: bytes = dims(5, 2)) -> tuple[bytes, bytes]:
-    """Returns the record of a partitioned variable t."""
+    """Returns the key and the record of partitioned variable t in a checkpoint's index."""
     return b"t", proto_field(1, 1) + shape + b"".join(proto_field(7, part) for part in slices)
 
 
-# Of t: rows 3 and 4, then rows 0 to 2, each of all columns.
+# Two slices of variable t, each with all columns: UPPER has rows 3 and 4, LOWER has rows 0 to 2.
 UPPER, LOWER = extent(3, 2) + extent(0), extent(0, 3) + extent(0)
 UPPER_KEY, LOWER_KEY = b"\0t\0\1\1\2\x83\x82\x80\x7f", b"\0t\0\1\1\2\x80\x83\x80\x7f"
 
 
 def part(rows: int, offset: int, dtype: int = 1) -> bytes:
-    """Returns the record of a slice of some rows, in the second shard."""
+    """Returns the record of a slice with `rows` rows, at a byte offset in the second shard."""
     return proto_field(1, dtype) + dims(rows, 2) + proto_field(3, 1) + proto_field(4, offset) + proto_field(5, 8 * rows)
 
 

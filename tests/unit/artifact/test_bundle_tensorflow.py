@@ -1,4 +1,4 @@
-"""The checkpoint format is TensorFlow's: it reads what our tests write, and we read what it writes."""
+"""The checkpoint format is TensorFlow's: TensorFlow reads what our writers write, and our reader what it writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENSORS = {variable_name(name): table for name, table in toy_tables().items()} |
 
 
 def save(tf: Any, prefix: Path, tensors: dict[str, Any]) -> None:
-    """Writes a checkpoint with TensorFlow."""
+    """Saves a checkpoint of tensors with TensorFlow."""
     names = sorted(tensors)
     tf.raw_ops.SaveV2(
         prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=[tensors[n] for n in names]
@@ -28,7 +28,7 @@ def save(tf: Any, prefix: Path, tensors: dict[str, Any]) -> None:
 
 
 def values_of(entry: BundleEntry) -> np.ndarray:
-    """Reads a tensor's bytes from its file."""
+    """Reads a tensor's bytes from its file; returns them as an array."""
     data = entry.file.read_bytes()[entry.offset : entry.offset + entry.nbytes]
     return np.frombuffer(data, entry.dtype).reshape(entry.shape)
 
@@ -96,7 +96,8 @@ def test_a_partitioned_variable_is_marked_as_sliced(tf: Any, tmp_path: Path) -> 
     assert [values_of(piece.entry).tolist() for piece in entries["t"].slices] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
 
-# Starts at either side of each width of OrderedCode, and a name that has to be escaped.
+# Starts of slices around each value at which OrderedCode needs one more byte, and two names, one of which has bytes to
+# escape.
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 8191, 8192, 2**20 - 1, 2**20, 2**27, 2**34, 2**41, 2**48])
 @pytest.mark.parametrize("name", ["t", "é/\x01"])
 def test_slices_anywhere_in_a_huge_variable_are_found(tf: Any, tmp_path: Path, start: int, name: str) -> None:

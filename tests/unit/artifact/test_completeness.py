@@ -1,4 +1,4 @@
-"""Whether a folder is whole, on clocks that jump."""
+"""Decides whether a version's folder is complete, with clocks that jump."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.conftest import Clock
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy that has begun."""
+    """Returns the folder of a version whose copy has only begun."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "saved_model.pb").write_bytes(b"half of it")
     return tmp_path / "1"
 
 
 def arrival(folder: Path, clock: Clock, wall: Clock) -> Arrival:
-    """Returns one whose folder must not have changed for 10 s; both clocks are moved by hand."""
+    """Returns an Arrival of a folder that must be unchanged for 10 s; a test sets both of its clocks."""
     return Arrival(folder, 10.0, clock, wall)
 
 

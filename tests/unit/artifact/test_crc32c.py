@@ -1,4 +1,4 @@
-"""CRC-32C against the examples of RFC 3720, and pieces against the whole."""
+"""CRC-32C agrees with the examples of RFC 3720, and checksums of pieces agree with those of the whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.toy_model import masked_crc32c
 
 
 def checksum(data: bytes, before: int = 0) -> int:
-    """Returns the checksum of bytes."""
+    """Returns the CRC32C of bytes that follow others with the CRC32C `before`."""
     octets = np.frombuffer(data, np.uint8)
     return int(crc32c(octets.ctypes.data, octets.size, before))
 

@@ -1,4 +1,4 @@
-"""A delta's bytes are those of the format, and no other bytes are taken for one."""
+"""A delta is encoded as its format says, and other bytes are refused."""
 
 from __future__ import annotations
 

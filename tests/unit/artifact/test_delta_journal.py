@@ -18,7 +18,7 @@ ALL = 1 << 30
 
 
 class Writer:
-    """A journal, as one process has it."""
+    """One process's view of a journal, through which it appends."""
 
     def __init__(self, path: Path, max_bytes: int = ALL) -> None:
         self.faults: list[str] = []
@@ -28,7 +28,7 @@ class Writer:
         self.faults.append(fault.reason)
 
     def append(self, value: float, at_least: int = 1) -> int:
-        """Appends a row; returns its number."""
+        """Appends a delta of one row to the journal; returns its sequence number."""
 
         def make(sequence: int) -> tuple[Delta, bytes]:
             delta = Delta(sequence, "t", np.array([0]), np.array([[value]], np.float32), b"f" * 32)
@@ -37,13 +37,13 @@ class Writer:
         return self.journal.append(make, at_least).sequence
 
     def read(self) -> list[tuple[int, float]]:
-        """Returns what is new."""
+        """Returns the (sequence number, value) of each delta in the journal that was not read before."""
         return [(delta.sequence, float(delta.rows[0, 0])) for delta in self.journal.read(ALL)]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the journal is."""
+    """Returns the path of the journal."""
     return tmp_path / "model" / "1.journal"
 
 
@@ -129,7 +129,7 @@ def test_who_holds_it_is_waited_for_and_then_told_of(path: Path) -> None:
     writer.journal._clock = lambda: float(next(ticks))
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        # Readers do not wait: they look again later.
+        # A reader does not wait for the lock of another process: it returns nothing, and reads again later.
         assert writer.read() == []
         with pytest.raises(JournalUnavailable, match="held by another process"):
             writer.append(2)
@@ -138,7 +138,7 @@ def test_who_holds_it_is_waited_for_and_then_told_of(path: Path) -> None:
 
 
 def link(path: Path) -> None:
-    """Makes it a link to a file elsewhere."""
+    """Makes the path a symbolic link to another file."""
     path.parent.mkdir(parents=True)
     (path.parent / "victim").write_bytes(b"")
     path.symlink_to(path.parent / "victim")

@@ -1,4 +1,4 @@
-"""Dtype names against TensorFlow's own."""
+"""Names of dtypes are TensorFlow's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest: what is written comes back, and each fault of the file is refused by name."""
+"""The manifest is read as it was written, and each of its faults is refused by name."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.toy_model import toy_manifest, toy_tables, variable_name, write_toy_m
 
 
 def manifest_json() -> dict[str, Any]:
-    """Returns the toy manifest as JSON."""
+    """Returns the toy model's manifest as a JSON object."""
     entries = {variable_name(name): {"offset": 3, "nbytes": t.nbytes, "crc32c": 1} for name, t in toy_tables().items()}
     return toy_manifest(entries) | {"files": {"saved_model.pb": 10}, "provenance": {"by": "a test"}}
 
 
 def parse(data: Any) -> Manifest:
-    """Parses JSON that was edited as Python."""
+    """Parses a manifest from an edited JSON object."""
     return Manifest.from_json(json.dumps(data))
 
 
 def test_what_is_written_is_read_back_equal() -> None:
     manifest = parse(manifest_json())
     assert Manifest.from_json(manifest.to_json()) == manifest
-    # Nothing in it is newer than format 2, so that a server which reads no newer one can take it.
+    # A manifest without newer features is written as format 2, so that older servers can read it.
     data = json.loads(manifest.to_json())
     assert data["format_version"] == 2
     assert "scale" not in data["tables"]["tag"]
@@ -78,7 +78,7 @@ def test_json_that_is_not_an_object_is_refused() -> None:
 
 
 def at(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Returns an edit that sets one place."""
+    """Returns an edit that sets the value at one place in the manifest."""
 
     def edit(data: dict[str, Any]) -> None:
         for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""Reading pipes, devices and folders as if they were files."""
+"""Plain files are read, also through links; pipes, devices and folders in their place are refused."""
 
 from __future__ import annotations
 

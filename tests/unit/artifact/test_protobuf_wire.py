@@ -1,4 +1,4 @@
-"""Varints against protobuf's own."""
+"""Varints are encoded and decoded as protobuf does it."""
 
 from __future__ import annotations
 

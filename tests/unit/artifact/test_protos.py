@@ -1,4 +1,4 @@
-"""The private pool: complete, free of TensorFlow, and unharmed by it."""
+"""The private pool of messages is complete, does without TensorFlow, and is not harmed by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""assets.extra/saved_model_config.pb is looked at, and not applied."""
+"""The loader looks at assets.extra/saved_model_config.pb, and does not apply it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SavedModel signatures in, metadata out."""
+"""Reads the signatures of SavedModels, and writes them as metadata."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_metadata_goes_round(saved_model_pb: Path) -> None:
     assert packed.type_url == "type.googleapis.com/tensorflow.serving.SignatureDefMap"
     original = message_class("tensorflow.SavedModel").FromString(saved_model_pb.read_bytes()).meta_graphs[0]
     signature_map = message_class("tensorflow.serving.SignatureDefMap").FromString(packed.value)
-    # A scalar's shape is present and has no dims; the toy writer leaves it out.
+    # The answer has an empty shape for a scalar, which the toy model's file leaves out.
     original.signature_def["s"].inputs["names"].tensor_shape.SetInParent()
     assert signature_map.signature_def["s"] == original.signature_def["s"]
 
@@ -128,7 +128,7 @@ def test_rest_metadata_is_what_tensorflow_serving_answers(tf_serving_testdata: P
     found = json.loads(metadata_json(name, version, signatures))
     for document in (found, expected):
         for signature in document["metadata"]["signature_def"]["signature_def"].values():
-            # The file is older than the model: from before TensorFlow wrote defaults.
+            # TensorFlow wrote the expected file before signatures had `defaults`.
             signature.pop("defaults", None)
     assert found == expected
 

@@ -1,4 +1,4 @@
-"""Raw snappy: every kind of element by hand, and a ValueError for whatever is no snappy."""
+"""Decodes every kind of element of raw snappy, and raises ValueError for any other bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorProto by hand, by property, and against TensorFlow."""
+"""Encodes and decodes TensorProtos: cases by hand, random ones, and those of TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.types import Array
 
 
 def proto(dtype: int, shape: tuple[int, ...] = (), content: bytes = b"", **values: list[Any]) -> Any:
-    """Builds a TensorProto; values by field name."""
+    """Builds a TensorProto; `values` are lists by the names of their fields."""
     message = message_class("tensorflow.TensorProto")(dtype=dtype, tensor_content=content, **values)
     message.tensor_shape.SetInParent()
     for size in shape:
@@ -27,23 +27,23 @@ def proto(dtype: int, shape: tuple[int, ...] = (), content: bytes = b"", **value
 
 
 def encoded(array: Array, *, as_content: bool = False) -> Any:
-    """Encodes an array and parses the bytes back into a message."""
+    """Encodes an array as a TensorProto, and parses the bytes into a message."""
     pieces = encode_tensor("y", array, as_content=as_content)
     return message_class("tensorflow.TensorProto").FromString(b"".join(pieces))
 
 
 def same(left: Array, right: Array) -> bool:
-    """Says whether two arrays agree in dtype, shape and bits, one NaN being like another."""
+    """Says whether two arrays agree in dtype, shape and bits; all NaN count as the same."""
     if left.dtype == object:
         return left.shape == right.shape and left.tolist() == right.tolist()
     if left.dtype == "bfloat16":
-        # numpy knows no NaN of it.
+        # np.array_equal() with equal_nan does not know bfloat16, so its values are compared as float32.
         return right.dtype == "bfloat16" and same(left.astype(np.float32), right.astype(np.float32))
     return left.dtype == right.dtype and left.shape == right.shape and np.array_equal(left, right, equal_nan=True)
 
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
-# Hypothesis draws what numpy has by itself; bfloat16 comes of its bits.
+# Hypothesis can not draw bfloat16, so such arrays are drawn as uint16 bits.
 numeric_arrays = st.sampled_from([dtype for dtype in NUMPY_DTYPES.values()]).flatmap(
     lambda dtype: (
         hnp.arrays(np.uint16, shapes).map(lambda bits: bits.view(dtype))
@@ -54,7 +54,7 @@ numeric_arrays = st.sampled_from([dtype for dtype in NUMPY_DTYPES.values()]).fla
 
 
 def string_array(strings: list[bytes]) -> Array:
-    """Makes an object array, which np.array would not always."""
+    """Returns a one-dimensional object array of strings; np.array would make another dtype of some lists."""
     result = np.empty(len(strings), object)
     result[:] = strings
     return result
@@ -193,7 +193,7 @@ def test_tensorflow_reads_what_we_write(array: Array) -> None:
         array = np.nan_to_num(array)
     theirs = TensorProto.FromString(b"".join(encode_tensor("y", array)))
     assert same(tf.make_ndarray(theirs), array)
-    # The C++ parser, which is the one that counts, agrees.
+    # TensorFlow's C++ parser, which servers use, reads the same array, but for scalars, which it may read otherwise.
     assert (
         same(tf.io.parse_tensor(theirs.SerializeToString(), tf.as_dtype(array.dtype)).numpy(), array) or not array.ndim
     )

@@ -1,4 +1,4 @@
-"""TFRecord files, and how broken ones are told."""
+"""Reads TFRecord files, and says what is wrong with broken ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def read(data: bytes) -> list[bytes]:
 
 
 def test_the_checksum_is_the_published_one_masked() -> None:
-    # RFC 3720's CRC-32C of "123456789" is e3069283; rotated right by 15 and a282ead8 added, modulo 2**32.
+    # RFC 3720 gives CRC-32C("123456789") = e3069283. TFRecord masks a checksum: rotated right by 15 bits, plus
+    # a282ead8, modulo 2**32.
     crc = 0xE3069283
     assert masked_crc32c(b"123456789") == ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) % 2**32
 

@@ -1,4 +1,4 @@
-"""Checks that lowering removes the nodes of a TPU's rewrite and no others; test_tpu_graph.py tests the arithmetic."""
+"""Lowering removes the nodes of a TPU's rewrite and no others; test_tpu_graph.py tests the arithmetic."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_nothing_of_a_tpu_is_left_but_the_serve_tag(lowered: Any) -> None:
 
 
 def test_a_graph_for_cpus_only_loses_its_tag() -> None:
-    # TPUEstimator's export API version 2 writes such a {serve, tpu} graph where there was no TPU.
+    # Version 2 of TPUEstimator's export API writes such a {serve,tpu} graph on a machine without a TPU.
     text = 'meta_info_def { tags: "tpu" tags: "serve" } graph_def { node { name: "a" op: "NoOp" device: "/cpu:0" } }'
     meta_graph = parse(text)
     lower(meta_graph)

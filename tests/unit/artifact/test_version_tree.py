@@ -1,4 +1,4 @@
-"""Links in a version's folder."""
+"""Checks which links a version's folder may have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_links_within_the_models_folder_are_taken(version: Path) -> None:
     (version / "assets" / "shared").symlink_to("../../shared")
     check_tree(version)
     (version / "assets" / "shared").unlink()
-    # A version that is a link itself, as tools that deploy make them.
+    # The version folder is itself a symbolic link, as some deployment tools make it.
     linked = version.parent.parent.parent / "served" / "m" / "7"
     linked.parent.mkdir(parents=True)
     linked.symlink_to(version)

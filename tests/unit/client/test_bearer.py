@@ -1,4 +1,4 @@
-"""Tokens as requests carry them."""
+"""Requests carry a bearer token in their headers."""
 
 from __future__ import annotations
 

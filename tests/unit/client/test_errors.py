@@ -1,4 +1,4 @@
-"""Every code of google.rpc has its class, and the docstring says which."""
+"""The client has an error class for every code of google.rpc, whose docstring names the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the client's gRPC requests and its reading of answers, against the server's own encoders."""
+"""The client's gRPC requests and its reading of answers agree with the server's own decoders and encoders."""
 
 from __future__ import annotations
 

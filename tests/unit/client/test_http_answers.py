@@ -9,7 +9,7 @@ from embedding_client.http_answers import checked
 from service.errors import ArtifactError, ServiceError
 from service.http.errors import HTTP_STATUS, service_error_response
 
-# An artifact's error ends as a version's state and never answers a request.
+# An ArtifactError becomes the state of a version, and is never the answer to a request.
 SENT = [cls for cls in HTTP_STATUS if cls is not ArtifactError]
 
 

@@ -1,4 +1,4 @@
-"""Bodies that the server's own decoders read back."""
+"""The client makes JSON bodies that the server's own decoders read back."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_a_lookup_is_nested_by_row() -> None:
     body = decode_lookup(lookup_body({"user": np.array([1, 2], np.int32), "tags": ragged}, "lookup"))
     assert body.signature_name == "lookup"
     assert body.features == {"user": [1, 2], "tags": [["a", {"b64": "/w=="}], []]}
-    # Every digit of the float32, so that it is the same again whoever reads it.
+    # A weight has all digits of its float32, so that every reader rounds it to the same float32.
     assert body.weights == {"tags": [[0.10000000149011612, 2.0], []]}
 
 
 def test_a_float32_is_the_same_again_though_the_server_rounds_twice() -> None:
-    # Its shortest decimal form lies beside the middle of two float32 and would be read as the other.
+    # Rounded to a double and then to a float32, the number's shortest decimal form would give the neighbouring float32.
     given = np.array([363742205], np.uint32).view(np.float32)
     spec = SignatureSpec("s", "predict", "m", {"x": TensorSpec("x", "float32", None)}, {})
     read = decode_inputs(decode_predict(predict_body({"x": given}, "s")), spec)["x"]

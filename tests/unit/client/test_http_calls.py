@@ -32,7 +32,7 @@ def metadata(**outputs: tuple[str, tuple[int | None, ...] | None]) -> bytes:
 
 
 def predicted(**outputs: Any) -> bytes:
-    """Returns the answer to a predict by column."""
+    """Returns the columnar answer to a predict with these outputs."""
     return encode_predict({name: np.asarray(array) for name, array in outputs.items()}, "columnar")
 
 

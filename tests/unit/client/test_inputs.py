@@ -16,7 +16,7 @@ SPLITS = [0, 2, 2, 3]
 
 
 def parts(ids: Any) -> tuple[list[Any], list[int]]:
-    """Returns the values and row splits of what must be ragged."""
+    """Returns the values and row splits of ids that must be a RaggedIds."""
     assert isinstance(ids, RaggedIds)
     assert ids.row_splits.dtype == np.int64
     return ids.values.tolist(), ids.row_splits.tolist()

@@ -1,4 +1,4 @@
-"""Numbers of JSON to the last bit; numpy's own reader of float32 decimals is the oracle."""
+"""The client reads JSON's numbers exactly to the last bit, as numpy's own reader of float32 decimals does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from embedding_client.json_answers import float32_array, typed_array
 from embedding_client.types import TensorDescription
 
-# Where the way over float64 gives a neighbour: (bits, what the way over float64 gives).
+# (bits of a float32, bits of the float32 to which its decimal form leads if it is first rounded to a float64).
 ROUNDED_TWICE = [(363742205, 363742206)]
 
 
 def written(array: np.ndarray) -> bytes:
-    """Returns JSON as the server writes it."""
+    """Returns an array's JSON as the server writes it."""
     return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -48,7 +48,7 @@ def test_the_edges_come_back() -> None:
     [(16777217, 16777216), (16777219, 16777220), (1e39, np.inf), (-1e39, -np.inf), (1e-46, 0), (7e-46, 0)],
 )
 def test_ties_go_to_the_even_and_what_is_too_large_is_infinite(value: float, expected: float) -> None:
-    # 7e-46 lies just below the middle of 0 and the smallest float32.
+    # 7e-46 is just below the middle between 0 and the smallest float32, so it rounds to 0.
     assert float32_array([value])[0] == expected
 
 

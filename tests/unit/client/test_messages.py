@@ -1,4 +1,4 @@
-"""Requests as the stock messages of tensorflow-serving-api read them, and stock answers as the client reads them."""
+"""The stock messages of tensorflow-serving-api can read the client's requests, and the client stock answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from embedding_client.messages import decode_predict, encode_model_spec, encode_
 
 pytestmark = pytest.mark.tf
 
-# Over and under the size from which an array's memory is sent in place.
+# With so many elements, arrays of large dtypes are above the size from which the client sends an array's memory without
+# a copy, and arrays of small dtypes below.
 LARGE = 5000
 NUMBERS = ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DTYPES = [*NUMBERS, "bool", "complex64", "complex128"]
@@ -28,7 +29,7 @@ def stock(tf: Any) -> Any:
 
 
 def array_of(dtype: str, *shape: int) -> np.ndarray:
-    """Returns random bytes as an array, without NaN, which equals nothing."""
+    """Returns random values of a dtype, without NaN, because NaN does not equal itself."""
     rng = np.random.default_rng(7)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
@@ -105,7 +106,7 @@ def test_stock_answers_are_read(tf: Any, stock: Any, dtype: str, as_content: boo
 
 
 def as_values(tensor: Any, array: np.ndarray) -> Any:
-    """Returns a TensorProto's twin that holds its values in the field of its dtype, as TensorFlow Serving answers."""
+    """Returns a copy of a TensorProto with its values in its dtype's own field, as TensorFlow Serving answers."""
     fields = {"float32": "float_val", "float64": "double_val", "int64": "int64_val", "bool": "bool_val"}
     fields |= {"uint32": "uint32_val", "uint64": "uint64_val", "float16": "half_val"}
     fields |= {"complex64": "scomplex_val", "complex128": "dcomplex_val"}

@@ -1,4 +1,4 @@
-"""Arguments that both clients refuse in the same way."""
+"""Both clients refuse wrong arguments in the same way."""
 
 from __future__ import annotations
 

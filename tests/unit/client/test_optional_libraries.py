@@ -1,4 +1,4 @@
-"""The client's errors if the library of a wire is missing."""
+"""The client raises errors that name the library of a wire if it is not installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedding_client import AsyncEmbeddingClient, EmbeddingClient
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Makes a library fail to import, and the module that needs it be imported again."""
+    """Returns a function that makes a library fail to import, so that the module that needs it is imported anew."""
 
     def make(library: str, module: str) -> None:
         monkeypatch.setitem(sys.modules, library, None)

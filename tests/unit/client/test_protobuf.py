@@ -1,4 +1,4 @@
-"""The wire format as google.protobuf reads and writes it."""
+"""The client's protobuf code reads and writes the wire format as google.protobuf does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1)
 
 
 def tensor(**values: object) -> bytes:
-    """Returns a TensorProto that protobuf has written."""
+    """Returns the bytes of a TensorProto that protobuf has written."""
     return bytes(message_class("tensorflow.TensorProto")(**values).SerializeToString())
 
 
@@ -70,7 +70,7 @@ def test_any_bytes_are_fields_or_an_error(data: bytes) -> None:
         found = list(fields(data))
     except ValueError:
         return
-    # Protobuf refuses more: strings that are no UTF-8, and field 0.
+    # Bytes may be fields here and an error to protobuf, which also refuses strings that are no UTF-8, and field 0.
     assert all(number >= 0 for number, _ in found)
 
 

@@ -1,4 +1,4 @@
-"""Which errors are tried again, when, and when no more."""
+"""The client decides which errors it tries again, when, and for how long."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ CODES = ["INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "DEADLINE_EXCEE
 
 
 def unavailable(retry_after_s: float | None = None) -> EmbeddingError:
-    """Returns the one kind of error that is tried again."""
+    """Returns an error of the one kind that is tried again."""
     return error_of("UNAVAILABLE", "no", retry_after_s)
 
 
 def attempts(clock: Clock, *, timeout_s: float = 100, chance: float = 0, policy: RetryPolicy | None = None) -> Attempts:
-    """Returns attempts whose every random number is the same."""
+    """Returns the attempts of one call, whose random numbers are all `chance`."""
     return Attempts(policy or RetryPolicy(3, 0.1, 0.3), timeout_s, clock, lambda: chance)
 
 

@@ -1,4 +1,4 @@
-"""Tensors as the server encodes them, and bytes that are none."""
+"""The client reads tensors as the server encodes them, and refuses bytes that are not tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def array_of(dtype: np.dtype[Any], *shape: int) -> np.ndarray:
 
 
 def proto(**values: Any) -> bytes:
-    """Returns a TensorProto of two elements unless the shape says otherwise."""
+    """Returns the bytes of a TensorProto, with two elements unless `shape` says otherwise."""
     shape = values.pop("shape", [2])
     message = message_class("tensorflow.TensorProto")(**values)
     message.tensor_shape.SetInParent()

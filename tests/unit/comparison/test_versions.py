@@ -27,7 +27,7 @@ def user(diff: VersionDiff) -> TableDiff:
 
 
 def oracle_cosines(old: Array, new: Array) -> Array:
-    """Fits a rotation on each half of the rows by the textbook formula, and compares the rows of the other half."""
+    """Fits a rotation on each half of the rows by the textbook formula; returns the cosines of the other half."""
     found = np.empty(len(old))
     lengths = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in (old, new)]
     limited = [
@@ -78,7 +78,7 @@ def test_a_swapped_table_drifts(tmp_path: Path) -> None:
     diff = compared(tmp_path, random_rows(NUM_ROWS, 1), random_rows(NUM_ROWS, 3))
     found = user(diff)
     assert found.neighbours is not None and found.neighbours.overlap < 0.05
-    # Unrelated directions in 8 dimensions have a cosine of 0.3 or more in one case of five.
+    # In 8 dimensions, the cosine of two unrelated directions is 0.3 or more in one case of five.
     assert diff.drift_percent is not None and 70 < diff.drift_percent < 88
 
 
@@ -127,7 +127,7 @@ def test_a_large_table_is_sampled(tmp_path: Path) -> None:
 
 def test_rows_are_paired_by_key(tmp_path: Path) -> None:
     old_keys = [f"film{i}" for i in range(60)]
-    # Twenty keys are gone, five are new, and the kept ones have other rows now.
+    # Version 2 lacks twenty keys, has five new ones, and has the kept keys in other rows.
     new_keys = [f"new{i}" for i in range(5)] + old_keys[:19:-1]
     old, table_of = random_rows(61, 1, 3), {}
     table_of = {key: old[1 + i] for i, key in enumerate(old_keys)}
@@ -207,7 +207,8 @@ def test_single_rows_are_compared_as_all_rows_are(tmp_path: Path) -> None:
 
 def test_single_rows_are_found_by_their_keys(tmp_path: Path) -> None:
     old, same = random_rows(4, 1, 3), random_rows(10, 4, 2)
-    # Row 1 is a new key; rows 2 and 3 were rows 3 and 1, and row 3 points the other way.
+    # Row 1 has a new key. Row 2 has the key of the old row 3; row 3 has the key of the old row 1, and points the other
+    # way.
     new = np.stack([old[0], old[0], old[3], -old[1]])
     folders = (
         write_version(tmp_path / "1", same, old, ["a", "b", "c"]),

@@ -1,4 +1,4 @@
-"""The file of models: read at the start, taken again when it has changed, tried again when it was refused."""
+"""The file of models is read at the start, read again when it has changed, and tried again when it was refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RETRY_INTERVAL_S = 60.0
 
 
 def text(*names: str) -> str:
-    """Returns a file's text that lists these models."""
+    """Returns the text of a config file that lists these models."""
     listed = " ".join(f'config {{ name: "{n}" base_path: "/{n}" model_platform: "tensorflow" }}' for n in names)
     return f"model_config_list {{ {listed} }}"
 
 
 class World:
-    """A file and what was made of it."""
+    """A model config file, and the reloads that its watcher asked for."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self.clock = path, clock
@@ -46,7 +46,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, clock: Clock) -> World:
-    """A file that lists model "a" and was read at the start."""
+    """Writes a file that lists model "a", and reads it as a server's start does."""
     world = World(tmp_path / "models.conf", clock)
     world.write("a")
     assert [model.name for model in world.file.read()] == ["a"]

@@ -12,7 +12,7 @@ from service.configuration.settings_reading import SettingsError, flags_without_
 
 BASE = ["--model_base_path=models/m"]
 SETTINGS = {setting.name for setting in dataclasses.fields(Settings)}
-# tensorflow_serving/model_servers/main.cc (9d981c5), in its order; without --version.
+# The flags of tensorflow_serving/model_servers/main.cc (9d981c5), in its order; without --version.
 MAIN_CC = """
 port grpc_socket_path rest_api_port rest_api_num_threads rest_api_timeout_in_ms rest_api_enable_cors_support
 enable_batching allow_version_labels_for_unavailable_models batching_parameters_file
@@ -31,7 +31,7 @@ ASKING = {bool: "true", int: "2", float: "0.5", str: "/a.conf"}
 
 
 def asking(name: str) -> str:
-    """Returns a flag with a value that asks for something."""
+    """Returns a flag of TensorFlow Serving, with a value that asks for more than the flag's default."""
     flag = FOREIGN_FLAGS[name]
     return f"--{name}={'false' if flag.idle is True else ASKING[flag.kind]}"
 

@@ -1,4 +1,4 @@
-"""Where metrics are to be had, by the file that says so."""
+"""The monitoring config says at which path metrics are shown."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ NO_MODELS = "--model_base_path or --model_config_file is required, for example -
 
 
 def faults_of(arguments: list[str], environ: dict[str, str] | None = None) -> list[str]:
-    """Returns the lines of the refusal."""
+    """Returns the lines of the error for these settings."""
     with pytest.raises(SettingsError) as caught:
         read_settings(arguments, environ or {})
     return str(caught.value).splitlines()
@@ -345,7 +345,7 @@ def test_settings_can_not_be_changed() -> None:
         ("--prot=1", "; did you mean --port?"),
         ("--por=1", "; did you mean --port?"),
         ("--Model_Name=m", "; did you mean --model_name?"),
-        # A flag of tensorflow_model_server that is no setting here.
+        # tensorflow_model_server has this flag, and it sets nothing here.
         ("--mixed_precison=x", "; did you mean --mixed_precision?"),
         ("extra", ""),
     ],

@@ -44,7 +44,7 @@ class Served:
         return holder.servable.deltas
 
     def look(self) -> bool:
-        """Applies deltas until none is left; returns False if running requests prevent that."""
+        """Applies deltas until none is left; returns False if five attempts were not enough."""
         for _ in range(5):
             (holder,) = self.registry.holders()
             if self.deltas.catch_up(holder, self.registry.replace):
@@ -52,7 +52,7 @@ class Served:
         return False
 
     def drop(self, sequence: int, table: str, ids: Sequence[int], rows: Sequence[Sequence[float]]) -> None:
-        """Writes a delta file into the version's folder."""
+        """Writes a delta file of these rows into the folder of the served version."""
         drop(self.version, sequence, delta_bytes(self.version, sequence, table, ids, rows))
 
     def rows(self, table: str, *ids: int) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""Journals go when their versions do, and in no other case; on a clock that tests move by hand."""
+"""Journals are removed when their versions are, and otherwise never; tests set the clock by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.engine.test_repository import World
 
 
 class Pruned(World):
-    """A model folder under watch, of whose versions each has a journal with one upsert."""
+    """A watched model folder; each of its versions has a journal with one upsert."""
 
     def __init__(self, base: Path, clock: Clock, journals: Path) -> None:
         super().__init__(base, clock)
@@ -27,28 +27,28 @@ class Pruned(World):
         self.worker()
 
     def worker(self) -> None:
-        """Goes on as another worker, which has seen and loaded nothing yet."""
+        """Starts anew as another worker process would, which has seen and loaded nothing yet."""
         self.registry = Registry(lambda model, status: None)
         self.registry.add_model("m")
         rules = dataclasses.replace(self.rules, on_look=JournalPruning(self.journals, clock=self.clock).looked)
         self.watcher = ModelWatcher(self.config(), self.registry, rules)
 
     def journal(self, version: int) -> Path:
-        """Returns where a version's is."""
+        """Returns the path of a version's journal."""
         return journal_path(self.journals, "m", version, b"\1" * 32)
 
     def give(self, *versions: int) -> None:
-        """Adds versions with a journal."""
+        """Adds versions, each with a journal."""
         self.add(*map(str, versions))
         for version in versions:
             Writer(self.journal(version)).append(version)
 
     def left(self) -> list[int]:
-        """Returns the versions with a journal."""
+        """Returns the versions that still have a journal."""
         return sorted(int(path.name.split("-")[0]) for path in self.journals.rglob("*.journal"))
 
     def pass_by(self, seconds: float) -> None:
-        """Looks, lets time pass, and looks again."""
+        """Polls the folder, moves the clock on, and polls again."""
         self.poll()
         self.clock.now_s += seconds
         self.poll()
@@ -56,7 +56,7 @@ class Pruned(World):
 
 @pytest.fixture
 def world(tmp_path: Path, clock: Clock) -> Pruned:
-    """An empty model folder under watch."""
+    """Returns an empty model folder that is watched."""
     (tmp_path / "base").mkdir()
     return Pruned(tmp_path / "base", clock, tmp_path / "journals")
 
@@ -71,7 +71,7 @@ def test_a_journal_goes_ten_minutes_behind_its_versions_folder(world: Pruned, ca
     caplog.set_level("INFO")
     world.give(1, 2, 3)
     world.pass_by(2 * GONE_S)
-    # Versions 1 and 2 are not loaded, but may be again.
+    # Versions 1 and 2 are not loaded, but their folders exist, so they may be loaded again.
     assert (world.serving, world.left()) == (3, [1, 2, 3])
     (world.base / "2").rmdir()
     world.pass_by(GONE_S - 1)
@@ -85,7 +85,7 @@ def test_the_newest_version_may_come_back(world: Pruned) -> None:
     (world.base / "2").rmdir()
     world.pass_by(2 * GONE_S)
     assert (world.serving, world.left()) == (1, [1, 2])
-    # It does not, for there is a newer one.
+    # Version 3 is newer than the deleted version 2, so the server gives up the journal of version 2.
     world.add("3")
     world.pass_by(GONE_S)
     assert world.left() == [1]
@@ -99,14 +99,14 @@ def test_a_model_folder_that_can_not_be_read_or_is_empty_removes_nothing(world: 
     world.base.rename(elsewhere)
     world.pass_by(2 * GONE_S)
     assert world.left() == [1, 2]
-    # As a mount that failed.
+    # An empty folder in place of the base path, as after a mount that failed.
     world.base.mkdir()
     world.worker()
     world.pass_by(2 * GONE_S)
     assert world.left() == [1, 2]
     world.base.rmdir()
     elsewhere.rename(world.base)
-    # Nothing is known of the time between.
+    # While the folder was away nobody knew whether version 1 existed, so the wait for its journal begins again.
     world.pass_by(GONE_S - 1)
     assert world.left() == [1, 2]
     world.pass_by(1)
@@ -172,7 +172,7 @@ def test_what_is_appended_as_it_is_removed_is_in_a_file_with_a_name(world: Prune
     writer, is_removed = Writer(world.journal(1)), []
 
     def remove_once() -> float:
-        # Asked for the time as it waits for the lock: the file is open by then.
+        # The writer reads the clock while it waits for the lock, and so after it opened the journal.
         if not is_removed:
             is_removed.append(True)
             pruning = JournalPruning(world.journals, clock=world.clock)

@@ -1,4 +1,4 @@
-"""Numbers in any order, against a set."""
+"""Sets of sequence numbers take them in any order, and agree with a Python set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas by file and by request: what a version's rows are then, now and after a restart, and what is refused."""
+"""Deltas come by file and by request: a version's rows now and after a restart, and the deltas that are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Serve = Callable[..., Served]
 
 
 def upsert(served: Served, ids: list[int], rows: list[list[float]], table: str = "user", **more: Any) -> int:
-    """Changes rows by request; returns the number that it got."""
+    """Upserts rows through the engine; returns the change's sequence number."""
     change = Upsert(np.array(rows, np.float32), ids=np.array(ids), **more)
     receipt = served.engine.upsert(TOY, table, change)
     assert receipt.is_visible
@@ -42,7 +42,7 @@ def test_a_file_changes_rows_and_no_others(serve: Serve) -> None:
         assert bound.run({"user": np.array([3])})["user"].tolist() == [[7, 8]]
     status = served.deltas.status()
     assert (status.last_sequence, status.applied, status.rows, status.lag_s) == (1, 1, 2, 0)
-    # The file of the version itself is as it was.
+    # The delta did not change the version's tables file: without the delta, row 3 is as exported.
     assert serve().rows("user", 3) == [[7, 8]]
     (served.version / "deltas" / f"{1:016d}.delta").unlink()
     assert serve().rows("user", 3) == [[3, 30]]
@@ -94,7 +94,8 @@ def test_a_request_sees_all_of_a_delta_or_none_of_it(serve: Serve) -> None:
         before = bound.run({"user": np.arange(5)})["user"].tolist()
         served.drop(1, "user", list(range(5)), upward)
         assert served.look()
-        # Others see it, this one does not; and what comes next waits for it, for a while.
+        # Requests that start after the delta read its rows, the request that was bound before reads the old ones. Later
+        # deltas wait for the end of that request.
         assert served.rows("user", *range(5)) == upward
         served.drop(2, "user", [0], [[1, 1]])
         served.look()
@@ -115,7 +116,7 @@ def test_requests_that_do_not_end_hold_nothing_up_for_long(serve: Serve) -> None
         bounds.append((bound, served.rows("user", 0)))
         served.drop(number, "user", [0], [[number, number]])
         is_shown = served.look()
-        # Two sides and the version's own tables are held then.
+        # Two copies of the table and the version's own table are in use by requests, so the third delta has to wait.
         assert is_shown == (number < 3)
         assert served.deltas.status().pending == (number == 3)
     now_s[0] += _PATIENCE_S + 1
@@ -265,7 +266,7 @@ def test_a_number_is_used_once(serve: Serve) -> None:
     served.drop(1, "user", [0], [[9, 9]])
     served.look()
     for _ in range(30):
-        # Written once more, and touched: it is looked at again in a while.
+        # The same delta file is written again, so its time changes, and the server has to read it again.
         served.drop(1, "user", [0], [[9, 9]])
         served.look()
     assert served.deltas.status().refused == {}
@@ -281,7 +282,8 @@ def test_tables_of_fewer_bits_keep_what_the_exporter_would(serve: Serve, dtype: 
     served = serve(dtype=dtype)
     served.drop(1, "user", [2], [[1.0, 0.3]])
     served.look()
-    # 1 + 8 and 1 + 10 binary digits; 127 and 7 steps to the largest number.
+    # 0.3 as it is stored beside 1.0: bfloat16 has 1 + 7 binary digits, float16 1 + 10, int8 127 steps to the largest
+    # number, int4 7.
     expected = {"float16": 0.300048828125, "bfloat16": 0.30078125, "int8": 38 / 127, "int4": 2 / 7}
     rest = toy_tables_as(dtype)["user"][3].tolist()
     assert served.rows("user", 2, 3) == [[1.0, pytest.approx(expected[dtype], abs=2e-8)], rest]

@@ -1,4 +1,4 @@
-"""Servables without models, for tests of the code that holds and swaps them."""
+"""Servables without a model, for tests of the code that holds and exchanges servables."""
 
 from __future__ import annotations
 

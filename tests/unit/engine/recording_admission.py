@@ -1,4 +1,4 @@
-"""An observer of admission for tests."""
+"""An observer of admission that tests can read."""
 
 from __future__ import annotations
 

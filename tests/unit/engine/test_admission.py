@@ -1,4 +1,4 @@
-"""Bytes and rows in flight: what is refused, who has how much, and that all of it is given back."""
+"""Bytes and rows in flight are limited for each model, refused above the limits, and given back in the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.engine.recording_admission import RecordingAdmission
 
 
 def filled(admission: Admission, model: str, size: int) -> int:
-    """Takes bytes, a piece at a time, until it is refused; returns how many pieces it got."""
+    """Reserves bytes in pieces until the admission refuses; returns how many pieces it got."""
     pieces = 0
     while True:
         try:
@@ -23,9 +23,9 @@ def filled(admission: Admission, model: str, size: int) -> int:
 
 def test_a_model_alone_gets_four_fifths_and_the_next_ones_find_room() -> None:
     admission = Admission(Limits(bytes=1000))
-    # 80 * 10 <= 4 * (1000 - 80 * 10): one more piece is let in at the border.
+    # A model may add a piece while it holds at most four times the free bytes: 800 <= 4 * 200 lets piece 81 in.
     assert filled(admission, "flood", 10) == 81
-    # 190 are left: m <= 4 * (190 - m) holds up to 152.
+    # 190 bytes are free, and a model may add a piece while m <= 4 * (190 - m), which holds up to m = 152.
     assert filled(admission, "other", 10) == 16
     assert filled(admission, "third", 1) == 25
     assert sum(held.bytes for held in admission.held().values()) <= 1000

@@ -1,4 +1,4 @@
-"""Base paths: which folders are versions, and what is said, and meant, where there is none."""
+"""Finds the folders of a base path that are versions, and says what is wrong where there is none."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def test_only_integer_folders_are_versions(tmp_path: Path) -> None:
 
 
 def fault(path: str | Path, policy: VersionPolicy = LATEST) -> str:
-    """Returns what is wrong with a base path."""
+    """Returns the fault that fault_of() finds in a model's base path, "" if there is none."""
     return fault_of(ModelConfig("m", str(path), policy))
 
 
 def add(base: Path, versions: Iterable[str]) -> None:
-    """Makes files; a name that ends in a slash is a folder."""
+    """Makes files, and folders for names that end with a slash."""
     for name in versions:
         path = base / name
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
@@ -42,10 +42,10 @@ FILE = "cannot read its folder {path}: Not a directory"
 NONE = "no version folder (an integer name such as 1) in {path}"
 MEANT = "; did you mean {base}/models/movielens?"
 ITSELF = ", which holds saved_model.pb and so is a version itself"
-# name: files, base path below the folder {base}, what is said of the {path}.
+# Name of a case -> files, the base path below the folder {base}, and the message about the base path {path}.
 CASES: dict[str, tuple[list[str], str, str]] = {
     "a version": ([MODEL], "models/movielens", ""),
-    # Not complete yet, or to fail for its own reason.
+    # No error: the version may be incomplete yet, and its load reports the reason.
     "a version without a graph": (["m/1/"], "m", ""),
     "missing": ([MODEL], "other/place", GONE),
     "a misspelt name": ([MODEL], "models/movilens", GONE + MEANT),

@@ -1,4 +1,4 @@
-"""Requests end to end and apart again: dense, ragged, weighted, strings, of unequal length."""
+"""Requests are joined end to end and split again: dense, ragged, weighted, strings, of unequal length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.engine.fakes import predict_spec
 
 
 def ragged_spec() -> SignatureSpec:
-    """Returns a signature of a dense x and a ragged, weighted g."""
+    """Returns a signature with a dense input x and a ragged, weighted feature g."""
     inputs = {
         "x": TensorSpec("x", "float32", (None, 2)),
         "g__values": TensorSpec("g__values", "int64", (None,)),
@@ -26,7 +26,7 @@ def ragged_spec() -> SignatureSpec:
 
 
 def request(x: Any, rows: list[list[int]], weights: list[float] | None = None) -> dict[str, np.ndarray]:
-    """Returns a request to ragged_spec."""
+    """Returns a request's inputs for the signature of ragged_spec."""
     splits = np.cumsum([0] + [len(row) for row in rows])
     made = {
         "x": np.array(x, np.float32).reshape(-1, 2),
@@ -37,7 +37,7 @@ def request(x: Any, rows: list[list[int]], weights: list[float] | None = None) -
 
 
 def lists(inputs: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Returns arrays as lists."""
+    """Converts arrays to lists, by name."""
     return {name: array.tolist() for name, array in inputs.items()}
 
 
@@ -112,7 +112,7 @@ def test_who_may_share_a_batch() -> None:
     assert key() != key(x=A["x"].astype(np.float64))
     assert key() != key(x=np.zeros((2, 3), np.float32))
     assert key() != group(spec, {n: a for n, a in A.items() if n != "g__weights"}, pads=False)
-    # Empty weights mean 1 for every id; laid beside others they would be too few.
+    # Empty weights mean weight 1 for every id. Joined to the weights of another request, they would be too few.
     assert key() != key(g__weights=np.zeros(0, np.float32))
 
 

@@ -1,4 +1,4 @@
-"""Threads of the scheduler itself: every request is answered, none runs beyond the places there are."""
+"""The scheduler's own threads answer every request, and never run more of them at once than it has places."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TIMEOUT_S = 60
 
 
 def call_of(value: int, group: str = "") -> Call:
-    """Returns a request of one row."""
+    """Returns a batch call of one row."""
     return Call({"x": np.array([value])}, ("x",), 1, group)
 
 
 class Counting:
-    """Answers each task with its own input; knows how many batches ran at once, and in what order."""
+    """A backend that answers each call with its own inputs; it records their order and how many batches ran at once."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -33,7 +33,7 @@ class Counting:
         self._lock = threading.Lock()
 
     def named(self, name: str) -> Process:
-        """Returns a process for one queue."""
+        """Returns the process function of one queue."""
 
         def process(tasks: Sequence[Task]) -> Sequence[Result]:
             with self._lock:
@@ -89,7 +89,7 @@ def test_queues_take_turns() -> None:
     queues = {n: BatchQueue(parameters, counting.named(n)) for n in "ab"}
     with ThreadPoolExecutor(20) as clients:
         futures = []
-        # Groups keep the batches of one queue apart.
+        # Five calls of five groups: calls of different groups never share a batch, though they wait in the same queue.
         for i, name in enumerate("aaabb"):
             futures.append(clients.submit(scheduler.run, queues[name], call_of(i, str(i))))
             assert started.acquire(timeout=TIMEOUT_S)

@@ -31,7 +31,7 @@ TIMEOUT_S = 30
 
 
 class RecordingBatches:
-    """Keeps what batching tells, in order."""
+    """Records the calls of a batch observer in order."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -81,13 +81,13 @@ class Bench:
     def ask(
         self, *x: float, outputs: tuple[str, ...] = ("y",), deadline_s: float | None = None, shape: Any = -1
     ) -> Future[dict[str, Array]]:
-        """Sends a request and returns when it waits in the queue."""
+        """Sends a request in a thread; returns its future as soon as the request waits in the queue."""
         return self.ask_with({"x": np.array(x, np.float32).reshape(shape)}, outputs, deadline_s)
 
     def ask_with(
         self, inputs: Tensors, outputs: tuple[str, ...] = ("y",), deadline_s: float | None = None
     ) -> Future[dict[str, Array]]:
-        """Does so with any inputs."""
+        """Sends a request with any inputs, and waits until it waits in a batch or is over; returns its future."""
         before = self._num_enqueued
         future = self._clients.submit(self.batcher.run, self._spec.name, inputs, outputs, deadline_s)
         future.add_done_callback(lambda _: self._count(0))
@@ -96,11 +96,11 @@ class Bench:
         return future
 
     def run(self, *x: float, outputs: tuple[str, ...] = ("y",), deadline_s: float | None = None) -> dict[str, Array]:
-        """Sends a request that is answered or refused at once."""
+        """Sends a request that is answered or refused at once; returns its outputs."""
         return self.ask(*x, outputs=outputs, deadline_s=deadline_s).result(TIMEOUT_S)
 
     def run_due(self) -> None:
-        """Lets the timeout of every batch pass, and runs them."""
+        """Lets the timeout of every batch pass, and runs all batches that are due."""
         self.clock.now_s += 1
         while self.scheduler.run_ready():
             pass
@@ -118,7 +118,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Callable[..., Bench]]:
-    """Makes benches; what a failed test leaves waiting is run at the end."""
+    """Returns a function that makes benches; runs the requests that a failed test leaves waiting."""
     made: list[Bench] = []
 
     def make(backend: Any = None, spec: SignatureSpec = SPEC, **parameters: Any) -> Bench:
@@ -132,7 +132,7 @@ def bench() -> Iterator[Callable[..., Bench]]:
 
 
 def y(future: Future[dict[str, Array]]) -> list[float]:
-    """Returns output y of a request."""
+    """Waits for a request; returns its output "y"."""
     answer: list[float] = future.result(TIMEOUT_S)["y"].tolist()
     return answer
 
@@ -305,7 +305,7 @@ def test_a_full_queue_refuses_what_is_to_be_split(bench: Callable[..., Bench]) -
 
 
 def refusing(value: float) -> FakeBackend:
-    """Returns a backend that refuses a batch in which a value stands."""
+    """Returns a backend that refuses each batch with this value in it."""
 
     def answer(inputs: Tensors) -> dict[str, Array]:
         if value in inputs["x"]:
@@ -456,7 +456,8 @@ def test_ragged_features_are_batched_and_padded(bench: Callable[..., Bench]) -> 
     inputs = {name: TensorSpec(name, "int64", (None,)) for name in ("g__values", "g__row_splits")}
     outputs = {"y": TensorSpec("y", "int64", (None,))}
     spec = SignatureSpec("s", "predict", "", inputs, outputs, ragged_names=(RaggedNames.by_suffix("g"),))
-    # A row's answer is the sum of its ids: were the splits not moved on, rows would get ids of others.
+    # Each row's answer is the sum of its ids, so row splits that are not shifted by the ids of the request before give
+    # wrong sums.
     sums = FakeBackend(lambda x: {"y": np.add.reduceat(x["g__values"], x["g__row_splits"][:-1])})
     b = bench(sums, spec, max_batch_size=4, allowed_batch_sizes=(4,))
     first = b.ask_with({"g__values": np.array([1, 2, 4]), "g__row_splits": np.array([0, 2, 3])})

@@ -1,4 +1,4 @@
-"""Batching parameters: defaults, and refusals in TensorFlow Serving's words."""
+"""Batching parameters have defaults, and errors in TensorFlow Serving's words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions whose files are damaged: no answer of theirs gets out, and the watcher takes them out."""
+"""A version whose files are damaged gives no more answers, and the watcher removes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHY = "file variables.data was written to"
 
 
 class Damageable(World):
-    """Every version has files that can be damaged."""
+    """A world whose versions have files that a test can mark as damaged."""
 
     files: dict[int, GuardedFiles]
 
@@ -44,7 +44,7 @@ def world(tmp_path: Path, clock: Clock) -> Damageable:
 
 
 def status(world: Damageable, version: int) -> VersionStatus:
-    """Returns what status tells of a version."""
+    """Returns the status of a version."""
     return world.registry.statuses("m", version)[0]
 
 
@@ -57,7 +57,7 @@ def test_a_damaged_version_is_taken_out_and_the_one_before_it_serves(world: Dama
     assert world.serving == 1
     assert status(world, 2) == VersionStatus(2, State.END, "DATA_LOSS", WHY)
     assert world.backends[2].closed == 1
-    # It stays out, and the one before it in, for as long as nobody touches it.
+    # As long as nobody changes its files, version 2 is not loaded again, and version 1 serves.
     world.clock.now_s += 1000
     world.poll()
     assert (world.serving, world.loads) == (1, [(2, "2"), (1, "1")])

@@ -1,4 +1,4 @@
-"""The engine: bind, run, what the observer learns, and what a client may know of a failure."""
+"""The engine binds and runs requests, tells the observer, and lets clients know of a failure only what they may."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FakeTable:
 
 
 class World:
-    """An engine over one model with versions 1 and 2."""
+    """An engine of model "m" with versions 1 and 2, a recording observer and a test's clock."""
 
     def __init__(self, observer: RecordingObserver, clock: Clock) -> None:
         self.observer, self.clock = observer, clock
@@ -147,7 +147,7 @@ def test_work_whose_deadline_has_passed_is_not_begun(world: World, deadline_s: f
 
 
 def fail_with(error: Exception) -> FakeBackend:
-    """Returns a backend whose every run raises."""
+    """Returns a backend that raises this error in each run."""
 
     def answer(inputs: Tensors) -> dict[str, Array]:
         raise error
@@ -156,7 +156,7 @@ def fail_with(error: Exception) -> FakeBackend:
 
 
 def one_version(observer: RecordingObserver, clock: Clock, backend: FakeBackend) -> Engine:
-    """Returns an engine over a single version."""
+    """Returns an engine that has a single version of model "m"."""
     registry = Registry(lambda model, status: None)
     registry.add_model("m")
     registry.start("m", 1)

@@ -11,7 +11,7 @@ from service.types import SignatureSpec, TensorSpec
 
 
 def signature(inputs: str, outputs: str) -> SignatureSpec:
-    """Returns a signature with these names."""
+    """Returns a signature with inputs and outputs of these names."""
 
     def tensors(names: str) -> dict[str, TensorSpec]:
         return {name: TensorSpec(name, "string", None, f"{name}:0") for name in names.split()}

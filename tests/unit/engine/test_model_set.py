@@ -1,4 +1,4 @@
-"""A new list of models is taken as a whole or not at all, by TensorFlow Serving's rules."""
+"""A new list of models is taken as a whole or not at all, by the rules of TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_PLATFORM = (
 
 
 class World:
-    """Folders of models "a", "b" and "c", and a set of models whose loads fail or wait where they are told to."""
+    """Folders of models "a", "b" and "c", and a model set whose loads fail or wait where a test says so."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -77,7 +77,7 @@ class World:
         return ModelConfig(name, str(self.base / name), policy or All(), labels)
 
     def start(self, *configs: ModelConfig) -> None:
-        """Starts, and waits until all models answer."""
+        """Starts the models, and waits until every model has a version that answers."""
         self.models.start(configs)
         until(lambda: self.registry.is_ready)
 
@@ -86,7 +86,7 @@ class World:
             return held.version
 
     def trace(self) -> object:
-        """Returns all that can be seen from outside."""
+        """Returns all that a client can see of the models: their states, labels and readiness."""
         names = ("a", "b", "c")
         return (
             self.registry.models(),
@@ -97,7 +97,7 @@ class World:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Waits for threads that have been told."""
+    """Waits until threads have made a condition true."""
     pause = threading.Event()
     for _ in range(3000):
         if is_so():
@@ -108,7 +108,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Three models with version 1 each, none of them served."""
+    """Makes a world of three models, each with version 1, none of them served; lets held loads go on at the end."""
     world = World(tmp_path)
     yield world
     for gate in world.gates.values():
@@ -175,7 +175,7 @@ def test_policies_of_served_models_change_too(world: World) -> None:
 
 
 def refused(world: World, *configs: ModelConfig, models: ModelSet | None = None) -> ServiceError:
-    """Returns the error of a reload that must leave no trace."""
+    """Returns the error of a reload, after checking that the reload left no trace."""
     before = world.trace()
     with pytest.raises(ServiceError) as caught:
         (models or world.models).reload(configs)
@@ -221,7 +221,7 @@ def test_a_reload_waits_for_those_that_must_agree_and_is_taken_back_where_they_d
     asked: list[object] = []
 
     def disagree() -> None:
-        # What is new is loaded, and out of reach still.
+        # The models of the new list are loaded when the servers are asked to agree, but no request can reach them yet.
         asked.append((world.registry.is_available("b"), world.registry.models()))
         raise ReloadFailed("not everybody can")
 
@@ -339,7 +339,7 @@ def test_a_second_reload_waits_for_the_first_no_longer_than_it_may(world: World)
 
 
 class Reloads:
-    """Reloads in threads of their own; errors has what refused them, by the name of the model."""
+    """Reloads in threads. errors: the error that refused each, by the model's name."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -391,7 +391,7 @@ def test_a_server_that_stops_does_not_wait_for_reloads(world: World) -> None:
     world.models.drain()
     reloads.join()
     assert reloads.errors == dict.fromkeys("bc", "The server is shutting down.")
-    # The load that goes on can not be told.
+    # A load can not be interrupted, so stop() returns model "b", which still loads.
     assert world.models.stop(0.01) == ["b"]
     world.gates["b"].set()
     assert world.models.stop(30) == []

@@ -1,4 +1,4 @@
-"""Searches by an index: with changed rows, with several versions, and where an index would be of no use."""
+"""Finds nearest rows with an index: with changed rows, in several versions, and where an index is not used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ROWS = 4000
 
 @pytest.fixture(autouse=True)
 def _usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a busy machine a thread of low priority gets a hundredth of a processor or less.
+    # Index builds run at normal priority here: on a busy machine, a thread of low priority gets a hundredth of a
+    # processor or less.
     monkeypatch.setattr(low_priority, "_NICENESS", 0)
 
 
@@ -46,14 +47,14 @@ def write_large(folder: Path, seed: int) -> np.ndarray:
 
 
 def engine_of(served: Served, build: BuildIndex = build_index) -> Engine:
-    """Returns an engine that builds indexes."""
+    """Returns an engine that builds an index for tables of 1,000 rows and more."""
     return Engine(
         served.registry, RecordingObserver(), neighbor_limits=NeighborLimits(index_rows=1000), indexing=Indexing(build)
     )
 
 
 def find(engine: Engine, **more: Any) -> NeighborAnswer:
-    """Searches for the neighbours of (1, 1) in the table "user"."""
+    """Searches for the nearest rows to (1, 1) in the table "user"."""
     asked = NeighborQuery(**({"vectors": np.ones((1, 2), np.float32), "metric": "l2", "k": 3} | more))
     return engine.neighbors(ModelRef("toy"), "user", asked, Call("http", "neighbors"))
 
@@ -78,11 +79,11 @@ def test_an_index_answers_after_the_first_search_and_reads_fewer_rows(tmp_path: 
     assert found.recall is not None and found.recall >= 0.95 and found.rows_scanned < ROWS / 4
     (name,) = engine.searches.indexes.all()
     assert name == ("toy", 1, "user", "l2")
-    # The index is of no use, or not wanted: all rows are compared, or all that may be neighbours.
+    # Searches that do not use the index: they compare all rows, or all rows that they allow.
     assert find(engine, exact=True).recall is None
     assert find(engine, allowed=Named(ids=np.arange(50))).rows_scanned == 50
     assert find(engine, k=101).recall is None
-    # The search excludes most of the rows that the index names, so too few are left.
+    # The search denies most of the rows that the index proposes. Too few are left, so it compares all rows.
     denied = Named(ids=np.argsort(np.square(rows - 1).sum(axis=1))[: ROWS // 2])
     assert find(engine, denied=denied).ids.tolist() == find(engine, denied=denied, exact=True).ids.tolist()
 

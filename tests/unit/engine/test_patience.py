@@ -1,4 +1,4 @@
-"""Calls that may hang."""
+"""Attempt waits a limited time for calls that may hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each request is drawn for once, and as many are kept as were chosen."""
+"""Each request is sampled once for the log, and exactly the sampled requests are recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INPUTS = {"user": np.array([1, 2])}
 
 
 class Kept:
-    """A recorder that keeps what it is given."""
+    """A recorder that keeps the requests that it is given."""
 
     def __init__(self, *draws: float) -> None:
         self.left = list(draws)
@@ -36,7 +36,7 @@ class Kept:
 
 
 def ask(engine: Engine) -> None:
-    """Runs a lookup as a transport does."""
+    """Runs a lookup of the toy model, as the HTTP or gRPC server does."""
     with engine.bind(TOY, "lookup", Call(API)) as bound:
         bound.run(INPUTS)
 
@@ -52,7 +52,7 @@ def test_chosen_requests_are_kept(toy_model: Path, observer: RecordingObserver) 
     assert (first["signature"], first["version"], first["output_filter"]) == ("lookup", 1, ())
     np.testing.assert_array_equal(first["inputs"]["user"], [1, 2])
     np.testing.assert_array_equal(first["outputs"]["user"], [[1, 10], [2, 20]])
-    # Each was answered, and counted, once.
+    # Each of the four requests was answered and counted once, whether or not it was recorded.
     assert len(observer.finished_requests) == 4
     assert {request["error"] for request in observer.finished_requests} == {None}
 

@@ -1,4 +1,4 @@
-"""The registry: legal moves only, leases pin a version across a swap, unloading waits for them."""
+"""The registry permits only legal moves; leases keep a version across a swap, and unloading waits for their end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MOVES = {
 
 
 def new_registry(seen: list[tuple[str, VersionStatus]] | None = None) -> Registry:
-    """Returns a registry with model "m" announced."""
+    """Returns a registry that knows the model "m"; `seen` gets the changes of its versions."""
     registry = Registry(lambda model, status: seen.append((model, status)) if seen is not None else None)
     registry.add_model("m")
     return registry
 
 
 def publish(registry: Registry, version: int, backend: FakeBackend | None = None) -> None:
-    """Loads and publishes a version."""
+    """Loads and publishes a version of model "m"."""
     registry.start("m", version)
     registry.publish(servable(version, backend=backend))
 
@@ -435,12 +435,12 @@ def test_a_model_is_configured_or_it_is_not() -> None:
 
 
 def lookups(version: int = 1) -> Servable:
-    """Returns a version that is still loading, and answers its lookups."""
+    """Returns a version that is still loading, but answers lookups already."""
     return servable(version, is_loading=True)
 
 
 def any_is_enough(early: Servable) -> bool:
-    """Takes whatever a version answers while it loads."""
+    """Accepts any version for lookups while it loads."""
     return True
 
 
@@ -472,7 +472,7 @@ def test_lookups_are_answered_while_the_version_loads_and_give_way_to_it() -> No
     assert routes[-1] == [ModelRoutes("m", [whole], {})]
     with registry.lease(LATEST, any_is_enough) as held:
         assert held is whole
-    # The end of the version waits for those that still hold its early lookups.
+    # The unload of a version waits for requests that still hold its early lookups.
     ended = threading.Thread(target=registry.unload, args=("m", 1))
     ended.start()
     ended.join(0.05)
@@ -491,7 +491,7 @@ def test_lookups_are_not_answered_beside_a_version_that_is_available_or_before_a
         assert held.version == 1
     registry.fail("m", 2, ArtifactError("broken"))
     registry.unload("m", 1)
-    # A load that was given up comes too late.
+    # Lookups of version 2 are not published after its load has failed.
     assert not registry.show_lookups(lookups(2))
     assert not registry.show_lookups(servable(1, "unknown"))
 
@@ -508,7 +508,8 @@ def test_a_load_that_fails_takes_its_lookups_along_for_good() -> None:
         time.sleep(0.001)
     with pytest.raises(NotReady):
         registry.lease(LATEST, any_is_enough)
-    # What was counted of the version goes with END, so nothing may count after that.
+    # The end of a version removes its counts, so a request must not count after END: the version stays LOADING until
+    # the lease is given back.
     assert seen[-1][1].state is State.LOADING
     lease.__exit__(None, None, None)
     failing.join()

@@ -1,4 +1,4 @@
-"""The folder watcher, on a clock that tests move by hand."""
+"""The watcher of folders finds versions, with a clock that tests set by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_RETRIES = 2
 
 
 class World:
-    """A folder, a watcher over it and a loader that fails where it is told to."""
+    """A model folder, its watcher, and a loader that fails for the versions in `broken`."""
 
     def __init__(self, base: Path, clock: Clock) -> None:
         self.base, self.clock = base, clock
@@ -438,7 +438,7 @@ def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_is_asked_once(
         answer.wait()
         return {}
 
-    # A test can not mount a file system without a server, so the look at the folder hangs here.
+    # A mount that does not answer would need a server, so the test makes find_versions() hang.
     monkeypatch.setattr(base_paths, "find_versions", hang)
     for _ in range(3):
         watcher.poll_once()
@@ -458,7 +458,7 @@ def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) 
     answer, looks = threading.Event(), []
 
     def wall_clock() -> float:
-        # The first call is from the first look at version 2, the newest.
+        # The first call reads the clock for version 2, the newest, and waits.
         looks.append("look")
         if len(looks) == 1:
             answer.wait()
@@ -478,7 +478,7 @@ def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) 
 
 
 class Wake(threading.Event):
-    """Counts the waits and ends the watcher at the last; no time passes."""
+    """Counts the watcher's waits, and ends the watcher at the last one; no time passes."""
 
     def __init__(self, last: int) -> None:
         super().__init__()
@@ -495,7 +495,7 @@ class Wake(threading.Event):
 
 
 def watched(world: World, last: int) -> tuple[ModelWatcher, Wake]:
-    """Returns a watcher that stops at its last-th wait."""
+    """Returns a watcher that ends at its wait number `last`, and the event that counts the waits."""
     wake = Wake(last)
     wake.watcher = ModelWatcher(world.config(), world.registry, world.rules, wake)
     return wake.watcher, wake
@@ -540,7 +540,7 @@ def test_polling_goes_on_after_a_surprise_and_ends_when_told(
 
 
 class Slots:
-    """Notes that it is held, and does something when it is about to be."""
+    """A stand-in for load slots: it counts how often a slot was taken, and calls `before` when one is about to be."""
 
     def __init__(self) -> None:
         self.entered = 0
@@ -558,7 +558,7 @@ class Slots:
 
 @pytest.fixture
 def slots(world: World) -> Slots:
-    """Bounds the loads of the world by slots, and returns these."""
+    """Lets the world's models load only in free slots; returns these slots."""
     slots = Slots()
     rules = dataclasses.replace(world.rules, slots=slots)
     world.watcher = ModelWatcher(world.config(), world.registry, rules)

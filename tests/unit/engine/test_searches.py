@@ -1,4 +1,4 @@
-"""Searches beside changes: a search sees one version, with the rows that it had when the search began."""
+"""A search sees one version while others change it, with the rows that it had when the search began."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ REF = ModelRef("toy")
 
 
 def query(*ids: int, **more: Any) -> NeighborQuery:
-    """Returns a search for the neighbours of rows."""
+    """Returns a query for the neighbours of the rows with these ids."""
     return NeighborQuery(rows=Named(ids=np.array(ids)), **more)
 
 
 def find(engine: Engine, asked: NeighborQuery, deadline_s: float | None = None) -> NeighborAnswer:
-    """Runs a search in the table "user"."""
+    """Searches the nearest rows in the table "user"."""
     return engine.neighbors(REF, "user", asked, Call("http", "neighbors", deadline_s=deadline_s))
 
 
 class Gate:
-    """Holds the next search just before it compares rows."""
+    """Stops the next search just before it compares rows, until the test lets it go on."""
 
     def __init__(self, real: Callable[..., bool]) -> None:
         self._real = real
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def __call__(self, *arguments: Any) -> bool:
-        """Stands for kernels.neighbors."""
+        """Stands for kernels.neighbors, and holds its first call up until the test lets it go on."""
         if not self.reached.is_set():
             self.reached.set()
             assert self.opened.wait(20)
@@ -53,7 +53,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Makes the gate of the next search."""
+    """Returns a gate that holds the next search."""
     made = Gate(kernels.neighbors)
     monkeypatch.setattr(kernels, "neighbors", made)
     return made
@@ -61,7 +61,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    """Makes threads for searches."""
+    """Yields a pool of two threads for searches."""
     with ThreadPoolExecutor(2) as pool:
         yield pool
 

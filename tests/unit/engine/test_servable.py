@@ -1,4 +1,4 @@
-"""A servable finds its signatures and what runs them, and says what it has where it finds nothing."""
+"""A servable finds signatures and their backends, and names those that it has if one is absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map of a table: principal components held against numpy's own decomposition, and the maps that are kept."""
+"""The projection finds a table's principal components as numpy's decomposition does, and keeps finished maps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_tables_of_few_numbers_equal_rows_and_odd_numbers_have_a_map(dim: int) -
 
 
 def waited(maps: KeptMaps[int], key: object, of: object, make: Callable[[], int]) -> int:
-    """Asks for a map until it is there."""
+    """Asks for a map until it has been made; returns it."""
     while (found := maps.get(key, of, make)) is None:
         threading.Event().wait(0.001)
     return found
@@ -101,6 +101,6 @@ def test_maps_that_wait_and_maps_that_are_kept_are_limited() -> None:
     gate.set()
     for key in range(3 * MAX_MAPS):
         assert waited(maps, key, maps, lambda: 2) in (1, 2)
-    # The first maps were dropped meanwhile, so they are made anew.
+    # The first maps were dropped, because more maps were asked for than are kept, so they are computed again.
     assert waited(maps, 0, maps, lambda: 3) == 3
     maps.close()

@@ -1,4 +1,4 @@
-"""Every way a request can fail to fit its signature, and what passes."""
+"""Requests are refused for every way in which they can fail to fit their signature, and else pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.types import Array, SignatureSpec, TensorSpec, ragged_features
 
 
 class Letters:
-    """A vocabulary: b"a" is 0, b"b" is 1 and so on."""
+    """A vocabulary of letters: row 0 for b"a", row 1 for b"b" and so on."""
 
     key_dtype: Literal["string"] = "string"
     example_key = b"a"
@@ -24,7 +24,7 @@ class Letters:
 
 
 def spec(kind: str, **inputs: TensorSpec) -> SignatureSpec:
-    """Returns a signature with these inputs and one output."""
+    """Returns a signature of this kind with these inputs and one output."""
     return SignatureSpec(
         name="s",
         kind=kind,  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def id_tensor(name: str, dtype: str = "int64", **more: Any) -> TensorSpec:
 
 
 def lookup(dtype: str = "int64") -> SignatureSpec:
-    """Returns a lookup of `user` and of the ragged `tags` with weights."""
+    """Returns the signature of a lookup with features `user` and `tags`; `tags` is ragged and has weights."""
     optional = {"is_optional": True}
     return spec(
         "lookup",
@@ -63,7 +63,7 @@ def predict() -> SignatureSpec:
 
 
 class Tens:
-    """A vocabulary of integers: 10 is 1, 20 is 2 and so on, anything else is to be dropped."""
+    """A vocabulary of integers: row 1 for 10, row 2 for 20 and so on; other keys are to be dropped."""
 
     key_dtype: Literal["int64"] = "int64"
     example_key = 10
@@ -87,7 +87,7 @@ def keyed(kind: str, id_dtype: str = "int64") -> SignatureSpec:
 
 
 def foreign(**inputs: TensorSpec) -> SignatureSpec:
-    """Returns a predict that no manifest describes."""
+    """Returns the spec of a predict signature that no manifest describes."""
     return spec("predict", **(inputs or {"x": TensorSpec("x", "float32", (None, 1))}))
 
 
@@ -97,7 +97,7 @@ def ints(*values: int, dtype: str = "int64") -> Array:
 
 
 def tags(values: Array, *splits: int, weights: Array | None = None, splits_dtype: str = "int64") -> dict[str, Array]:
-    """Returns the inputs of the ragged feature."""
+    """Returns the input tensors of the ragged feature `tags`."""
     arrays = {"tags__values": values, "tags__row_splits": np.array(splits, splits_dtype)}
     return arrays if weights is None else arrays | {"tags__weights": weights}
 
@@ -325,7 +325,8 @@ def test_a_predict_gets_its_keys_as_they_were_sent() -> None:
         ("lookup", "word", ints(1), '^input "word": expected string, got int64.$'),
         ("lookup", "code", strings(b"a"), '^input "code": expected int64, got string.$'),
         ("lookup", "code", np.ones(1, np.float32), '^input "code": expected int64, got float32.$'),
-        # TensorFlow's words, which count the arguments by the graph's names: code, word, words__row_splits, ...
+        # TensorFlow's messages name an argument by its number in the graph, in the order of the names: code, word,
+        # words__row_splits, ...
         ("predict", "word", ints(1), r"^Expects arg\[1\] to be string but int64 is provided$"),
         ("predict", "code", strings(b"a"), r"^Expects arg\[0\] to be int64 but string is provided$"),
         ("predict", "code", np.ones(1, np.float32), r"^Expects arg\[0\] to be int64 but float is provided$"),

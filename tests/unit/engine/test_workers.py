@@ -1,4 +1,4 @@
-"""Threads with a queue: turns between models, what is refused, what is dropped. The clock moves by hand."""
+"""Threads with a queue take turns between models, refuse jobs and drop some. The clock moves by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 60
 
 
 class Pool:
-    """One thread that is held by a job until it is let go, and what ran in it since, in order."""
+    """Workers with one thread, held by a job until the test lets it go. ran: names of the jobs run since, in order."""
 
     def __init__(self, **limits: Any) -> None:
         self.now_s = 0.0
@@ -32,7 +32,7 @@ class Pool:
         self._held: Job | None = None
 
     def hold(self) -> None:
-        """Makes the thread busy."""
+        """Keeps the worker's thread busy until the test releases it."""
         begun = threading.Event()
         self._gate.clear()
 
@@ -44,13 +44,13 @@ class Pool:
         assert begun.wait(PATIENCE_S)
 
     def let_go(self, *jobs: Job) -> None:
-        """Lets it work until these jobs are done."""
+        """Lets the thread go on, and waits until these jobs are done."""
         self._gate.set()
         for job in jobs:
             job.exception(PATIENCE_S)
 
     def add(self, model: str, name: str = "", deadline_s: float | None = None) -> Job:
-        """Queues a job that says that it ran."""
+        """Queues a job that adds its name to `ran`, or its error to `errors`; returns it."""
 
         def work(error: ServiceError | None) -> str:
             if error is not None:
@@ -62,7 +62,7 @@ class Pool:
         return self.workers.submit(model, work, deadline_s)
 
     def run_for(self, model: str, seconds: float, times: int) -> None:
-        """Lets jobs of a model take so long, for the pool to learn."""
+        """Runs `times` jobs of a model that take `seconds` each, so that the pool learns their cost."""
 
         def work(error: ServiceError | None) -> None:
             self.now_s += seconds
@@ -73,7 +73,7 @@ class Pool:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Pool]]:
-    """Makes pools and ends their threads."""
+    """Returns a function that makes pools; ends their threads after the test."""
     pools: list[Pool] = []
 
     def make(**limits: Any) -> Pool:
@@ -122,15 +122,15 @@ def test_the_queue_is_bounded_and_a_flood_leaves_places_for_others(make: Callabl
 
 def test_what_would_wait_too_long_is_refused_at_once(make: Callable[..., Pool]) -> None:
     pool = make(wait_s=1.0)
-    # The mean comes to just under 0.4 s.
+    # The mean time of a run of model a is then just under 0.4 s.
     pool.run_for("a", 0.4, 100)
     pool.hold()
     for _ in range(3):
         pool.add("a")
-    # Three of 0.4 s are before it.
+    # Three waiting requests of 0.4 s each precede the fourth, which would wait more than 1 s.
     with pytest.raises(Overloaded):
         pool.add("a")
-    # In turns, one of a's is before the first of another model.
+    # Models take turns, so only one of a's requests runs before the first request of model b.
     pool.add("b")
     assert pool.observer.refusals == [("a", "wait")]
 
@@ -231,7 +231,7 @@ def test_where_the_system_gives_no_thread_work_is_refused_until_it_does(
                 pool.add("a", "refused")
     assert pool.workers.num_waiting == 0
     assert pool.add("a", "one").result(PATIENCE_S) == "one"
-    # The thread that there is takes all work, whatever becomes of others.
+    # The pool's first thread runs all jobs if no further thread can start.
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert pool.add("a", "two").result(PATIENCE_S) == "two"
 

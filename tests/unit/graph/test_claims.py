@@ -37,14 +37,14 @@ TAGS = LookupFeature("tag_values", "tag_splits", combiner="mean", trailing_empty
 
 @pytest.fixture(scope="module")
 def folders(zoo_version: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The models by name; their manifests are rewritten by each test."""
+    """Copies three zoo models and returns their folders by name; tests rewrite their manifests."""
     base = tmp_path_factory.mktemp("claims")
     return {name: Path(shutil.copytree(zoo_version(name), base / name)) for name in ("hashed", "two_towers", "tags")}
 
 
 @pytest.fixture
 def opened() -> Iterator[list[Servable]]:
-    """Servables that are closed at the end."""
+    """Returns a list; the servables that a test appends are closed after it."""
     servables: list[Servable] = []
     yield servables
     for servable in servables:
@@ -57,7 +57,7 @@ def described(
     vocabularies: dict[str, VocabularyEntry],
     run: GraphRun = "cut",
 ) -> None:
-    """Has the manifest describe features of the signature, each with its table; vocabularies are named as features."""
+    """Describes a signature's features in the manifest, each with its table; a vocabulary is named like its feature."""
     manifest = Manifest.read(folder)
     assert manifest is not None
     entries = {
@@ -69,14 +69,14 @@ def described(
 
 
 def combined(servable: Servable) -> int:
-    """Returns how many sources of the signature are whole features."""
+    """Returns how many sources of the tower's signature are whole features."""
     tower = servable.backends[SIGNATURE]
     assert isinstance(tower, TowerBackend)
     return sum(isinstance(source, FeatureRows) for source in tower.cuts[SIGNATURE].sources.values())
 
 
 def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, Array]]) -> Servable:
-    """Returns the servable, whose answers are those of the whole graph, refusals included."""
+    """Checks that a version answers and refuses requests as its whole graph does; returns the servable with towers."""
     opened += [ServableLoader(SERVE, "auto", 1)("m", 1, folder)]
     opened += [ServableLoader(SERVE, "auto", 1, has_towers=False)("m", 1, folder)]
     for request in requests:
@@ -92,7 +92,7 @@ def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, 
 
 
 def requests(name: str) -> list[dict[str, Array]]:
-    """Returns random requests of several sizes."""
+    """Returns random requests of 1, 5 and 40 rows for a model of the zoo."""
     random = np.random.default_rng(8)
     return [ZOO[name].request(rows, ZOO_ROWS, random) for rows in (1, 5, 40)]
 
@@ -120,7 +120,7 @@ def test_keys_of_a_table_in_the_graph(
 
 
 def tags_request(*lengths: int) -> dict[str, Array]:
-    """Returns a request whose rows have so many tags."""
+    """Returns a request of the zoo's model "tags"; lengths: the number of tags in each row."""
     request = ZOO["tags"].request(len(lengths), ZOO_ROWS, np.random.default_rng(4))
     splits = np.cumsum([0, *lengths])
     return request | {"tag_values": np.arange(splits[-1]) % ZOO_ROWS, "tag_splits": splits}

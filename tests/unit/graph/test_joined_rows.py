@@ -1,4 +1,4 @@
-"""Features are fed side by side where a graph does nothing else with them, and nowhere else."""
+"""Features are fed side by side if a graph only joins them, and else one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Found = dict[str, tuple[str, tuple[int, ...] | None]]
 
 
 def found(tf: Any, build: Callable[..., Any]) -> Found:
-    """Returns what is fed to a graph that begins with five sources and ends with what is built of them."""
+    """Builds a graph on five sources; returns the tensors fed to it -> the sources joined into each, and its shape."""
     with tf.Graph().as_default() as graph:
         parts = [
             tf.compat.v1.placeholder(tf.float32, None if shape is None else [None, *shape], name.partition(":")[0])

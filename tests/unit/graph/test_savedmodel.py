@@ -1,4 +1,4 @@
-"""Graph runs: what TensorFlow wrote is answered as TensorFlow Serving would, and refused in the graph's own words."""
+"""TensorFlow's graphs are answered as TensorFlow Serving answers them, and refused in the graph's own words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_folder(folder: Path) -> SavedModelBackend:
 
 @pytest.fixture(scope="module")
 def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SavedModel with one signature per thing to be tested."""
+    """A SavedModel that has a signature for each behaviour which this file tests."""
 
     def function(*specs: Any) -> Any:
         return lambda f: tf.function(f, input_signature=list(specs), autograph=False)
@@ -213,7 +213,7 @@ def engine_over(folder: Path, name: str = "m") -> Engine:
 
 
 def predict(engine: Engine, inputs: dict[str, np.ndarray], signature: str = "") -> dict[str, np.ndarray]:
-    """Runs a signature of model m."""
+    """Runs a signature of model m; returns its outputs."""
     with engine.bind(ModelRef("m"), signature, Call("test")) as bound:
         return bound.run(inputs)
 

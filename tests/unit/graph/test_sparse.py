@@ -21,7 +21,7 @@ ROWS = [[4, 2, 9], [], [7], []]
 
 
 def ragged(rows: list[list[int]], dtype: str = "int64") -> tuple[np.ndarray, np.ndarray]:
-    """Returns values and row splits."""
+    """Returns the values and row splits of lists of unequal length."""
     return np.array([x for row in rows for x in row], dtype), np.cumsum([0, *map(len, rows)])
 
 
@@ -37,7 +37,7 @@ def test_to_coo_is_tensorflows_own_conversion(tf: Any, rows: list[list[int]]) ->
 
 @pytest.fixture(scope="module")
 def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SavedModel with sparse inputs and outputs."""
+    """A SavedModel whose signatures have sparse inputs and outputs."""
     v1 = tf.compat.v1
     folder = tmp_path_factory.mktemp("sparse") / "1"
     signature = v1.saved_model.build_signature_def

@@ -1,4 +1,4 @@
-"""Predictions whose lookups run on the mapped tables are those of the whole graph, errors and policies included."""
+"""Predictions with lookups on mapped tables equal those of the whole graph, also their errors and policies."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CUT = {"serving_default", "with_extra", "keyed", "rows", "matrix", "share", "lar
 
 
 def int64(*numbers: int) -> Array:
-    """Returns ids or row splits."""
+    """Returns an array of ids or row splits."""
     return np.array(numbers, np.int64)
 
 
 def predict(servable: Servable, name: str, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Runs a signature as a request does: validated first."""
+    """Validates the inputs of a signature and runs it, as a request does; returns its outputs."""
     spec = servable.signatures[name]
     arrays, _ = checked(spec, inputs)
     return servable.backends[name].run(name, arrays, tuple(spec.outputs))
@@ -40,7 +40,7 @@ def predict(servable: Servable, name: str, inputs: dict[str, Array]) -> dict[str
 
 @pytest.fixture(scope="module")
 def cut(tower_version: Path) -> Iterator[Servable]:
-    """The model, its graphs cut where they can be."""
+    """Yields a servable of the model, whose graphs are cut where they can be."""
     servable = ServableLoader(SERVE, "auto", 2)("m", 1, tower_version)
     yield servable
     servable.close()
@@ -48,7 +48,7 @@ def cut(tower_version: Path) -> Iterator[Servable]:
 
 @pytest.fixture(scope="module")
 def whole(tower_version: Path) -> Iterator[Servable]:
-    """The model as TensorFlow runs it."""
+    """The tower model with whole graphs, which TensorFlow runs without cutting lookups out."""
     servable = ServableLoader(SERVE, "auto", 2, has_towers=False)("m", 1, tower_version)
     yield servable
     servable.close()
@@ -69,14 +69,14 @@ def test_why_a_graph_is_not_cut_is_logged_once(tower_version: Path, caplog: pyte
 
 
 def test_a_score_worked_out_by_hand(cut: Servable) -> None:
-    # Users 3 and 0; the tags' means are ([1, 0] + [2, 2]) / 2 and nothing.
+    # The request has users 3 and 0. The mean of row 0's tags is ([1, 0] + [2, 2]) / 2; row 1 has no tags.
     inputs = {"user": int64(3, 0), "tags__values": int64(0, 2), "tags__row_splits": int64(0, 2, 2)}
     # 6 + 10 * 7 + 100 * 1.5 + 1000 * 1 + 0.5, and 0 + 10 * 1 + 0.5.
     assert predict(cut, "serving_default", inputs)["score"].tolist() == [[1226.5], [10.5]]
 
 
 def random_inputs(name: str, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns a request of so many rows."""
+    """Returns a random request of a signature with this many rows."""
     lengths = random.integers(0, 5, rows) * random.integers(0, 2, rows)
     ragged = {
         "tags__values": random.integers(0, 3, int(lengths.sum())),
@@ -101,7 +101,7 @@ def test_answers_are_the_whole_graphs(cut: Servable, whole: Servable, name: str)
         got, wanted = predict(cut, name, inputs), predict(whole, name, inputs)
         assert got.keys() == wanted.keys()
         for output in wanted:
-            # Integers small enough for any order of sums to give the same bits.
+            # The numbers are small integers, so that a sum has the same bits in any order of adding.
             np.testing.assert_array_equal(got[output], wanted[output])
             assert got[output].dtype == wanted[output].dtype
 
@@ -153,7 +153,7 @@ def test_some_of_the_outputs(cut: Servable) -> None:
 
 
 def test_tensorflow_does_not_load_the_tables(tower_version: Path, tmp_path: Path) -> None:
-    """A table whose bytes differ from their checksum: TensorFlow, which checks what it loads, refuses the graph."""
+    """Changes a table's bytes; TensorFlow, which verifies checksums, refuses the graph only if it loads the table."""
     broken = tmp_path / "1"
     shutil.copytree(tower_version, broken)
     without_whole(broken)
@@ -166,14 +166,14 @@ def test_tensorflow_does_not_load_the_tables(tower_version: Path, tmp_path: Path
         ServableLoader(SERVE, "auto", 2, has_towers=False)("m", 1, broken)
     servable = ServableLoader(SERVE, "auto", 2)("m", 1, broken)
     assert predict(servable, "rows", {"user": int64(3)})["rows"].tolist() == [[6.0, 8.0]]
-    # The initialiser, which nobody can call, is not opened for a version's sake.
+    # The signature __saved_model_init_op is not opened while a version is loaded, because no client can call it.
     with pytest.raises(BackendFailure):
         servable.backends["__saved_model_init_op"].run("__saved_model_init_op", {}, ("__saved_model_init_op",))
     servable.close()
 
 
 def without_whole(folder: Path) -> None:
-    """Takes the signature away that can not be cut."""
+    """Removes from the SavedModel the signature that can not be cut."""
     path = folder / "saved_model.pb"
     saved_model = message_class("tensorflow.SavedModel")()
     saved_model.ParseFromString(path.read_bytes())

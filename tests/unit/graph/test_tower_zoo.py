@@ -1,4 +1,4 @@
-"""Models as teams have them answer cut as they do whole: to the bit, and in the same words where they refuse."""
+"""Models as teams have them give the same bits and the same errors, whether they are cut or run whole."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 
 pytestmark = pytest.mark.tf
 
-# Tensors that the last run is fed in place of lookups.
+# Model of the zoo -> the number of tensors with rows that the last run of its tower was fed.
 FED = {"dlrm": 8, "dlrm_matrix": 8, "deepfm": 12, "many": 1, "hashed": 1, "two_towers": 2, "columns": 6, "tags": 3}
 Pair = tuple[Servable, Servable]
 
 
 @pytest.fixture(scope="module", params=sorted(ZOO))
 def model(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) -> Iterator[Any]:
-    """A model's name, and the model cut and whole."""
+    """Yields a model's name, and two servables of it: cut, and whole."""
     folder = zoo_version(request.param)
     serve = frozenset({"serve"})
     cut = ServableLoader(serve, "auto", 1)("m", 1, folder)
@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) ->
 
 
 def answers(pair: Pair, inputs: dict[str, Array]) -> list[dict[str, Array] | str]:
-    """Returns what both say, or why they refuse."""
+    """Returns the answers of both servables, or the texts with which they refuse."""
     found: list[dict[str, Array] | str] = []
     for servable in pair:
         spec = servable.signatures[SIGNATURE]
@@ -77,7 +77,7 @@ def test_rows_that_do_not_fit_are_refused_in_the_graphs_words(model: tuple[str, 
     inputs = ZOO[name].request(4, ZOO_ROWS, np.random.default_rng(2))
     inputs["c1"] = inputs["c1"][:3]
     got, wanted = answers(pair, inputs)
-    # Which of two nodes refuses first is the executor's choice.
+    # Two nodes of the graph of deepfm refuse the request, and TensorFlow's executor chooses the error that it returns.
     assert isinstance(got, str) and isinstance(wanted, str) and (got == wanted or name == "deepfm")
 
 
@@ -93,7 +93,8 @@ def test_an_id_without_a_row_is_refused_in_the_graphs_words(model: tuple[str, Pa
 
 
 def test_one_row_beside_many_is_answered_as_the_graph_does(model: tuple[str, Pair]) -> None:
-    # A product of a row with many is spread by the graph; what is put side by side must have as many rows.
+    # The graph broadcasts a product of one row with many rows, but it can not concatenate tensors of one row and of
+    # many.
     name, pair = model
     if name == "dlrm_matrix":
         pytest.skip("its ids are one input")

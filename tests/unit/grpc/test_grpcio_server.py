@@ -1,4 +1,4 @@
-"""The methods over real servers on the loopback interface."""
+"""Calls the methods on real servers on the loopback interface."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MAX_MESSAGE_BYTES = 100_000
 
 @pytest.fixture
 def make_server() -> Callable[..., GrpcServer]:
-    """Builds servers that have not started."""
+    """Returns a function that makes gRPC servers which have not been started."""
     return partial(grpc_server, max_message_bytes=MAX_MESSAGE_BYTES)
 
 
 @pytest.fixture
 def server(engine: Engine, make_server: Callable[..., GrpcServer]) -> Iterator[GrpcServer]:
-    """A server that is stopped at the end, if it was not before."""
+    """Makes a server, and stops it after the test."""
     server = make_server(engine)
     yield server
     server.stop(0)
@@ -42,7 +42,7 @@ def server(engine: Engine, make_server: Callable[..., GrpcServer]) -> Iterator[G
 
 @pytest.fixture
 def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
-    """A channel to the started server."""
+    """Starts the server, and opens a channel to it."""
     with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
         yield channel
 
@@ -52,7 +52,7 @@ Predict = Callable[..., Any]
 
 @pytest.fixture
 def predict(channel: grpc.Channel) -> Predict:
-    """Calls Predict with bytes; returns the response message."""
+    """Returns a function that calls Predict with bytes or a message, and returns the response."""
     method = channel.unary_unary(f"{PREDICTION}/Predict")
 
     def predict(request: Any, **options: Any) -> Any:
@@ -63,7 +63,7 @@ def predict(channel: grpc.Channel) -> Predict:
 
 
 def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
-    """Returns the status that a call fails with."""
+    """Returns the status code and the text with which a call fails."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
     model.gate = threading.Event()
     request = predict_request(X).SerializeToString()
     method = channel.unary_unary(f"{PREDICTION}/Predict")
-    # Two hold the two workers, a third waits behind them until its deadline.
+    # Two calls occupy the server's two workers; a third waits for a worker until its deadline.
     held = [method.future(request, timeout=30) for _ in range(2)]
     for _ in held:
         model.entered.acquire()
@@ -177,7 +177,7 @@ def test_a_unix_socket(
 ) -> None:
     path = tmp_path_factory.mktemp("s") / "grpc"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-        # As a server leaves it that was killed.
+        # A dead socket file, as a killed server leaves it.
         dead.bind(str(path))
     server = make_server(engine, socket_path=str(path))
     server.start()
@@ -285,7 +285,7 @@ def test_stock_stubs_work(channel: grpc.Channel) -> None:
 def test_a_watcher_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == SERVING
-    # Within a grace of an hour: the watch is ended, not waited for.
+    # The grace of an hour does not count for a health watch: the server ends it at once.
     server.stop(3600)
     assert [response.status for response in watch] == [NOT_SERVING]
 

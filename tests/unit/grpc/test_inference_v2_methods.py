@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's gRPC methods over bytes."""
+"""The gRPC methods of the Open Inference Protocol take and return bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X = {"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents"
 
 @pytest.fixture
 def call(engine: Engine) -> Call:
-    """Calls a method with a message's fields; the answer is a message."""
+    """Returns a function that calls a method with a message's fields and returns the answer's message."""
     methods = open_inference_methods(engine)
 
     def call(method: str, deadline_s: float | None = None, **fields: Any) -> Any:
@@ -35,7 +35,7 @@ def call(engine: Engine) -> Call:
 
 
 def outputs(response: Any) -> dict[str, list[Any]]:
-    """Returns the outputs of an inference."""
+    """Returns the outputs in an inference's response, by name, as lists."""
     dtypes = {"FP32": "<f4", "INT64": "<i8"}
     return {
         output.name: np.frombuffer(raw, dtypes[output.datatype]).reshape(output.shape).tolist()

@@ -1,4 +1,4 @@
-"""The methods over bytes: TensorFlow Serving's answers and its texts for errors."""
+"""The methods take and return bytes: TensorFlow Serving's answers, and its texts for errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def predict_request(inputs: dict[str, Array], *, output_filter: tuple[str, ...] 
 
 @pytest.fixture
 def call(engine: Engine) -> Call:
-    """Calls a method with a message; the answer is a message."""
+    """Returns a function that calls a gRPC method with a message and returns the answer as a message."""
     methods = service_methods(engine)
 
     def call(path: str, request: Any, deadline_s: float | None = None) -> Any:
@@ -67,7 +67,7 @@ def call(engine: Engine) -> Call:
 
 
 def outputs(response: Any) -> dict[str, Any]:
-    """Returns a PredictResponse's outputs as lists."""
+    """Returns a PredictResponse's outputs by name, as lists."""
     return {name: decode_tensor(name, tensor).tolist() for name, tensor in response.outputs.items()}
 
 
@@ -238,7 +238,7 @@ def test_a_lookup_takes_no_examples(call: Call) -> None:
     assert caught.value.message == "Expected one input Tensor."
 
 
-# model_spec { name: "m" }, and the same in a task of a MultiInferenceRequest.
+# A serialized message with model_spec { name: "m" }, and a MultiInferenceRequest whose task has the same model_spec.
 SPEC, TASK = b"\n\x03\n\x01m", b"\n\x05\n\x03\n\x01m"
 
 

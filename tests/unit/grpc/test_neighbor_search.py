@@ -1,4 +1,4 @@
-"""The signature "neighbors" of Predict, over the toy model's tables."""
+"""The signature "neighbors" of Predict searches the toy model's tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def search(engine: Engine, *, model: str = "toy", output_filter: tuple[str, ...]
 
 
 def arrays(answer: Any) -> dict[str, list[Any]]:
-    """Returns the outputs as lists."""
+    """Returns a response's outputs by name, as lists."""
     return {name: decode_tensor(name, tensor, 100).tolist() for name, tensor in answer.outputs.items()}
 
 

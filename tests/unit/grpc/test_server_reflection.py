@@ -1,4 +1,4 @@
-"""Reflection streams that clients keep open cost no worker and hold nothing up; what can not be read is refused."""
+"""Open reflection streams cost no worker and hold nothing up, and a request that can not be read is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUM_WORKERS = 2
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[GrpcServer]:
-    """A server of few workers."""
+    """A gRPC server with NUM_WORKERS worker threads."""
     server = grpc_server(engine, max_workers=NUM_WORKERS)
     yield server
     server.stop(0)
@@ -51,7 +51,7 @@ class HeldStream:
         self._is_over.wait()
 
     def end(self) -> None:
-        """Says that there are no more requests."""
+        """Ends the stream's requests."""
         self._is_over.set()
 
 
@@ -65,7 +65,7 @@ def test_streams_that_are_kept_open_hold_no_worker(channel: grpc.Channel) -> Non
 
 def test_a_stream_that_is_kept_open_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
     stream = HeldStream(channel)
-    # Within a grace of an hour: the stream is ended, not waited for.
+    # The grace of an hour does not count for this stream: the server ends it at once.
     server.stop(3600)
     with pytest.raises(grpc.RpcError):
         next(stream.answers)

@@ -39,7 +39,7 @@ class NumpyModel:
     threads: list[str] = field(default_factory=list)
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """See service.types.Backend."""
+        """Runs the model as service.types.Backend says, after its gate is open."""
         gate = self.gate
         self.threads.append(threading.current_thread().name)
         self.entered.release()
@@ -77,7 +77,7 @@ class NumpyTable:
 
 
 def specs() -> dict[str, SignatureSpec]:
-    """Returns the signatures of NumpyModel."""
+    """Returns the signatures of NumpyModel, by name."""
 
     def tensors(**shapes: tuple[str, tuple[int | None, ...]]) -> dict[str, TensorSpec]:
         return {name: TensorSpec(name, dtype, shape, f"{name}:0") for name, (dtype, shape) in shapes.items()}
@@ -178,7 +178,7 @@ def http(make_http: Callable[..., Http]) -> Http:
 
 
 async def chunks(*pieces: bytes) -> AsyncIterator[bytes]:
-    """Returns a request body without a declared length."""
+    """Yields the pieces of a request body that has no declared length."""
     for piece in pieces:
         yield piece
 

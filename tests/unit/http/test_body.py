@@ -1,4 +1,4 @@
-"""Limits on bodies, plain and compressed."""
+"""Bodies are limited in size, plain and compressed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GZIP = {"Content-Encoding": "gzip"}
 
 
 def padded(size: int) -> bytes:
-    """Returns a valid body of that many bytes."""
+    """Returns a valid body with this many bytes."""
     return BODY + b" " * (size - len(BODY))
 
 

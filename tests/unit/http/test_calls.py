@@ -1,4 +1,4 @@
-"""Graph runs beside the event loop: bounded, timed, and never losing a lease."""
+"""Graph runs beside the event loop are bounded and timed, and never lose a lease."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BODY = {"inputs": [1]}
 
 
 def num_leases(registry: Registry) -> int:
-    """Returns how many requests hold model m, this look excluded."""
+    """Returns how many requests hold model m, without the lease that this function takes."""
     holder = registry.lease(ModelRef("m"))
     with holder:
         return holder._holder.num_leases - 1
@@ -25,7 +25,7 @@ def num_leases(registry: Registry) -> int:
 
 @pytest.fixture
 def gate(model: NumpyModel) -> threading.Event:
-    """Holds every run until it is set."""
+    """Returns an event; every run of the model waits until it is set."""
     model.gate = threading.Event()
     return model.gate
 
@@ -68,7 +68,7 @@ def test_lookups_go_on_while_all_graph_threads_are_busy(
     async def predict(client):  # type: ignore[no-untyped-def]
         return await client.post(PREDICT, json=BODY)
 
-    # The first predict takes the only thread with the gate in hand before the lookups begin.
+    # The first predict occupies the only thread, and waits at the gate, before the lookups begin.
     model.gate = gate
     predicted = threading.Thread(target=lambda: results.append(http.together([predict])[0]))
     results: list[object] = []

@@ -1,4 +1,4 @@
-"""The console's files and its own routes."""
+"""Serves the console's files and the routes that only the console uses."""
 
 from __future__ import annotations
 

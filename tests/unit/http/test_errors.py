@@ -1,4 +1,4 @@
-"""Answers to errors, and their lines in the log."""
+"""Errors become answers over HTTP and lines in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which answers are compressed, and for whom."""
+"""The server compresses some answers for clients that accept it, and not others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exchange(pieces: list[bytes], accepted: bytes = b"gzip", **headers: str) -> 
     return dict(start["headers"]), [body["body"] for body in bodies]
 
 
-# Below and above what is compressed beside the event loop.
+# The sizes are below and above the one from which an answer is compressed in a thread beside the event loop.
 @pytest.mark.parametrize("size", [MIN_BYTES, 100_000])
 def test_a_large_answer_is_compressed(size: int) -> None:
     headers, (body,) = exchange([b"x" * size], content_length=str(size))

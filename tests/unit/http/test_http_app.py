@@ -100,7 +100,7 @@ def test_a_method_that_a_path_does_not_have(http: Http) -> None:
 
 @pytest.fixture(params=["served", "nothing served"])
 def documented(request: pytest.FixtureRequest, registry: Registry) -> None:
-    """Examples are of the model that is served, or of none."""
+    """Runs a test of the documented examples with their model served, and again with nothing served."""
     if request.param == "nothing served":
         registry.unload("m", 3)
 

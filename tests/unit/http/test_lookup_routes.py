@@ -1,4 +1,4 @@
-"""Our own routes: lookups, tables, rows."""
+"""The server's own routes give lookups, tables and rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_number_of_rows_is_bounded(make_http: Callable[..., Http]) -> None:
 
 
 def test_a_signature_without_a_lookup_may_still_be_looked_up(http: Http) -> None:
-    """An adapter does not ask what kind a signature is of."""
+    """The HTTP adapter looks a signature up without asking for its kind."""
     response = http.post("/v1/models/m:lookup", json={"features": {"x": [1]}, "signature_name": "serving_default"})
     assert response.json() == {"embeddings": {"y": [3.0], "z": [1]}}
 

@@ -1,4 +1,4 @@
-"""The route for nearest rows, over the toy model's tables."""
+"""The route for nearest rows searches the toy model's tables."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_neighbors_by_hand(http: Http, body: Any, answer: Any) -> None:
 
 
 def test_a_table_without_a_vocabulary_has_no_keys(http: Http) -> None:
-    # Rows of "user" are [i, 10 i].
+    # Row i of table "user" is [i, 10 i].
     response = http.post("/v1/models/toy/tables/user:neighbors", json={"ids": [1], "k": 2})
     assert response.json() == {"ids": [[4, 3]], "scores": [[404.0, 303.0]]}
     response = http.post("/v1/models/toy/tables/user:neighbors", json={"keys": ["a"]})

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, on the application itself."""
+"""The HTTP application speaks the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_lookups(registry: Registry, model: NumpyModel) -> None:
 
 
 def outputs(response: httpx.Response) -> dict[str, Any]:
-    """Returns the data of an answer in JSON."""
+    """Returns the outputs of a JSON answer: name -> data; fails if the answer has another form."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/json" and LENGTH not in response.headers
     return {output["name"]: output["data"] for output in response.json()["outputs"]}
@@ -103,7 +103,7 @@ def test_a_client_that_asks_for_one_coding_gets_it(http: Http, coding: str) -> N
     sent = gzip.compress(content) if coding == "gzip" else zlib.compress(content)
     response = http.post(INFER, content=sent, headers={"Content-Encoding": coding, "Accept-Encoding": coding})
     assert (response.status_code, response.headers["content-encoding"]) == (200, coding)
-    # httpx has undone it, and the length is that of the plain JSON.
+    # httpx has decompressed the answer, and the header has the length of the JSON before its compression.
     length = int(response.headers[LENGTH])
     assert struct.unpack("<ffqq", response.content[length:]) == (3.0, 5.0, 1, 2)
     plain = http.post(INFER, content=content, headers={"Accept-Encoding": "gzip, deflate"})

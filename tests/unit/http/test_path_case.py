@@ -1,4 +1,4 @@
-"""Paths as TensorFlow Serving's regular expressions read them; what they lead to is in tests/conformance."""
+"""Paths are read as TensorFlow Serving's regular expressions read them; tests/conformance has the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes that show a table to people."""
+"""The routes that show tables to people in the console."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_map_is_computed_beside_requests_and_kept(http: Http, registry: Regist
 
     found = ask()
     assert found["total"] == 4 and found["ids"] == [0, 1, 2, 3] and found["version"] == 3
-    # All rows of the table lie on one line.
+    # All four rows lie on one line, so the first axis explains all of their variance.
     assert found["explained"] == pytest.approx([1, 0], abs=1e-6)
     assert sorted(found["x"]) == pytest.approx([-1, -1 / 3, 1 / 3, 1], abs=1e-4)
     assert http.get("/v1/models/m/tables/t:projection").status_code == 200

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API: routes, answers, and its texts for errors."""
+"""TensorFlow Serving's REST API has its routes, its answers, and its texts for errors."""
 
 from __future__ import annotations
 

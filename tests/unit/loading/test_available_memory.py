@@ -1,4 +1,4 @@
-"""Memory that may still be taken, of systems and control groups that are written down as files."""
+"""Memory that a server may still take, computed from the files of systems and control groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SYSTEM = 20000 * 1024
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
-    """Writes a system and returns its root."""
+    """Writes files of a system under a root folder, and returns the root."""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -27,7 +27,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ({}, None),
         ({"proc/meminfo": MEMINFO}, SYSTEM),
         ({"proc/meminfo": "MemTotal: 1 kB\nMemAvailable: none\n\n"}, None),
-        # Version 2: the group of a container, which sees itself as the root.
+        # Version 2 of control groups, in a container: the process sees its own group as the root.
         (
             {
                 "proc/meminfo": MEMINFO,
@@ -38,7 +38,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
             },
             10000 - 7000 + 4500,
         ),
-        # A limit of a group above it, and none of its own.
+        # The process's own control group has no limit, but the group above it has one.
         (
             {
                 "proc/meminfo": MEMINFO,
@@ -50,7 +50,8 @@ def write(root: Path, files: dict[str, str]) -> Path:
             },
             0,
         ),
-        # Version 1, whose path is the host's and whose folder is the container's own.
+        # Version 1 of control groups in a container: the path is that of the host, but the folder at the top is the
+        # container's own group.
         (
             {
                 "proc/meminfo": MEMINFO,
@@ -61,7 +62,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
             },
             10000 - 9000 + 4000,
         ),
-        # A limit that is none.
+        # "No limit" in version 1 of control groups: a number larger than any memory.
         (
             {
                 "proc/meminfo": MEMINFO,
@@ -88,7 +89,7 @@ def test_this_system_says_something() -> None:
     [
         ({}, None),
         ({"proc/meminfo": MEMINFO}, 24000 * 1024),
-        # The least limit of the group and of those above it.
+        # The lowest limit counts: that of the group itself or of a group above it.
         (
             {
                 "proc/meminfo": MEMINFO,

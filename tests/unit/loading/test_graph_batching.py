@@ -1,4 +1,4 @@
-"""Which signatures are batched, and by whose parameters."""
+"""Decides which signatures are batched, and with the parameters of which file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.engine.test_batcher import RecordingBatches
 
 
 def batching(parameters: BatchingParameters = DEFAULT, is_per_model: bool = False) -> GraphBatching:
-    """Returns batching that never starts a thread."""
+    """Returns a GraphBatching whose scheduler never starts a thread."""
     scheduler = Scheduler(2, start_thread=lambda name, work: None)
     return GraphBatching(scheduler, parameters, is_per_model, RecordingBatches())
 

@@ -55,7 +55,8 @@ def test_a_file_has_the_rows_of_a_version_and_a_load_reads_them(tmp_path: Path) 
     lines = (tmp_path / "hot" / "a%2Fb" / "3.jsonl").read_text().splitlines()
     assert json.loads(lines[0]) == {"table": "tag", "id": 1, "key": "red", "lookups": 96} and len(lines) == 3
     assert {table: ids.tolist() for table, ids in files.read("a/b", 3).items()} == {"tag": [1, 0, 3]}
-    # A newer version reads the file of an older one, an older version nothing.
+    # A version without a file of hot rows reads the file of the next older version; files of newer versions are
+    # ignored.
     assert files.read("a/b", 12).keys() == {"tag"} and not files.read("a/b", 2) and not files.read("b", 3)
     read: list[Any] = []
 

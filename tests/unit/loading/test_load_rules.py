@@ -21,7 +21,7 @@ def test_every_setting_has_its_effect() -> None:
         is_prefaulted=True, bytes_per_s=1_572_864.0, lock="try", advice="random", is_warmed=True
     )
     assert residency_of(read_settings(["--model_base_path=/m"])) == Residency()
-    # Pages that are read as a whole are read in large ones at once.
+    # --table_prefault reads all pages, so it also asks the kernel for huge pages.
     assert residency_of(read_settings(["--model_base_path=/m", "--table_prefault"])) == Residency(
         is_prefaulted=True, advice="huge"
     )
@@ -34,5 +34,5 @@ def test_a_version_whose_tables_must_be_locked_and_can_not_is_not_loaded(
     path = write_toy_model(tmp_path / "1")
     with pytest.raises(ArtifactError, match="can not be locked"):
         ServableLoader(frozenset({"serve"}), "off", 1, residency=Residency(lock="require"))("toy", 1, path)
-    # Without that wish it is.
+    # Residency() does not require locked pages, so the version is loaded although mlock() fails.
     ServableLoader(frozenset({"serve"}), "off", 1)("toy", 1, path).close()

@@ -1,4 +1,4 @@
-"""A version folder becomes a servable, with TensorFlow only where it is wanted, or is refused in words."""
+"""Loads a version folder as a servable, with TensorFlow only if it is needed, or refuses it with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TPU = frozenset({"serve", "tpu"})
 
 
 class FakeGraph:
-    """Stands in for a graph in TensorFlow."""
+    """A stand-in for a graph that TensorFlow runs: each output is [1.0]."""
 
     closed = 0
 
@@ -41,7 +41,7 @@ class FakeGraph:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], int]]:
-    """Makes TensorFlow seem to be there; lists the graphs that were opened."""
+    """Replaces TensorFlow by a stub; returns the list of the (artifact, tags, threads) of each graph that is opened."""
     calls: list[tuple[Path, frozenset[str], int]] = []
 
     def open_graph(
@@ -63,7 +63,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
 
 
 def load(path: Path, graph_signatures: str = "off", tags: frozenset[str] = SERVE) -> Servable:
-    """Loads a folder as version 1."""
+    """Loads a folder as version 1 of model "toy"."""
     return ServableLoader(tags, graph_signatures, 3)("toy", 1, path)
 
 
@@ -187,9 +187,9 @@ def test_lookups_of_another_meta_graph_run_on_the_mapped_tables_too(tmp_path: Pa
     from tests.toy_model import saved_model, toy_signatures
 
     artifact = write_toy_model(tmp_path / "1")
-    # It has one of the manifest's lookups, and a predict of its own.
+    # The second MetaGraph has one of the manifest's lookups, and a predict signature that the first one lacks.
     signatures = {"lookup": toy_signatures()["lookup"], "on_tpu": ({"x": (1, (-1,))}, {"y": (1, (-1,))})}
-    # Messages concatenate: the repeated MetaGraphs of both are in the file.
+    # Concatenated protobuf messages merge, so the file then has the MetaGraphs of both messages.
     data = (artifact / "saved_model.pb").read_bytes() + saved_model(signatures, ("serve", "tpu"))
     (artifact / "saved_model.pb").write_bytes(data)
     rewrite_manifest(artifact, lambda manifest: manifest["files"].update({"saved_model.pb": len(data)}))
@@ -199,7 +199,7 @@ def test_lookups_of_another_meta_graph_run_on_the_mapped_tables_too(tmp_path: Pa
     assert outputs["user"].tolist() == [[3, 30]]
     assert isinstance(servable.backends["on_tpu"], FakeGraph)
     assert opened == [(artifact, TPU, 3)]
-    # Where both are there, {serve} is what a server takes unless told otherwise.
+    # A file may have MetaGraphs for {serve} and {serve,tpu}; a server without other settings reads {serve}.
     assert sorted(load(artifact).signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
 
 
@@ -227,7 +227,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
 
 def shown(path: Path, graph_signatures: str = "auto", **more: Any) -> tuple[Servable, list[Servable]]:
-    """Loads a folder as version 1; returns it, and what was shown of it before."""
+    """Loads a folder as version 1; returns the version, and the servables that were shown before it was loaded."""
     early: list[Servable] = []
     loader = ServableLoader(SERVE, graph_signatures, 3, show_lookups=early.append, **more)
     return loader("toy", 1, path), early
@@ -269,7 +269,7 @@ def test_lookups_that_deltas_change_are_shown_with_these_only(
     journal.unlink()
     (folder / "deltas").mkdir()
     assert shown(folder, deltas=rules)[1] == []
-    # One that can not be looked at may be there.
+    # The loader can not look for the journal, because the journal's folder is a file: it assumes that there is one.
     (folder / "deltas").rmdir()
     journal.parent.rmdir()
     journal.parent.touch()

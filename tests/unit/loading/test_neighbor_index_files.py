@@ -1,4 +1,4 @@
-"""Indexes in files: found after a restart, and ignored if they are damaged, foreign, or of other tables."""
+"""Indexes in files are found after a restart, and ignored if they are damaged, foreign, or of other tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 class Restarted:
-    """A server that has started on version 1 and has searched until it has an index. was_built: whether it built it."""
+    """A server of version 1 that has searched until it has an index. was_built: it built the index, did not read it."""
 
     def __init__(self, base: Path, served: Served | None = None, metric: str = "l2") -> None:
         self.was_built = False
@@ -42,13 +42,13 @@ class Restarted:
         )
         find(self.engine, metric=metric)
         until(lambda: bool(self.engine.searches.indexes.all()))
-        # An index is shown after its file is written.
+        # Searches use an index from the moment after its file is written; close() ends the thread that does both.
         self.engine.searches.indexes.close()
         (self.index,) = self.engine.searches.indexes.all().values()
 
 
 def kept(base: Path) -> Path:
-    """Returns the only file of an index."""
+    """Returns the only file in the folder of kept indexes."""
     (path,) = (path for path in (base / "kept").rglob("*") if path.is_file())
     return path
 
@@ -66,7 +66,7 @@ def test_a_restart_finds_the_index(tmp_path: Path, metric: str) -> None:
         assert getattr(before.index, name) == getattr(after.index, name)
     answers = [find(one.engine, metric=metric, k=10) for one in (before, after)]
     assert answers[0].ids.tolist() == answers[1].ids.tolist() and answers[1].recall == before.index.recall
-    # Each metric has a file of its own.
+    # The name of an index file has the metric, because each metric has its own index.
     assert kept(tmp_path).name.startswith(f"1-{metric}-")
 
 
@@ -79,7 +79,8 @@ def test_rows_that_were_changed_before_the_build_are_found_without_their_deltas(
     assert Restarted(tmp_path, served).was_built
     for path in (tmp_path / "1").rglob("*.delta"):
         path.unlink()
-    # The row is in the list of rows around (-50, -50), and again near the query.
+    # The index has row `near` in the list of its place at the build, around (-50, -50); because its delta is gone, the
+    # row is near the query again, and the search finds it there.
     after = Restarted(tmp_path)
     assert not after.was_built
     found = find(after.engine)
@@ -107,7 +108,7 @@ def test_other_bytes_of_the_table_get_an_index_of_their_own(tmp_path: Path) -> N
     after = Restarted(tmp_path)
     assert after.was_built and find(after.engine).ids.tolist() == [nearest(rows)]
     (new,) = {path for path in (tmp_path / "kept").rglob("*.rows")} - {old}
-    # The server also ignores a copy of the old file under the new file's name.
+    # The server also ignores a copy of the older index file under the newer file's name.
     new.write_bytes(old.read_bytes())
     assert Restarted(tmp_path).was_built
 
@@ -128,7 +129,7 @@ def test_a_bad_file_is_ignored_with_one_line_and_replaced(tmp_path: Path, caplog
 
 def test_a_folder_that_can_not_be_written_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = write_large(tmp_path / "1", 7)
-    # A test may run as root, which may write in every folder; a file in the folder's place refuses root too.
+    # A test may run as root, who may write in every folder, so the test puts a file in the folder's place.
     (tmp_path / "kept").write_text("no folder")
     with caplog.at_level(logging.WARNING):
         found = find(Restarted(tmp_path).engine)

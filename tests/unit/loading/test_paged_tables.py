@@ -1,4 +1,4 @@
-"""The rule by which the pages of a version's tables are read by the native core."""
+"""Decides whether the native core reads a version's tables by pages of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stored_tables import store
 
 @pytest.fixture
 def tables() -> dict[str, MappedTable]:
-    """One table of 4 rows of 8 float32: 128 bytes."""
+    """Table "t" of 4 rows of 8 float32: 128 bytes."""
     return {"t": store(np.ones((4, 8), np.float32)).mapped}
 
 
@@ -24,7 +24,7 @@ def tables() -> dict[str, MappedTable]:
     [
         ("auto", 128, 0, False),
         ("auto", 127, 0, True),
-        # Tables of other versions take memory, too.
+        # The tables of other versions count as used memory, too.
         ("auto", 128, 1, True),
         ("on", 1 << 40, 0, True),
         ("off", 1, 0, False),

@@ -1,4 +1,4 @@
-"""Deltas reach every signature that reads mapped tables, towers too, and are refused where one does not."""
+"""Deltas reach every signature that reads mapped tables, also towers, and are refused where they can not reach one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGE = Upsert(np.ones((1, 2), np.float32), ids=np.array([0]))
 
 
 def rules(journal: Path | None, wake: Callable[[], None]) -> DeltaRules:
-    """Returns rules with small limits."""
+    """Returns DeltaRules with small limits."""
     return DeltaRules(journal, 100, 1 << 20, 1 << 20, wake)
 
 
@@ -64,7 +64,8 @@ def test_a_tower_answers_as_tensorflow_does_from_the_version_they_are_folded_int
     tower_version: Path, tmp_path: Path
 ) -> None:
     version = shutil.copytree(tower_version, tmp_path / "model" / "1")
-    # Only signatures that are cut: the others would refuse what is not forced.
+    # The deltas are forced, because a signature whose graph runs whole would refuse them; the signatures compared here
+    # are cut.
     write_delta(version, "user", np.array([1]), np.array([[-2, 5]]), force=True)
     write_delta(version, "tag", np.array([2, 0]), np.array([[4, 4], [0.5, 1]]), force=True)
     served = ServableLoader(frozenset({"serve"}), "auto", 1, deltas=rules(None, lambda: None))("m", 1, version)
@@ -86,7 +87,7 @@ def test_a_tower_answers_as_tensorflow_does_from_the_version_they_are_folded_int
         got, wanted = (one.backends[name].run(name, renamed, outputs) for one in (served, folded))
         for output in outputs:
             np.testing.assert_array_equal(got[output], wanted[output])
-    # By hand: -2 + 10 * 5 + 100 * mean(4, 0.5) + 1000 * mean(4, 1) + 0.5.
+    # The score by hand: -2 + 10 * 5 + 100 * mean(4, 0.5) + 1000 * mean(4, 1) + 0.5.
     got = served.backends["serving_default"].run("serving_default", request, ("score",))
     assert got["score"][0].tolist() == [-2 + 50 + 225 + 2500 + 0.5]
     assert (USERS[1], TAGS[2]) == ([2.0, 3.0], [2.0, 2.0])

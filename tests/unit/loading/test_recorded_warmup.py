@@ -21,7 +21,7 @@ from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
 
 
 def predict_log(signature: str = "", model: str = "anything", **inputs: list[float]) -> bytes:
-    """Returns a PredictionLog of one Predict."""
+    """Returns the bytes of a PredictionLog with one Predict."""
     log = message_class("tensorflow.serving.PredictionLog")()
     request = log.predict_log.request
     if model:
@@ -37,7 +37,7 @@ def predict_log(signature: str = "", model: str = "anything", **inputs: list[flo
 
 
 def write(artifact: Path, *logs: bytes) -> Path:
-    """Writes the records of an artifact."""
+    """Writes the recorded requests of an artifact; returns their file."""
     path = artifact / WARMUP_PATH
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(record, logs)))
@@ -105,7 +105,7 @@ def test_a_thousand_records_are_the_most(tmp_path: Path) -> None:
 
 
 def test_what_can_not_run_here_or_is_to_stay_cold_is_passed_over(tmp_path: Path) -> None:
-    # The second one's inputs are not the signature's.
+    # The second recorded request lacks the input of its signature.
     write(tmp_path, predict_log(x=[1.0]), predict_log())
     backend = FakeBackend()
     replay(tmp_path, backend, cold=frozenset({"serving_default"}))
@@ -114,7 +114,7 @@ def test_what_can_not_run_here_or_is_to_stay_cold_is_passed_over(tmp_path: Path)
 
 
 def examples_spec(outputs: tuple[str, ...]) -> SignatureSpec:
-    """Returns a signature that takes serialized Examples."""
+    """Returns the spec of a signature that reads serialized tf.Examples."""
     dtypes = {"classes": "string", "scores": "float32", "outputs": "float32"}
     return SignatureSpec(
         name="kinds",
@@ -126,7 +126,7 @@ def examples_spec(outputs: tuple[str, ...]) -> SignatureSpec:
 
 
 def examples_log(kind: str, method_name: str = "") -> bytes:
-    """Returns a PredictionLog of a request for signature "kinds" with two examples."""
+    """Returns a PredictionLog of a request of this kind, with two examples, for signature "kinds"."""
     log = message_class("tensorflow.serving.PredictionLog")()
     request = getattr(log, kind).request
     spec = request.tasks.add(method_name=method_name).model_spec if method_name else request.model_spec
@@ -163,7 +163,7 @@ def test_requests_of_examples_are_run_too(tmp_path: Path, log: bytes, outputs: t
 
 
 def lookup_log(user: int) -> bytes:
-    """Returns the record of a lookup of the toy model."""
+    """Returns the bytes of a record with a lookup in the toy model."""
     log = message_class("tensorflow.serving.PredictionLog")()
     log.predict_log.request.model_spec.signature_name = "lookup"
     tensor = log.predict_log.request.inputs["user"]

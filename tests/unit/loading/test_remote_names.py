@@ -1,4 +1,4 @@
-"""Names of remote tables, from the flag and from the list of models: which table they mean, and names of no table."""
+"""Names of remote tables, from the flag and from the list of models, choose tables; others are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.remote.address import remote_tables
 
 
 def names(flag: str, **models: tuple[str, ...]) -> RemoteNames:
-    """Returns the names of a flag and of the remote_tables of each listed model."""
+    """Returns the remote names that a flag and the remote_tables of each listed model give."""
     found = RemoteNames(remote_tables(flag))
     found.configure([ModelConfig(name, f"/{name}", remote_tables=own) for name, own in models.items()])
     return found

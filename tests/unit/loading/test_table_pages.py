@@ -1,4 +1,4 @@
-"""When pages are made huge: in a load or beside it, before its tables are verified, as the settings say."""
+"""Huge pages are made during a load or beside it, before the tables are verified, as the settings say."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from service.tables.verification import Verifier
 from tests.large_folios import HUGE, need_large_folios
 from tests.toy_model import SHARD, toy_tables, write_toy_model
 
-# Files of megabytes are written and read again, for each test anew.
+# Each test writes and reads files of several megabytes.
 pytestmark = pytest.mark.slow
-# The tables of the toy model lie behind so much: the first begins in the last whole chunk.
+# Bytes in the file before the toy model's tables, so that the first table begins 8 bytes before the end of a huge page.
 PADDING = 5 * HUGE - 8
 
 
 def made_by(*flags: str) -> TablePages | None:
-    """Returns what flags ask for."""
+    """Returns the TablePages for which these flags ask."""
     return table_pages(read_settings(["--model_base_path=/m", *flags]))
 
 
@@ -39,19 +39,19 @@ def load(path: Path, pages: TablePages | None, verification: TableVerification |
 
 
 def octets_of(servable: Servable, path: Path) -> np.ndarray:
-    """Returns the file that a servable has mapped, as it has mapped it."""
+    """Returns the bytes of the table's shard through the servable's own map."""
     assert isinstance(servable.files, GuardedFiles)
     return np.frombuffer(servable.files.map(path / SHARD), np.uint8)
 
 
 def check_rows(servable: Servable) -> None:
-    """Looks every row up."""
+    """Looks every row up, and compares it with the toy's tables."""
     for name, expected in toy_tables().items():
         np.testing.assert_array_equal(servable.tables[name].rows(np.arange(len(expected))), expected)
 
 
 def broken() -> GuardedFiles:
-    """Returns files of which a verification tells when their turn comes."""
+    """Returns guarded files that are already damaged."""
     files = GuardedFiles()
     files.damaged("something")
     return files
@@ -85,11 +85,11 @@ def test_a_model_that_is_loaded_answers_and_then_has_huge_pages(
     servable = load(path, pages, verification)
     octets = octets_of(servable, path)
     check_rows(servable)
-    # One more task, which comes behind it.
+    # The tables' pages are made one task after another, so when this task is done, the task of `servable` is done, too.
     assert pages.make(GuardedFiles()).wait(60)
     assert huge_bytes(octets) == 5 * HUGE
     check_rows(servable)
-    # Verified behind it, which the log's order shows.
+    # The tables are verified only after their huge pages are made; the order of the log's records shows it.
     is_verified = threading.Event()
     verification.verifier.verify_later(broken(), [], is_verified.set)
     assert is_verified.wait(60)
@@ -120,7 +120,7 @@ def test_verification_waits_for_pages_that_are_being_made(tmp_path: Path) -> Non
     pages = TablePages(Slow(is_whole=False), is_before=False)
     verification = TableVerification("background", Verifier(0), lambda _: False, lambda _: None)
     servable = load(write_toy_model(tmp_path / "1"), pages, verification)
-    # The version answers meanwhile.
+    # The version answers lookups while its huge pages are being made.
     check_rows(servable)
     assert is_going.wait(60)
     assert servable.files.is_verification_due and not servable.files.is_verified

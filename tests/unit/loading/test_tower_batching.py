@@ -1,4 +1,4 @@
-"""Requests for a tower that come during a run are the next one; a request that is alone never waits."""
+"""Requests for a tower that arrive during a run share the next run; a request that is alone never waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = SignatureSpec(
 
 
 class Doubling:
-    """Doubles numbers, refuses those below 0, and holds runs up while it is told to."""
+    """A model that doubles numbers, refuses those below 0, and waits in a run until the test lets it go on."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -52,19 +52,19 @@ class Doubling:
 
 @pytest.fixture
 def backend() -> Doubling:
-    """The backend whose runs are batched."""
+    """A backend that doubles its input, whose runs are batched."""
     return Doubling()
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """The clock that deadlines are compared with."""
+    """Returns the clock with which deadlines are compared."""
     return Clock()
 
 
 @pytest.fixture
 def batcher(backend: Doubling, clock: Clock) -> Iterator[TowerBatcher]:
-    """At most 8 rows a run."""
+    """Yields a batcher whose runs have at most 8 rows."""
     batcher = TowerBatcher(backend, {"double": SPEC}, 8, clock=clock)
     yield batcher
     backend.may_run.set()
@@ -85,7 +85,7 @@ def ask(batcher: TowerBatcher, *numbers: int, deadline_s: float | None = None) -
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for other threads."""
+    """Waits until other threads have made a condition true."""
     for _ in range(6000):
         if condition():
             return
@@ -180,7 +180,7 @@ def test_closing_closes_the_backend_and_ends_the_thread(backend: Doubling, pool:
 
 @pytest.fixture(scope="module")
 def servable(tower_version: Path) -> Iterator[Servable]:
-    """A model with towers, requests run together."""
+    """A model with towers, whose requests run together."""
     servable = ServableLoader(frozenset({"serve"}), "auto", 2, tower_batch_rows=64)("m", 1, tower_version)
     yield servable
     servable.close()
@@ -189,7 +189,8 @@ def servable(tower_version: Path) -> Iterator[Servable]:
 @pytest.mark.tf
 def test_only_towers_whose_rows_are_independent_are_batched(servable: Servable) -> None:
     found = {name for name, backend in servable.backends.items() if isinstance(backend, TowerBatcher)}
-    # "share" divides by a sum over all rows, "with_extra" asserts something of all rows, "keyed" runs twice; "largest"
+    # Left out are signatures whose answer to one row depends on other rows, or whose graph the batcher can not join:
+    # "share" divides by a sum over all rows, "with_extra" asserts something of all rows, "keyed" runs twice, "largest"
     # and "odd" go on with ragged values of their own.
     assert found == {"serving_default", "rows", "matrix"}
 

@@ -1,4 +1,4 @@
-"""Warm-up runs each graph signature once on a row that fits it, and a refusal is no failure."""
+"""Warm-up runs each signature with a graph once, on a row that fits its inputs; a refusal does not fail it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.toy_policies import write_policy_model
 
 
 class Recorder:
-    """A backend that remembers what it was asked."""
+    """A backend that remembers the inputs with which it was run."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused = refused

@@ -16,13 +16,13 @@ import pytest
 from loadtest.bench.generator.latencies import NUM_BUCKETS, quantile_ms, record
 from loadtest.bench.generator.load import Ask, LoadError, Shot, drive
 
-# Beyond the windows that a connection begins with, and beyond one read.
+# More bytes than an HTTP/2 window has at first, and than one read returns.
 LARGE = 300_000
 FAST = {"seconds": 0.2, "warm_s": 0.02, "server_cpu_s": lambda: 0.0}
 
 
 class Calls(grpc.GenericRpcHandler):
-    """Answers each byte of a request with three of its own; refuses what begins with "no"; counts."""
+    """A gRPC server answers each byte of a request with three; it counts, and refuses requests that begin with "no"."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -50,7 +50,7 @@ def calls() -> Iterator[tuple[Calls, int]]:
 
 
 class Posts(BaseHTTPRequestHandler):
-    """Answers a POST with its body twice; what begins with "no" is a 500 of the same size."""
+    """Answers a POST with its body twice; a body that begins with "no" gets status 500 with as many bytes."""
 
     protocol_version = "HTTP/1.1"
 
@@ -92,7 +92,7 @@ def test_every_grpc_call_is_counted_once(calls: tuple[Calls, int], bodies: list[
 
 
 def test_a_long_run_gives_windows_back(calls: tuple[Calls, int]) -> None:
-    # 1 MB each way; the connection's window of the server is far smaller than what is sent in all.
+    # Requests and answers of 1 MB: together they exceed the receive windows of both sides by far.
     _, port = calls
     shot = drive(asked([b"y" * (1 << 20)], 3, is_grpc=True), port, connections=1, streams=2, **FAST | {"seconds": 1.0})
     assert shot.requests > 1
@@ -127,7 +127,7 @@ def test_time_is_spread_over_the_requests(calls: tuple[Calls, int]) -> None:
     shot: Shot = drive(asked([b"a"], 3, is_grpc=True), calls[1], connections=1, **how)
     took_s = time.perf_counter() - started_s
     assert shot.server_cpu_us == pytest.approx(2e6 / shot.requests)
-    # The measured time is 0.2 s of what was spent here.
+    # drive() measured 0.2 s of the seconds that the call took.
     assert shot.requests / took_s < shot.requests_per_s <= shot.requests / 0.2
     assert 0 < shot.busy < 1
 

@@ -1,4 +1,4 @@
-"""Checks the pictures: places of points between the axes, gaps, marks, names that are no markup."""
+"""Charts place their points between the axes, leave gaps, draw marks, and never read names as markup."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def lines(chart: str) -> list[list[tuple[float, float]]]:
-    """Returns the points of each polyline."""
+    """Returns the points of each polyline in a chart."""
     found = re.findall(r'<polyline points="([^"]+)"', chart)
     return [[(float(x), float(y)) for x, y in (pair.split(",") for pair in one.split())] for one in found]
 
 
 def test_points_lie_between_the_axes() -> None:
     ((first, middle, last),) = lines(line_chart("t", [Series("s", [(0, 0), (5, 50), (10, 100)])]))
-    # The axes are 720 wide and 176 high, from (64, 220).
+    # In the picture, the axes meet at (64, 220); they are 720 units wide and 176 high.
     assert first == (64.0, 220.0)
     assert middle == (424.0, 132.0)
     assert last == (784.0, 44.0)

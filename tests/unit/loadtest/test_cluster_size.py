@@ -1,4 +1,4 @@
-"""The size of a cluster follows from its figures, and docs/scaling.md has what the script prints."""
+"""The size of a cluster is computed from its figures, and docs/scaling.md shows the script's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparator of foreign models: what counts as equal, and what random requests hold."""
+"""The comparator of foreign models says which answers count as equal, and makes random requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_answers_are_compared_bit_for_bit() -> None:
     nan = float("nan")
     assert difference({"a": array(1, nan)}, {"a": array(1, nan)}) == ("", 0)
     assert difference({"a": array(1, 1 + 2**-22)}, {"a": array(1, 1)}) == ("a: other numbers", 2)
-    # Equal numbers, other bits.
+    # -0.0 equals 0.0, but has other bits.
     assert difference({"a": array(-0.0)}, {"a": array(0.0)}) == ("a: other numbers", 0)
     assert difference({"a": array(1)}, {"a": array(1, dtype="float64")})[0] == "a: float32[1] instead of float64[1]"
     assert difference({"a": array(1)}, {"a": array(1, 2)})[0] == "a: float32[1] instead of float32[2]"
@@ -83,7 +83,7 @@ def test_sparse_ids_name_their_places() -> None:
     specs = {name: InputSpec(INT64, None) for name in ("v", "i", "d")}
     for r in requests({"v": Sparse(9, indices="i", dense_shape="d")}, **specs):
         assert r["i"].shape == (len(r["v"]), 2)
-        # Ordered, each place once, within the shape.
+        # The indices are sorted, distinct and within dense_shape.
         assert len(np.unique(r["i"], axis=0)) == len(r["i"])
         assert r["i"].tolist() == sorted(r["i"].tolist())
         assert not r["i"].size or (r["i"].max(0) < r["d"]).all()
@@ -91,7 +91,7 @@ def test_sparse_ids_name_their_places() -> None:
 
 def test_padded_rows_end_in_padding() -> None:
     found = [r["t"] for r in requests({"t": Padded(20, -1)}, t=InputSpec(INT64, (-1, -1)))]
-    # A request with an id outside the table is not padded.
+    # A drawn request with an id outside the table may have padding in another place, but such requests are few.
     padded = [ids for ids in found if not ids.size or ((ids[:, :-1] == -1) <= (ids[:, 1:] == -1)).all()]
     assert 0.9 * len(found) < len(padded)
     assert any((ids == -1).all(1).any() and (ids != -1).any() for ids in padded)

@@ -15,7 +15,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 class Refusal(grpc.RpcError):
-    """The error that a gRPC stub raises."""
+    """The error that a gRPC stub raises, with this code and text."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self.code = lambda: code

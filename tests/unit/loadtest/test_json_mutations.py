@@ -1,4 +1,4 @@
-"""Mutations of JSON documents are seeded, leave the documents as they are, and are often JSON still."""
+"""Mutations of a JSON document depend on a seed, do not change the document, and often give valid JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOCUMENTS: list[Any] = [{"inputs": {"user": [1, 2], "tags": [["red"], []]}, "sig
 
 
 def bodies(count: int) -> list[bytes]:
-    """Returns bodies as they are before compression, as far as they can be read."""
+    """Returns mutated bodies, decompressed where they are compressed and can be read."""
     found = []
     for number in range(count):
         body, headers = mutated_json(Random(number), DOCUMENTS)

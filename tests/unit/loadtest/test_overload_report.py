@@ -1,4 +1,4 @@
-"""The rows and the picture of loadtest.bench.overload."""
+"""The bench loadtest.bench.overload writes rows and draws a picture of them."""
 
 from __future__ import annotations
 

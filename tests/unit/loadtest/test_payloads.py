@@ -1,4 +1,4 @@
-"""Load test requests are seeded, within the tables, and alike on both wires."""
+"""The load test's requests are reproducible by a seed, have ids within the tables, and are alike on both wires."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ SAMPLE = Sample(
 
 
 def samples(*anonymous_mib: float) -> list[Sample]:
-    """Returns one sample a minute."""
+    """Returns samples, one a minute, with these amounts of anonymous memory."""
     return [dataclasses.replace(SAMPLE, at_s=60.0 * (i + 1), anonymous_mib=m) for i, m in enumerate(anonymous_mib)]
 
 
 def test_the_slope_is_that_of_the_second_half() -> None:
-    # A start that grows by 100 MiB a minute, then 0.5 MiB a minute.
+    # Memory grows by 100 MiB a minute in the first half of the samples, and by 0.5 MiB a minute in the second.
     assert slope_mib_per_hour(samples(100, 200, 300, 300, 300.5, 301), "anonymous_mib") == pytest.approx(30)
     assert slope_mib_per_hour(samples(100, 200, 300, 400), "anonymous_mib") is None
 
@@ -60,7 +60,8 @@ def test_the_picture_has_times_memory_descriptors_and_requests() -> None:
     root = ET.fromstring(Report({}, samples(0, 100)).picture())
     times, memory, descriptors, requests = root.findall("{*}svg")
     assert [len(chart.findall("{*}polyline")) for chart in (times, memory, descriptors, requests)] == [2, 2, 1, 2]
-    # Lines are drawn from the last to the first; 720 wide from 64, one minute to two; 176 tall above 220, 0 to 200.
+    # A polyline's points go from the newest sample to the oldest. x: 64 to 784 for minutes 1 to 2; y: 220 (0 MiB) up to
+    # 44 (200 MiB).
     assert memory.findall("{*}polyline")[0].get("points") == "64.0,220.0 784.0,132.0"
 
 

@@ -1,4 +1,4 @@
-"""The command line: help that is enough to start, one-line errors, no TensorFlow before it is needed."""
+"""The command line has help that is enough to start, one-line errors, and no TensorFlow before it is needed."""
 
 from __future__ import annotations
 

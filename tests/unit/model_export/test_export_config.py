@@ -125,7 +125,7 @@ def test_the_command_exports_what_a_factory_returns(
 ) -> None:
     written(tmp_path, MODEL, "my_training.py")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path)  # the command adds the folder one stands in
+    monkeypatch.setattr(sys, "path", sys.path)  # the command adds the current folder to sys.path
     text = "factory = 'my_training:trained'\nout = 'models'\nwarmup = false\nbatch_sizes = [2]\n"
     path = written(tmp_path, text)
     flags = ["--lookup_device", "both", "--signatures", "lookup,lookup_tpu_tensor_core", "--version", "6"]

@@ -1,4 +1,4 @@
-"""export(): every argument, on a model that is worked out by hand."""
+"""Calls export() with every argument, on a model whose answers are computed by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
 
 def two_features(**options: Any) -> Any:
-    """Returns a model with one feature of one id and one ragged, and predictions."""
+    """Returns a model with predictions that has one feature of one id and one ragged feature."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     return TableSource(TWO_FEATURES, **options)
@@ -182,9 +182,11 @@ def test_every_policy_is_the_oracles_on_both_devices_and_in_the_lowered_graph(tm
         "lookup": True,
         "lookup_tpu_tensor_core": True,
     }
-    # -1 and 9 of plain; 9 of pruned; a stranger of known; -1 and 3 of named (rows 0 to 11): refused.
+    # Lookups that are refused: ids -1 and 9 of plain, 9 of pruned, an unknown key of known, -1 and 3 of named (rows 0
+    # to 11).
     assert parity["lookup"]["refused"] == 2 + 1 + 1 + 2
-    # Rows of 4 ids where 3 fit: defaulted, clamped, words, numbered.
+    # One row of 4 ids for each of the features defaulted, clamped, words and numbered, whose padded lookups have room
+    # for 3 ids.
     assert parity["lookup_tpu_tensor_core"]["refused"] == parity["lookup"]["refused"] + 4
     assert sorted(path.name for path in (artifact / "assets").iterdir()) == [
         "hashed.txt",

@@ -1,4 +1,4 @@
-"""Every public name of model_export is there, in its own words and no other's."""
+"""Every public name of model_export exists, and has its own docstring."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.tf
 
 
 def test_every_name_is_imported_from_its_home() -> None:
-    # In a process of its own: here other tests may have imported the modules before.
+    # The test imports the names in a new process, because other tests may have imported the modules in this one.
     script = (
         "import model_export\n"
         "for name in model_export.__all__:\n"
@@ -26,7 +26,8 @@ def test_every_name_is_imported_from_its_home() -> None:
 
 
 def test_no_name_is_hidden_by_a_folder() -> None:
-    # `from model_export import x` gives the folder x once it has been imported.
+    # After an import of the folder model_export.x, `from model_export import x` gives this folder, even if x is also a
+    # public name.
     import importlib.util
 
     folders = [name for name in model_export.__all__ if importlib.util.find_spec(f"model_export.{name}")]

@@ -1,4 +1,4 @@
-"""The native core answers where it is installed and the settings allow it; else Python does, and the log says why."""
+"""The native core answers if it is installed and the settings allow it; else Python does, and the log says why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.native.choice import with_data_plane
 
 
 def chosen(*, is_installed: bool = True, **given: Any) -> Settings:
-    """Returns the settings that a server starts with."""
+    """Returns the settings with which a server starts, given whether the core is installed."""
     return with_data_plane(Settings(model_base_path="m", **given), lambda: is_installed)
 
 

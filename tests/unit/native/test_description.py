@@ -1,4 +1,4 @@
-"""The native core is told of lookups by number and address, and of no signature that it has no words for."""
+"""The native core gets lookups as numbers and addresses, and does not get signatures that these can not express."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tests.toy_policies import write_policy_model
 
 
 def opened(folder: Path) -> OpenedLookups:
-    """Opens an artifact as the loader does."""
+    """Opens the lookups of an artifact, as the loader does."""
     manifest = Manifest.read(folder)
     assert manifest is not None
     return open_lookups(folder, manifest, read_signatures(folder / "saved_model.pb"))
 
 
 def described(folder: Path) -> tuple[Described, dict[str, Any]]:
-    """Returns the description of an artifact's version 7 of model m, and what its text says."""
+    """Returns the description of an artifact as version 7 of model m, and the object in its text."""
     found = describe("m", 7, opened(folder))
     assert found is not None
     return found, json.loads(found.text)
 
 
 def signature(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns a signature of a document, its features by name."""
+    """Returns a signature from the description for the core, with its features and outputs by name."""
     found = dict(next(one for one in document["signatures"] if one["name"] == name))
     found["features"] = {one["name"]: one for one in found["features"]}
     found["outputs"] = {one["name"]: one for one in found["outputs"]}
@@ -46,7 +46,7 @@ def signature(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def at(address: int, dtype: str, count: int) -> list[Any]:
-    """Returns the numbers at an address."""
+    """Returns `count` numbers of a dtype at an address."""
     size = np.dtype(dtype).itemsize * count
     return list(np.frombuffer(ctypes.string_at(address, size), dtype).tolist())
 
@@ -81,7 +81,7 @@ def test_paged_tables_are_named_by_where_they_lie_in_their_files(tmp_path: Path)
         assert entry.scale is not None
         assert (rows["at"] - rows["map_at"], rows["stride"]) == (entry.offset, table["embedding_dim"])
         assert (scales["at"] - scales["map_at"], scales["stride"]) == (entry.scale.offset, 4)
-        # The descriptor refers to the table's file.
+        # The description has an open descriptor of the table's file.
         first = os.pread(rows["fd"], table["embedding_dim"], entry.offset)
         assert list(first) == at(table["rows_at"], "u1", table["embedding_dim"])
 
@@ -147,7 +147,7 @@ def test_policies_are_told_as_the_manifest_has_them(tmp_path: Path) -> None:
 def test_signatures_without_words_in_the_core_are_left_out(tmp_path: Path) -> None:
     write_described_model(tmp_path / "1")
     _, document = described(tmp_path / "1")
-    # bounded has max_norm; stored answers other numbers than float32.
+    # Signature "bounded" has max_norm; the outputs of "stored" have other dtypes than float32.
     assert {one["name"] for one in document["signatures"]} == {"named", "joined", "empty", "blocks", "hashed"}
     lookups = opened(tmp_path / "1")
     reasons = left_out(lookups, lookups.signatures, {})

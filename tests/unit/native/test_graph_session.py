@@ -1,4 +1,4 @@
-"""Graphs run by the core: to the bit what Python answers, from several threads, and refused in the same words."""
+"""The core runs graphs with Python's answers to the bit, in several threads, and with Python's texts for errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERVE = frozenset({"serve"})
 
 
 def load(folder: Path, *, has_core: bool = True, **options: Any) -> Servable:
-    """Loads a version with sessions of the core, or of Python."""
+    """Loads a version whose TensorFlow sessions are the native core's, or Python's if not has_core."""
     from service.native.native_servable import compile_native
 
     with pytest.MonkeyPatch.context() as patched:
@@ -42,7 +42,7 @@ def load(folder: Path, *, has_core: bool = True, **options: Any) -> Servable:
 
 
 def reference_answer(servable: Servable, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns what Python answers."""
+    """Returns the outputs that the Python data plane gives for a request."""
     spec = servable.signatures[signature]
     arrays, _ = checked(spec, dict(inputs))
     return servable.backends[signature].run(signature, arrays, tuple(spec.outputs))
@@ -50,7 +50,7 @@ def reference_answer(servable: Servable, signature: str, inputs: Mapping[str, Ar
 
 @pytest.fixture(scope="module", params=sorted(ZOO))
 def zoo(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) -> Iterator[Any]:
-    """A model's name, and the model in the core and in Python."""
+    """A model's name, and the model opened with sessions of the native core and with Python's."""
     folder = zoo_version(request.param)
     pair = load(folder), load(folder, has_core=False)
     yield request.param, pair
@@ -64,7 +64,7 @@ def test_towers_answer_to_the_bit(zoo: tuple[str, tuple[Servable, Servable]]) ->
     for rows in (1, 2, 7, 130):
         inputs = ZOO[name].request(rows, ZOO_ROWS, random)
         wanted = reference_answer(reference, SIGNATURE, inputs)
-        # Python on the core's session, then the core by itself.
+        # First the Python data plane runs the core's TensorFlow session, then the core itself.
         assert_same(reference_answer(core, SIGNATURE, inputs), wanted)
         assert_same(native_answer(core, SIGNATURE, inputs), wanted)
     tower = core.backends[SIGNATURE]
@@ -117,7 +117,7 @@ def test_signatures_of_one_model(tower_version: Path, has_towers: bool) -> None:
             native.add(signature)
         except ValueError as error:
             assert str(error) == "Unknown"
-    # Only Python checks the ragged ids of a graph that runs whole, so the core leaves such requests to Python.
+    # The core can not check the ragged ids of a graph that runs whole, so it leaves such requests to Python.
     assert native == REQUESTS.keys() - (frozenset() if has_towers else RAGGED)
     for servable in (core, reference):
         servable.close()
@@ -171,7 +171,7 @@ def whole_model(tf: Any, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servable, Servable]]:
-    """A SavedModel without a manifest, in the core and in Python."""
+    """Yields servables of a SavedModel without a manifest: one in the core, and one in Python."""
     folder = whole_model(tf, tmp_path_factory.mktemp("whole"))
     pair = load(folder), load(folder, has_core=False)
     yield pair

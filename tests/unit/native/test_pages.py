@@ -1,4 +1,4 @@
-"""The counts of the native core's pager, in Python and as metrics."""
+"""Reads the counts of the native core's pager, in Python and as metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_pager_without_tables_has_read_nothing() -> None:
 
     counts = Pages(10 << 20).counts()
     assert counts == PageCounts(rows=0, reads=0, drops=0, losses=0, seconds=0.0, bytes=0, max_bytes=10 << 20)
-    # A server whose tables fit into memory does not show these metrics.
+    # If no table is paged, the server does not show the metrics of pages.
     assert page_lines(counts) == []
 
 

@@ -1,4 +1,4 @@
-"""The native core finds what the registry gives leases on, and nothing else; what it holds is waited for."""
+"""The native core finds the versions that the registry gives leases on, and no others; its holders are waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.engine.fakes import servable
 
 
 class FakeNative:
-    """A compiled servable that is held as often as a test says."""
+    """A native servable that a test gives any number of holders."""
 
     def __init__(self, num_holders: int = 0) -> None:
         self.num_holders = num_holders
@@ -35,12 +35,12 @@ class FakeServer:
         self.routes: list[Any] = []
 
     def set_routes(self, models: Any) -> None:
-        """See service._native.Server."""
+        """Keeps the routes; stands for service._native.Server.set_routes."""
         self.routes.append(models)
 
 
 def published(publisher: RoutePublisher) -> Registry:
-    """Returns a registry with version 1 of model m, and its label."""
+    """Returns a registry that publishes version 1 of model m and its label."""
     registry = Registry(lambda model, status: None, publisher)
     registry.add_model("m", is_configured=False)
     registry.start("m", 1)
@@ -98,7 +98,7 @@ def test_a_version_leaves_the_routes_before_its_unload_waits_for_the_core() -> N
 def test_a_holder_is_not_free_while_the_core_holds_its_servable() -> None:
     native = FakeNative(num_holders=2)
     holder = Holder(servable(native=native))
-    # One of them is the route.
+    # The core holds the servable twice: for its route, and for one request.
     assert (holder.num_leases, holder.num_requests) == (2, 1)
     holder.retire()
     assert not holder.is_free

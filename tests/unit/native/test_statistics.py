@@ -15,7 +15,7 @@ SUBJECT = Subject("grpc", "Predict", "m", 1, "lookup")
 
 
 class FakeCore:
-    """Tells numbers that a test sets."""
+    """A stand-in for the native core that reports numbers which a test sets."""
 
     def __init__(self) -> None:
         self.subjects: list[dict[str, Any]] = []
@@ -25,7 +25,7 @@ class FakeCore:
         self.slow: list[dict[str, Any]] = []
 
     def count(self, requests: int) -> None:
-        """Has so many requests counted in all, of two rows and a quarter of a second each."""
+        """Sets the core's total to this many requests, with two rows and a quarter of a second each."""
         counts = [0] * (len(REQUEST.limits_s) + 1)
         counts[5] = requests
         numbers = {"rows": 2 * requests, "seconds": requests / 4, "counts": counts}
@@ -34,49 +34,49 @@ class FakeCore:
 
     @property
     def statistics(self) -> str:
-        """See native.statistics.CoreNumbers."""
+        """See service.native.statistics.CoreNumbers."""
         return json.dumps({"subjects": self.subjects, "slow": self.slow, "queued": 3, **self.events})
 
     def retire(self, model: str, version: int) -> str:
-        """See native.statistics.CoreNumbers."""
+        """See service.native.statistics.CoreNumbers."""
         gone, self.subjects = self.subjects, []
         return json.dumps(gone)
 
 
 class Seen:
-    """Keeps what it is told."""
+    """Keeps all that NativeStatistics tells it."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.held: Mapping[str, int] = {}
 
     def connection_dropped(self, reason: str) -> None:
-        """See native.statistics.Events."""
+        """See service.native.statistics.Events."""
         self.told.append(("dropped", reason))
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """See native.statistics.Events."""
+        """See service.native.statistics.Events."""
         self.told.append(("refused", model, reason, count))
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """See native.statistics.Events."""
+        """See service.native.statistics.Events."""
         self.told.append(("waited", model, sum(times.counts), times.seconds))
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """See dataplane.statistics.Events."""
+        """See service.native.statistics.Events."""
         self.held = held
 
     def handshake_failed(self, wire: str) -> None:
-        """See metrics.tls."""
+        """See service.observe.tls_metrics."""
         self.told.append(("handshake", wire))
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """See service.observe.recent_requests."""
+        """Stands for the method of service.observe.recent_requests; keeps the request."""
         self.told.append(("slow", subject.signature, rows))
 
 
 def joined() -> tuple[FakeCore, RequestCounter, Seen]:
-    """Returns a core whose numbers a counter reads."""
+    """Returns a core, a counter that also reads the core's numbers, and a record of slow requests and other events."""
     core, counter, seen = FakeCore(), RequestCounter(), Seen()
     counter.also = NativeStatistics(
         core, counter, slow=seen.was_slow, events=seen, handshake_failed=seen.handshake_failed, now=lambda: 100.0
@@ -108,7 +108,7 @@ def test_a_version_that_is_gone_stays_in_the_sums_of_all_time() -> None:
     now, ever = counter.read()
     assert now.successes == {}
     assert ever.successes[SUBJECT._replace(version=None, signature="lookup")].count == 3
-    # The same version is served again.
+    # Version 1 is served again: its own counts begin at 0, the counts of its model since the start go on.
     core.count(1)
     now, ever = counter.read()
     assert now.successes[SUBJECT].count == 1

@@ -1,4 +1,4 @@
-"""The native kernels and indexes against those in numpy and Python, bit for bit; and the native guard of maps."""
+"""The native kernels and indexes agree with those in numpy and Python, bit for bit; and the native guard of maps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ POLICIES = range(6)
 
 def drawn_table(rng: np.random.Generator, dtype: str) -> StoredTable:
     numbers = rng.normal(size=(rng.integers(1, 40), rng.choice(DIMS))) * np.exp(rng.normal(size=1) * 4)
-    # Some are infinite, NaN or -0.0, where a scale can be made of them.
+    # A row of int8 or int4 needs finite numbers for its scale. A fifth of the other tables get infinities, NaN and
+    # -0.0.
     if dtype not in ("int8", "int4") and rng.random() < 0.2:
         numbers[rng.random(numbers.shape) < 0.05] = rng.choice([np.inf, -np.inf, np.nan, -0.0, 1e-41])
     with np.errstate(over="ignore"):
@@ -52,7 +53,7 @@ def drawn_policy(rng: np.random.Generator, table: StoredTable) -> tuple[int, int
 
 
 def assert_same(name: str, arguments: tuple[Any, ...], shape: tuple[int, ...], dtype: type, module: ModuleType) -> int:
-    """Calls a function of both, which writes into its last argument; returns what both return."""
+    """Calls a function of both modules, which writes into its last argument, and compares them; returns its result."""
     ours, theirs = np.full(shape, 7, dtype), np.full(shape, 7, dtype)
     found = getattr(NATIVE, name)(*arguments, ours)
     expected = getattr(module, name)(*arguments, theirs)
@@ -63,7 +64,7 @@ def assert_same(name: str, arguments: tuple[Any, ...], shape: tuple[int, ...], d
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """Returns the bits of numbers; one NaN is as good as another."""
+    """Returns the bits of float32 numbers, with the same bits for every NaN; other arrays as they are."""
     if array.dtype == np.float32:
         return np.where(np.isnan(array), np.int32(-1), array.view(np.int32))
     return array
@@ -169,7 +170,7 @@ def test_crc32c(length: int) -> None:
 
 
 def found_lines(data: np.ndarray) -> np.ndarray:
-    """Returns where lines start; both find the same."""
+    """Returns where lines start, after checking that the native core and dict_index find the same lines."""
     count = NATIVE.count_lines(data)
     assert count == dict_index.count_lines(data)
     starts, theirs = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
@@ -190,7 +191,7 @@ def both_indexed(name: str, arguments: tuple[Any, ...], size: int) -> tuple[np.n
 
 
 def assert_same_rows(name: str, vocabulary: tuple[Any, ...], indexes: Any, sent: tuple[Any, ...], count: int) -> None:
-    """Finds keys by both indexes."""
+    """Looks keys up in both indexes, and checks that they find the same rows."""
     ours, theirs = np.full(count, 7), np.full(count, 7)
     found = getattr(NATIVE, name)(*vocabulary, indexes[0], *sent, ours)
     assert found == getattr(dict_index, name)(*vocabulary, indexes[1], *sent, theirs)
@@ -207,7 +208,7 @@ def test_strings() -> None:
     searched = 0
     for _ in range(300):
         words = [rng.bytes(rng.integers(0, 6)).hex().encode() * int(rng.integers(1, 9)) for _ in range(60)]
-        # Most of the time without keys that come twice.
+        # In four of five cases no key occurs twice.
         known = list(dict.fromkeys(words[:30])) if rng.random() < 0.8 else words[:30]
         text = b"".join(word + [b"\n", b"\r\n"][rng.integers(0, 2)] for word in known)
         data = np.frombuffer(text[: len(text) - int(rng.integers(0, 2))], np.uint8)

@@ -1,4 +1,4 @@
-"""Notices of the status page: each condition just below and at its limit, in a document as the status page has it."""
+"""Notices appear on the status page for each condition at its limit and not just below it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW_S = 1_000_000.0
 
 
 def document() -> dict[str, Any]:
-    """Returns the parts of a status page that are looked at, without a problem."""
+    """Returns the parts of a status page that the attention list is made of, without a problem in them."""
     deltas = {
         "refused": {},
         "journal_failures": {"full": 0, "held": 0},

@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard name metrics that a server has, and each alert has its page in the runbook."""
+"""Alert rules and the dashboard name metrics that the server has, and the runbook has a page for each alert."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "examples/compose"
 RULES = yaml.safe_load((COMPOSE / "alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((COMPOSE / "grafana/dashboards/embedding-server.json").read_text())
-# Prometheus' own, of each scrape.
+# Prometheus itself makes this metric at each scrape.
 OWN = {"up"}
-# Of PromQL: what else looks like a metric.
+# Words of PromQL that look like the name of a metric.
 WORDS = {
     *("sum", "max", "min", "rate", "increase", "deriv", "changes", "histogram_quantile", "by", "bool", "or", "and"),
     *("unless", "offset", "label_values"),
 }
-# Where the documents name metrics, and where of these each one of ours is described.
+# DOCUMENTS: the pages that may name metrics. DESCRIBED: the pages that must describe every metric of the server.
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DESCRIBED = ("metrics.md",)
-# Of files that this server reads only where it is told to.
+# Metrics of certificate files, which a server without TLS does not have.
 OF_TLS = {
     f"embedding_server_tls_{part}"
     for part in ("certificate_end_timestamp_seconds", "reloads_total", "handshakes_failed_total")
 }
-# The adapter of examples/kubernetes makes this metric for Kubernetes' autoscaler.
+# Prometheus' adapter in examples/kubernetes makes this metric for Kubernetes' autoscaler.
 OF_ADAPTER = {"embedding_server_requests_under_way"}
 OF_AUTH = {"embedding_server_auth_config_reloads_total", "embedding_server_auth_config_is_current"}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Yields where an expression stands, and the expression."""
+    """Yields each expression's place and text: those of alerts, of panels, and of the dashboard's variables."""
     for rule in RULES:
         yield rule["alert"], rule["expr"]
     for panel in DASHBOARD["panels"]:
@@ -70,8 +70,8 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def metrics_of(expression: str) -> set[str]:
-    """Returns the names of metrics in an expression."""
-    # Without labels, ranges and what is grouped by.
+    """Returns the names of the metrics in a PromQL expression."""
+    # Remove the labels, ranges and lists of grouping labels from the expression.
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(by|ignoring) \([^)]*\)|\bon\(\) vector\(0\)", " ", expression)
     return set(re.findall(r"(?<![\w.$])[a-zA-Z_:][\w:]*", bare)) - WORDS
 
@@ -88,7 +88,7 @@ class Counts:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
-    """The families of a server with a version whose rows may change."""
+    """The metrics, by name, of a server whose version has deltas, a request log, tables in a cluster and a store."""
     folder = tmp_path_factory.mktemp("toy")
     write_toy_model(folder / "1")
     served = Served(folder / "1", folder / "journal")
@@ -107,7 +107,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
 
 @pytest.fixture(scope="module")
 def names(families: dict[str, Family]) -> set[str]:
-    """The names of all samples that a server can have."""
+    """Returns the names of all samples that a server can have."""
     found: set[str] = set()
     for name, family in families.items():
         found |= {name + suffix for suffix in ("_bucket", "_sum", "_count")} if family.kind == "histogram" else {name}
@@ -120,13 +120,13 @@ def test_every_metric_is_there(names: set[str], where: str, expression: str) -> 
     assert named, where
     assert named <= names | OWN, f"{where}: {sorted(named - names - OWN)}"
     if not expression.startswith("label_values("):
-        # Grafana's own is no PromQL.
+        # $__rate_interval is a variable of Grafana, which PromQL does not know.
         promql_parser.parse(expression.replace("$__rate_interval", "5m"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_metric_that_a_document_names_is_there(families: dict[str, Family], names: set[str], path: Path) -> None:
-    # A name that ends in an underline stands for all that begin so.
+    # A documented name that ends in an underscore stands for all metrics whose names begin so.
     named = set(re.findall(r"\bembedding_server_\w*\w(?!\w|\.\.\.)", path.read_text()))
     known = families.keys() | names | OF_TLS | OF_AUTH | OF_ADAPTER
     missing = {name for name in named if name not in known and not (name.endswith("_") and any_begins(known, name))}
@@ -134,7 +134,7 @@ def test_every_metric_that_a_document_names_is_there(families: dict[str, Family]
 
 
 def any_begins(names: Iterable[str], begin: str) -> bool:
-    """Says whether a name begins so."""
+    """Says whether any of the names begins with this text."""
     return any(name.startswith(begin) for name in names)
 
 
@@ -186,7 +186,8 @@ def test_compose_gives_each_container_the_files_that_it_reads() -> None:
 
 
 def test_panels_of_rare_events_show_0_where_none_happened() -> None:
-    # Panels of times have no value without requests; processes and versions are always there.
+    # A panel of durations has no value without requests, and the metrics of processes and versions always exist; all
+    # other panels show 0.
     always = ("histogram_quantile(", "process_", "rate(process_", "embedding_server_version_state")
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:

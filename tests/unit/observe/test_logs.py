@@ -1,4 +1,4 @@
-"""Log lines that machines can read."""
+"""Log lines are JSON that machines can read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from service.observe.logs import LINES_AT_ONCE, LINES_PER_S, LineLimit, configur
 
 @pytest.fixture
 def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """Reads what went to standard error; the root logger is as before afterwards."""
+    """Returns a function that reads what was written to standard error; restores the root logger afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    # Of a request that an earlier test worked on in this thread.
+    # An earlier test in this thread may have left the context of its request.
     request_context.enter(b"")
     yield lambda: capsys.readouterr().err
     request_context.enter(b"")
@@ -90,7 +90,7 @@ def test_a_flood_of_lines_is_cut_and_the_next_line_says_how_many_are_missing() -
         return [record for record in records if limit.filter(record)]
 
     assert len(passed(LINES_AT_ONCE + 30)) == LINES_AT_ONCE
-    # Other loggers, and other levels of the logger, are not affected.
+    # The limit on log lines counts each logger and each level apart.
     assert len(passed(1, "y")) == len(passed(1, level=logging.ERROR)) == 1
     now_s = 2.0
     first, *others = passed(2 * LINES_PER_S + 5)

@@ -1,4 +1,4 @@
-"""Our own names, and what the text as a whole holds."""
+"""The metrics have our own names, and the exposition tells what each of our families is."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_an_error_and_how_often_a_load_failed_are_told_until_it_loads() -> None:
         told.append((*(labels["code"] for labels in found["embedding_server_version_error"].labelled()), *failures))
     assert told == [
         *[(), (), ("FAILED_PRECONDITION", 1), (1,), (1,), ("FAILED_PRECONDITION", 2), (2,), (2,), ()],
-        # Taken out for its files is no load that failed.
+        # A version whose files are damaged is no failed load: only its error code is shown, for as long as it is END.
         *[(), ("DATA_LOSS",), ()],
     ]
 
@@ -182,7 +182,7 @@ def test_prometheus_clients_own_reader_finds_the_same() -> None:
     finish(metrics, error=IdOutOfRange("x"))
     metrics.batches.processed(requests=1, rows=1, padding=0, queue_seconds=[0.1])
     text = metrics.render()[0].decode()
-    # It gives every counter the suffix that OpenMetrics wants.
+    # prometheus_client's parser appends _total to the name of every counter, as OpenMetrics wants.
     theirs = {
         (sample.name.removesuffix("_total"), frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)

@@ -30,7 +30,7 @@ os.write(2, b"after\\n")
 
 
 def run(last: str = "pass") -> tuple[int, list[Any]]:
-    """Returns the exit status and the lines of standard error, parsed where they are JSON."""
+    """Runs the test's program; returns its exit status, and each line of its standard error, parsed if it is JSON."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(_PROGRAM).format(last)], cwd=ROOT, capture_output=True)
     lines: list[Any] = []
     for line in done.stderr.decode("utf-8", "replace").splitlines():
@@ -63,6 +63,6 @@ def test_each_line_is_a_record() -> None:
 def test_an_abort_leaves_the_last_line() -> None:
     status, lines = run('os.write(2, b"F0000 Check failed: 1 == 2\\n"); os.abort()')
     assert status == -6
-    # The thread may have logged the line before the abort.
+    # The process may end before or after its thread has turned this line into a log record.
     last = "F0000 Check failed: 1 == 2"
     assert lines[-1] in (last, ("warning", last, None))

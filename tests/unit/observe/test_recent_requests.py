@@ -20,7 +20,7 @@ def finish(counter: RequestCounter, seconds: float, error: BaseException | None 
 
 @pytest.fixture
 def recent(clock: Clock) -> RecentRequests:
-    """Requests of half a second are slow."""
+    """Returns a record of requests in which those of half a second or more are slow."""
     return RecentRequests(0.5, lambda: 99.0, clock)
 
 

@@ -1,4 +1,4 @@
-"""Files of records: begun, closed, removed, and never with half a record."""
+"""Files of records are begun, closed and removed, and never end with half a record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.toy_model import masked_crc32c
 
 
 def files_in(folder: Path) -> dict[str, list[bytes]]:
-    """Returns the records of each file, in the order of their numbers."""
+    """Returns the records in each file, by the file's name."""
     found = {}
     for path in sorted(folder.iterdir()):
         with path.open("rb") as file:
@@ -44,7 +44,7 @@ def test_a_file_is_a_part_until_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_no_file_is_larger_than_it_may_be_and_the_oldest_go(tmp_path: Path) -> None:
-    # A record of 84 bytes takes 100: two fit.
+    # With its header and checksums, a record of 84 bytes takes 100 bytes, so a file of 200 bytes has two.
     files = new(tmp_path, max_bytes=200, max_files=2)
     files.append([bytes([n]) * 84 for n in range(7)])
     files.close()
@@ -75,7 +75,7 @@ def test_of_a_record_that_does_not_fit_on_the_disk_nothing_stays(tmp_path: Path)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        # As a full disk does: some of it is written, then no more.
+        # RLIMIT_FSIZE acts like a full disk: a part of the record is written, then the write fails.
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
         with pytest.raises(OSError):
             files.append([b"x" * 1000])

@@ -1,4 +1,4 @@
-"""Logs begin and end with the list of models; what a full queue drops is counted."""
+"""Logs begin and end with the list of models, and requests that a full queue drops are counted."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_log_goes_on_where_its_config_stays_and_ends_where_it_goes(tmp_path: P
     own.configure([model(tmp_path, 0.25), ModelConfig("n", "/n")])
     assert own.recorders["m"] is not first and list(own.recorders) == ["m"]
     assert own.recorders["m"].draw.rate == 0.25
-    # Nothing is to be kept, so nobody need ask.
+    # No request of model m is sampled at rate 0.0, so m needs no recorder.
     own.configure([model(tmp_path, 0.0)])
     assert own.recorders == {}
     own.stop()

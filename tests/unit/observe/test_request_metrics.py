@@ -1,4 +1,4 @@
-"""Requests are counted once, by any number of threads, and versions that are gone leave their sums only."""
+"""The metrics count each request once, from any number of threads, and keep only the sums of versions that are gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOKUP = Subject("http", "lookup", "m", 1, "lookup")
 
 @pytest.fixture
 def hasty_switches() -> Iterator[None]:
-    """Lets threads interrupt each other a hundred times as often as they do."""
+    """Makes threads interrupt each other a hundred times as often as by default."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-5)
     yield

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's names: the text that its exporter would write, and when each series is counted."""
+"""TensorFlow Serving's names of metrics: the text that its exporter would write, and when a series is counted."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from service.observe.metrics import Metrics
 from service.types import State, VersionStatus
 from tests.unit.observe.reports import finish, new_metrics, read
 
-# 10 * 1.8^k in six digits, worked out in decimal arithmetic.
+# Bounds of the buckets: 10 * 1.8^k to six digits, computed in decimal arithmetic.
 MICROSECONDS = (
     "10 18 32.4 58.32 104.976 188.957 340.122 612.22 1102 1983.59 3570.47 6426.84 11568.3 20823 37481.3 67466.4 121440 "
     "218591 393464 708235 1.27482e+06 2.29468e+06 4.13043e+06 7.43477e+06 1.33826e+07 2.40887e+07 4.33596e+07 "
     "7.80473e+07 1.40485e+08 2.52873e+08 4.55172e+08 8.19309e+08 1.47476e+09"
 ).split()
-# 100 * 1.2^k: the first and the last.
+# Bounds of the buckets are 100 * 1.2^k: the first six and the last.
 QUEUE_ENDS = (["100", "120", "144", "172.8", "207.36", "248.832"], "1.09205e+06")
 OF_TWO = "1 2 4 8 16 32 64 128 256 512 1024 2048 4096 8192 16384".split()
 
@@ -30,7 +30,7 @@ def block(metrics: Metrics, name: str) -> list[str]:
 
 
 def buckets(name: str, labels: str, counts: dict[str, int]) -> list[str]:
-    """Returns the lines of a histogram's buckets; counts: limit to how many are below it, from there on."""
+    """Returns the lines of a histogram's buckets; counts: limit -> how many values are below it and the next limits."""
     lines, below = [], 0
     for limit in [*MICROSECONDS, "+Inf"]:
         below = counts.get(limit, below)
@@ -109,7 +109,8 @@ def test_examples_are_counted_where_a_request_is_made_of_them() -> None:
     finish(metrics, api="grpc", method="Regress", rows=2)
     finish(metrics, api="grpc", method="MultiInference", rows=20_000)
     name = ":tensorflow:serving:request_example_counts"
-    # As in TensorFlow, a limit belongs to what is above it: one Example is not below 1.
+    # A bucket counts the requests with fewer Examples than its limit, as in TensorFlow: a request of one Example is not
+    # in the bucket of 1.
     below = {"1": 0, "2": 1, "4": 2}
     lines, count = [], 0
     for limit in OF_TWO:

@@ -52,7 +52,7 @@ def test_resident_pages_are_those_that_were_read(tmp_path: Path) -> None:
     path.write_bytes(bytes(pages * mmap.PAGESIZE))
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    # Else the kernel maps the pages around one, too.
+    # Without MADV_RANDOM, a read of one page also maps the pages around it.
     mapped.madvise(mmap.MADV_RANDOM)
     array = np.frombuffer(mapped, np.uint8)
     before = resident_bytes(array)

@@ -1,4 +1,4 @@
-"""The status page names signatures that are left to their graphs, and why."""
+"""The status page names signatures that are left to their graphs, and says why."""
 
 from __future__ import annotations
 

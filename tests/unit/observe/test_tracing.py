@@ -1,4 +1,4 @@
-"""Whether tracing begins is one setting's matter; how it is sent is OpenTelemetry's."""
+"""One setting decides whether tracing begins; OpenTelemetry's own variables decide how spans are sent."""
 
 from __future__ import annotations
 

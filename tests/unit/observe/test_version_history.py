@@ -1,4 +1,4 @@
-"""The changes of state that the console's time line shows."""
+"""The history of a version's states, which the console's time line shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what stops it before anything is started, and what it hands on."""
+"""The command line refuses bad settings before anything is started, and hands the good ones to the app."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.configuration.start_error import StartError
 
 
 class FakeApp:
-    """Notes its settings and does what the test says."""
+    """An App that records its settings, and raises an error if the test says so."""
 
     seen: list[Settings] = []
     problem: str = ""
@@ -25,7 +25,7 @@ class FakeApp:
         self.seen.append(settings)
 
     async def run(self) -> list[str]:
-        """Ends at once, or can not start."""
+        """Ends at once, or raises StartError."""
         if self.problem:
             raise StartError(self.problem)
         return []
@@ -33,7 +33,7 @@ class FakeApp:
 
 @pytest.fixture
 def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
-    """Replaces the app and everything of the process that main changes."""
+    """Replaces the app, and each function with which main changes the process."""
     module = types.ModuleType("service.process.app")
     app = type("App", (FakeApp,), {"seen": []})
     vars(module).update(App=app)
@@ -109,5 +109,5 @@ def test_strict_ends_the_start_where_a_model_has_no_version(
     assert fake_app.seen == []
     assert service.process.cli.main(["--strict", f"--model_base_path={tmp_path / 'films'}"]) == 0
     assert service.process.cli.main([f"--model_base_path={tmp_path / 'film'}"]) == 0
-    # What is wrong with the file itself is told by the start.
+    # --strict does not judge a missing config file, because the start itself reports it.
     assert service.process.cli.main(["--strict", f"--model_config_file={tmp_path / 'none.conf'}"]) == 0

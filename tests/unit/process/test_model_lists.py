@@ -1,4 +1,4 @@
-"""Changes of single models by operators: labels and pins, over a set of models that only keeps its list."""
+"""Operators change labels and pins of single models, in a model set that only keeps its list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.process.model_lists import ModelLists
 
 
 class KeptModels:
-    """The part of ModelSet that ModelLists uses: versions 1 to 3 of each model are on disk."""
+    """A stand-in for ModelSet with the parts that ModelLists uses; each model has folders of versions 1 to 3."""
 
     def __init__(self) -> None:
         self.configs = tuple(ModelConfig(name, f"/models/{name}", Latest(2)) for name in ("a", "b"))

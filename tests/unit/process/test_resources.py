@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-# Four answers of 2.6 MB at once, freed together, fifty times over; after the first few it settles.
+# Allocates four buffers of 2.6 MB and frees them together, fifty times after five that are not counted; page faults
+# show memory that went back to the kernel.
 SCRIPT = """
 import resource, sys
 from service.process.resources import keep_freed_memory
@@ -33,6 +34,7 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
         pytest.skip("not glibc")
     is_changed, unchanged = faults(0)
     assert not is_changed
-    # 640 pages of each answer, 200 answers: without the setting most of them come anew.
+    # A buffer has 640 pages, and 200 buffers are allocated: without the setting, most of them get new pages from the
+    # kernel.
     assert kept < 640
     assert unchanged > 50 * 640

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-# Imports of milliseconds up to seconds that no lookup needs.
+# Modules that a lookup does not need, and whose import takes from milliseconds to seconds.
 HEAVY = {
     *("tensorflow", "fastapi", "pydantic", "starlette", "uvicorn", "grpc", "prometheus_client", "tomllib"),
     *("email", "http", "importlib.metadata", "google.protobuf.descriptor_pb2"),
     *("service.graph.tower", "service.graph.savedmodel", "service.loading.graph_opening"),
 }
-# A load as a server makes it, up to the description for the core.
+# A script that loads a version as a server does, and compiles the description for the native core.
 LOAD = """
 from service.configuration.settings_reading import read_settings
 read_settings(["--model_base_path=" + sys.argv[1]], {})

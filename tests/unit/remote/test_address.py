@@ -1,4 +1,4 @@
-"""Addresses of clusters: credentials, options, and texts without passwords."""
+"""Parses addresses of clusters: credentials and options; the texts of addresses never show passwords."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_credentials_stand_before_the_nodes_or_in_options(tmp_path: Path) -> Non
     file.write_text("")
     with pytest.raises(OSError, match="is empty"):
         _ = address.password
-    # As of a program that empties the file and then writes it.
+    # Another program may empty the file before it writes the new password, so the reader waits a moment.
     writing = threading.Timer(0.03, file.write_text, ["later"])
     writing.start()
     assert address.password == "later"

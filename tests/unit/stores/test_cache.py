@@ -1,4 +1,4 @@
-"""The cache folder: one server's, bounded, and without folders of models that are gone."""
+"""The cache folder belongs to one server, is limited in size, and loses the folders of models that are gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def write(folder: Path, num_bytes: int) -> None:
-    """Writes a version of this size."""
+    """Writes a version whose one file has this size."""
     (folder / "1").mkdir()
     (folder / "1" / "file").write_bytes(bytes(num_bytes))
 

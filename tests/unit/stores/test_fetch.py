@@ -1,4 +1,4 @@
-"""Fetching a version: only whole and safe ones, nothing twice, and anew what changed in the store."""
+"""Fetches versions from a store: only complete and safe ones, no bytes twice, and changed objects again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Objects of version 1 in a dict, in the place of an ObjectStore; tells what was read."""
+    """Objects of version 1 in a dict, in place of an ObjectStore; reads: the paths that were read."""
 
     uri = "s3://bucket/m"
     has_tags = True
@@ -37,11 +37,11 @@ class Bucket:
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.contents = objects
         self.reads: list[str] = []
-        # Path -> offset from which the object can not be read.
+        # Path of an object -> number of its bytes that can be read; a read that goes beyond them fails.
         self.readable: dict[str, int] = {}
 
     def objects(self, folder: str) -> list[StoredObject]:
-        """Lists the version; the tag of an object is its content's hash."""
+        """Lists the version's objects, or those of its deltas; an object's tag is the hash of its content."""
         contents = sorted(self.contents.items())
         found = [StoredObject(path, len(data), str(hash(data)) * self.has_tags) for path, data in contents]
         if folder == "1/deltas":
@@ -64,13 +64,13 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def toy_objects(folder: Path, scale: int = 1) -> dict[str, bytes]:
-    """Returns a version's files by path."""
+    """Returns the files of a toy version by path."""
     write_toy_model(folder, scale=scale)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def fetch_of(bucket: Bucket, cache: Cache, *, settled: bool = True, is_stopped: bool = False) -> Fetch:
-    """Returns a fetch of version 1 into the cache."""
+    """Returns a Fetch of version 1 into the cache; settled: whether its objects have settled."""
 
     def has_settled(objects: Sequence[StoredObject]) -> bool:
         return settled
@@ -112,7 +112,7 @@ LARGE = "assets/large"
 
 
 def partly_fetched(bucket: Bucket, cache: Cache, readable: int = 3 * PART) -> Path:
-    """Fetches what can be read of a version, the large object up to an offset; returns the file of this object."""
+    """Fetches a version, whose large object can be read up to an offset only; returns the file of this object."""
     bucket.readable = {LARGE: readable}
     with pytest.raises(StoreError):
         fetch_of(bucket, cache).bring()
@@ -124,13 +124,13 @@ def partly_fetched(bucket: Bucket, cache: Cache, readable: int = 3 * PART) -> Pa
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A version with an object of five parts."""
+    """Returns a bucket with a version that has, besides its files, an object of five parts."""
     monkeypatch.setattr(fetch_module, "_PART_BYTES", PART)
     return Bucket(toy_objects(tmp_path / "toy") | {LARGE: random.Random(1).randbytes(5 * PART)})
 
 
 def fetched_of_large(bucket: Bucket, cache: Cache) -> int:
-    """Fetches the version, and compares its files; returns how many parts of the large object were read."""
+    """Fetches the version and compares its files; returns how many reads of the large object that took."""
     bucket.reads.clear()
     assert fetch_of(bucket, cache).bring()
     assert files(cache.folder / "1") == bucket.contents
@@ -173,7 +173,7 @@ def test_a_file_shorter_than_the_notes_costs_the_object(bucket: Bucket, cache: C
 def test_notes_that_are_lost_or_torn_cost_only_what_they_noted(bucket: Bucket, cache: Cache) -> None:
     partial = partly_fetched(bucket, cache)
     notes = partial.parents[1] / PROGRESS
-    # The last line is torn, and the next one follows it.
+    # The last line of the progress file has no end, and the next write appends its line to it.
     notes.write_bytes(notes.read_bytes()[:-5])
     assert fetched_of_large(bucket, cache) == 3
 
@@ -182,7 +182,8 @@ def test_an_object_that_was_replaced_is_not_continued(bucket: Bucket, cache: Cac
     partial = partly_fetched(bucket, cache)
     older = partial.read_bytes()
     bucket.contents[LARGE] = bucket.contents[LARGE][::-1]
-    # The power fails during the first attempt after the replacement: the older file comes back beside the new record.
+    # A power failure during the first attempt after the replacement: the partial file has the old object's bytes, the
+    # progress file records the new object.
     partly_fetched(bucket, cache, 0).write_bytes(older)
     assert fetched_of_large(bucket, cache) == 5
 
@@ -210,7 +211,8 @@ def test_a_file_of_an_older_listing_is_not_gone_on_with(tmp_path: Path, cache: C
     staged.write_bytes(b"of the older object")
     bucket.contents["saved_model.pb"] += b"\0"
     with pytest.raises(ArtifactError) as caught:
-        # The manifest has another size: only the staged file matters here.
+        # The manifest now states a wrong size for saved_model.pb, which is ignored here: the staged file must be
+        # discarded.
         if not fetch_of(bucket, cache).bring():
             raise ArtifactError("incomplete")
     assert caught.value.message == "incomplete"
@@ -275,7 +277,7 @@ def test_deltas_that_come_later_are_brought_alone_and_once(tmp_path: Path, cache
     assert bucket.reads == ["deltas/2.delta"]
     assert bring_deltas(store, "1", cache.folder / "1", cache) == 0
     assert {path.name for path in (cache.folder / "1" / "deltas").iterdir()} == {"1.delta", "2.delta"}
-    # A delta that is written anew is read anew; after a restart, no new delta makes the version be fetched again.
+    # A changed delta in the store does not make a restarted server fetch the version again, but only this delta.
     bucket.contents |= {"deltas/2.delta": b"anew"}
     for name in ("deltas/x.tmp", "deltas/a/3.delta", "deltas/../4"):
         del bucket.contents[name]

@@ -1,4 +1,4 @@
-"""Listings of a mirror: how often it lists, and that an empty listing removes no version."""
+"""A mirror lists its store at intervals, and an empty listing removes no version."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ IMPLEMENTATIONS = [
 ]
 
 
-# Test modules of maps, which use no kernels.
+# Test modules without an implementation in numpy or in the core, because they test memory maps.
 WITHOUT_KERNELS = ("test_guarded_files", "test_huge_pages", "test_page_table", "test_verification")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs the tests of a module with each implementation."""
+    """Runs each test of the kernels with each implementation."""
     if not metafunc.module.__name__.endswith(WITHOUT_KERNELS):
         metafunc.parametrize("implementation", IMPLEMENTATIONS, indirect=True, scope="module")
 

@@ -65,7 +65,7 @@ def in_lookup(feature: str, **fields: Any) -> Edit:
 
 
 def in_vocabulary(**fields: Any) -> Edit:
-    """Returns an edit of the vocabulary."""
+    """Returns an edit of the manifest that changes fields of the vocabulary."""
     return lambda data: data["vocabularies"]["tag"].update(fields)
 
 
@@ -193,7 +193,7 @@ def test_every_kind_of_feature_of_format_2_is_described(tmp_path: Path) -> None:
         "path": (None, 2, 3),
         "word_path": (None, 3, 2),
     }
-    # float32 of: 4 combined and 2 single features of 3, 4 + 2 of 2, sequences of 2 x 3 twice and of 3 x 2.
+    # In float32: 6 features of dimension 3, 6 of dimension 2, and three sequences of 6 numbers each.
     assert lookup.row_bytes == 4 * (6 * 3 + 6 * 2 + 6 + 6 + 6)
 
 
@@ -256,7 +256,8 @@ def test_a_predict_may_take_ids_of_another_rank(tmp_path: Path) -> None:
 def test_counts_by_table_what_all_signatures_read(tmp_path: Path) -> None:
     opened = open_toy(write_policy_model(tmp_path / "1"))
     run, inputs = opened.backend.run, opened.signatures["lookup"].inputs
-    # Of four words two are unknown: one goes to a bucket, one is dropped, which is an id without a row.
+    # Two words are known and two unknown: one of the unknown goes to a bucket; the other is dropped and counts as
+    # missing.
     for name, outputs in (("words__values", "words"), ("words_or_rows__values", "words_or_rows")):
         vocabulary = inputs[name].vocabulary
         assert vocabulary is not None
@@ -264,7 +265,7 @@ def test_counts_by_table_what_all_signatures_read(tmp_path: Path) -> None:
         run("lookup", {name: rows, f"{outputs}__row_splits": np.array([0, 2])}, (outputs,))
     run("lookup", {"one_clamp": np.array([-7, 1])}, ("one_clamp",))
     run("lookup_tpu_tensor_core", {"clamp__values": np.array([9]), "clamp__row_splits": np.array([0, 1])}, ("clamp",))
-    # Rows of `item` have 8 bytes, rows of `tag` 12.
+    # A row of table `item` has 8 bytes, a row of table `tag` 12.
     assert opened.backend.table_counts() == {"item": TableCounts(4, 1, 2, 24), "tag": TableCounts(3, 2, 0, 36)}
 
 

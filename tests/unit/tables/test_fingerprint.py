@@ -10,13 +10,13 @@ from service.tables.fingerprint import fingerprint64
 
 
 def fingerprint(data: bytes, at: int, length: int, implementation: str) -> int:
-    """Returns the fingerprint of some bytes among others."""
+    """Returns the fingerprint of data[at : at + length], by numpy's or the native implementation."""
     if implementation == "native":
         return int(NATIVE_TABLES.fingerprint64(np.frombuffer(data, np.uint8), at, length))
     return fingerprint64(data[at : at + length])
 
 
-# What tf.fingerprint gives: one text for each path by length.
+# Fingerprints from tf.fingerprint, of one text for each range of lengths that FarmHash treats differently.
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

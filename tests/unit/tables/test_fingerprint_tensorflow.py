@@ -1,4 +1,4 @@
-"""Fingerprint64 is TensorFlow's, over every length that takes another path through it."""
+"""Fingerprint64 is TensorFlow's, for every length that takes another path through the function."""
 
 from __future__ import annotations
 

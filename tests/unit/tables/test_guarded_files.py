@@ -1,4 +1,4 @@
-"""Maps of files that are cut short, written to or replaced; what happens is Linux' doing, not a double's."""
+"""Maps files that are then cut short, written to or replaced, on the real Linux and not on a double."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Three pages of ones."""
+    """Writes a file of three pages of ones."""
     path = tmp_path / "data"
     path.write_bytes(b"\1" * (3 * PAGE))
     return path
 
 
 def opened(file: Path) -> tuple[GuardedFiles, np.ndarray]:
-    """Returns a guard, and the octets of a file that it maps."""
+    """Returns the guard of a mapped file, and the file's bytes."""
     files = GuardedFiles()
     return files, np.frombuffer(files.map(file), np.uint8)
 
@@ -42,7 +42,7 @@ def test_what_is_cut_off_reads_as_zeros_and_is_marked(file: Path) -> None:
     assert (int(octets.sum()), files.mark[0], files.look()) == (3 * PAGE, 0, "")
     os.truncate(file, PAGE)
     assert files.mark[0] == 0
-    # The whole map goes, so that one fault is the last.
+    # After the first fault the whole map reads as zeros, so there is no second fault.
     assert int(octets[2 * PAGE :].sum()) == 0
     assert files.mark[0] == 1
     assert int(octets.sum()) == 0
@@ -72,7 +72,7 @@ def test_a_file_that_is_written_to_is_seen(file: Path) -> None:
     was = os.stat(file)
     with file.open("r+b") as handle:
         handle.write(b"\3")
-    # However coarse the file system's clock is.
+    # A new time is set, because the file system's clock may be too coarse to show the write.
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
     assert files.look() == f"file {file} was written to since it was opened"
 
@@ -95,7 +95,7 @@ def test_the_first_reason_is_the_one_that_is_told(file: Path) -> None:
 
 
 def resident_kib(address: int) -> int:
-    """Returns what of the map at an address this process holds in memory."""
+    """Returns how many KiB of the map at an address this process holds in memory."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     for line in lines:
         if line.startswith(f"{address:x}-"):
@@ -104,7 +104,7 @@ def resident_kib(address: int) -> int:
 
 
 def num_descriptors(file: Path) -> int:
-    """Returns how many descriptors of this process are the file's; others come and go with what other tests left."""
+    """Counts this process's descriptors of a file; other tests' descriptors are not counted."""
     return sum(os.path.realpath(link) == os.path.realpath(file) for link in Path("/proc/self/fd").iterdir())
 
 
@@ -119,7 +119,7 @@ def test_closing_gives_the_memory_and_the_descriptors_back_and_leaves_reading_sa
     files.close(breaks.append)
     assert resident_kib(octets.ctypes.data) == 0
     assert len(breaks) == 1
-    # Somebody who still holds a view reads it again.
+    # After close() dropped the pages, an array that still maps the file reads them again.
     assert int(octets.sum()) == 1 << 20
     del octets
     gc.collect()
@@ -150,7 +150,7 @@ SENT = "print(octets.sum(), flush=True)\nos.kill(os.getpid(), signal.SIGBUS)\n"
     ("script", "printed"), [(UNGUARDED, "0 1"), (SENT, str(3 * PAGE))], ids=["another-map", "sent"]
 )
 def test_other_bus_errors_end_the_process_as_ever(file: Path, script: str, printed: str, options: list[str]) -> None:
-    # The one of another map comes behind one that was survived.
+    # The script of "another-map" first survives a bus error in a guarded map, and then gets one in another map.
     done = subprocess.run(
         [sys.executable, *options, "-c", BEGIN + script, str(file)], cwd=ROOT, capture_output=True, text=True
     )

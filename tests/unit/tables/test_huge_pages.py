@@ -1,4 +1,4 @@
-"""Files in small pages become files in huge ones: of real files in the real page cache, and what it leaves alone.
+"""Files in small pages become files in huge ones, in the real page cache, and some files are left alone.
 
 What needs a file system with large folios says so and is skipped elsewhere; who gives up does so with any.
 """
@@ -25,13 +25,13 @@ from service.tables.huge_pages import HugePages
 from service.tables.page_table import PageTable, huge_bytes, pages_in_memory
 from tests.large_folios import HUGE, drop, need_large_folios, smaps_bytes, write_in_pieces
 
-# Files of megabytes are written and read again, for each test anew.
+# Each test writes and reads files of several megabytes.
 pytestmark = pytest.mark.slow
 PAGE = mmap.PAGESIZE
 
 
 class Opened:
-    """A file in small pages, mapped. expected: what is in it."""
+    """Writes a file in small pages and maps it. expected: the file's bytes."""
 
     def __init__(self, folder: Path, nbytes: int, name: str = "shard") -> None:
         self.path = folder / name
@@ -42,12 +42,12 @@ class Opened:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Opened:
-    """Twenty chunks, and a part of one more."""
+    """Writes a file of twenty chunks and a part of one more, and maps it."""
     return Opened(tmp_path, 20 * HUGE + 3 * PAGE + 5)
 
 
 class Table(PageTable):
-    """Says what it is told to. asked: the places it was asked for, in order, each once."""
+    """A PageTable in which a chunk is huge from look number `huge_from` on. asked: the chunks, in order, each once."""
 
     def __init__(self, huge_from: int = 1_000_000) -> None:
         self.huge_from = huge_from
@@ -58,7 +58,7 @@ class Table(PageTable):
         """Holds nothing."""
 
     def huge_bytes(self, address: int, nbytes: int) -> int:
-        """A chunk is huge at that look at it."""
+        """Says that a chunk is huge, from look number `huge_from` at it on."""
         if nbytes < HUGE:
             return 0
         assert nbytes == HUGE
@@ -70,7 +70,7 @@ class Table(PageTable):
 
 
 class Clock:
-    """Time passes as it is looked at, and as somebody sleeps."""
+    """A clock that goes on by a tick at each look at it, and by each sleep."""
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.now_s = 0.0
@@ -89,12 +89,12 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def all_records(caplog: pytest.LogCaptureFixture) -> None:
-    """Records of level info are told, too."""
+    """Makes caplog keep records of level INFO, too."""
     caplog.set_level(logging.INFO)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> tuple[int, int, str]:
-    """Returns bytes, of and reason of the only record."""
+    """Returns the fields `bytes`, `of` and `reason` of the only log record."""
     (record,) = caplog.records
     assert record.message == "huge pages"
     found = record.__dict__
@@ -111,7 +111,7 @@ def test_small_pages_become_huge_and_hold_the_same(
         np.testing.assert_array_equal(opened.octets, opened.expected)
     assert smaps_bytes(opened.octets, "FilePmdMapped") == 0
     HugePages(is_whole=is_whole).make(opened.files)
-    # What is behind the last whole chunk stays as it is.
+    # Bytes of the file after the last whole chunk are not made a huge page.
     assert smaps_bytes(opened.octets, "FilePmdMapped") == huge_bytes(opened.octets) == 20 * HUGE
     assert told(caplog) == (20 * HUGE, opened.octets.size, "")
     np.testing.assert_array_equal(opened.octets, opened.expected)
@@ -124,7 +124,7 @@ def test_what_is_huge_already_is_left_as_it_is(
     need_large_folios(tmp_path)
     HugePages(is_whole=True).make(opened.files)
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: pytest.fail("dropped") if arguments[3] == 4 else None)
-    # Another map, such as another process has, of which no page was read.
+    # A second map of the file, as another process has: no page is read through it yet.
     another = GuardedFiles()
     octets = np.frombuffer(another.map(opened.path), np.uint8)
     caplog.clear()
@@ -135,7 +135,7 @@ def test_what_is_huge_already_is_left_as_it_is(
 def test_lookups_beside_it_read_what_is_there(tmp_path: Path, opened: Opened) -> None:
     need_large_folios(tmp_path)
     is_done, num_wrong, num_looked = threading.Event(), 0, 0
-    # Once before it begins, and then all the time.
+    # The thread reads once before the huge pages are made, and then until they are all made.
     has_begun = threading.Event()
 
     def look_up() -> None:
@@ -162,21 +162,22 @@ def test_what_is_not_in_memory_is_advised_and_not_read(
 ) -> None:
     need_large_folios(tmp_path)
     monkeypatch.setattr(huge_pages, "_TRIAL", 4)
-    # Its pages come back only as they are asked for.
+    # The file's pages are dropped from the page cache, so a page is in memory only after it is read again.
     path = tmp_path / "shard"
     expected = write_in_pieces(path, 20 * HUGE)
     drop(path)
     files = GuardedFiles()
     octets = np.frombuffer(files.map(path), np.uint8)
-    # What the kernel reads ahead is there when the next chunk is looked at, and no reason to read on from it.
+    # The pause lets the kernel finish its read-ahead; pages that it read ahead must not make the next chunk look
+    # wanted.
     HugePages(is_whole=False, sleep=lambda _: time.sleep(0.02)).make(files)
     assert told(caplog) == (4 * HUGE, 20 * HUGE, "")
     assert caplog.records[0].__dict__["advised"] == 16 * HUGE
-    # The kernel reads some chunks ahead.
+    # The kernel reads some chunks ahead, but not the second half of the file.
     assert not pages_in_memory(octets.ctypes.data + 10 * HUGE, 10 * HUGE).any()
     assert octets[15 * HUGE + 7] == expected[15 * HUGE + 7]
     assert huge_bytes(octets[15 * HUGE : 16 * HUGE]) == HUGE
-    # Who wants all of it gets it.
+    # is_whole=True also reads and makes huge the chunks that were not in memory.
     HugePages(is_whole=True).make(files)
     assert huge_bytes(octets) == 20 * HUGE
 
@@ -186,7 +187,8 @@ def test_rows_that_were_changed_in_a_private_map_stay_changed(tmp_path: Path, op
         with opened.path.open("rb") as file:
             return np.frombuffer(map_privately(file.fileno(), opened.files), np.uint8)
 
-    # A delta before, with other pages of its chunk read and not written; and one after.
+    # One delta is written before the huge pages are made, into a part of a chunk whose other pages are only read, and
+    # one after.
     before = changed()
     before[HUGE + 5 : HUGE + 300] = 7
     expected = opened.expected.copy()
@@ -220,7 +222,7 @@ def test_a_version_of_small_files_is_no_matter(tmp_path: Path, caplog: pytest.Lo
 def test_where_the_first_do_not_become_huge_the_rest_is_left(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     table = Table()
     HugePages(is_whole=True, page_table=lambda: table).make(opened.files)
-    # Chunks lie where both the address and the place in the file are whole ones.
+    # A chunk begins where both the address and the offset in the file are multiples of a huge page's size.
     assert table.asked == [opened.octets.ctypes.data + chunk * HUGE for chunk in range(4)]
     assert opened.octets.ctypes.data % HUGE == 0
     assert told(caplog)[0] == 0 and "no large folios" in told(caplog)[2]
@@ -229,7 +231,7 @@ def test_where_the_first_do_not_become_huge_the_rest_is_left(opened: Opened, cap
 
 
 def test_what_others_have_mapped_is_left(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    # The page cache keeps what is in anybody's page table.
+    # The kernel does not drop a page from the page cache while any process has mapped it.
     others = GuardedFiles()
     octets = np.frombuffer(others.map(opened.path), np.uint8)
     np.testing.assert_array_equal(octets, opened.expected)
@@ -249,10 +251,11 @@ def test_one_that_does_not_become_huge_at_once_is_tried_again(
         return int(sync(descriptor, offset, nbytes, flags))
 
     monkeypatch.setattr(huge_pages._libc, "sync_file_range", spy)
-    # Looked at once as it is, then behind each attempt.
+    # Table(huge_from=4) says that a chunk is huge at the fourth look: one look before the first attempt, one after each
+    # of three.
     HugePages(is_whole=True, page_table=lambda: Table(huge_from=4)).make(opened.files)
     assert told(caplog)[0] == 20 * HUGE
-    # Twice, before the second and the third attempt.
+    # Each chunk is written back twice: before the second and before the third attempt to make it a huge page.
     assert written_back == [chunk for chunk in range(20) for _ in range(2)]
 
 
@@ -299,12 +302,12 @@ def test_it_ends_with_the_version_and_with_the_server(opened: Opened, caplog: py
     stopped.stop()
     stopped.make(opened.files)
     assert told(caplog) == (0, opened.octets.size, "the server stops")
-    # It is the operator who wanted that.
+    # The level is INFO, because the operator stopped the server.
     assert caplog.records[0].levelname == "INFO"
     caplog.clear()
     HugePages(is_whole=False, page_table=lambda: closed_at(7)).make(opened.files)
     assert told(caplog) == (7 * HUGE, opened.octets.size, "the version was closed")
-    # Of files that are gone nothing is left to be told.
+    # The version's files are closed, so nothing is done and logged.
     caplog.clear()
     HugePages(is_whole=False).make(opened.files)
     assert not caplog.records
@@ -325,7 +328,7 @@ def test_a_file_that_is_cut_short_meanwhile_ends_nothing(opened: Opened, caplog:
 
 
 def test_two_processes_take_turns(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    # A lock belongs to who opened the file, so that another one of this process is another process, too.
+    # flock() locks an open file description, so a second one in this process stands for another process.
     holder = os.open(opened.path, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     table = Table(huge_from=2)
@@ -341,9 +344,9 @@ def test_two_processes_take_turns(opened: Opened, caplog: pytest.LogCaptureFixtu
     HugePages(is_whole=True, page_table=lambda: table, sleep=sleep).make(opened.files)
     assert len(table.asked) == 20
     assert len(waits) == 3 + 20
-    # And it is free again.
+    # make() unlocked the file at its end.
     fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # Who never lets go is not waited for for ever.
+    # If the other process never unlocks the file, the wait ends after 600 s.
     clock = Clock()
     HugePages(is_whole=True, page_table=lambda: table, clock=clock, sleep=clock.sleep).make(opened.files)
     assert 600 <= clock.now_s < 610
@@ -357,7 +360,7 @@ def test_it_goes_no_faster_than_it_is_told(opened: Opened, caplog: pytest.LogCap
     )
     rules.make(opened.files)
     assert clock.now_s == pytest.approx(20)
-    # Every five seconds how far it is, and the end.
+    # One record after every five seconds of work, and one at the end.
     assert [record.message for record in caplog.records] == ["making huge pages"] * 3 + ["huge pages"]
 
 

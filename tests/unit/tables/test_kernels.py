@@ -1,4 +1,4 @@
-"""The kernels against the oracle, over every combination of what may be asked of them, and by hand.
+"""The kernels agree with the oracle in every combination of their options, and with cases by hand.
 
 Weights are quarters and tables hold whole numbers: sums are exact, and a divisor is zero for both or for neither.
 """
@@ -26,7 +26,7 @@ POLICIES = {
     "clamp": kernels.CLAMP,
     "wrap": kernels.WRAP,
 }
-# Columns in vectors of 64, 32, 8 and 1, and every way of adding these up.
+# Dimensions that the kernel splits into vectors of 64, 32, 8 and 1 numbers in every combination.
 WIDE = (8, 9, 32, 41, 64, 73, 96, 105, 135)
 NO_WEIGHTS = np.empty(0, np.float32)
 TAG = store(toy_tables()["tag"])
@@ -45,9 +45,9 @@ def combine(
     default_row: int = 0,
     positive_only: bool = False,
 ) -> np.ndarray | int:
-    """Returns what the kernel wrote, or where it stopped; checks how many ids it says have no row."""
+    """Returns the output of the combine kernel, or where it stopped; checks its count of ids without a row."""
     values, splits = oracle.ragged(rows)
-    # What was there before must not show through.
+    # NaN shows each element that the kernel fails to write.
     out = np.full((len(rows), table.numbers.shape[1]), np.nan, np.float32)
     stopped = kernels.combine(
         *table.place,
@@ -68,7 +68,7 @@ def combine(
 
 
 def is_done(stopped: int, ids: list[int], vocabulary_size: int) -> bool:
-    """Says whether a kernel came to the end; then it has counted the ids that have no row."""
+    """Says whether a kernel has processed all ids; checks that it then counted the ids that have no row."""
     if kernels.MISSING < stopped != kernels.OK:
         return False
     missing = 0 if stopped == kernels.OK else kernels.MISSING - stopped
@@ -81,10 +81,10 @@ LARGEST_STEP = {"int8": 127, "int4": 7}
 
 @st.composite
 def lookups(draw: st.DrawFn) -> tuple[StoredTable, list[list[int]], dict[str, Any]]:
-    """Draws a table, rows of ids (some of them bad, repeated or missing) and options."""
+    """Draws a table, rows of ids (some of them bad or repeated, some rows empty), and options."""
     vocabulary_size, dim = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 4), st.sampled_from(WIDE)))
     dtype = draw(st.sampled_from(DTYPES))
-    # Numbers of int8 and int4 are exact where each is a row's largest, its opposite, or 0.
+    # A quantized row keeps a number exactly if it is 0, the row's largest, or the opposite of the largest.
     largest = LARGEST_STEP.get(dtype)
     number = st.integers(-9, 9) if largest is None else st.sampled_from([-largest, 0, largest])
     numbers = st.lists(number, min_size=vocabulary_size * dim, max_size=vocabulary_size * dim)
@@ -160,7 +160,7 @@ def test_gather_gives_what_the_oracle_gives(ids: list[int], policy: str, default
 def sequence(
     table: StoredTable, rows: oracle.Rows, length: int, *, on_bad_id: str = "error", default_row: int = 0
 ) -> np.ndarray | int:
-    """Returns what the kernel wrote, or where it stopped."""
+    """Returns the rows that the sequence kernel wrote, or the position where it stopped."""
     out = np.full((len(rows), length, table.numbers.shape[1]), np.nan, np.float32)
     stopped = kernels.sequence(*table.place, *oracle.ragged(rows), POLICIES[on_bad_id], default_row, out)
     return out if is_done(stopped, [i for row in rows for i in row[:length]], len(table.numbers)) else int(stopped)
@@ -319,11 +319,12 @@ def test_an_empty_row_is_zeros_whatever_row_zero_holds() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tables_of_every_kind_by_hand(dtype: str) -> None:
-    # Rows [1, 2], [0, 0] and [-4, 8]; of int8 with scales 2/127, 0 and 8/127, of int4 with 2/7, 0 and 8/7.
+    # The rows are [1, 2], [0, 0] and [-4, 8]. Their scales are 2/127, 0 and 8/127 in int8, and 2/7, 0 and 8/7 in int4.
     table = store(np.array([[1, 2], [0, 0], [-4, 8]]), dtype)
     half, quarter = 1, -4
     if dtype in LARGEST_STEP:
-        # Half of the largest number: 63.5 steps, which go to the even one, and just below 3.5, for 2/7 is rounded up.
+        # Half of a row's largest number is 63.5 steps of int8, which round to 64, and just below 3.5 steps of int4,
+        # because the scale is rounded up.
         steps = {"int8": 64, "int4": 3}[dtype]
         half, quarter = steps * np.float32(2 / LARGEST_STEP[dtype]), -steps * np.float32(8 / LARGEST_STEP[dtype])
     found = combine(table, [[0], [1], [2], [0, 2]], "sum")
@@ -332,7 +333,7 @@ def test_tables_of_every_kind_by_hand(dtype: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-# Bits, and the number that IEEE 754 says they are; of a bfloat16, those of a float32 without its lower half.
+# Maps 16 bits to the number that they mean: a float16 of IEEE 754, or the upper half of a float32.
 HALVES = {0x3C00: 1.0, 0xC000: -2.0, 0x7BFF: 65504.0, 0x0001: 2.0**-24, 0x03FF: 1023 * 2.0**-24, 0x8000: -0.0}
 BFLOATS = {0x3F80: 1.0, 0xC000: -2.0, 0x4049: 3.140625, 0x7F7F: 255 * 2.0**120, 0x0080: 2.0**-126, 0x8000: -0.0}
 INFINITIES = {
@@ -358,7 +359,7 @@ def test_every_number_of_a_kind_is_read_as_numpy_reads_it(dtype: str) -> None:
         raw, scales = np.arange(-127, 128, dtype=np.int8)[None], np.array([0.3], np.float32)
         expected = raw.astype(np.float32) * scales
     elif dtype == "int4":
-        # Every byte: its low half first, two's complement.
+        # Each byte has two int4 numbers in two's complement; the low half is the first.
         raw, scales = np.arange(256, dtype=np.uint8)[None], np.array([0.3], np.float32)
         signed = [(half ^ 8) - 8 for byte in range(256) for half in (byte & 15, byte >> 4)]
         expected = np.array([signed], np.float32) * scales
@@ -414,7 +415,7 @@ def test_int4_rows_of_every_width_are_read_to_their_last_number(dim: int) -> Non
     out = np.full((40, dim + 1), 5, np.float32)
     assert kernels.gather(*table.place, ids, kernels.ERROR, 0, out) == kernels.OK
     assert out[:, :dim].tobytes() == table.numbers[ids].tobytes()
-    # Nothing is written behind an odd D.
+    # With an odd dimension, int4 rows end in half a byte; the kernel does not write that half's number.
     assert (out[:, dim] == 5).all()
     found = combine(table, [ids.tolist()], "sum")
     total = np.zeros(dim, np.float32)

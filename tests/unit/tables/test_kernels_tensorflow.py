@@ -20,11 +20,12 @@ CASES = 25
 
 
 def draw(seed: int, *, positive: bool) -> tuple[np.ndarray, list[list[int]], list[list[float]]]:
-    """Returns a table, rows with empty ones among them, and weights."""
+    """Returns a table, rows of ids of which some are empty, and a weight for each id."""
     random = np.random.default_rng(seed)
     table = random.normal(size=(V, D)).astype(np.float32)
     rows = [random.integers(0, V, random.integers(0, K + 1)).tolist() for _ in range(random.integers(1, 6))]
-    # Quarters, so that a sum of weights is zero in any order of adding or in none.
+    # Weights are quarters, which float32 adds without rounding, so that whether a sum is zero does not depend on the
+    # order.
     low = 1 if positive else -8
     weights = [(random.integers(low, 9, len(row)) / 4).tolist() for row in rows]
     return table, rows, weights
@@ -44,10 +45,10 @@ def test_equals_the_serving_lookup_of_ragged_ids(tf: Any, combiner: str, is_weig
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
-# Computed once: TensorFlow's answers are compared with both implementations of ours.
+# Cached, because two tests compare the combine kernel with these results.
 @cache
 def serving_lookups(tf: Any, combiner: str, is_weighted: bool) -> list[np.ndarray]:
-    """Returns what TensorFlow's serving lookup of ragged ids gives for each seed."""
+    """Returns the answers of TensorFlow's serving lookup of ragged ids, for each seed."""
     embedding = tf.tpu.experimental.embedding
     found = []
     for seed in range(CASES):
@@ -66,12 +67,13 @@ def serving_lookups(tf: Any, combiner: str, is_weighted: bool) -> list[np.ndarra
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_equals_the_safe_sparse_lookup_where_that_prunes_nothing(tf: Any, combiner: str, is_weighted: bool) -> None:
-    # It drops ids whose weight is not positive, unless it sums; a ragged lookup keeps them, and so do we.
+    # safe_embedding_lookup_sparse drops ids whose weight is not positive, unless it sums. TensorFlow's lookup of ragged
+    # ids keeps them, and so does the kernel, so the weights here are positive.
     for seed in range(CASES):
         table, rows, weights = draw(seed, positive=combiner != "sum")
         expected = safe_lookup(tf, seed, combiner, is_weighted, positive=combiner != "sum")
         found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
-        # It gives no row for empty rows at the end of a batch whose every row is empty.
+        # safe_embedding_lookup_sparse gives no row for empty rows at the end of a batch; no batch here ends in one.
         assert len(expected) == len(rows)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
@@ -85,7 +87,7 @@ def without_zeros(rows: oracle.Rows) -> list[list[int]]:
 def safe_lookup(
     tf: Any, seed: int, combiner: str, is_weighted: bool, *, positive: bool, has_negative: bool = False
 ) -> np.ndarray:
-    """Returns what TensorFlow's safe sparse lookup gives for a seed."""
+    """Returns the answer of TensorFlow's safe sparse lookup for a seed."""
     table, rows, weights = draw(seed, positive=positive)
     found: np.ndarray = tf.nn.safe_embedding_lookup_sparse(
         [tf.constant(table)],
@@ -136,14 +138,15 @@ def test_equals_the_serving_lookup_of_sequences(tf: Any, length: int, is_sparse:
 
 @cache
 def sequence_of_seed(tf: Any, seed: int, length: int, is_sparse: bool) -> np.ndarray:
-    """Returns what TensorFlow's serving lookup gives for a sequence feature and a seed."""
+    """Returns the vectors of TensorFlow's serving lookup of a sequence feature; the seed determines table and ids."""
     table, rows, _ = draw(seed, positive=True)
     ids = ragged_tensor(tf, rows)
     return serving_sequence(tf, table, ids.to_sparse() if is_sparse else ids, length)
 
 
 def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_sparse_ids(tf: Any) -> None:
-    # The lookup of ragged ids reads what it then cuts off, and fails.
+    # TensorFlow's lookup of ragged ids reads the ids beyond the sequence's length before it cuts them off, so it fails
+    # here.
     table, _, _ = draw(0, positive=True)
     rows = [[1, 2, V], [3]]
     assert np.array_equal(
@@ -154,7 +157,7 @@ def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_spa
 
 
 def serving_sequence(tf: Any, table: np.ndarray, ids: Any, length: int) -> np.ndarray:
-    """Returns what TensorFlow's serving lookup gives for a sequence feature."""
+    """Returns the vectors that TensorFlow's serving lookup gives for a sequence feature with these ids."""
     embedding = tf.tpu.experimental.embedding
     config = embedding.TableConfig(vocabulary_size=V, dim=D, name="t")
     feature = embedding.FeatureConfig(table=config, max_sequence_length=length)
@@ -162,7 +165,7 @@ def serving_sequence(tf: Any, table: np.ndarray, ids: Any, length: int) -> np.nd
 
 
 def tensor_core(tf: Any, table: np.ndarray, rows: oracle.Rows, weights: Any, combiner: str, width: int) -> np.ndarray:
-    """Returns what TensorFlow's own tensor-core functions give."""
+    """Returns the answer of TensorFlow's own tensor-core functions."""
     from tensorflow.python.tpu import feature_column_v2
 
     ids = ragged_tensor(tf, rows).to_sparse()
@@ -188,7 +191,7 @@ def test_equals_the_tensor_core_functions(tf: Any, combiner: str, is_weighted: b
 
 @cache
 def tensor_core_of_seed(tf: Any, seed: int, is_weighted: bool, combiner: str, width: int) -> np.ndarray:
-    """Returns what the tensor-core functions give for a seed."""
+    """Returns the answer of the tensor-core functions for a seed."""
     table, rows, weights = draw(seed, positive=False)
     return tensor_core(tf, table, rows, weights if is_weighted else None, combiner, width)
 

@@ -1,4 +1,4 @@
-"""The search for nearest rows against numpy in float64, over dtypes and metrics, and by hand."""
+"""Compares the search for nearest rows with numpy in float64, for all dtypes and metrics, and with numbers by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NONE = np.empty(0, np.int64)
 
 
 def search(queries: Any, k: int, metric: Metric = "dot", **more: Any) -> RowSearch:
-    """Returns a search of all rows."""
+    """Returns a RowSearch of all rows of a table, on one thread."""
     vectors = np.asarray(queries, np.float32)
     defaults: dict[str, Any] = {"own": np.full(len(vectors), -1), "allowed": None, "denied": NONE, "seconds": 20.0}
     return RowSearch(**{"queries": vectors, "k": k, "metric": metric, "threads": 1} | defaults | more)
@@ -60,7 +60,7 @@ def test_neighbors_are_numpys(metric: Metric, dtype: str, dim: int) -> None:
     for query in range(7):
         allowed = np.setdiff1d(np.arange(5000), [*denied, query])
         best = allowed[np.argsort(sign * expected[query, allowed], kind="stable")][:20]
-        # Scores of float32 sums: rows whose scores are closer than a rounding may swap.
+        # Scores are compared, not rows: two rows whose float32 scores differ by a rounding may swap.
         np.testing.assert_allclose(scores[query], expected[query, best], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(expected[query, ids[query]], expected[query, best], rtol=1e-4, atol=1e-4)
         assert len(set(ids[query])) == 20 and set(ids[query]) <= set(allowed)
@@ -74,7 +74,7 @@ def test_metrics_have_the_numbers_of_their_order() -> None:
 @pytest.mark.parametrize(
     ("metric", "ids", "scores"),
     [
-        # Rows 0 and 3 are equal, so the smaller id comes first.
+        # Rows 0 and 3 are equal, so the smaller id precedes the larger one.
         ("dot", [2, 0, 3, 1], [35, 28, 28, 7]),
         ("l2", [0, 3, 2, 1], [10, 10, 45, 52]),
     ],

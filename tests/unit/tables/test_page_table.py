@@ -1,4 +1,4 @@
-"""Which pages are huge and which are in memory, held against smaps and against what was just read."""
+"""The page table says which pages are huge and which are in memory, as smaps and earlier reads say."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_huge_pages_are_told_from_small_ones(tmp_path: Path) -> None:
     drop(tmp_path / "file")
     octets = mapped(tmp_path / "file")
     assert huge_bytes(octets) == 0
-    # Every other one: ranges that do not meet.
+    # Every other stretch of 2 MiB becomes a huge page, so the ranges of huge pages do not touch.
     LIBC.madvise(octets.ctypes.data, octets.nbytes, 14)
     for begin in range(0, 8 * HUGE, 2 * HUGE):
         LIBC.madvise(octets.ctypes.data + begin, HUGE, 22)
     assert huge_bytes(octets) == smaps_bytes(octets, "FilePmdMapped") == 4 * HUGE
-    # Part of one, which is none the smaller.
+    # A slice that begins and ends inside a huge page: its two pages count as parts of it.
     assert huge_bytes(octets[PAGE + 1 : 2 * PAGE + 1]) == 2 * PAGE
 
 
@@ -42,7 +42,7 @@ def test_more_ranges_than_one_call_tells_of(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A number that no kernel knows stands in for one before Linux 6.7.
+    # No kernel knows this ioctl number, so it stands for a kernel before Linux 6.7, which lacks PAGEMAP_SCAN.
     monkeypatch.setattr(page_table, "_PAGEMAP_SCAN", 3 << 30 | 96 << 16 | ord("f") << 8 | 99)
     assert huge_bytes(np.zeros(PAGE, np.uint8)) is None
     with PageTable() as table, pytest.raises(OSError):

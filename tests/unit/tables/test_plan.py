@@ -1,4 +1,4 @@
-"""Compiled signatures: what is asked of the kernels, and how their refusals are worded."""
+"""Compiled signatures call the kernels with the right arguments, and turn their refusals into errors with texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan(batch_sizes: tuple[int, ...] = (), **features: LookupFeature) -> Signat
 
 
 def tags(**options: Any) -> LookupFeature:
-    """Returns a ragged feature with weights."""
+    """Returns a ragged LookupFeature `tags` with weights."""
     options = {"combiner": "mean", "output": "tags"} | options
     return LookupFeature("tags__values", "tags__row_splits", "tags__weights", **options)
 
@@ -37,7 +37,7 @@ def ids(*values: int, dtype: str = "int64") -> np.ndarray:
 
 
 def ragged(values: np.ndarray, *splits: int, dtype: str = "int64") -> dict[str, np.ndarray]:
-    """Returns the feature's inputs."""
+    """Returns the input tensors of the ragged feature."""
     return {"tags__values": values, "tags__row_splits": np.array(splits, dtype)}
 
 
@@ -144,7 +144,7 @@ def test_weights_of_zero_or_less_leave_their_ids_out_where_the_manifest_says_so(
 
 
 def path(**options: Any) -> LookupFeature:
-    """Returns a sequence of two."""
+    """Returns a sequence feature of length two."""
     return LookupFeature("tags__values", "tags__row_splits", output="tags", max_sequence_length=2, **options)
 
 
@@ -178,7 +178,7 @@ def test_a_sequence_has_as_many_rows_as_its_batch_allows() -> None:
         ({"on_bad_id": "drop"}, (1, -1, 4, 2), (4, 2, 24)),
         ({"on_bad_id": "clamp"}, (1, -1, 4, 2), (4, 2, 48)),
         ({"on_bad_id": "default_row", "default_row": 3}, (9,), (1, 1, 12)),
-        # What is cut off is an id, and nobody looks whether it has a row.
+        # An id beyond max_ids_per_row counts as an id; the lookup does not look whether it has a row.
         ({"on_bad_id": "drop", "max_ids_per_row": 1, "on_too_many_ids": "truncate"}, (1, -1), (2, 0, 24)),
         ({}, (), (0, 0, 0)),
     ],

@@ -1,4 +1,4 @@
-"""Tables' pages are read, locked and advised on as the settings say: seen in what the kernel holds of real files."""
+"""The kernel reads, locks and is advised about the pages of tables as the settings say, checked on real files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.types import TableInfo
 PAGE = mmap.PAGESIZE
 DIM = 64
 ROWS_PER_PAGE = PAGE // (4 * DIM)
-# The table begins in the middle of a page, as tables behind other tensors do.
+# The table begins in the middle of a page, like most tables that follow another tensor in a file.
 OFFSET = 2 * PAGE + 128
 NUM_PAGES = 512
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +32,7 @@ LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[MappedTable]:
-    """A mapped table of which the kernel holds nothing."""
+    """Yields a mapped table of which no page is in memory."""
     file = tmp_path / "shard"
     file.write_bytes(np.random.default_rng(0).bytes(OFFSET + NUM_PAGES * PAGE))
     with file.open("rb") as handle:
@@ -48,7 +48,7 @@ def table(tmp_path: Path) -> Iterator[MappedTable]:
 
 
 def held(table: MappedTable) -> np.ndarray:
-    """Says of each page that the table lies in whether the kernel holds it."""
+    """Returns, for each page of a table, whether it is in memory."""
     begin = table.weights.ctypes.data & -PAGE
     count = (table.weights.ctypes.data + table.weights.nbytes - begin + PAGE - 1) // PAGE
     found = np.zeros(count, np.uint8)
@@ -57,7 +57,7 @@ def held(table: MappedTable) -> np.ndarray:
 
 
 def smaps(table: MappedTable, field: str) -> str:
-    """Returns a line of what the kernel says of the table's map."""
+    """Returns one field of /proc/self/smaps for the table's map."""
     address, is_here = table.weights.ctypes.data, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
@@ -98,10 +98,10 @@ def test_prefault_goes_no_faster_than_it_is_told(
     rules = Residency(is_prefaulted=True, bytes_per_s=32 * PAGE)
     with caplog.at_level(logging.INFO):
         rules.apply(tmp_path, {"film": table}, clock=lambda: now_s, sleep=sleep)
-    # 512 pages and the part of one before them, 32 a second.
+    # Prefaults 512 pages and a part of the page before them, at 32 pages a second.
     assert now_s == pytest.approx(16, abs=0.05)
     told = [record.__dict__["bytes"] for record in caplog.records]
-    # Every 5 seconds at most, so not after each of the 4 s that a chunk takes; and at the end.
+    # Progress is logged at most every 5 s, so after two chunks of 4 s each; a last record comes at the end.
     assert [round(nbytes / PAGE) for nbytes in told] == [256, 512, 512]
 
 
@@ -109,7 +109,7 @@ def test_advice_reaches_the_map(table: MappedTable, tmp_path: Path) -> None:
     assert "rr" not in smaps(table, "VmFlags").split()
     Residency(advice="random").apply(tmp_path, {"film": table})
     assert "rr" in smaps(table, "VmFlags").split()
-    # And so one row is one page, with none read ahead.
+    # With MADV_RANDOM, reading a row maps one page, and the kernel reads none ahead.
     float(table.weights[100 * ROWS_PER_PAGE, 0])
     assert held(table).sum() == 1
 
@@ -125,7 +125,7 @@ def test_all_is_read_ahead_before_it_is_read_at_random(table: MappedTable, tmp_p
 def test_advice_that_is_not_taken_is_a_warning(
     table: MappedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Huge pages for files are an option of the kernel; a number that no kernel knows stands in for one without.
+    # Not each kernel has huge pages for files. No kernel knows advice 9999, so it stands for a kernel that lacks them.
     monkeypatch.setattr(residency, "_ADVICE", {**residency._ADVICE, "huge": 9999})
     Residency(advice="huge").apply(tmp_path, {"film": table})
     (record,) = caplog.records
@@ -143,7 +143,7 @@ def test_locked_pages_are_all_there(table: MappedTable, tmp_path: Path) -> None:
 def test_a_limit_on_locked_memory_is_named(
     table: MappedTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rule: str
 ) -> None:
-    # Root may lock whatever the limit says, so the answer is one that the kernel gives to others.
+    # Root may lock more memory than the limit allows, so the test replaces mlock() by one that fails with ENOMEM.
     def mlock(_address: int, _nbytes: int) -> int:
         ctypes.set_errno(12)
         return -1
@@ -169,7 +169,7 @@ def write_statistics(artifact: Path, name: str, ids: object, file: str = "lookup
 
 
 def test_warming_reads_the_hot_rows_and_not_the_table(table: MappedTable, tmp_path: Path) -> None:
-    # 128 bytes before a page's end: the row of 256 bytes lies in two.
+    # The row of 256 bytes begins 128 bytes before the end of a page, so it is on two pages.
     two_pages = 300 * ROWS_PER_PAGE - 1
     offset = table.weights.ctypes.data % PAGE
     assert (offset + two_pages * 256) % PAGE + 256 > PAGE

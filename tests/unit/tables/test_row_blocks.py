@@ -1,4 +1,4 @@
-"""Blocks of rows are those of numpy's indexing, side by side."""
+"""Blocks of rows have the bytes of numpy's indexing, side by side."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from service.types import Array, TableInfo
 
 
 def table(rows: int, dim: int, dtype: str = "float32") -> MappedTable:
-    """Returns a table whose numbers all differ."""
+    """Returns a table in which all numbers differ, as far as its dtype allows."""
     stored = "uint16" if dtype == "bfloat16" else dtype
     numbers = np.arange(rows * dim).reshape(rows, dim).astype(stored)
     return MappedTable(TableInfo("t", rows, dim, dtype, numbers.nbytes, ()), numbers)
 
 
 def blocks(made: RowBlocks, ids: list[Array], rows: list[int]) -> list[Array]:
-    """Returns the bytes of each block and those up to the next one."""
+    """Writes blocks; returns the bytes from each block's begin up to the next one's."""
     layout = made.lay_out(rows)
     out = made.write(ids, layout)
     assert not isinstance(out, int)

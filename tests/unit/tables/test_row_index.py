@@ -1,4 +1,4 @@
-"""The index of a table against numpy: which rows it names, how many of the nearest it misses, and odd rows."""
+"""The index agrees with numpy on the rows that it names, on how many of the nearest it misses, and on odd rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def clustered(size: int, dim: int = 16) -> Array:
 
 
 def built(table: MappedTable, metric: Metric = "l2") -> RowLists | None:
-    """Returns the index of a table."""
+    """Builds the index of a table for a metric; None if the build is given up."""
     return build_index(table.rows, table.nearest, lambda: None, table.info.vocabulary_size, metric)
 
 
@@ -59,7 +59,7 @@ def test_an_index_names_nearly_all_of_the_nearest_rows_and_few_others(metric: Me
 
 
 def test_each_row_is_in_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Lists are put together from several blocks of rows.
+    # A small limit, so that the lists are joined from several blocks of rows.
     monkeypatch.setattr(row_index, "_SORTED_ROWS", 700)
     index = built(store(clustered(5000), "float32").mapped)
     assert index is not None
@@ -67,7 +67,8 @@ def test_each_row_is_in_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
     (everything,) = index.candidates(np.zeros((1, 16), np.float32))
     assert np.array_equal(everything, np.arange(5000))
     assert index.num_lists == int(4 * 5000**0.5)
-    # The rows of each list are those whose nearest centre is the list's.
+    # A list of the index has the rows for which its centre is the nearest, so one probe finds a row that is the query
+    # itself.
     index.probes = 1
     rows = clustered(5000)
     (found,) = index.candidates(rows[[4321]])
@@ -85,7 +86,7 @@ def test_recall_is_measured_with_a_part_of_the_rows_at_a_time(metric: Metric, mo
         sizes.append(wanted.allowed.size)
         return table.nearest(wanted)
 
-    # The last part has fewer rows than there are nearest ones.
+    # The last of the parts that are searched has 9 rows, fewer than the number of nearest rows.
     monkeypatch.setattr(row_index, "_COMPARED_ROWS", 713)
     index = build_index(table.rows, search, lambda: None, 5000, metric)
     assert sizes == [713] * 7 + [9]

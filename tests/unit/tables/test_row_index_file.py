@@ -1,4 +1,4 @@
-"""The bytes of an index: decoded as they were encoded, and refused if anything in them does not fit."""
+"""An index file is decoded as it was encoded, and is refused if anything in its bytes does not fit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_index_is_decoded_as_it_was(metric: Metric) -> None:
     assert decoded.lists().longest == 9.5 and decoded.lists().loose.tolist() == [3, 7]
     queries = np.array([[0.2, 1], [3.9, 1]], np.float32)
     for old, new in zip(index.candidates(queries), decoded.candidates(queries), strict=True):
-        # Rows that had changed when the index was built are always candidates. No row is a candidate twice.
+        # Rows 3 and 7 had changed when the index was built, so they are candidates of every search, once each.
         assert new.tolist() == sorted({*old.tolist(), 3, 7}) and new.dtype == np.int64
     again = decode(encode(decoded, np.array([8]), identity), identity, ROWS)
     assert again.lists().loose.tolist() == [3, 7, 8]
@@ -59,7 +59,7 @@ def with_header(data: bytes, **changes: Any) -> bytes:
 
 
 def sealed(data: bytes) -> bytes:
-    """Returns bytes with their checksum."""
+    """Returns bytes with their checksum appended."""
     return data + masked_of(data).to_bytes(4, "little")
 
 
@@ -77,7 +77,8 @@ DAMAGES = {
     "negative": (lambda data: with_header(data, loose=-1), "its size does not fit"),
     "all_probes": (lambda data: with_header(data, probes=10_000), "fit together"),
     "text": (lambda data: with_header(data, recall="1"), "header is damaged"),
-    # The last four bytes before the checksum are the list number of a row: the first row twice.
+    # The four bytes before the file's checksum are a row's number in a list: here the last row has the number of the
+    # row before it.
     "twice": (lambda data: sealed(data[:-8] + data[-12:-8]), "fit together"),
     "beyond": (lambda data: sealed(data[:-8] + b"\xff\xff\xff\x7f"), "fit together"),
 }

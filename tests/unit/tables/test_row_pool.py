@@ -1,4 +1,4 @@
-"""Lookups shared out among threads: the same answer, the same counts, and the same first fault, whoever met one."""
+"""Lookups are shared out among threads, with the same answers, counts and first fault as in one thread."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TABLE = store(np.random.default_rng(0).normal(size=(6, 9)))
 
 
 def plan(runner: RowRunner, dtype: str = "float32") -> SignaturePlan:
-    """Compiles all features over one table."""
+    """Compiles a signature's plan with all features over one table."""
     table = store(TABLE.numbers, dtype).mapped
     entry = SignatureEntry("lookup", FEATURES, "cpu")
     return compile_signature(entry, dict.fromkeys(FEATURES, "tag"), {"tag": table}, runner)
 
 
 def outcome(run: SignaturePlan, inputs: Tensors) -> tuple[object, dict[str, TableCounts]]:
-    """Returns the answer's bytes, or the error's words; and what was counted."""
+    """Returns the answers' bytes or the error's type and text, and the counts of the tables."""
     try:
         answers = run.run(inputs, tuple(FEATURES))
     except ServiceError as error:
@@ -72,7 +72,7 @@ def test_shared_out_or_not_is_the_same(
         inputs = {lookup.ids: values, lookup.row_splits: splits}
         if lookup.weights is not None:
             inputs[lookup.weights] = np.arange(len(values), dtype=np.float32) - 1
-    # A byte for each thread: everything is shared out.
+    # A thread gets work for each byte, so every lookup is shared out.
     pool = RowPool(threads, 1)
     assert outcome(plan(pool, dtype), inputs) == outcome(plan(in_one_piece, dtype), inputs)
 
@@ -91,7 +91,7 @@ def test_parts_are_even_by_ids_and_small_lookups_stay_whole() -> None:
     pool(part, 10, None, 200)
     assert sorted(seen) == [(0, 5), (5, 10)]
     seen.clear()
-    # Nine of twelve ids lie in the first row.
+    # Nine of the twelve ids are in the first row, so one thread gets that row and the other one all others.
     pool(part, 4, np.array([0, 9, 10, 11, 12]), 200)
     assert sorted(seen) == [(0, 1), (1, 4)]
 

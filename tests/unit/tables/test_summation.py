@@ -1,4 +1,4 @@
-"""Sums in the order of TensorFlow's ops are equal to theirs bit for bit, however long a row is."""
+"""Sums in the order of TensorFlow's ops are bit for bit equal to theirs, however long a row is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_WEIGHTS = np.empty(0, np.float32)
 def combine(
     table: np.ndarray, splits: np.ndarray, ids: np.ndarray, summation: Any, combiner: Any, weights: np.ndarray
 ) -> np.ndarray:
-    """Returns what the kernel adds up."""
+    """Returns the sums that the kernel computes."""
     out = np.empty((len(splits) - 1, table.shape[1]), np.float32)
     feature = LookupFeature("ids", "splits", combiner=combiner, summation=summation)
     number, stored = combiner_number(feature), store(table)
@@ -30,7 +30,7 @@ def combine(
 
 
 def drawn(dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns a table, ids, row splits of all lengths and the row of each id."""
+    """Returns random: a table, ids, row splits with rows of all lengths, and the row of each id."""
     random = np.random.default_rng(dim)
     lengths = random.permutation(LENGTHS * 2)
     splits = np.cumsum([0, *lengths]).astype(np.int64)
@@ -53,7 +53,8 @@ def test_four_lanes_are_those_of_segment_sum(tf: Any, dim: int) -> None:
     table, ids, splits, rows = drawn(dim)
     expected = tf.math.segment_sum(table[ids], rows).numpy()
     found = combine(table, splits, ids, "four_lanes", "sum", NO_WEIGHTS)[: len(expected)]
-    # TensorFlow packs 8 columns where it was built for AVX; another processor may pack others.
+    # The order of sums assumes a TensorFlow built for AVX, which adds 8 columns at a time; other processors may need
+    # another order.
     assert found.tobytes() == expected.tobytes()
 
 

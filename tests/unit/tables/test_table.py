@@ -1,4 +1,4 @@
-"""Mapped tables: shared and read-only, and refused wherever manifest, index and files disagree."""
+"""Maps tables shared and read-only; a disagreement of manifest, index and files refuses the version."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rows_are_float32_whatever_the_table_is_stored_as(tmp_path: Path, dtype:
         assert np.array_equal(rows, expected[[3, 0, 3, 1]])
         info, itemsize = tables[name].info, {"float32": 4, "int8": 1, "int4": 0.5}.get(dtype, 2)
         assert (info.dtype, info.embedding_dim) == (dtype, expected.shape[1])
-        # A byte more than its half where D is odd.
+        # An int4 row of an odd dimension ends with a byte of which half is unused.
         row_bytes = math.ceil(itemsize * expected.shape[1])
         scale_bytes = 4 if dtype in ("int8", "int4") else 0
         assert info.nbytes == (row_bytes + scale_bytes) * len(expected)
@@ -152,7 +152,7 @@ def test_the_map_outlives_the_folder(tmp_path: Path) -> None:
 
 
 def tag_entry(**fields: Any) -> Callable[[dict[str, Any]], None]:
-    """Returns an edit of the manifest's entry of table `tag`."""
+    """Returns an edit that sets fields of table "tag" in the manifest."""
     return lambda data: data["tables"]["tag"].update(fields)
 
 
@@ -219,7 +219,7 @@ def test_only_numbers_that_the_kernels_read_are_mapped(tmp_path: Path) -> None:
 def test_a_sliced_table_is_refused(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1", edit_manifest=lambda data: data.pop("files"))
     names = sorted(variable_name(name).encode() for name in toy_tables())
-    # Of no dimension, so that a slice of it is the whole of it.
+    # The variables have no dimension, so the only slice of each is the whole variable.
     slices = [(slice_key(name.decode(), ()), proto_field(1, 1)) for name in names]
     whole = [(name, proto_field(1, 1) + proto_field(7, b"")) for name in names]
     (artifact / INDEX).write_bytes(table_of((b"", proto_field(1, 1)), *slices, *whole))
@@ -251,7 +251,7 @@ def test_a_variable_is_looked_for_in_the_index_of_its_own_file(tmp_path: Path) -
 
 
 def test_rows_beyond_two_to_the_31st_number_are_found(tmp_path: Path) -> None:
-    # 10 GB that take no room on disk but for the last row.
+    # A sparse file: the table has 10 GB, of which only the last row takes space on disk.
     vocabulary_size, dim = 40_000_000, 64
     file = tmp_path / "variables.data-00000-of-00001"
     last = np.arange(dim, dtype=np.float32)

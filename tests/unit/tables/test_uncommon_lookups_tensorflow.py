@@ -1,4 +1,4 @@
-"""Bounded norms, default rows, rows that are cut off and stored rows are TensorFlow's, and the oracle's."""
+"""Bounded norms, default rows, rows cut short and stored rows agree with TensorFlow and with the oracle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 
 def ours(ids: np.ndarray, weights: np.ndarray | None = None, **options: Any) -> np.ndarray:
-    """Looks up ids by SPLITS, holds the answer against the oracle, and returns it."""
+    """Looks up ids with SPLITS; compares the answer with the oracle's, and returns it."""
     feature = LookupFeature("v", "s", "w", "out", **options)
     table = MappedTable(TableInfo("t", *TABLE.shape, "float32", TABLE.nbytes, ()), TABLE)
     plan = compile_signature(SignatureEntry("lookup", {"f": feature}), {"f": "t"}, {"t": table})
@@ -35,7 +35,7 @@ def ours(ids: np.ndarray, weights: np.ndarray | None = None, **options: Any) -> 
 
 
 def sparse(tf: Any, values: np.ndarray) -> Any:
-    """Returns values by SPLITS as a sparse tensor of six rows."""
+    """Returns values, split with SPLITS, as a sparse tensor of six rows."""
     return tf.RaggedTensor.from_row_splits(values, SPLITS).to_sparse()
 
 
@@ -72,7 +72,7 @@ def test_a_default_row_is_safe_embedding_lookup_sparses(
 ) -> None:
     ids, weights = np.where(IDS == 4, -1, IDS), WEIGHTS.copy()
     if combiner != "sum":
-        # TensorFlow leaves weights of 0 in a sum, where they add nothing.
+        # TensorFlow drops a weight of 0, except for sum, where it adds nothing.
         weights[4:] = 0
     theirs = tf.nn.safe_embedding_lookup_sparse(
         tf.constant(TABLE),
@@ -117,6 +117,6 @@ def test_stored_rows_are_what_a_graph_gathers(tf: Any, dtype: str) -> None:
     found = table.stored_rows(IDS)
     assert found.dtype == variable.dtype.as_numpy_dtype
     assert found.tobytes() == tf.gather(variable, IDS).numpy().tobytes()
-    # As a session takes it.
+    # TensorFlow accepts the stored rows as a tensor.
     assert np.array_equal(tf.identity(found).numpy(), found)
     np.testing.assert_allclose(table.rows(IDS), tf.cast(tf.gather(variable, IDS), tf.float32))

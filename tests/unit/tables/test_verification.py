@@ -1,4 +1,4 @@
-"""Tables held against their checksums: what is found, at which rate, and what is left of it in memory."""
+"""Verifies tables by their checksums: which damage is found, at which rate, and what stays in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class Written:
-    """A file of two tables behind a byte that belongs to neither, so that both are unaligned."""
+    """A file of two tables that begin at an odd address, because one byte precedes them."""
 
     def __init__(self, folder: Path, num_bytes: int = 3 * MIB // 2) -> None:
         self.path = folder / "variables.data"
@@ -32,7 +32,8 @@ class Written:
         self.stored = []
         begin = 1
         for name, data in zip("ab", parts, strict=True):
-            # The writer's own takes seconds for megabytes, so the long one's is of what test_crc32c.py has checked.
+            # masked_crc32c() takes seconds for megabytes, so the long table's checksum is computed by the function that
+            # test_crc32c.py checks.
             octets = np.frombuffer(data, np.uint8)
             quick = masked(int(crc32c(octets.ctypes.data, octets.size, 0)))
             crc = masked_crc32c(data) if name == "b" else quick
@@ -42,7 +43,7 @@ class Written:
         self.octets = np.frombuffer(self.files.map(self.path), np.uint8)
 
     def flip(self, at: int) -> None:
-        """Changes a byte, and hides that from who looks at times."""
+        """Changes one byte of the file, and restores the file's times, so that they do not show the change."""
         was = os.stat(self.path)
         with self.path.open("r+b") as file:
             file.seek(at)
@@ -54,7 +55,7 @@ class Written:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
-    """Tables that are what their checksums say."""
+    """Writes tables that agree with their checksums."""
     return Written(tmp_path)
 
 
@@ -100,7 +101,8 @@ def test_the_rate_is_held(written: Written, clock: Clock) -> None:
         clock.now_s += seconds
 
     Verifier(MIB / 4, clock=clock, sleep=sleep).verify(written.files, written.stored)
-    # 1.5 MiB behind one byte, then 1000 bytes: chunks end where pages do.
+    # The table has 1.5 MiB and begins 1 byte into its file. It is read in chunks that end at multiples of 1 MiB; the
+    # next table has 1,000 bytes.
     assert slept == pytest.approx([(MIB - 1) * 4 / MIB, (MIB // 2 + 1) * 4 / MIB, 4000 / MIB])
 
 
@@ -109,7 +111,7 @@ def test_reading_leaves_the_page_cache_as_it_was_and_nothing_in_this_process(tmp
     os.sync()
     descriptor = os.open(written.path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    # What somebody looked up: one page of the third mebibyte.
+    # Another reader has read one page in the third MiB of the file, so it is in the page cache.
     os.pread(descriptor, 1, 2 * MIB + MIB // 2)
     os.close(descriptor)
     before = cached(written.octets)
@@ -119,14 +121,14 @@ def test_reading_leaves_the_page_cache_as_it_was_and_nothing_in_this_process(tmp
     assert written.files.is_verified
     after = cached(written.octets)
     assert (after[before]).all()
-    # The chunk with that page stays, whole; of the others nothing.
+    # The chunk of 1 MiB that has the other reader's page stays in the page cache as a whole; no other chunk does.
     (chunk,) = {page * mmap.PAGESIZE // MIB for page in np.flatnonzero(before)}
     assert {page * mmap.PAGESIZE // MIB for page in np.flatnonzero(after)} == {chunk}
     assert resident_kib(written.octets) == 0
 
 
 def cached(octets: np.ndarray) -> np.ndarray:
-    """Returns which pages of a map are in the page cache."""
+    """Returns for each page of a map whether it is in the page cache."""
     pages = np.zeros(-(-octets.size // mmap.PAGESIZE), np.uint8)
     libc = ctypes.CDLL(None)
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -135,7 +137,7 @@ def cached(octets: np.ndarray) -> np.ndarray:
 
 
 def resident_kib(octets: np.ndarray) -> int:
-    """Returns what of a map this process holds in memory."""
+    """Returns how many KiB of an array's map this process holds in memory."""
     text = Path("/proc/self/smaps").read_text().partition(f"{octets.ctypes.data:x}-")[2]
     return int(text.partition("Rss:")[2].split()[0])
 
@@ -155,7 +157,7 @@ def test_what_is_right_tells_nobody(written: Written) -> None:
     verifier = Verifier(0)
     files = GuardedFiles()
     verifier.verify_later(written.files, written.stored, verified.set)
-    # The next one is behind it.
+    # Verifications run one after another, so when the second one ends, the first one has ended.
     files.damaged("something")
     last = threading.Event()
     verifier.verify_later(files, [], last.set)

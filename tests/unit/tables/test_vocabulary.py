@@ -1,4 +1,4 @@
-"""Keys to rows, and vocabulary files that do not fit their manifest."""
+"""Maps keys to rows, and refuses vocabulary files that do not fit their manifest."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose vocabulary tests overwrite; files that are mapped must not change, so each gets its own name."""
+    """Returns a folder for vocabularies; mapped files must not change, so tests write each under a name of its own."""
     return tmp_path_factory.mktemp("vocabulary")
 
 
 def open_one(folder: Path, data: bytes, *, size: int = 3, **fields: Any) -> OpenedVocabulary:
-    """Writes a vocabulary file and opens it."""
+    """Writes a vocabulary file and opens it; returns the opened vocabulary."""
     path = folder / f"{len(list(folder.iterdir()))}v.txt"
     path.write_bytes(data)
     entry = VocabularyEntry(path.name, size, **fields)
@@ -35,12 +35,12 @@ def open_one(folder: Path, data: bytes, *, size: int = 3, **fields: Any) -> Open
 
 
 def lines(keys: Iterable[object]) -> bytes:
-    """Returns a vocabulary file of some keys."""
+    """Returns the bytes of a vocabulary file with these keys."""
     return "".join(f"{key}\n" for key in keys).encode()
 
 
 def ids_of(vocabulary: Vocabulary, *keys: Any) -> list[int]:
-    """Returns the rows of some keys."""
+    """Returns the rows to which a vocabulary maps keys."""
     dtype = object if vocabulary.key_dtype == "string" else np.int64
     found: list[int] = vocabulary.ids_of(np.array(keys, dtype), "x").tolist()
     return found
@@ -192,7 +192,8 @@ def test_an_integer_twice_is_named(tmp_path: Path) -> None:
         open_one(tmp_path, b"7\n1\n007\n", key_dtype="int64")
 
 
-# The buckets are tf.strings.to_hash_bucket_fast(key, 3) and, of integers, of tf.strings.as_string(key), 2.
+# A key outside the vocabulary gets bucket tf.strings.to_hash_bucket_fast(key, number of buckets); an integer is first
+# made a string.
 def test_strangers_go_to_buckets_behind_the_keys(tmp_path: Path) -> None:
     strings = open_one(tmp_path, b"red\ngreen\nblue\n", first_id=10, num_oov_buckets=3)
     assert ids_of(strings, b"blue", b"purple", b"teal", b"lime", "日本".encode(), b"") == [12, 13, 14, 15, 15, 15]

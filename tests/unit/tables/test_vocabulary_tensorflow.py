@@ -15,13 +15,13 @@ from service.types import Vocabulary
 
 pytestmark = pytest.mark.tf
 
-# Strangers of every length that FarmHash treats apart, plain and not.
+# Words outside the vocabulary: ASCII of every length that FarmHash treats differently, and some that are not ASCII.
 TEXTS = [("x" * length).encode() for length in range(301)] + ["é日🎬"[i % 3 :].encode() * i for i in range(60)]
 NUMBERS = [0, 1, -1, 9, 10, -10, 99, 2**31, -(2**31), 10**18, 2**63 - 1, -(2**63), *range(-300, 300, 7)]
 
 
 def open_keys(folder: Path, keys: list[Any], **fields: Any) -> Vocabulary:
-    """Writes and opens a vocabulary of keys."""
+    """Writes a vocabulary file of keys and opens it; returns the vocabulary."""
     (folder / "v.txt").write_text("".join(f"{key}\n" for key in keys))
     entry = VocabularyEntry("v.txt", len(keys), **fields)
     return open_vocabularies(folder, Manifest({}, {}, {}, {"v": entry}))["v"]
@@ -75,7 +75,7 @@ def test_rows_are_those_of_keras_string_lookup(
     layer = tf.keras.layers.StringLookup(vocabulary=keys, num_oov_indices=num_oov_indices, mask_token=mask_token)
     sent = [key.encode() for key in keys] + [b""] * (mask_token is not None) + TEXTS[1:]
     first_oov = 0 if mask_token is None else 1
-    # One OOV index is a row, several are buckets.
+    # Keras maps unknown words to one row if there is one OOV index, and to buckets by a hash if there are several.
     oov = {"oov_id": first_oov} if num_oov_indices == 1 else {"num_oov_buckets": 2, "first_oov_id": first_oov}
     empty = {} if mask_token is None else {"empty_key_id": 0}
     ours = open_keys(tmp_path, keys, first_id=first_oov + num_oov_indices, **oov, **empty)
@@ -100,5 +100,5 @@ def test_hashed_keys_are_the_oracles_too() -> None:
 
 
 def hashed(first_id: int = 0, **fields: Any) -> Vocabulary:
-    """Opens a vocabulary of hashed keys."""
+    """Opens a vocabulary that hashes its keys."""
     return open_vocabularies(Path(), Manifest({}, {}, {}, {"v": VocabularyEntry("", 0, first_id, **fields)}))["v"]

@@ -1,4 +1,4 @@
-"""Signatures that the JSON tests decode against."""
+"""Builds the signatures against which the JSON tests decode bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of batching parameters, as TensorFlow Serving's users write it."""
+"""Parses the text of batching parameters as TensorFlow Serving's users write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of tf.Examples to arrays, and results to messages."""
+"""Requests of tf.Examples become arrays, and results become messages."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ CLASSIFICATION_REQUEST = "tensorflow.serving.ClassificationRequest"
 
 
 def request(name: str, fill: Callable[[Any], None]) -> bytes:
-    """Returns a filled message's bytes."""
+    """Makes a message of the API, fills it by a function, and returns its bytes."""
     message = message_class(f"tensorflow.serving.{name}")()
     fill(message)
     return bytes(message.SerializeToString())
 
 
 def feature_values(serialized: bytes, name: str) -> list[int]:
-    """Returns an int64 feature of a serialized Example."""
+    """Returns the values of an int64 feature in a serialized Example."""
     example = message_class("tensorflow.Example").FromString(serialized)
     return list(example.features.feature[name].int64_list.value)
 
@@ -81,7 +81,7 @@ def test_no_examples(kind: str) -> None:
 
 
 def multi(*tasks: tuple[str, str, str]) -> bytes:
-    """Returns a MultiInferenceRequest of (model, signature, method)."""
+    """Returns the bytes of a MultiInferenceRequest with tasks of (model, signature, method)."""
 
     def fill(message: Any) -> None:
         for model, signature, method in tasks:

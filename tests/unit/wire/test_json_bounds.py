@@ -1,4 +1,4 @@
-"""Limits on the keys and lists of one JSON document."""
+"""The parser limits the keys and lists of one JSON document."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from service.wire.json_document import MAX_KEYS, MAX_LISTS, parse_object
 
 
 def document(keys: int, lists: int) -> bytes:
-    """Returns a JSON object with so many empty lists under the key "a", and so many further keys."""
+    """Returns a JSON object with `lists` empty lists under the key "a", and `keys` further keys."""
     return b'{"a":[%s],%s}' % (b",".join([b"[]"] * lists), b",".join(b'"%d":1' % number for number in range(keys)))
 
 

@@ -1,4 +1,4 @@
-"""JSON text: what is refused, and numbers that plain JSON does not have."""
+"""Refuses text that is not JSON, and reads the numbers that plain JSON does not have."""
 
 from __future__ import annotations
 

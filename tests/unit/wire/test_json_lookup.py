@@ -1,4 +1,4 @@
-"""Lookup and rows bodies."""
+"""Parses the bodies of lookups and of requests for rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.wire.specs import LOOKUP, Keys, ragged, spec, vector
 
 
 def decoded(document: Any) -> dict[str, Any]:
-    """Decodes a document to lists by input name."""
+    """Decodes a lookup's document to lists by input name."""
     arrays = decode_features(decode_lookup(json.dumps(document).encode()), LOOKUP)
     return {name: array.tolist() for name, array in arrays.items()}
 

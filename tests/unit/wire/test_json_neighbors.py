@@ -1,4 +1,4 @@
-"""Bodies of searches for nearest rows, good and bad, and answers with missing neighbours."""
+"""Decodes bodies of searches for nearest rows, good and bad, and encodes answers with missing neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first fault of a JSON tensor, in TensorFlow Serving's order of reading."""
+"""The error names the first fault of a JSON tensor in the order in which TensorFlow Serving reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predict bodies: rows and columns, ragged features, strictness, answers."""
+"""Parses the bodies of Predict (rows, columns, ragged features, strictness) and writes their answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ X = spec(vector("x"))
 
 
 def one(dtype: str, **more: Any) -> SignatureSpec:
-    """Returns a signature with one input x."""
+    """Returns the spec of a signature whose only input is "x", a vector of this dtype."""
     return spec(vector("x", dtype, **more))
 
 
@@ -184,7 +184,7 @@ def test_values_of_each_dtype(dtype: str, values: list[Any], expected: list[Any]
 
 
 def orjson_or_json(document: Any) -> bytes:
-    """Writes integers of any size."""
+    """Writes JSON with integers of any size."""
     return json.dumps(document).encode()
 
 

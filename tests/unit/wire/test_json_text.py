@@ -1,4 +1,4 @@
-"""Compares our JSON with TensorFlow Serving's parser and writer, case by case, as read from rapidjson's source."""
+"""Compares this project's JSON with that of TensorFlow Serving, case by case; rapidjson's source gives the cases."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_shown_whole_reads_back(value: Any) -> None:
         (123456789.5, "123456789.5"),
         (1e20, "100000000000000000000.0"),
         ([float("nan"), 1], "["),
-        # 255 bytes are written; the token behind is whole, the one after that is not begun.
+        # The second string begins after 255 bytes and is shown whole; the third string is left out.
         (["x" * 252, "y" * 300, "z"], '["' + "x" * 252 + '", "' + "y" * 300 + '"'),
     ],
 )

@@ -1,4 +1,4 @@
-"""Lists of models, as text and as the message of a reload."""
+"""Lists of models are read from text, and from the message of a reload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BOTH = (
 
 
 def one(settings: str) -> ModelConfig:
-    """Returns the model of a list of one with these settings."""
+    """Returns the only model of a list with these settings."""
     text = f'model_config_list {{ config {{ name: "m" base_path: "/m" {settings} }} }}'
     (config,) = parse_config_text(text, "models.conf") or ()
     return config
@@ -118,7 +118,8 @@ def test_remote_tables_stand_in_lines_that_tensorflow_serving_reads_as_comments(
     found = one(own)
     assert found.remote_tables == ("user=valkey://a:1,b:2?timeout_ms=5", "film=valkey://a")
     assert found.labels == {"stable": 3}
-    # An ordinary comment stays one, and the text form without the marks is what TensorFlow Serving parses.
+    # Only a comment that begins with "#@" has settings, and TensorFlow Serving's text parser ignores it, as any
+    # comment.
     assert one(own.replace("#@", "#")).remote_tables == ()
     message = message_class("tensorflow.serving.ModelServerConfig")()
     fill_from_text(message, f'model_config_list {{ config {{ name: "m" {own} }} }}')

@@ -1,4 +1,4 @@
-"""The text form of MonitoringConfig, as TensorFlow Serving's documentation has it and as its parser takes it."""
+"""Parses MonitoringConfig's text form as TensorFlow Serving's documentation writes it and its parser reads it."""
 
 from __future__ import annotations
 

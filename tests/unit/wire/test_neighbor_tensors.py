@@ -1,4 +1,4 @@
-"""Tensors of the signature "neighbors", good and bad, and the outputs of an answer."""
+"""Converts the tensors of signature "neighbors", good and bad ones, and the outputs of an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's HTTP bodies, by hand."""
+"""Reads and writes the HTTP bodies of the Open Inference Protocol, written by hand."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from service.wire.oip_json import decode_infer, decode_inputs, encode_infer
 
 
 def tensor(datatype: str, shape: Any, data: Any = None, name: str = "x", **parameters: Any) -> dict[str, Any]:
-    """Returns an input of a request."""
+    """Returns an input of an inference request."""
     result = {"name": name, "datatype": datatype, "shape": shape}
     return result | ({} if data is None else {"data": data}) | ({"parameters": parameters} if parameters else {})
 
 
 def body(*inputs: Any, **fields: Any) -> bytes:
-    """Returns a request without binary data."""
+    """Returns the body of a request without binary data."""
     return json.dumps({"inputs": list(inputs)} | fields).encode()
 
 
 def arrays(*inputs: Any) -> dict[str, Array]:
-    """Returns the arrays of a request."""
+    """Decodes an inference request's inputs to arrays by name."""
     return decode_inputs(decode_infer(body(*inputs), None))
 
 
 def answer(results: dict[str, Array], **fields: Any) -> tuple[bytes, int | None]:
-    """Returns the answer to a request with these fields."""
+    """Encodes results as the answer to a request with these fields; returns the body, and where its JSON ends."""
     parsed = decode_infer(body(**fields), None)
     return encode_infer(results, parsed, model="m", version=3, signature_name="s")
 
@@ -61,7 +61,7 @@ def test_the_specifications_example() -> None:
 
 
 def test_the_binary_extensions_example() -> None:
-    """Two inputs behind the JSON and one in it; of three outputs the middle one in JSON."""
+    """Two inputs are binary and one is JSON; of the three outputs the middle one is JSON."""
     head = json.dumps(
         {
             "inputs": [
@@ -262,7 +262,7 @@ def test_a_binary_size_that_the_shape_does_not_have_is_refused() -> None:
 
 
 def with_header(head: bytes, binary: bytes) -> tuple[bytes, str]:
-    """Returns a body and its header's value."""
+    """Returns a body of JSON and binary data, and the value of the header that says where the JSON ends."""
     return head + binary, str(len(head))
 
 

@@ -12,7 +12,7 @@ from service.wire.oip_models import encode_document, model_config, model_metadat
 
 
 def signature() -> SignatureSpec:
-    """Returns a signature with a tensor of each kind."""
+    """Returns a signature with a tensor of each kind that model metadata must describe."""
     inputs = {
         "i": TensorSpec("i", "int64", (None, 2)),
         "s": TensorSpec("s", "string", (), is_optional=True),

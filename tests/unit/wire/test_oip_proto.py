@@ -1,4 +1,4 @@
-"""ModelInfer's messages: bytes by hand, contents and raw contents, and what does not fit."""
+"""Reads and writes ModelInfer's messages: bytes by hand, typed and raw contents, and messages that do not fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def encode(**fields: Any) -> bytes:
-    """Returns a request of model m as bytes."""
+    """Returns a serialized ModelInferRequest to model "m"."""
     return bytes(message_class("inference.ModelInferRequest")(**({"model_name": "m"} | fields)).SerializeToString())
 
 
@@ -56,7 +56,7 @@ def test_a_response_by_hand() -> None:
             + b"signature_name".hex()
             + "1203 1a0173"  # parameters = 4 {key = 1, value = 2 {string_param = 3}}
             "2a0d 0a0179 120446503332 1a020101"  # outputs = 5 {name = 1, datatype = 2 "FP32", shape = 3 [1, 1]}
-            "2a0d 0a017a 1205494e543634 1a0100"  # the second: "INT64", shape [0]
+            "2a0d 0a017a 1205494e543634 1a0100"  # the second output: datatype "INT64", shape [0]
             "3204 0000803f 3200"  # raw_output_contents = 6, twice
         )
     )

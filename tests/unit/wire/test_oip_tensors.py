@@ -1,4 +1,4 @@
-"""Binary tensors: the bytes worked out from the specification, and what does not fit."""
+"""Encodes and decodes binary tensors as the specification says, and refuses bytes that do not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.errors import InputMismatch, MalformedPayload, ServiceError
 from service.wire import oip_tensors
 from service.wire.oip_tensors import checked_shape, datatype_name, datatype_of, decode_binary, encode_binary
 
-# datatype: (numpy's dtype, values, their bytes: little-endian, floats as IEEE 754 has them)
+# Datatype of the Open Inference Protocol -> (numpy's dtype, values, their bytes: little-endian, floats by IEEE 754).
 FORMS = {
     "BOOL": (np.bool_, [True, False], "01 00"),
     "UINT8": (np.uint8, [1, 255], "01 ff"),

@@ -1,4 +1,4 @@
-"""PredictRequest and PredictResponse as bytes."""
+"""Parses the bytes of a PredictRequest, and writes the bytes of a PredictResponse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text form of SSLConfig, and that no message about one shows what is in it."""
+"""Reads the text form of SSLConfig; no error message shows the file's content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_fault_is_named_by_its_line_and_never_quoted(text: str, line: int) -> 
     with pytest.raises(InvalidRequest) as caught:
         parse_ssl_config_text(text, "s.conf")
     assert caught.value.message == f"Invalid protobuf file: 's.conf': line {line} is not an SSLConfig's text"
-    # Nor does a traceback of it.
+    # A traceback of the error does not show the secret line either.
     assert caught.value.__suppress_context__
     assert caught.value.__cause__ is None
 

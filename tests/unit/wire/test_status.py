@@ -1,4 +1,4 @@
-"""Version states on both wires."""
+"""Tests the answers with the states of versions, in JSON and in protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SavedModels that are not ours, from TensorFlow 1 and 2, adopted and served by our loader."""
+"""SavedModels of other makers, from TensorFlow 1 and 2, are adopted and served by our loader."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tf2_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tf1_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A TensorFlow 1 model with a variable in three parts and a reference variable; not to be changed."""
+    """Saves a TensorFlow 1 model with a variable in three parts and a reference variable; tests must not change it."""
     from model_export.tensorflow_setup import tf
 
     v1 = tf.compat.v1
@@ -82,14 +82,14 @@ def spec_file(folder: Path, text: str) -> Path:
 
 
 def manifest_of(artifact: Path) -> Manifest:
-    """Returns an artifact's manifest."""
+    """Reads an artifact's manifest."""
     manifest = Manifest.read(artifact)
     assert manifest is not None
     return manifest
 
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns what our server answers, without TensorFlow."""
+    """Returns the outputs of the server's own lookups, without TensorFlow."""
     servable = ServableLoader(frozenset({"serve"}), "off", 1)("model", 1, artifact)
     arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
     outputs = tuple(manifest_of(artifact).signatures[signature].features)
@@ -100,7 +100,7 @@ def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[st
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Returns all files of a folder."""
+    """Returns the bytes of all files in a folder, by path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -112,7 +112,7 @@ def test_a_signature_that_is_a_lookup_is_described_where_it_stands(tf2_model: Pa
     assert contents(tf2_model) == before
     assert artifact == tmp_path / "out" / "1"
     manifest = manifest_of(artifact)
-    # score takes the same input and answers the same name, but no rows of the table.
+    # Signature "score" has the input and the output name of a lookup, but does not return rows of the table.
     assert {n: e.kind for n, e in manifest.signatures.items()} == {"serving_default": "lookup", "score": "predict"}
     assert manifest.tables["film"].variable == "embedding/film/.ATTRIBUTES/VARIABLE_VALUE"
     assert manifest.provenance["created"].startswith("2024-05-06") and manifest.provenance["adopted_from"] == "1"

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.tf
 
 
 def discovered(folder: Path, name: str) -> Discovery:
-    """Builds a model of the zoo and returns what is found in it."""
+    """Builds a zoo model, and returns what discovery finds in it."""
     from model_export.tensorflow_setup import tf
 
-    del tf  # Chooses the Keras of this process before the builder imports any.
+    del tf  # the import chooses the Keras of this process, before the builder imports one
     all_models()[name].build(folder / "1", lambda count: count)
     return discover(folder / "1")
 
@@ -47,7 +47,7 @@ def test_outputs_side_by_side_and_means_that_end_early_are_described(tmp_path: P
     assert signatures["w1"].concatenated == {"emb": ("user", "item", "tag")}
     mean = ragged("tag_values", "tag_splits", "tag_emb", combiner="mean", trailing_empty_rows="cut")
     assert mean in signatures["w2"].features.values()
-    # The same feature feeds the tower.
+    # The dense layers of w5 read the vectors of the same feature.
     assert any(feature.row_splits == "tag_splits" for feature in signatures["w5"].features.values())
     assert all(one.is_exact for one in found.signatures)
 

@@ -19,17 +19,17 @@ from service.loading.loader import ServableLoader
 pytestmark = pytest.mark.tf
 
 NAMES = ["ann", "bob", "cyd"]
-# Row 0 is the unknown user's.
+# Row 0 is for users outside the vocabulary.
 USERS = np.arange(16, dtype=np.float32).reshape(4, 4)
 ITEMS = np.arange(10, dtype=np.float32).reshape(5, 2)
 CREATED = datetime(2024, 5, 6, tzinfo=UTC)
-# No server starts here, so how fast a graph is decides nothing.
+# No signature is timed, because no server starts here, and only a server needs to know how fast a graph is.
 UNTIMED: dict[str, Any] = {"measure": False, "clock": lambda: CREATED}
 
 
 @pytest.fixture(params=["keras", "tf_keras"])
 def keras(request: pytest.FixtureRequest, tf: Any) -> Any:
-    """One Keras and the other; both live in one process."""
+    """Imports one Keras, then the other; both live in one process."""
     return import_module(request.param)
 
 
@@ -72,7 +72,7 @@ def manifest_of(artifact: Path) -> Manifest:
 
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns what our server answers."""
+    """Returns the outputs that this project's server gives for a signature of an artifact."""
     servable = ServableLoader(frozenset({"serve"}), "auto", 1)("m", 1, artifact)
     spec = servable.signatures[signature]
     return dict(servable.backends[signature].run(signature, dict(inputs), tuple(spec.outputs)))
@@ -80,7 +80,7 @@ def served(artifact: Path, signature: str, inputs: Mapping[str, np.ndarray]) -> 
 
 def test_a_functional_model_keeps_its_prediction_and_gets_a_lookup(keras: Any, tmp_path: Path, tf: Any) -> None:
     model = ranker(keras)
-    # Keras 3 counts strings among numpy arrays as a type that it does not know.
+    # Keras 3 can not convert numpy arrays of strings, so the batch is given as tensors.
     expected = model({name: tf.constant(value) for name, value in batch().items()})
     lines: list[str] = []
     artifact = export(model, tmp_path / "m", say=lines.append, **UNTIMED)
@@ -131,7 +131,7 @@ def test_a_model_whose_answer_is_a_lookup_is_one_itself(keras: Any, tmp_path: Pa
 
 
 def subclassed(keras: Any) -> Any:
-    """Returns a subclassed model of a dict of inputs, called once."""
+    """Returns a subclassed Keras model of a dict of inputs, which has been called once."""
 
     class Scorer(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -171,7 +171,7 @@ def test_keys_of_integers_hashes_and_one_hot_categories(keras3: Any, tmp_path: P
     artifact = export(model, tmp_path / "m", **UNTIMED)
     manifest = manifest_of(artifact)
     assert set(manifest.tables) == {"code_table", "word_table"}
-    # Ids of an added lookup are rows, and nothing tells an integer key from a row.
+    # The ids of an added lookup signature are rows. Nothing tells an integer key from a row, so "code" is left out.
     assert set(manifest.signatures["lookup"].features) == {"word"}
     data = {"code": np.array([20, 7]), "word": np.array(["a", "b"], object), "kind": np.array([[2], [0]])}
     (scores,) = served(artifact, "serving_default", data).values()

@@ -1,4 +1,4 @@
-"""Adopted signatures are timed on answers that both versions give alike, and served the faster way."""
+"""Adopted signatures are timed on inputs that both versions answer alike, and then served in the faster way."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.tf
 
 
 def outputs(answer: bytes) -> dict[str, Any]:
-    """Returns the arrays of a PredictResponse."""
+    """Decodes a PredictResponse to arrays by output name."""
     response = message_class("tensorflow.serving.PredictResponse").FromString(answer)
     return {name: decode_tensor(name, tensor) for name, tensor in response.outputs.items()}
 
 
 def timed(tower_version: Path, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Served]:
-    """Returns what measured says where a comparison of rates comes to what compare says."""
+    """Returns how `measured` serves each signature if `compare` stands for the comparison of rates."""
     manifest = Manifest.read(tower_version)
     assert manifest is not None
     monkeypatch.setattr(trial, "compare_runs", compare)

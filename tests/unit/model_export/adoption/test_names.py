@@ -1,4 +1,4 @@
-"""Names of tables come from layers and variables, those of features from inputs."""
+"""Tables get their names from layers and variables, and features from inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which policy explains what became of ids that a table has no row for."""
+"""The policy for ids without a row is found from the model's answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = 10
 
 
 def outcome_of(policy: str) -> dict[int, Outcome]:
-    """Returns what becomes of the ids that are tried, worked out by hand."""
+    """Returns, for each tested id, what a policy does with it; worked out by hand."""
     low, high = (-1, -2, -10, -11), (10, 15, 999)
     found: dict[str, dict[int, Outcome]] = {
         "error": {bad: "refused" for bad in low + high},

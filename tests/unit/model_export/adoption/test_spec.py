@@ -1,4 +1,4 @@
-"""Spec files: the example holds, mistakes are named by file and key."""
+"""Reads spec files for `adopt`: the documented example is valid, and a mistake is reported with file and key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.artifact.bundle import BundleEntry
 
 
 def entry(*shape: int, dtype: str = "float32") -> BundleEntry:
-    """Returns a variable of an index."""
+    """Returns the entry that a variable of this shape has in the index of a checkpoint."""
     return BundleEntry(dtype, shape, Path("variables/variables.data-00000-of-00001"), 0, 4, 0)
 
 
@@ -27,7 +27,7 @@ VARIABLES = {
 
 
 def read(folder: Path, text: str) -> object:
-    """Reads a spec of this text."""
+    """Writes this text as a spec file and reads it."""
     path = folder / "spec.toml"
     path.write_text(text)
     return read_spec(path, VARIABLES)

@@ -15,7 +15,8 @@ import numpy as np
 
 V, D, K = 6, 3, 3
 TABLE = np.random.default_rng(7).normal(size=(V, D)).astype(np.float32)
-# An empty row first, in the middle and last; K - 1, K and K + 1 ids; the last row of the table; a repeated id.
+# Empty rows at the start, in the middle and at the end; rows of K - 1, K and K + 1 ids; the last row of the table; a
+# repeated id.
 SAFE_ROWS: list[list[int]] = [[], [V - 1, 0], [1, 1, 2], [], [3, 4, 5, 2], [-1, 2], [-1], []]
 UNSAFE_ROWS: list[list[int]] = [[], [V - 1, 0], [1, 1, 2], [], [3, 4, 5, 2], [4]]
 WORDS = ["a", "b", "c", "d", "e", "f"]
@@ -38,7 +39,7 @@ def weights_of(rows: list[list[int]]) -> list[list[float]]:
 
 
 def sparse(rows: list[list[Any]], dtype: Any) -> Any:
-    """Converts rows of ids to a SparseTensor."""
+    """Converts rows of values to a SparseTensor whose width is that of the longest row."""
     from model_export.tensorflow_setup import tf
 
     indices = [[r, c] for r, row in enumerate(rows) for c in range(len(row))]

@@ -13,7 +13,7 @@ PADDED = {"embedding_lookup_device": "tpu_tensor_core"}
 
 
 def column(name: str) -> Any:
-    """A categorical column by a short name."""
+    """Returns the categorical column that the tests of this file call by this short name."""
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column
@@ -49,14 +49,14 @@ SAME_AS_TENSORFLOW: list[tuple[str, dict[str, Any]]] = [
     ("sequence", {"dimension": 2, "max_sequence_length": -3}),
     ("numeric", {"dimension": 2}),
     ("word", {"dimension": 2}),
-    # The first of two faults is the same as well.
+    # Of two faults in the arguments, both programs report the same one.
     ("i", {"dimension": 0, "initializer": 1, "embedding_lookup_device": "gpu"}),
     ("i", {"dimension": 2, "initializer": 1, "embedding_lookup_device": "gpu"}),
 ]
 
 
 def error_of(make: Any, *args: Any, **kwargs: Any) -> Exception:
-    """The error that a call raises."""
+    """Returns the TypeError or ValueError that a call raises."""
     with pytest.raises((TypeError, ValueError)) as caught:
         make(*args, **kwargs)
     return caught.value
@@ -134,7 +134,7 @@ def test_what_tensorflow_forgets_is_refused(
     else:
         got = error_of(embedding_column, column(name), **given)
     assert type(got) is error and text in str(got)
-    if arguments.get("dimension") != "8":  # which TensorFlow can not compare with 1
+    if arguments.get("dimension") != "8":  # TensorFlow raises another error for "8", which it can not compare with 1
         tf.compat.v1.tpu.experimental.embedding_column(column(name), **single)
 
 

@@ -1,4 +1,4 @@
-"""Devices: what is TensorFlow's inside a TPU context, and asking for the CPU lookup of a padded column."""
+"""Devices: inside a TPU context the lookup is TensorFlow's, and a padded column can ask for the CPU's lookup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tf
 
 
 def both(api: Any, device: str | None) -> list[Any]:
-    """A column with a table of its own and a shared one, on a device."""
+    """Returns two columns whose lookups are on a device: one with its own table, and one with a shared table."""
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column
@@ -54,7 +54,8 @@ def test_serving_on_a_tpu_looks_up_on_its_host(device: str | None) -> None:
 
     features = {"i": sparse(SAFE_ROWS, tf.int64), "j": sparse(SAFE_ROWS, tf.int64)}
     results = []
-    # With device None and shards TensorFlow's own column makes no table, and then finds none to read.
+    # With device None and a number of shards, TensorFlow's own column makes no table and then fails, so it gets
+    # shards=None.
     for api, shards in ((ours, 1), (tf.compat.v1.tpu.experimental, 1 if device else None)):
         layer = tf.keras.layers.DenseFeatures(both(api, device))
         with tpu_context(shards=shards):
@@ -74,7 +75,8 @@ def test_training_on_a_tpu_takes_what_the_embedding_cores_looked_up(device: str 
             vectors = tf.compat.v1.keras.layers.DenseFeatures(both(api, device))(looked_up)
             with tf.compat.v1.Session() as session:
                 assert session.run(vectors).tolist() == [[1, 2, 3, 4, 5, 6]]
-            # Where the layer would have made the tables, for the embedding cores' own.
+            # The collection has the scope and the variable name of each table that the layer would make on a CPU, for
+            # the embedding cores.
             (scopes,) = graph.get_collection("_tpu_feature_column_scope")
             assert scopes == {
                 "i": ("dense_features/i_embedding", "embedding_weights"),

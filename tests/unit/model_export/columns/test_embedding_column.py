@@ -1,4 +1,4 @@
-"""Both column functions beside TensorFlow's own and numpy: every kind, combiner, device, safe and not; and training."""
+"""Both column functions agree with TensorFlow's and numpy, for every kind, combiner and device; and they train."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Results = Mapping[Case, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 
 def made(api: Any, is_shared: bool, column: Any, **arguments: Any) -> Any:
-    """One column by embedding_column or shared_embedding_columns of either library."""
+    """Returns one column, made by embedding_column or shared_embedding_columns of either library."""
     return (
         api.shared_embedding_columns([column], **arguments)[0]
         if is_shared
@@ -47,7 +47,7 @@ def made(api: Any, is_shared: bool, column: Any, **arguments: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """case -> vectors and gradient, eagerly, which is quickest; "tensorflow" in place of a device: its own column."""
+    """Returns each case -> vectors and gradient, computed eagerly; device "tensorflow" is TensorFlow's own column."""
     from model_export.columns import embedding_column as ours
     from model_export.tensorflow_setup import tf
 
@@ -59,7 +59,7 @@ def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
     results: dict[Case, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
 
     def add(case: tuple[str, bool, str | None, bool], api: Any, **device: Any) -> None:
-        # The columns of all kinds in one layer; case stands in the results with the kind before it.
+        # Adds a result for each kind of column, from one layer that has columns of all kinds.
         combiner, safe, _, is_shared = case
         arguments = {
             "dimension": 3,
@@ -75,7 +75,8 @@ def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
             layer = tf.keras.layers.DenseFeatures(list(columns.values()))
             layer(batches[safe], cols_to_output_tensors=vectors)
             pulled = [vector * pull for vector in vectors.values()]
-        # Layers look columns up in the order of their names, and so do tapes see the tables and vectors the columns.
+        # A layer reads its columns in the order of their names, so the tape lists their tables, and `vectors` its
+        # columns, in the same order.
         gradients = dict(zip(vectors, tape.gradient(pulled, tape.watched_variables()), strict=True))
         for kind, column in columns.items():
             gradient = tf.convert_to_tensor(gradients[column])
@@ -92,13 +93,13 @@ def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def case_name(case: Case) -> str:
-    """A readable id of a case."""
+    """Returns a readable id for a test's case."""
     kind, combiner, safe, device, is_shared = case
     return f"{kind}-{combiner}-{'safe' if safe else 'unsafe'}-{device}-{'shared' if is_shared else 'single'}"
 
 
 def rows_and_weights(kind: str, safe: bool) -> tuple[list[list[int]], list[list[float]] | None]:
-    """The rows of a case, which unsafe hold no id below 0, and the weights where the kind has them."""
+    """Returns the rows of a case, without ids below 0 if it is unsafe, and the weights if the kind has them."""
     rows = SAFE_ROWS if safe else UNSAFE_ROWS
     return rows, weights_of(rows) if kind == "weighted" else None
 
@@ -123,7 +124,8 @@ def test_a_padded_lookup_is_computed_outside_a_tpu(case: Case, looked_up: Result
     np.testing.assert_allclose(
         vectors, expected(rows, combiner, weights=weights, is_safe=safe, width=K), rtol=1e-5, atol=1e-6
     )
-    # The gradient of sum(c_r x_r) by table[i] is what an oracle over one-hot rows gives for that i, for all D alike.
+    # The gradient of sum(c_r x_r) by each number of table row i equals sum(c_r y_r[i]), where y_r is the oracle's
+    # vector for a table of one-hot rows.
     one_hot = expected(rows, combiner, weights=weights, is_safe=safe, width=K, table=np.eye(len(TABLE)))
     pull = np.arange(1, len(rows) + 1) / 10
     np.testing.assert_allclose(gradient, np.outer(pull @ one_hot, np.ones(3)), rtol=1e-5, atol=1e-6)
@@ -227,7 +229,7 @@ def test_the_default_initializer_is_a_truncated_normal_of_one_over_the_root_of_t
         assert (initializer.mean, initializer.stddev) == (0.0, 0.25)
         numbers = initializer([20_000, 16], tf.float32).numpy()
         assert np.abs(numbers).max() <= 0.5, "cut at two standard deviations"
-        # A normal cut at two standard deviations has 0.8796 of the standard deviation.
+        # A normal distribution cut at two standard deviations has 0.8796 of its standard deviation.
         assert numbers.std() == pytest.approx(0.25 * 0.8796, rel=0.01) and abs(numbers.mean()) < 0.005
 
 
@@ -292,7 +294,7 @@ def test_columns_work_in_a_function_and_keep_their_variables(version: str) -> No
 
     for rows in (SAFE_ROWS, [[1], [2, 3]]):
         result = vectors({key: sparse(rows, tf.int64) for key in "abc"}).numpy()
-        # Columns of a layer stand in the order of their names: a, b, c.
+        # DenseFeatures sorts its columns by name: a, b, c.
         wanted = [expected(rows, "mean"), expected(rows, "mean"), expected(rows, "mean", width=K)]
         np.testing.assert_allclose(result, np.concatenate(wanted, axis=1), rtol=1e-5, atol=1e-6)
     names = {variable.name for variable in vectors.get_concrete_function().graph.variables}

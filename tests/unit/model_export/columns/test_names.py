@@ -1,4 +1,4 @@
-"""Names of tables and features."""
+"""Tables and features get names from columns."""
 
 from __future__ import annotations
 

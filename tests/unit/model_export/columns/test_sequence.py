@@ -1,4 +1,4 @@
-"""Sequences: padded with zeros and cut on every device, and otherwise TensorFlow's."""
+"""Sequences are padded with zeros and cut on every device, and are else as TensorFlow's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS: list[list[int]] = [[], [5, 0], [1, 1, 2, 3], [4], [3, -1, 2], []]
 
 
 def sequence_columns(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The three kinds of sequence column with features for ROWS."""
+    """Returns the three kinds of sequence column, each with features for ROWS."""
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column
@@ -34,7 +34,7 @@ def sequence_columns(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def wanted(length: int) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """[B, L, D] and lengths, an id below 0 leaving zeros in its place."""
+    """Returns the expected vectors, [B, L, D], with zeros for ids below 0, and the expected lengths."""
     vectors = np.zeros((len(ROWS), length, 3), np.float32)
     for r, row in enumerate(ROWS):
         for t, i in enumerate(row[:length]):
@@ -43,7 +43,7 @@ def wanted(length: int) -> tuple[np.ndarray[Any, Any], list[int]]:
 
 
 def column_of(api: Any, is_shared: bool, categorical: Any, length: int, **arguments: Any) -> Any:
-    """A sequence column by either function of either library."""
+    """Makes a sequence column with the embedding function, or the function for shared embeddings, of a library."""
     arguments["initializer"] = table_initializer
     if is_shared:
         return api.shared_embedding_columns([categorical], 3, max_sequence_lengths=[length], **arguments)[0]
@@ -70,7 +70,7 @@ def test_a_sequence_is_cut_and_padded(kind: str, is_shared: bool, tmp_path: Path
         vectors, lengths = layers.SequenceFeatures([column])(features)
         np.testing.assert_array_equal(vectors, wanted(length)[0])
         assert lengths.numpy().tolist() == wanted(length)[1]
-    # With L as long as the longest there is nothing to cut or pad, and TensorFlow's own says the same.
+    # If L is the longest length, nothing is cut or padded, and TensorFlow's own column gives the same.
     theirs = column_of(tf.compat.v1.tpu.experimental, is_shared, categorical, 4)
     vectors, lengths = layers.SequenceFeatures([theirs])(features)
     np.testing.assert_array_equal(vectors, wanted(4)[0])
@@ -123,7 +123,7 @@ def test_training_a_sequence_is_tensorflows_and_cut_steps_do_not_train(tmp_path:
             == ("i_shared_embedding" if is_shared else "sequence_features/i_embedding/embedding_weights")
         )
         np.testing.assert_array_equal(whole, theirs)
-        # With L = 1 the table's rows 5, 1, 4 and 3 are read, once each.
+        # With at most 1 id a sequence, the lookup reads rows 5, 1, 4 and 3, once each.
         steps = np.zeros_like(TABLE)
         steps[[5, 1, 4, 3]] = 2 * TABLE[[5, 1, 4, 3]]
         np.testing.assert_allclose(gradient(ours, 1, is_shared)[1], steps, rtol=1e-6)

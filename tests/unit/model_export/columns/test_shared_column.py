@@ -1,4 +1,4 @@
-"""Shared columns: one table whatever is done to the columns."""
+"""Shared columns have one table, whatever is done to the columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tf
 
 
 def columns() -> list[Any]:
-    """Two columns with none of their fields at its default."""
+    """Returns two shared columns with none of their fields at its default."""
     from model_export.columns.embedding_column import shared_embedding_columns
     from model_export.tensorflow_setup import tf
 
@@ -53,7 +53,7 @@ def every_field(column: Any) -> tuple[Any, ...]:
 
 
 def table_of(column: Any) -> Any:
-    """Returns the object that makes a column's variable."""
+    """Returns the object that makes the variable of a column's table."""
     return column.shared_embedding_column_creator
 
 
@@ -62,7 +62,8 @@ def test_copies_keep_every_argument_and_share_among_themselves() -> None:
 
     made = columns()
     features = {key: sparse([[1]], tf.int64) for key in "ab"} | {"w": sparse([[1.0]], tf.float32)}
-    tf.keras.layers.DenseFeatures(made)(features)  # a table that exists is no obstacle, and is not copied
+    # the layer creates the table, and a deep copy of a column works all the same but does not copy the table
+    tf.keras.layers.DenseFeatures(made)(features)
     twins = copy.deepcopy(made)
     assert [every_field(twin) for twin in twins] == [every_field(column) for column in made]
     assert table_of(twins[0]) is table_of(twins[1]) is not table_of(made[0])
@@ -121,7 +122,7 @@ def test_a_function_leaves_no_name_behind_and_keras_trains_the_table(tmp_path: P
 
     fc = tf.feature_column
     features = {key: sparse([[1, 2]], tf.int64) for key in "ab"}
-    for _ in range(2):  # a second model of the same names, in one process
+    for _ in range(2):  # a second model in the same process uses the same names of columns and tables
         made = shared_embedding_columns(
             [fc.categorical_column_with_identity(key, 6) for key in "ab"], 3, "sum", table_initializer, "films/all"
         )

@@ -37,7 +37,7 @@ def every_field(column: Any) -> dict[str, Any]:
 
 
 def examples() -> list[Any]:
-    """Columns with none of their fields at its default, as far as one column can have that."""
+    """Returns columns, none of whose fields have default values, as far as one column can have that."""
     from model_export.columns.embedding_column import embedding_column
     from model_export.tensorflow_setup import tf
 
@@ -129,5 +129,5 @@ def test_one_columns_shape_is_not_anothers() -> None:
         for key, width in (("i", 2), ("j", 7))
     ]
     assert [column.tensor_core_shape for column in made] == [(None, 2), (None, 7)]
-    # TensorFlow's own class keeps the last.
+    # TensorFlow keeps the last tensor_core_shape in its own class; the columns of this project must not set it there.
     assert getattr(TPUEmbeddingColumn, "_tensor_core_shape", None) is before

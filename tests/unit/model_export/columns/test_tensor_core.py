@@ -1,4 +1,4 @@
-"""The tensor-core lookup beside TensorFlow's own, forced to run on a CPU."""
+"""The tensor-core lookup agrees with TensorFlow's own, which is forced to run on a CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = [[], [5, 0], [1, 1, 2], [], [3, 4, 5, 2], []]
 
 
 def layer_of(api: Any, combiner: str, width: int, is_shared: bool, categorical: Any) -> Any:
-    """A layer with one padded column."""
+    """Returns a layer with one padded column."""
     from model_export.tensorflow_setup import tf
 
     arguments: dict[str, Any] = {
@@ -99,7 +99,7 @@ def test_a_row_is_cut_by_column_also_where_columns_are_empty() -> None:
     from model_export.tensorflow_setup import tf
 
     categorical = tf.feature_column.categorical_column_with_identity("i", 6)
-    # Row 0 has ids in columns 0, 2 and 5; of K = 3 columns the last of them is none.
+    # Row 0 has ids in columns 0, 2 and 5. A tensor core reads K = 3 columns, 0 to 2, of which column 1 is empty.
     features = {"i": tf.SparseTensor([[0, 0], [0, 2], [0, 5], [2, 1]], tf.constant([1, 2, 3, 4], tf.int64), [3, 6])}
     theirs = layer_of(tf.compat.v1.tpu.experimental, "mean", K, False, categorical)
     with tpu_context():
@@ -130,7 +130,7 @@ def test_a_long_id_does_not_wrap_into_the_table() -> None:
         layer_of(ours, "mean", K, False, categorical)(features)
     theirs = layer_of(tf.compat.v1.tpu.experimental, "mean", K, False, categorical)
     with tpu_context():
-        np.testing.assert_array_equal(theirs(features), TABLE[[1]])  # what ours is there for
+        np.testing.assert_array_equal(theirs(features), TABLE[[1]])  # TensorFlow's column reads row 1 for id 2**32 + 1
 
 
 def test_words_reach_the_padded_lookup_of_a_tpu() -> None:

@@ -1,4 +1,4 @@
-"""Policies of a ModelSpec: applied by hand they give what TensorFlow's own column gives."""
+"""Policies of a ModelSpec, applied by hand, give the rows that TensorFlow's own column gives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.tf
 def by_policy(
     spec: ModelSpec, feature: FeatureSpec, rows: list[list[int]], weights: list[list[float]] | None
 ) -> np.ndarray[Any, Any]:
-    """A CPU lookup by the fields of a spec alone: ids are rows already, one that is below 0 a dropped key."""
+    """Computes a CPU lookup from the fields of a feature's spec; an id below 0 is a key that was dropped."""
     out = np.zeros((len(rows), TABLE.shape[1]))
     for r, row in enumerate(rows):
         pairs = []
@@ -121,7 +121,7 @@ def test_every_field_of_a_model(tmp_path: Path) -> None:
         combiner="mean",
         on_bad_id="default_row",
         default_id=4,
-        on_nonpositive_weight="keep",  # as the padded lookup has it
+        on_nonpositive_weight="keep",  # the padded lookup keeps ids whose weight is not positive
         on_too_many_ids="truncate",
     )
     sequence = spec.feature("steps")

@@ -1,4 +1,4 @@
-"""Vocabularies of columns, beside the rows that TensorFlow's own tables give for the same keys."""
+"""Vocabularies of columns give the rows that TensorFlow's own tables give for the same keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.tf
 
 
 def rows_in_tensorflow(column: Any, keys: list[Any], dtype: Any) -> list[int]:
-    """Returns the rows that a column's own table gives for keys."""
+    """Returns the rows to which a column's own vocabulary maps keys."""
     from tensorflow.python.feature_column.feature_column_v2 import FeatureTransformationCache
 
     cache = FeatureTransformationCache({column.key: sparse([keys], dtype)})

@@ -82,7 +82,7 @@ def test_the_new_version_is_what_the_old_one_shows_to_the_bit(tmp_path: Path, dt
         shown = holder.servable.tables[name]
         assert table.weights.tobytes() == shown.weights.tobytes()  # type: ignore[attr-defined]
         assert table.scales.tobytes() == shown.scales.tobytes()  # type: ignore[attr-defined]
-    # The files of the old one are what they were.
+    # The tables files of the older version did not change.
     bare = write_toy_model(tmp_path / "again", dtype=dtype)
     for path in (version / "variables").iterdir():
         assert path.read_bytes() == (bare / "variables" / path.name).read_bytes()
@@ -166,11 +166,12 @@ def test_tensorflow_restores_it_and_holds_it_against_its_checksums(tf: Any, tmp_
     version = write_toy_model(tmp_path / "models" / "1", dtype=dtype)
     write_delta(version, "user", np.array([3]), np.array([[127, 64]]))
     made = compact(version)
-    # Reading a tensor compares its checksum, reading the index those of its blocks.
+    # TensorFlow checks the checksums of the index's blocks when it opens the checkpoint, and a tensor's checksum when
+    # it reads the tensor.
     reader = tf.train.load_checkpoint(str(made / "variables" / "variables"))
     rows = np.asarray(reader.get_tensor(variable_name("user")))
     expected = np.array([[0, 0], [1, 10], [2, 20], [127, 64], [4, 40]], np.float32)
-    # The row that was written has its largest number first, 127 steps of 1; of int4, 7 of 127 / 7.
+    # The upserted row has its largest number first: in int8, 127 steps of 1; in int4, 7 steps of 127 / 7.
     numbers = stored_numbers(expected, dtype)
     assert rows.tobytes() == numbers.tobytes()
     if dtype == "int8":

@@ -1,4 +1,4 @@
-"""Exports with tables of fewer bits: a stock SavedModel answers them, and the server answers the same bits."""
+"""Exports have tables of fewer bits: the stock SavedModel answers from them, and the server answers the same bits."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DTYPES = ("float16", "bfloat16", "int8", "int4")
 
 
 def random_tables(spec: Any) -> dict[str, np.ndarray]:
-    """Returns tables of which no number is exact in fewer bits."""
+    """Returns random tables whose numbers no dtype of fewer bits holds exactly."""
     random = np.random.default_rng(3)
     return {t.name: random.normal(size=(t.vocabulary_size, t.embedding_dim)).astype(np.float32) for t in spec.tables}
 
 
 @pytest.fixture(scope="module", params=DTYPES)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """An artifact with both lookups and predictions, and what its table is stored as."""
+    """Exports an artifact with lookups and predictions; yields the dtype of its table, and the folder."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     source = TableSource(TWO_FEATURES, random_tables(TWO_FEATURES))
@@ -42,19 +42,19 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def opened(artifact: Path) -> tuple[Manifest, Any]:
-    """Opens an artifact as the server does."""
+    """Opens an artifact as the server does; returns its manifest and its lookups."""
     manifest = Manifest.read(artifact)
     assert manifest is not None
     return manifest, open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb"))
 
 
 def requests() -> Iterator[dict[str, np.ndarray]]:
-    """Yields lookups, with and without weights."""
+    """Yields the inputs of random lookups, without and with weights."""
     random = np.random.default_rng(5)
     for is_weighted in (False, True, False, True):
         lengths = random.integers(0, 4, 4)
         splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        # Empty weights are none: what a request that leaves them out becomes.
+        # Empty weights mean no weights: a request that leaves them out is read like this.
         request = {
             "b__weights": np.empty(0, np.float32),
             "a": random.integers(0, 9, 4),
@@ -74,7 +74,7 @@ def test_the_server_answers_the_bits_of_tensorflows_own_run(exported: tuple[str,
         theirs = loaded.signatures["lookup"](**{name: tf.constant(array) for name, array in request.items()})
         ours = lookups.backend.run("lookup", request, ("a", "b"))
         assert ours["a"].tobytes() == theirs["a"].numpy().tobytes()
-        # A mean of TensorFlow's is the same sum, divided by a sum of weights that it adds up in another order.
+        # TensorFlow computes a mean from the same sum, but adds the weights in another order.
         np.testing.assert_allclose(ours["b"], theirs["b"].numpy(), rtol=1e-6, atol=1e-6)
 
 
@@ -89,7 +89,7 @@ def test_what_is_stored_is_the_table_rounded(exported: tuple[str, Path]) -> None
     served = lookups.tables["item"].rows(np.arange(9))
     assert np.abs(served.astype(np.float64) - trained).max() == told["largest_error"] <= told["error_bound"]
     assert 0 < told["largest_error"]
-    # The report reads what the server does.
+    # The report reads the same numbers of a reduced table as the server.
     (table,) = declared_tables(manifest)
     np.testing.assert_array_equal(map_table(artifact, table)[0:9], served)
 

@@ -36,13 +36,13 @@ from tests.unit.model_export.compaction.test_reduced_export import opened, rando
 pytestmark = pytest.mark.tf
 
 DTYPES = ("float16", "bfloat16", "int8", "int4")
-# Fixtures of another file.
+# Fixtures that this module imports from another test file.
 __all__ = ["tf1_model", "tf2_model"]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Version 1 of a model with both lookups, predictions and a {serve,tpu} MetaGraph; not to be changed."""
+    """Version 1 of a model with both lookups, predictions and a {serve,tpu} MetaGraph; tests must not change it."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     source = TableSource(TWO_FEATURES, random_tables(TWO_FEATURES))
@@ -53,7 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Version 1 of a model of lookups alone, with keys and every policy; not to be changed."""
+    """Version 1 of a model with lookups only, with vocabularies and every policy; tests must not change it."""
     from tests.unit.model_export.exporter.table_source import EVERY_POLICY, TableSource
 
     source = TableSource(EVERY_POLICY, random_tables(EVERY_POLICY))
@@ -64,19 +64,19 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reduced_version(
     request: pytest.FixtureRequest, trained: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
-    """A dtype, and the version that was reduced to it."""
+    """The name of a dtype, and the version whose tables were reduced to it."""
     out = tmp_path_factory.mktemp(request.param)
     yield request.param, compact(trained, out, table_dtype=request.param)
 
 
 def read_as(table: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns what a table is read as in another dtype."""
+    """Returns the numbers that are read from a table after it was rounded to a dtype."""
     numbers, scales = rounded(table, dtype)
     return widened(numbers, dtype, scales, embedding_dim=table.shape[1])
 
 
 def item() -> np.ndarray:
-    """Returns the trained table."""
+    """Returns the rows of table "item" before it was reduced."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES
 
     return random_tables(TWO_FEATURES)["item"]
@@ -112,7 +112,7 @@ def test_every_signature_agrees_on_a_tpu_s_graph_too(reduced_version: tuple[str,
 
     report = verify_artifact(reduced_version[1])
     assert set(report.signatures) == {"lookup", "lookup_tpu_tensor_core", "serving_default", "examples"}
-    # {serve,tpu}, lowered to a CPU, was held against the numpy oracle.
+    # The {serve,tpu} graph, lowered to a CPU, was compared with the numpy oracle.
     assert report.lowered["lookup_tpu_tensor_core"].reference == "oracle"
     assert report.lowered["lookup_tpu_tensor_core"].cases
 
@@ -141,14 +141,14 @@ def test_a_version_of_lookups_alone_has_no_trained_table(words: Path, tmp_path: 
     variables = {"reduced/word/numbers", "reduced/word/scales", "tables/item/.ATTRIBUTES/VARIABLE_VALUE"}
     assert keys == variables
     assert manifest_of(artifact).provenance["reduced_from"]["predictions"].startswith("none")
-    # TensorFlow reads every tensor and holds it against its checksum.
+    # TensorFlow reads each tensor and compares it with its checksum.
     reader = tf.train.load_checkpoint(str(artifact / "variables" / "variables"))
     assert {name: reader.get_tensor(name).shape for name in sorted(variables)} == {
         "reduced/word/numbers": (12, 2),
         "reduced/word/scales": (12, 1),
         "tables/item/.ATTRIBUTES/VARIABLE_VALUE": (9, 2),
     }
-    # A second table, of a version that was reduced before.
+    # "item" is reduced in a version whose table "word" was reduced before.
     both = compact(artifact, table_dtype={"item": "float16", "word": "int4"})
     assert {name: entry.dtype for name, entry in manifest_of(both).tables.items()} == {
         "item": "float16",
@@ -179,13 +179,14 @@ def test_deltas_are_folded_before_the_table_is_reduced(trained: Path, tmp_path: 
     expected[3] = [0.7, -0.1]
     _, lookups = opened(artifact)
     assert lookups.tables["item"].rows(np.arange(9)).tobytes() == read_as(expected, "int4").tobytes()
-    # Predictions have the row as it was sent, and what the old rows answered is gone.
+    # The trained table, which predictions read, has the row as it was sent; recorded answers of the old row are
+    # deleted.
     assert not (artifact / "assets.extra" / "recorded_predictions").exists()
     ids = tf.constant([], tf.int64)
     request = {"a": tf.constant([3], tf.int64), "b__values": ids, "b__row_splits": tf.constant([0, 0], tf.int64)}
     serve = tf.saved_model.load(str(artifact), tags=["serve"]).signatures["serving_default"]
     assert serve(bias=tf.constant([0.0]), **request)["score"].numpy()[0] == pytest.approx(0.6, rel=1e-6)
-    # An int4 table takes deltas in turn.
+    # A table that was reduced to int4 accepts deltas.
     write_delta(artifact, "item", np.array([8]), np.array([[7.0, 2.0]]), force=True)
     folded = opened(compact(artifact))[1]
     assert folded.tables["item"].rows(np.array([8])).tolist() == [[7.0, 2.0]]

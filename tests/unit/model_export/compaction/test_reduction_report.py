@@ -1,4 +1,4 @@
-"""Checks the losses of a reduced table: errors by hand, cosines by numpy, neighbours by comparing every pair."""
+"""Checks a reduced table's losses: errors by hand, cosines with numpy, neighbours by comparing every pair of rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def test_errors_by_hand() -> None:
     losses.add(np.array([[1, -2], [0, 0]], np.float32), np.array([[1.5, -2], [0, 0]], np.float32))
     losses.add(np.array([[4, 0]], np.float32), np.array([[3, 0]], np.float32))
     assert (losses.largest_error, losses.mean_error) == (1, 1.5 / 6)
-    # Of 1, -2 and 4: a half, nothing, a quarter.
+    # The relative errors of 1, -2 and 4 are 1/2, 0 and 1/4; zeros have none.
     assert losses.largest_relative_error == 0.5 and losses.mean_relative_error == 0.25
-    # [1, -2] and [1.5, -2]: 5.5 / sqrt(5 * 6.25); [4, 0] keeps its direction; a row of zeros has none.
+    # The cosine of [1, -2] and [1.5, -2] is 5.5 / sqrt(5 * 6.25), that of [4, 0] and [3, 0] is 1; rows of zeros do not
+    # count.
     assert losses.mean_cosine == pytest.approx((5.5 / np.sqrt(31.25) + 1) / 2)
 
 
@@ -50,7 +51,7 @@ def test_neighbours_are_those_of_all_pairs() -> None:
         np.fill_diagonal(cosines, -2)
         near.append([set(row.tolist()) for row in np.argsort(-cosines, axis=1)[:, :10]])
     kept = sum(len(one & other) for one, other in zip(*near, strict=True)) / 3500
-    # Where cosines are equal in float32, one neighbour is as good as the other.
+    # The tolerance is for rows with equal cosines in float32, of which either may count as the tenth.
     assert told["recall_at_10"] == pytest.approx(kept, abs=0.002) and 0.5 < kept < 0.99
     assert neighbours_kept(trained, trained)["recall_at_10"] == 1
 

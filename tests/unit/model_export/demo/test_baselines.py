@@ -1,4 +1,4 @@
-"""Baselines on numbers that can be worked out by hand."""
+"""The demo's baselines are computed on numbers that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_strangers_get_the_mean() -> None:
 
 
 def test_biases_are_shrunk_means() -> None:
-    # Film 1 is 1 above the mean of 3 in all of 5 ratings, film 2 as much below; with ridge 5 half of it is kept.
+    # The mean is 3. Film 1 is 1 above it in 5 ratings, film 2 is 1 below; ridge 5 halves such biases of 5 ratings.
     train = _examples([(u, 1, 4.0) for u in range(1, 6)] + [(u, 2, 2.0) for u in range(1, 6)])
     assert baseline_rmse(train, _examples([(1, 1, 3.5)]))["user_film_bias"] == pytest.approx(0.0)
 

@@ -1,4 +1,4 @@
-"""Examples: no look into the future, a split by time, vocabularies applied."""
+"""Examples do not look into the future, are split by time, and have their vocabularies applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from model_export.demo.examples import (
 from model_export.demo.rating_model import rating_model_spec
 from model_export.demo.ratings import Film, RatingData, User, rating_data
 
-# Few users, films and times, so that most draws hold ties.
+# Few users, films and times, so that most drawn lists have ratings at the same time.
 RATINGS = st.lists(
     st.tuples(st.integers(1, 3), st.integers(1, 6), st.sampled_from([1.0, 4.0]), st.integers(0, 6)),
     min_size=1,
@@ -51,7 +51,7 @@ def test_recent_films_are_the_last_ones_rated_strictly_earlier(
 def test_an_example_does_not_depend_on_ratings_of_its_time_or_later(
     rows: list[tuple[int, int, float, int]], changed: int
 ) -> None:
-    # The same property from the outside: replace all that is not strictly earlier, and the history stays.
+    # If all ratings of the user at this time or later are replaced, the rating's history stays the same.
     data = _data(rows)
     row = changed % len(rows)
     user, time = int(data.user_id[row]), int(data.timestamp[row])

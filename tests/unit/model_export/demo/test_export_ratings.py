@@ -1,4 +1,4 @@
-"""The canonical form: one order, one checksum, nothing lost on disk."""
+"""Ratings have one canonical order and one checksum, and come back from disk complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rating model as an ExportSource: its predictions are a numpy tower's on the exported variables."""
+"""The rating model's ExportSource predicts as a numpy tower does with the exported variables."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_the_oracle_adds_up_and_clips() -> None:
         "mean_rating": np.array(1.5),
         "rating_range": np.array([1.0, 5.0]),
     }
-    # 1.5 mean + 0.25 + 1 biases + (2 - 0.5) * 1 taste + 2 * 0.5 - 1.5 layers
+    # mean 1.5, biases 0.25 and 1, taste (2 - 0.5) * 1, dense layers 2 * 0.5 - 1.5: 3.75 together
     np.testing.assert_allclose(predicted(tower, vectors), [3.75, 1.0])
 
 
 @pytest.fixture(scope="module")
 def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One epoch; not to be changed."""
+    """Trains one epoch; tests must not change the folder."""
     from model_export.demo.run import train
 
     folder = tmp_path_factory.mktemp("run") / "run"
@@ -47,7 +47,7 @@ def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The artifact of the run, for a CPU and a TPU; not to be changed."""
+    """The demo's artifact, exported for a CPU and a TPU; tests must not change it."""
     from model_export.export_model import export
 
     base = tmp_path_factory.mktemp("models")
@@ -116,12 +116,12 @@ def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
     manifest = Manifest.read(artifact)
     assert manifest is not None
     trained = [key for key, entry in read_bundle(artifact / "variables/variables").items() if "trained/" in key]
-    # Without predictions nothing needs the tables of four times the size.
+    # Only predictions read the trained float32 tables, so an export without predictions does not have them.
     assert len(trained) == (len(manifest.tables) if signatures is None else 0)
 
 
 def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
-    """Copies a run; the tables of its new checkpoint are ShardedVariables."""
+    """Copies a run, but writes the tables in the copy's checkpoint as ShardedVariables."""
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
     from model_export.demo.checkpoints import restore_weights
@@ -157,7 +157,7 @@ def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
 
     shard_checkpoint(run_folder, tmp_path / "run", 3)
     if is_large:
-        # Exports as a large model is exported: TensorFlow runs the graph of a copy with 5 rows per table.
+        # A table counts as large here, so TensorFlow runs the graph of a copy with only 5 rows per table.
         monkeypatch.setattr(module, "WHOLE_CHECK_BYTES", 1)
         monkeypatch.setattr(module, "COMPARED_ROWS", 5)
     made = export(tmp_path / "run", tmp_path / "models", lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,))

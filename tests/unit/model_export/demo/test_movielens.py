@@ -1,4 +1,4 @@
-"""Both formats of MovieLens 100K, and fetching with sources that work, fail or lie. No network."""
+"""Reads both formats of MovieLens 100K, and fetches it from sources that work, fail or lie, without a network."""
 
 from __future__ import annotations
 

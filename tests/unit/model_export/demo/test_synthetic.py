@@ -1,4 +1,4 @@
-"""The generated data set: the same every time, with the awkward cases in it."""
+"""The generated data set is the same every time, and contains the awkward cases."""
 
 from __future__ import annotations
 

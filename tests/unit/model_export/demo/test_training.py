@@ -1,4 +1,4 @@
-"""Training: it learns, and a resumed run is the run that was never stopped."""
+"""Training improves the model, and a resumed run ends with the same numbers as one without a stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = TrainConfig(epochs=2, batch_size=32)
 
 @pytest.fixture(scope="module")
 def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trains as CONFIG says; tests must not change the folder."""
+    """Trains a model with CONFIG; tests must not change the folder."""
     from model_export.demo.run import train
 
     folder = tmp_path_factory.mktemp("training") / "whole"
@@ -71,7 +71,7 @@ def test_row_0_is_trained(ratings: RatingData, run_folder: Path, tmp_path: Path)
 
     assert CONFIG.unknown_rate > 0
     train(ratings, dataclasses.replace(CONFIG, epochs=1, unknown_rate=0.0), tmp_path / "without")
-    # No rating has user 0, so only the replaced ids can have moved its row.
+    # No rating has user 0, so only ids that training replaced by 0 at random can have changed row 0.
     assert not np.array_equal(_row_0(tmp_path / "without"), _row_0(run_folder))
 
 

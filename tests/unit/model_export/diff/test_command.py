@@ -15,7 +15,7 @@ from tests.versions_to_compare import random_rotation, random_rows, write_versio
 
 @pytest.fixture
 def versions(tmp_path: Path) -> tuple[str, str]:
-    """Writes two versions: the second is rotated, and one row of fifty is broken."""
+    """Writes two versions: the second has the rows of the first, rotated; each fiftieth points the other way."""
     old = random_rows(200, 1)
     new = (old @ random_rotation(2)).astype(np.float32)
     new[::50] = -new[::50]

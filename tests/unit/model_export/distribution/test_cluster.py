@@ -1,4 +1,4 @@
-"""TF_CONFIG: which task a process has, and one message with all faults of a wrong value."""
+"""TF_CONFIG gives the task of a process; a wrong value gets one message with all its faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVERS = {"chief": ["c:1"], "worker": ["a:1"], "ps": ["d:1", "e:1"]}
 
 
 def parsed(cluster: Any, kind: Any, index: Any, distribution: str) -> ClusterTask:
-    """Parses a TF_CONFIG of these parts."""
+    """Parses a TF_CONFIG that is made of a cluster, a task type and a task index."""
     text = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
     return ClusterTask.parse(text, distribution)
 

@@ -1,4 +1,4 @@
-"""Errors of TensorFlow about lost processes become one message; other errors stay."""
+"""TensorFlow's errors about lost processes become one message; its other errors stay as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TASK = ClusterTask({"worker": ("a:1", "b:2")}, "worker", 1)
 
 
 def raised(error: Any) -> None:
-    """Raises an error within named_failures()."""
+    """Raises `error` inside named_failures() for the task of this file."""
     from model_export.distribution.failures import named_failures
 
     with named_failures(TASK):

@@ -1,4 +1,4 @@
-"""Sharded tables: first values, lookups and updates equal those of a table that is not sharded."""
+"""Sharded tables have the same first values, lookups and updates as a table that is not sharded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.tf
 
 @pytest.fixture(scope="module")
 def spec(ratings: RatingData) -> ModelSpec:
-    """The spec of the rating model."""
+    """The ModelSpec of the demo's rating model."""
     return rating_model_spec(ratings)
 
 
 def features() -> dict[str, Any]:
-    """Ids of three rows, with repeated ids and an empty row."""
+    """Returns the features of three rows, with repeated ids and an empty row."""
     from model_export.tensorflow_setup import tf
 
     return {

@@ -1,4 +1,4 @@
-"""The partitioner splits tables, and nothing else."""
+"""The partitioner of a strategy splits tables, and no other variable."""
 
 from __future__ import annotations
 

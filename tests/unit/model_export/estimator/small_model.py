@@ -42,12 +42,12 @@ def input_fn(params: dict[str, Any]) -> Any:
 
 
 def one_epoch(params: dict[str, Any]) -> Any:
-    """Returns a dataset of the batch once."""
+    """Returns a dataset that gives the batch once."""
     return tf.data.Dataset.from_tensors(({"c": sparse(ROWS)}, tf.constant(LABELS)))
 
 
 def model_fn_of(columns: Any, optimizer: Callable[[], Any] | None = None) -> Callable[..., Any]:
-    """Returns the model's model_fn."""
+    """Returns a model_fn of these columns: their vectors times a weight."""
 
     def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> EstimatorSpec:
         v1 = tf.compat.v1

@@ -1,4 +1,4 @@
-"""feature_to_config_dict: model_fn gets vectors, the tables are the estimator's."""
+"""With feature_to_config_dict, model_fn gets vectors, and the estimator makes the tables."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TABLE = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 
 def start(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
-    """The table's first rows."""
+    """Initializes a table with TABLE."""
     return tf.constant(TABLE)
 
 
 def spec_of(**features: FeatureConfig) -> EmbeddingConfigSpec:
-    """Returns a spec over two tables of the same rows, one combined by mean and one not at all."""
+    """Returns a spec over up to two tables of the same rows, one combined by mean and one not combined."""
     tables = {"t": TableConfig(6, 2, start), "one": TableConfig(6, 2, start, combiner=None)}
     used = {name: tables[name] for name in tables if name in {feature.table_id for feature in features.values()}}
     return EmbeddingConfigSpec(
@@ -45,7 +45,7 @@ def spec_of(**features: FeatureConfig) -> EmbeddingConfigSpec:
 
 
 def activations(spec: EmbeddingConfigSpec, features: Any) -> dict[str, Any]:
-    """Returns what model_fn gets, as arrays."""
+    """Returns the tensors that model_fn gets, as arrays."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         features = features()
         recorder = TableRecorder(spec, keeps_from_optimizer=False)
@@ -82,7 +82,7 @@ def test_ids_become_vectors_by_kind_of_feature() -> None:
     np.testing.assert_allclose(got["mean"], [TABLE[[1, 3]].mean(axis=0), [0, 0]])
     np.testing.assert_allclose(got["weighted"], [(TABLE[1] + 3 * TABLE[3]) / 4, TABLE[2]])
     np.testing.assert_allclose(got["ragged"], [TABLE[5], (2 * TABLE[0] + TABLE[1]) / 3], rtol=1e-6)
-    # In a dense matrix 0 is padding, as TPUEstimator has it.
+    # In a dense matrix of ids 0 is padding, as in TPUEstimator.
     np.testing.assert_allclose(got["padded"], [TABLE[[2, 4]].mean(axis=0), [0, 0]])
     np.testing.assert_allclose(got["single"], TABLE[[4, 0]])
     np.testing.assert_allclose(got["sequence"], [TABLE[[1, 2]], [TABLE[5], [0, 0]]])
@@ -135,8 +135,8 @@ def test_tables_of_dicts_are_trained_each_by_its_own_parameters(tmp_path: Path) 
     estimator.train(input_fn, steps=1)
     assert estimator.get_variable_names() == ["films", "global_step", "users", "users/Adagrad"]
     films = TABLE.copy()
-    films[[1, 2]] -= 0.25 * 1.0  # a gradient of 3, cut to 1
+    films[[1, 2]] -= 0.25 * 1.0  # a gradient of 3, clipped to 1
     np.testing.assert_allclose(estimator.get_variable_value("films"), films)
     users = TABLE.copy()
-    users[3] -= 0.1 * 1.0 / np.sqrt(0.1 + 1.0)  # 0.5 from each of two rows
+    users[3] -= 0.1 * 1.0 / np.sqrt(0.1 + 1.0)  # a gradient of 0.5 from each of two rows
     np.testing.assert_allclose(estimator.get_variable_value("users"), users, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Which arguments functions are called with."""
+"""The estimator calls a user's functions with the arguments that they name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model_export.estimator.call_arguments import argument_names, call_input_fn,
 
 
 class Model:
-    """Callable, and with a method."""
+    """A model_fn that is a callable object, or a method of one."""
 
     def __call__(self, features: Any, params: Any) -> tuple[Any, Any]:
         return features, params

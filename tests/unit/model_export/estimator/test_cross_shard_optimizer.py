@@ -1,4 +1,4 @@
-"""A CrossShardOptimizer trains as the optimizer inside it; what one replica can not honour is refused."""
+"""A CrossShardOptimizer trains as the optimizer in it does; arguments that one replica can not honour are refused."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SUM = tf.compat.v1.losses.Reduction.SUM
 
 
 def momentum() -> Any:
-    """Returns an optimizer with a slot, so that what it keeps is compared too."""
+    """Returns a momentum optimizer: its slot is saved too, so that tests can compare it."""
     return tf.compat.v1.train.MomentumOptimizer(0.05, 0.9)
 
 
 def wrapped(**arguments: Any) -> Any:
-    """Returns the same in a CrossShardOptimizer."""
+    """Returns the momentum optimizer in a CrossShardOptimizer."""
     return WRAPPER(momentum(), **arguments)
 
 
@@ -41,14 +41,14 @@ class GroupByHand:
     """Calls compute_gradients and apply_gradients itself, as scripts that clip gradients do."""
 
     def minimize(self, loss: Any, step: Any) -> Any:
-        """Returns the train op."""
+        """Returns the op that trains one step."""
         optimizer = wrapped()
         pairs = [(gradient, variable) for gradient, variable in optimizer.compute_gradients(loss)]
         return optimizer.apply_gradients(pairs, global_step=step, name="train")
 
 
 class InsideCond:
-    """Applies inside tf.cond, whose branches are graphs of their own, as scripts that accumulate gradients do."""
+    """Applies gradients inside tf.cond, whose branches are separate graphs, as scripts that accumulate gradients do."""
 
     def minimize(self, loss: Any, step: Any) -> Any:
         """Returns the train op."""
@@ -71,7 +71,7 @@ def values_after(folder: Path, optimizer: Callable[[], Any], **arguments: Any) -
 )
 @pytest.mark.parametrize("has_tables", [True, False])
 def test_it_trains_as_the_optimizer_inside(tmp_path: Path, optimizer: Callable[[], Any], has_tables: bool) -> None:
-    # Without an EmbeddingConfigSpec the optimizer gets sparse gradients too.
+    # Without an EmbeddingConfigSpec, this optimizer trains the tables too, so it gets their sparse gradients.
     arguments = {} if has_tables else {"embedding_config_spec": None}
     plain = values_after(tmp_path / "plain", momentum, **arguments)
     through = values_after(tmp_path / "wrapped", optimizer, **arguments)

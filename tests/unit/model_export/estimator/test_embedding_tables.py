@@ -1,4 +1,4 @@
-"""Tables that model_fn's optimizer does not see."""
+"""Trains tables that model_fn's optimizer does not see."""
 
 from __future__ import annotations
 

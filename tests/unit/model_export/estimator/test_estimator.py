@@ -31,7 +31,7 @@ pytestmark = pytest.mark.tf
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingEstimator:
-    """Two steps of the small model."""
+    """The estimator of the small model after two steps of training."""
     return estimator_of(tmp_path_factory.mktemp("trained"), predict_batch_size=4).train(input_fn, steps=2)
 
 

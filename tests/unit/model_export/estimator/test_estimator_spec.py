@@ -1,4 +1,4 @@
-"""EstimatorSpec, field by field, and what the estimator does with each."""
+"""Each field of EstimatorSpec has its checks, and its effect in the estimator."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_eval_metrics_by_name_by_keras_and_not_under_a_taken_name(tmp_path: Path
         mean.update_state(labels)
         return {"mean_label": mean}
 
-    # The labels are 1, 0.5, -1 and 2.
+    # The mean of the labels 1, 0.5, -1 and 2 is 0.625.
     assert with_metrics(keras, lambda labels: {"labels": labels}).evaluate(one_epoch)["mean_label"] == 0.625
     taken = with_metrics(lambda labels: {"loss": (labels, labels)}, lambda labels: [labels])
     with pytest.raises(ValueError, match="Metric with name `loss` is not allowed"):

@@ -1,4 +1,4 @@
-"""Fields that a graph parses."""
+"""Finds the fields that a graph parses from tf.Examples."""
 
 from __future__ import annotations
 

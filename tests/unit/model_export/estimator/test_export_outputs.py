@@ -1,4 +1,4 @@
-"""Heads of an export as signatures: the methods and names of TensorFlow's own signature builders."""
+"""Export outputs become signatures with the methods and names of TensorFlow's own signature builders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def graph() -> Iterator[Any]:
 
 
 def tensors() -> tuple[Any, Any, Any, Any]:
-    """Returns examples, scores, classes and values."""
+    """Returns tensors for export outputs: examples, scores, classes and values."""
     v1 = tf.compat.v1
     examples = v1.placeholder(tf.string, [None])
     scores = v1.placeholder(tf.float32, [None, 2])

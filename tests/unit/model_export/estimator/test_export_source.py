@@ -42,7 +42,7 @@ TENSOR_CORE: dict[str, Any] = {"embedding_lookup_device": "tpu_tensor_core", "te
 
 
 def spec_of(**arguments: Any) -> EmbeddingConfigSpec:
-    """Returns a spec of a tensor-core column that is cut at two ids."""
+    """Returns a spec with a column for tensor cores, which cuts rows to two ids."""
     return EmbeddingConfigSpec([column(**TENSOR_CORE)], StochasticGradientDescentParameters(0.5), **arguments)
 
 
@@ -64,12 +64,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingEstimator:
 
 @pytest.fixture(scope="module")
 def source(trained: EmbeddingEstimator) -> EstimatorSource:
-    """The newest checkpoint, to be fed tf.Examples."""
+    """Returns the source of the estimator's newest checkpoint, which takes tf.Examples."""
     return EstimatorSource(trained, parsing)
 
 
 def tags_of(folder: Path) -> list[list[str]]:
-    """Returns the tags of each MetaGraph."""
+    """Returns the tags of each MetaGraph of a SavedModel."""
     return [sorted(graph.meta_info_def.tags) for graph in read_saved_model(folder).meta_graphs]
 
 
@@ -87,7 +87,7 @@ def test_both_meta_graphs_over_one_set_of_variables(
         loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "saved"))
         head, lookup = (loaded.signature_def[name] for name in ("serving_default", "lookup"))
         got = session.run(head.outputs["answer"].name, {head.inputs["examples"].name: examples()})
-        # The {serve} graph looks up as a CPU: row 2 has three ids, all of them count.
+        # The graph for {serve} computes the lookup of a CPU, which reads all three ids of row 2.
         np.testing.assert_allclose(got, vectors_of(table) @ weight, rtol=1e-5, atol=1e-6)
         feed = {
             lookup.inputs["c__values"].name: np.concatenate(ROWS).astype(np.int64),

@@ -1,4 +1,4 @@
-"""Reads the checkpoint of TensorFlow 2.15's TPUEstimator and trains on; ours has all variables that it would read."""
+"""An estimator reads a checkpoint of TensorFlow 2.15's TPUEstimator, trains on, and writes all its variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ C_TABLE = "dense_features/c_embedding/embedding_weights"
 
 @pytest.fixture
 def golden() -> Path:
-    """The folder of what 2.15 wrote."""
+    """Returns the folder of files that TensorFlow 2.15 wrote."""
     if not GOLDEN.is_dir():
         pytest.skip("…/shared/golden is not here")
     return GOLDEN
@@ -41,12 +41,12 @@ def golden() -> Path:
 
 @pytest.fixture
 def expected(golden: Path) -> dict[str, Any]:
-    """The answers of 2.15, and the names and shapes of its checkpoint."""
+    """Returns the answers of TensorFlow 2.15, and the names and shapes of its checkpoint."""
     return dict(json.loads((golden / "expected.json").read_text()))
 
 
 def golden_model(model_dir: Path, **arguments: Any) -> EmbeddingEstimator:
-    """Returns an estimator of the model that 2.15 trained."""
+    """Returns an estimator of the model that TensorFlow 2.15 trained."""
     v1 = tf.compat.v1
     core: dict[str, Any] = {"embedding_lookup_device": "tpu_tensor_core", "tensor_core_shape": [None, 4]}
     sizes = (("a", 10), ("b", 10), ("c", 20))
@@ -69,7 +69,7 @@ def golden_model(model_dir: Path, **arguments: Any) -> EmbeddingEstimator:
 
 
 def batch(params: dict[str, Any]) -> Any:
-    """Ids and labels, the same for ever."""
+    """Returns random ids and labels, the same at every call, forever."""
     rng = np.random.default_rng(0)
     sizes = {"a": 10, "b": 10, "c": 20}
     size = params["batch_size"]
@@ -81,7 +81,7 @@ def batch(params: dict[str, Any]) -> Any:
 
 
 def rows_of(expected: dict[str, Any]) -> Callable[..., Any]:
-    """Returns an input_fn of the golden rows."""
+    """Returns an input_fn that gives the golden rows as sparse tensors."""
 
     def input_fn(params: dict[str, Any]) -> Any:
         features = {name: sparse([row[name] for row in expected["rows"]]) for name in "abc"}
@@ -91,7 +91,7 @@ def rows_of(expected: dict[str, Any]) -> Callable[..., Any]:
 
 
 def values(estimator: EmbeddingEstimator) -> dict[str, np.ndarray]:
-    """Returns all variables of the newest checkpoint."""
+    """Returns all variables of the estimator's newest checkpoint, by name."""
     return {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
 
 
@@ -125,7 +125,8 @@ def test_training_goes_on_from_2_15s_checkpoint(tmp_path: Path, golden: Path) ->
 def test_predictions_from_2_15s_checkpoint_are_2_15s(tmp_path: Path, golden: Path, expected: dict[str, Any]) -> None:
     estimator = golden_model(tmp_path)
     answers = list(estimator.predict(rows_of(expected), checkpoint_path=str(golden / "model" / "model.ckpt-20")))
-    # Our columns compute the tensor core's lookup, which cuts row 2, as 2.15's TPU graph does.
+    # This project's columns compute the lookup of a tensor core, which cuts row 2 after K ids, as the TPU graph of
+    # TensorFlow 2.15 does.
     for name in ("embedding", "score"):
         lowered = expected["serve_tpu_lowered"][name]
         np.testing.assert_allclose([answer[name] for answer in answers], lowered, rtol=1e-6, atol=1e-6)
@@ -141,7 +142,8 @@ def test_warm_start_from_2_15s_checkpoint(tmp_path: Path, golden: Path, what: st
     first = tf.train.load_checkpoint(str(tmp_path / "model.ckpt-0" if what == "path" else tmp_path / "model.ckpt-20"))
     for name in ("a_b_shared_embedding", C_TABLE, "logits/kernel"):
         np.testing.assert_array_equal(first.get_tensor(name), theirs.get_tensor(name))
-    # A path takes trainable variables only, as in TensorFlow; the list of expressions takes slots and the step too.
+    # A path as the warm start sets trainable variables only, as in TensorFlow; settings with a list of expressions also
+    # set slots and the step.
     is_same = np.array_equal(first.get_tensor(f"{C_TABLE}/Adagrad"), theirs.get_tensor(f"{C_TABLE}/Adagrad"))
     assert is_same == (what == "settings")
 

@@ -1,4 +1,4 @@
-"""profile_data_directory fills while a model trains."""
+"""Training writes lookup statistics to profile_data_directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_training_writes_statistics_of_its_ids(tmp_path: Path) -> None:
     spec = EmbeddingConfigSpec([column()], AdagradParameters(0.1), profile_data_directory=str(folder))
     estimator_of(tmp_path / "model", spec).train(input_fn, steps=2)
     (statistics,) = read_statistics(folder)
-    # The first step is looked at whatever the sample; step 1 is not among the three of a hundred that seed 0 draws.
+    # The collector reads step 0 of every training, and of the others only a sample, which has no step 1 here.
     assert (statistics.table.name, statistics.examples, statistics.ids) == ("c", len(ROWS), sum(map(len, ROWS)))
     assert {(hot.id, hot.count) for hot in statistics.hot_ids(5)} == {(0, 1), (1, 1), (2, 2), (3, 2)}
 

@@ -1,4 +1,4 @@
-"""A spec's lookups as a ModelSpec, and the rows they read of a batch."""
+"""Converts the lookups of an EmbeddingConfigSpec to a ModelSpec, and finds the rows that a batch reads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_columns_become_a_model_spec_without_the_numeric_ones() -> None:
 
 
 def fetched(spec: EmbeddingConfigSpec, features: Any) -> dict[str, Any]:
-    """Returns the rows of a batch."""
+    """Returns the ids and row splits that a batch looks up, by feature."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         ids = looked_up_ids(spec, features())
         session.run(tf.compat.v1.tables_initializer())

@@ -1,4 +1,4 @@
-"""Receivers and their builders: what model_fn gets, and what clients feed."""
+"""Receivers and their builders give model_fn the features that clients send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RunConfig and TPUConfig: defaults and refusals of TensorFlow 2.15."""
+"""RunConfig and TPUConfig have the defaults of TensorFlow 2.15 and refuse the same values."""
 
 from __future__ import annotations
 

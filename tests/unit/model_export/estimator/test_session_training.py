@@ -1,4 +1,4 @@
-"""Steps of training, worked out by numpy: which optimizer moves what, at which step, and what a checkpoint then has."""
+"""Training steps agree with numpy: which optimizer changes which variables, when, and what checkpoints then contain."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ Update = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 def sgd(rate: Callable[[int], float], limit: float = np.inf) -> Update:
-    """Returns plain descent with a rate by step, gradients cut to a limit."""
+    """Returns plain gradient descent: a learning rate by step, and gradients clipped to a limit."""
     return lambda table, gradient, step: table - rate(step) * np.clip(gradient, -limit, limit)
 
 
 def by_numpy(update: Update, steps: int, *, pipelined: bool = False) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Returns table, weight and losses after steps; a pipelined table's update comes one step later."""
+    """Computes training with numpy: table, weight and losses after steps. pipelined: updates come a step later."""
     table, weight, losses, held = TABLE.copy(), WEIGHT.copy(), [], None
     for step in range(steps):
         loss, by_table, by_weight = gradients(table, weight)
@@ -193,7 +193,7 @@ class Recorder(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class Listener(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
-    """Notes the steps that are saved."""
+    """Notes the steps at which the session saves a checkpoint."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []

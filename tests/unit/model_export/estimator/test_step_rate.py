@@ -1,4 +1,4 @@
-"""The warning of a global step that stands still: not when it was fetched once after and then before an increase."""
+"""The hook warns of a global step that stands still, but not of one that grows after or before it is fetched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tf
 def warnings_of(fetched: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> int:
     """Returns how often the hook warns where the step was fetched with these values."""
     told: list[str] = []
-    # TensorFlow writes the first five of a process, to a logger that others may have silenced.
+    # TensorFlow logs only the first five warnings of a process, so the test replaces the function that logs them.
     monkeypatch.setattr(tf_logging, "log_first_n", lambda level, text, n, *values: told.append(text))
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:

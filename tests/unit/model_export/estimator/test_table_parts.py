@@ -37,14 +37,14 @@ pytestmark = pytest.mark.tf
 
 
 class InParts(OneProcess):
-    """A training in one process with each table in three parts, as if other processes shared them."""
+    """Trains in one process with each table in three parts, as if other processes shared them."""
 
     parts = 3
     shares_variables = True
 
 
 def trained(estimator: EmbeddingEstimator, processes: type[OneProcess]) -> EmbeddingEstimator:
-    """Trains an estimator for three steps."""
+    """Trains an estimator's model for three steps in a simulated process; returns the estimator."""
     session_training.train(
         estimator.model,
         input_fn,

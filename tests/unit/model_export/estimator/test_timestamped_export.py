@@ -1,4 +1,4 @@
-"""export_saved_model, argument by argument."""
+"""Tests each argument of export_saved_model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tf
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two steps of training."""
+    """Trains an estimator for two steps; returns its model_dir."""
     folder = tmp_path_factory.mktemp("trained")
     return estimator_of(folder, spec_of()).train(input_fn, steps=2).model_dir
 

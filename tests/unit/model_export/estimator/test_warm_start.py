@@ -1,4 +1,4 @@
-"""Where first values come from."""
+"""Variables start with the values of another model, until their own model has a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_tables_and_weights_start_from_another_model_until_there_is_a_checkpoint
     np.testing.assert_array_equal(batch["vectors"], expected["vectors"])
     second.train(input_fn, steps=1)
     assert second.get_variable_value("global_step") == 1
-    # Same model, same batch: SGD has no state, so one more step here is a fourth step there.
+    # Both estimators have the same rows after three steps and get the same batch. SGD has no state, so a first step of
+    # `second` equals a fourth step of `first`.
     first.train(input_fn, steps=1)
     np.testing.assert_array_equal(second.get_variable_value(TABLE_NAME), first.get_variable_value(TABLE_NAME))
     again = estimator_of(tmp_path / "second", warm_start_from=str(tmp_path / "nothing here"))

@@ -1,4 +1,4 @@
-"""An ExportSource whose answers are easy to compute by hand: tables of numbers, and a sum of two vectors."""
+"""Exports a model whose answers are easy to compute by hand: rows of tables, and a sum of two vectors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TableSource(tf.Module):  # type: ignore[misc]
 
     @property
     def spec(self) -> ModelSpec:
-        """The spec that the test gave."""
+        """Returns the spec of the tables that the test gave."""
         return self._spec_of_tables
 
     @property
@@ -100,7 +100,7 @@ class TableSource(tf.Module):  # type: ignore[misc]
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Two predict signatures, if the spec has the features "a" and "b"."""
+        """Returns the names of two predict signatures if the spec has the features "a" and "b"."""
         return ("serving_default", "examples") if self.spec is TWO_FEATURES else ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:

@@ -1,4 +1,4 @@
-"""Checkpoints written tensor by tensor: the server's reader and TensorFlow read them, and their checksums are right."""
+"""BundleWriter writes checkpoints tensor by tensor; the server and TensorFlow read them, and check their checksums."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
 
 
 def new_tensors() -> dict[str, tuple[str, np.ndarray]]:
-    """Returns key -> dtype and numbers: every dtype, and more keys than one restart of the index has."""
+    """Returns key -> (dtype, numbers): every dtype, and more keys than follow one restart point of the index."""
     stored = {f"t/{dtype}": (dtype, stored_numbers(TABLE + 4, dtype)) for dtype in DTYPES}
     return stored | {f"more/{i:02}": ("float32", TABLE[: i % 9 + 1]) for i in range(40)}
 
 
 def written(folder: Path, source: Path | None = None) -> dict[str, np.ndarray]:
-    """Writes folder/made: new tensors in pieces, after those of a source but "step"; returns the new ones."""
+    """Writes a bundle folder/made of a source's tensors without "step", and then of new ones; returns the new ones."""
     added = new_tensors()
     with BundleWriter(folder / "made") as writer:
         if source is not None:
@@ -94,7 +94,7 @@ def test_tensorflow_reads_what_is_added(tf: Any, tmp_path: Path) -> None:
     reader = tf.train.load_checkpoint(str(tmp_path / "made"))
     assert set(reader.get_variable_to_shape_map()) == set(stored)
     assert {reader.get_variable_to_dtype_map()[f"t/{dtype}"] for dtype in DTYPES} == set(map(tf.as_dtype, DTYPES))
-    # TensorFlow compares the checksum of what it reads.
+    # TensorFlow compares the checksum of each tensor that it reads.
     for key, numbers in stored.items():
         read = reader.get_tensor(key)
         np.testing.assert_array_equal(read.view(numbers.dtype), numbers)
@@ -103,7 +103,7 @@ def test_tensorflow_reads_what_is_added(tf: Any, tmp_path: Path) -> None:
 @pytest.mark.tf
 def test_tensorflow_reads_what_is_copied_from_several_shards(tf: Any, tmp_path: Path) -> None:
     words = np.array([b"x", b"long" * 99], object)
-    # Each part of a partitioned tensor is saved apart: rows 0 to 3 of 10 in one shard, the rest in the other.
+    # Rows 0 to 3 of each partitioned tensor are in one shard of the checkpoint, rows 4 to 9 in the other.
     parts = [
         save(
             tf,
@@ -126,6 +126,6 @@ def test_tensorflow_reads_what_is_copied_from_several_shards(tf: Any, tmp_path: 
         prefix=str(tmp_path / "made"), tensor_names=["parted"], shape_and_slices=[""], dtypes=[tf.float32]
     )
     np.testing.assert_array_equal(read[0], TABLE)
-    # Parts of a tensor that is left out are left out with it.
+    # A partitioned tensor that is left out of the new checkpoint leaves no records of its parts in the index.
     keys = read_records((tmp_path / "made.index").read_bytes())
     assert sum(key.startswith(b"\0") for key in keys) == 2

@@ -1,4 +1,4 @@
-"""Rows of a checkpoint's table: the same from shards as from a whole table."""
+"""Rows of a checkpoint's table are the same from shards as from a whole table."""
 
 from __future__ import annotations
 

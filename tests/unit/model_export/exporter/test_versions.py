@@ -1,4 +1,4 @@
-"""Version numbers of new artifacts."""
+"""Chooses the version numbers of new artifacts."""
 
 from __future__ import annotations
 

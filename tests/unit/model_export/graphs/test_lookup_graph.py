@@ -1,4 +1,4 @@
-"""The graph of a lookup in a TensorFlow 1 graph, over whole and partitioned variables; test_api.py has the rest."""
+"""Looks rows up in a TensorFlow 1 graph, in whole and partitioned variables; test_api.py has the rest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INPUTS = {
     "steps__values": [5, 4, 3],
     "steps__row_splits": [0, 3, 3],
 }
-# Rows 1 and 3, row 6; rows 2 and 1; rows 5 and 4, nothing.
+# Sums of table rows: bag 1 + 3, and 6; word 2, and 1. steps is a sequence: rows 5 and 4, and an empty one.
 EXPECTED = {
     "bag": [[4, 5], [12, 13]],
     "word": [[4, 5], [2, 3]],
@@ -39,7 +39,7 @@ EXPECTED = {
 
 
 def placed(tf: Any, parts: int) -> Any:
-    """Returns the table as one variable or several parts."""
+    """Returns the table as one variable, or as several that are its parts."""
     get_variable = tf.compat.v1.get_variable
     if parts == 1:
         return get_variable("t", initializer=TABLE)

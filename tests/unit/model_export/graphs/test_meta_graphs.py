@@ -15,7 +15,7 @@ pytestmark = pytest.mark.tf
 
 
 def save(folder: Path, *names: str, rows: int = 2, tags: tuple[str, ...] = ("serve",)) -> Any:
-    """Saves a v1 model with these variables; returns its MetaGraphDef."""
+    """Saves a model of TensorFlow 1 with variables of these names; returns its MetaGraphDef."""
     from model_export.tensorflow_setup import tf
 
     v1 = tf.compat.v1
@@ -30,7 +30,7 @@ def save(folder: Path, *names: str, rows: int = 2, tags: tuple[str, ...] = ("ser
 
 
 def saved_model(folder: Path) -> Any:
-    """Returns the SavedModel message."""
+    """Returns a folder's SavedModel message."""
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     return SavedModel.FromString((folder / "saved_model.pb").read_bytes())
@@ -38,7 +38,7 @@ def saved_model(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A {serve} SavedModel of variables a and b; not to be changed."""
+    """Saves a {serve} SavedModel with variables a and b; tests must not change it."""
     folder = tmp_path_factory.mktemp("serve") / "1"
     save(folder, "a", "b")
     return folder

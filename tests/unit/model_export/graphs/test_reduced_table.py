@@ -1,4 +1,4 @@
-"""Tables rounded to fewer bits: by hand, by numpy's own halves, and never further off than told."""
+"""Tables are rounded to fewer bits as by hand and as numpy's float16, and no number is further off than the bound."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def rounded(rows: np.ndarray, dtype: TableDtype) -> ReducedTable:
 
 
 def read(table: ReducedTable) -> np.ndarray:
-    """Returns the float32 that it stands for."""
+    """Returns the float32 numbers for which a reduced table stands."""
     return widened(table.numbers, table.dtype, table.scales, embedding_dim=table.embedding_dim)
 
 
 def test_int8_by_hand() -> None:
     rows = np.array([[127, -64, 0.5, 1.5], [0, 0, 0, 0], [-2.54, 1.27, 0, 0.01]], np.float32)
     table = rounded(rows, "int8")
-    # Halves go to the even number.
+    # Half a step is rounded to the even step.
     assert table.numbers.tolist() == [[127, -64, 0, 2], [0, 0, 0, 0], [-127, 64, 0, 0]]
     assert table.scales is not None
     np.testing.assert_allclose(table.scales[:, 0], [1, 0, 0.02], rtol=1e-6)
@@ -46,14 +46,15 @@ def test_int4_by_hand() -> None:
     assert table.scales is not None
     np.testing.assert_allclose(table.scales[:, 0], [1, 0, 0.02], rtol=1e-6)
     np.testing.assert_allclose(read(table), [[7, -3, 0, 2, -7], [0] * 5, [0.14, 0.06, 0, -0.14, 0.02]], rtol=1e-6)
-    # 7 and -3 (13), 0 and 2, -7 (9) and nothing.
+    # Two int4 numbers a byte, the low half first: 7 and -3 (d), 0 and 2, -7 (9) and an unused half.
     assert [f"{byte:02x}" for byte in table.numbers[0]] == ["d7", "20", "09"]
     assert table.largest_error == 0.5
     assert table.error_bound == pytest.approx(0.5, rel=1e-5)
 
 
 def test_bfloat16_by_hand() -> None:
-    # One is 2^7 steps: 1 + 2^-8 lies halfway to the next and goes to the even one, 1 + 3 * 2^-8 up to 1 + 2^-6.
+    # Near 1, a step of bfloat16 is 2^-7. 1 + 2^-8 is halfway between two steps and goes to the even one, 1; 1 + 3 *
+    # 2^-8 goes to 1 + 2^-6.
     table = rounded(np.array([[1, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-7]], np.float32), "bfloat16")
     assert read(table).tolist() == [[1, 1, 1 + 2.0**-6, -1 - 2.0**-7]]
     assert table.numbers.tolist() == [[0x3F80, 0x3F80, 0x3F82, 0xBF81]]
@@ -74,7 +75,7 @@ def test_no_number_is_further_off_than_the_bound(rows: np.ndarray, dtype: TableD
     assert errors.max() == table.largest_error <= table.error_bound
     if dtype in STEPS:
         assert table.scales is not None
-        # Row by row too, which is what a row of small numbers gains from a scale of its own.
+        # The error is bounded for each row, so a row of small numbers has small errors.
         steps = np.abs(rows).max(axis=1, keepdims=True) / STEPS[dtype]
         assert (errors <= np.maximum(steps, 2.0**-126) * 0.50004).all()
     elif dtype == "float16":
@@ -83,7 +84,7 @@ def test_no_number_is_further_off_than_the_bound(rows: np.ndarray, dtype: TableD
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_nan_and_infinity_stay_what_they_are(dtype: TableDtype) -> None:
-    # Whoever may export them has said so (allow_nonfinite); the digits of this NaN would round to an infinity.
+    # Such numbers are exported only with allow_nonfinite. The bits of these NaN must not be rounded up to an infinity.
     odd = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
     rows = np.array([[np.nan, np.inf, -np.inf, 1], [*odd, 2, 3]], np.float32)
     assert np.array_equal(read(rounded(rows, dtype)), rows, equal_nan=True)

@@ -22,12 +22,12 @@ SERVE, TPU = frozenset({"serve"}), frozenset({"serve", "tpu"})
 K = 3
 ROWS = 4
 
-# Numbers that float32 holds exactly, so that sums are the same in any order.
+# Multiples of 1/4, so that their sums are exact in float32, in any order of adding.
 TABLE = np.arange(24, dtype=np.float32).reshape(8, 3) / 4
 
 
 def padded(rows: list[list[int]], combiner: str, weights: list[list[float]] | None = None) -> np.ndarray:
-    """Returns what a tensor core computes: rows cut at K, a mean divided by one at least."""
+    """Returns the vectors that a tensor core computes: rows are cut at K, and a mean's divisor is at least one."""
     out = np.zeros((len(rows), TABLE.shape[1]), np.float32)
     for r, row in enumerate(rows):
         mask = np.array((weights[r] if weights else [1.0] * len(row))[:K], np.float32)
@@ -37,7 +37,7 @@ def padded(rows: list[list[int]], combiner: str, weights: list[list[float]] | No
 
 
 def answer(folder: Path, tags: frozenset[str], signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """Runs a signature of one MetaGraph as the server does."""
+    """Runs a signature of one MetaGraph as the server does; returns its outputs."""
     signatures = read_signatures(folder / "saved_model.pb", tags)
     backend = open_savedmodel(folder, signatures, tags, threads=1)
     try:
@@ -47,14 +47,14 @@ def answer(folder: Path, tags: frozenset[str], signature: str, **inputs: np.ndar
 
 
 def meta_graphs(folder: Path) -> dict[frozenset[str], Any]:
-    """Returns the MetaGraphs by their tags, as `saved_model_cli show` lists them."""
+    """Returns the tags of each MetaGraph in a SavedModel -> the MetaGraph."""
     from tensorflow.python.tools.saved_model_utils import read_saved_model
 
     return {frozenset(graph.meta_info_def.tags): graph for graph in read_saved_model(str(folder)).meta_graphs}
 
 
 def ops(meta_graph: Any) -> Counter[str]:
-    """Counts the ops of a graph and its functions."""
+    """Counts the ops of a graph and of its functions."""
     nodes = [*meta_graph.graph_def.node, *(n for f in meta_graph.graph_def.library.function for n in f.node_def)]
     return Counter(node.op for node in nodes)
 
@@ -78,7 +78,8 @@ def save_v1(folder: Path, dtypes: Mapping[str, Any], on_host: V1Model, on_tpu: V
             signatures = {"serving_default": v1.saved_model.predict_signature_def({"examples": placeholder}, outputs)}
             main_op = v1.tables_initializer()
             if tags == TPU_TAGS:
-                # Nothing of this graph can run here, but its variables are those of the first.
+                # The graph for a TPU can not run here, but it has the same variables as the graph for the CPU, which
+                # are saved already.
                 builder.add_meta_graph(tags, signatures, strip_default_attrs=True, main_op=main_op)
             else:
                 session.run(v1.global_variables_initializer())
@@ -89,7 +90,7 @@ def save_v1(folder: Path, dtypes: Mapping[str, Any], on_host: V1Model, on_tpu: V
 
 
 def from_table(shape: Any, dtype: Any, **_: Any) -> Any:
-    """Is an initializer that gives TABLE."""
+    """Initializes a variable with TABLE."""
     from model_export.tensorflow_setup import tf
 
     return tf.constant(TABLE, dtype, shape)
@@ -97,7 +98,7 @@ def from_table(shape: Any, dtype: Any, **_: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def v1_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of TensorFlow's own feature columns."""
+    """Saves a model with TensorFlow's own feature columns; returns its folder."""
     from model_export.tensorflow_setup import tf
 
     v1, column = tf.compat.v1, tf.feature_column
@@ -119,7 +120,7 @@ def v1_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def examples(rows: Mapping[str, list[list[int]]]) -> np.ndarray:
-    """Returns serialized tf.Examples."""
+    """Returns rows of ids as serialized tf.Examples."""
     from model_export.tensorflow_setup import tf
 
     def example(row: dict[str, list[int]]) -> bytes:
@@ -135,7 +136,7 @@ def test_a_v1_call_computes_the_padded_lookup(v1_folder: Path) -> None:
     expected = np.concatenate([padded(rows["a"], "mean"), padded(rows["b"], "sum")], axis=1)
     np.testing.assert_allclose(on_tpu["vectors"], expected, rtol=1e-6)
     np.testing.assert_allclose(on_tpu["scaled"], 2 * expected, rtol=1e-6)
-    # The {serve} graph of the same folder looks at all ids.
+    # The {serve} graph of the same folder reads all ids of a row, without the cut at K.
     uncut = answer(v1_folder, SERVE, "serving_default", examples=examples(rows))["vectors"]
     np.testing.assert_allclose(uncut[3, :3], TABLE[[1, 2, 3, 4]].mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(uncut[0, 3:], TABLE[:5].sum(axis=0), rtol=1e-6)
@@ -147,7 +148,7 @@ def test_a_v1_call_holds_the_dense_part_and_no_more(v1_folder: Path) -> None:
     outside, inside = (Counter(n.op for n in nodes) for nodes in (graph.graph_def.node, _only_function(graph)))
     assert (outside["TPUPartitionedCall"], outside["ParseExampleV2"], inside["ParseExampleV2"]) == (1, 1, 0)
     assert (outside["ResourceGather"], inside["ResourceGather"], inside["TPUReplicateMetadata"]) == (0, 2, 1)
-    # What XLA can not compile - the padding of sparse ids - is marked to run on the host.
+    # XLA can not compile the padding of sparse ids, so these nodes are marked to run on the host.
     hosted = {n.op for n in _only_function(graph) if "_xla_outside_compilation" in n.attr}
     assert "SparseSlice" in hosted
     assert "ResourceGather" not in hosted
@@ -174,8 +175,8 @@ def test_vocabularies_and_weights_of_our_columns_stay_on_the_host(tmp_path: Path
     example.features.feature["id"].int64_list.value.extend([5, 6])
     example.features.feature["weight"].float_list.value.extend([0.5, 0.25])
     requests = np.array([example.SerializeToString(), b""], object)
-    # Of the first K words c and b are known; the weights add up to less than the one that a mean divides by at least.
-    # The layer puts its columns in the order of their names.
+    # The lookup reads the first K = 3 words, of which c and b are known. The weights sum to 0.75, less than the least
+    # divisor of a mean, 1. The layer puts its columns in the order of their names.
     expected = [[*(0.5 * TABLE[5] + 0.25 * TABLE[6]), *TABLE[[2, 1]].mean(axis=0)], [0] * 6]
     for tags in (SERVE, TPU):
         answered = answer(tmp_path / "1", tags, "serving_default", examples=requests)["vectors"]
@@ -197,7 +198,7 @@ def test_the_server_takes_the_folder_by_its_tags(v1_folder: Path) -> None:
 
 
 def test_a_bad_id_is_the_clients_fault_on_the_lowered_graph(v1_folder: Path) -> None:
-    # XLA would read the last row; a server must not answer with another id's vector.
+    # XLA would read the last row for an id beyond the table; a server must not answer with another id's vector.
     with pytest.raises(InvalidRequest, match=r"8 is not in \[0, 8\)"):
         answer(v1_folder, TPU, "serving_default", examples=examples({"a": [[8]], "b": [[1]]}))
 
@@ -207,7 +208,7 @@ Dense = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def tf2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Callable[[Any, Dense], Any], Dense]:
-    """A trackable saved as {serve}: folder, module, what makes its signature, and the signature's dense part."""
+    """A module saved as {serve}: its folder, the module, a function that makes its signature, its dense function."""
     from model_export.tensorflow_setup import tf
 
     file = tmp_path_factory.mktemp("vocabulary") / "words.txt"
@@ -225,7 +226,7 @@ def tf2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Callable[[
         return {"mean": tf.reduce_sum(vectors, axis=1) / divisor, "sum": tf.reduce_sum(vectors, axis=1)}
 
     def signature(saved: Any, run: Dense) -> Any:
-        # Words become rows on the host; what is dense and of static shape goes to run.
+        # The host maps words to rows; `run` gets dense tensors of static shape.
         def lookup(inputs: Mapping[str, Any]) -> dict[str, Any]:
             def rectangle(values: Any) -> Any:
                 return tf.RaggedTensor.from_row_splits(values, inputs["x__row_splits"]).to_tensor(shape=[ROWS, K])
@@ -246,7 +247,7 @@ def tf2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Callable[[
 
 @pytest.fixture(scope="module")
 def both(tf2: Any) -> Path:
-    """The same, with a {serve, tpu} MetaGraph added."""
+    """Adds a {serve, tpu} MetaGraph to the model of `tf2`."""
     from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
 
     folder, module, signature, dense = tf2
@@ -306,7 +307,7 @@ def test_control_flow_functions_and_host_work_survive_the_lowering(tmp_path: Pat
     specs = [tf.TensorSpec([None], tf.float32, "x")]
 
     def guarded(x: Any) -> dict[str, Any]:
-        # The check makes the call depend on more than its inputs.
+        # The assertion gives the TPU call a control dependency beside its inputs.
         with tf.control_dependencies([tf.debugging.assert_less(x, 100.0, "too large")]):
             return tpu_call(dense, x)
 
@@ -324,7 +325,7 @@ def test_control_flow_functions_and_host_work_survive_the_lowering(tmp_path: Pat
     outputs = answer(tmp_path, TPU, "guarded", x=x)
     assert outputs["y"].tolist() == (2 * x + 2 + 6).tolist()
     assert outputs["appended"].tolist() == [101, 41, 141]
-    # 2 x + 2 is -8, 4, 2, whose sum is not above 0: the other branch.
+    # 2 x + 2 is -8, 4, 2. The sum is not above 0, so the graph takes its other branch.
     assert answer(tmp_path, TPU, "guarded", x=np.array([-5, 1, 0], np.float32))["y"].tolist() == [16, 4, 6]
     assert answer(tmp_path, TPU, "chosen", x=x)["y"].tolist() == (2 * x).tolist()
     assert answer(tmp_path, TPU, "chosen", x=x[:0])["y"].tolist() == []

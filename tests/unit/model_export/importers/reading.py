@@ -13,7 +13,7 @@ from model_export.importers.formats import open_table
 
 
 def read_all(address: str | Path, scratch: Path | None = None) -> tuple[np.ndarray, list[Any] | None]:
-    """Returns all rows of the table at an address, and its keys if there are any."""
+    """Returns all rows of the table at an address, and its keys or None."""
     reader = open_table(str(address), scratch)
     chunks = list(reader.chunks())
     assert all(len(chunk.rows) for chunk in chunks)

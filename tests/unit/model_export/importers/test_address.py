@@ -1,4 +1,4 @@
-"""Addresses of tables, and the format that each is read as."""
+"""Addresses of tables are parsed, and each has the format in which it is read."""
 
 from __future__ import annotations
 

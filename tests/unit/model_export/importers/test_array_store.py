@@ -1,4 +1,4 @@
-"""Checkpoints that Orbax writes, in each of its layouts, and zarr folders."""
+"""Imports checkpoints in each layout that Orbax writes, and zarr folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATE = {
 
 
 def save(folder: Path, *, use_ocdbt: bool = True, use_zarr3: bool = False, state: Any = None) -> Path:
-    """Writes a checkpoint with Orbax."""
+    """Saves a checkpoint with Orbax; returns its folder."""
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(_STATE if state is None else state))
@@ -38,7 +38,8 @@ def test_every_layout_of_orbax(
     folder = save(tmp_path / "c", use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
     for is_small in (False, True):
         if is_small:
-            # The stored block is larger than a chunk now, so it goes through a temporary file.
+            # The chunks are now smaller than the stored block, so the importer decompresses the block into a temporary
+            # file.
             small_chunks(monkeypatch, array_store)
         for name, rows in (("params.user", matrix(21, 4)), ("params.half", matrix(6, 2)), ("layers.0", matrix(3, 2))):
             read, keys = read_all(f"{folder}:{name}", tmp_path)
@@ -94,7 +95,7 @@ def test_names_and_types_that_are_no_tables(tmp_path: Path) -> None:
 def test_a_damaged_block_is_no_traceback(tmp_path: Path) -> None:
     folder = save(tmp_path / "c", use_ocdbt=False)
     (folder / "params.user" / "0.0").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="params.user"):  # which TableCopy turns into a message
+    with pytest.raises(ValueError, match="params.user"):  # TableCopy turns this ValueError into a message
         read_all(f"{folder}:params.user")
     (folder / "params.user" / ".zarray").write_text("{")
     with pytest.raises(ExportError, match="cannot read .*params.user"):

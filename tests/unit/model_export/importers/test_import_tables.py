@@ -1,4 +1,4 @@
-"""Models made of files: what is in the folder, what TensorFlow answers from it, and what is left when it fails."""
+"""Imports models from files: tests check the folder, TensorFlow's answers from it, and what a failed import leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
 @pytest.fixture
 def sources(tmp_path: Path) -> dict[str, str]:
-    """Two tables of small numbers, and a Fortran one."""
+    """Writes two tables of small numbers, one in Fortran order, and a vocabulary; returns the tables' paths by name."""
     np.save(tmp_path / "user.npy", matrix(9, 4))
     np.save(tmp_path / "tag.npy", np.asfortranarray(matrix(5, 3, np.float64)))
     (tmp_path / "tags.txt").write_text("red\ngreen\nblue\nüber\nx y\n", encoding="utf-8")
@@ -37,7 +37,7 @@ def test_an_import_is_an_artifact_that_verifies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sources: dict[str, str], is_large: bool
 ) -> None:
     if is_large:
-        # Compared by a twin of the first rows, as models of more than 64 MB are.
+        # An import of more than 64 MB is compared by a small copy with the first rows only; the test lowers that limit.
         monkeypatch.setattr(module, "_WHOLE_CHECK_BYTES", 100)
         monkeypatch.setattr(module, "_COMPARED_ROWS", 3)
         small_chunks(monkeypatch)
@@ -59,7 +59,7 @@ def test_an_import_is_an_artifact_that_verifies(
     tables = read_tables(folder, manifest)
     np.testing.assert_array_equal(tables["user"][np.arange(9)], matrix(9, 4))
     np.testing.assert_array_equal(tables["tag"][np.arange(6)], [*matrix(5, 3), matrix(5, 3).mean(axis=0)])
-    # The whole model, compared by TensorFlow.
+    # verify_artifact() compares all signatures of the version with TensorFlow.
     report = model_export.verify_artifact(folder)
     assert set(report.signatures["lookup"].outputs) == {"user", "tags", "first_tag"}
     assert (folder / "assets.extra/tf_serving_warmup_requests").stat().st_size
@@ -96,7 +96,7 @@ def test_a_table_of_int4_keeps_two_numbers_a_byte(
     if is_large:
         monkeypatch.setattr(module, "_WHOLE_CHECK_BYTES", 1)
         monkeypatch.setattr(module, "_COMPARED_ROWS", 3)
-    # Whole numbers up to 7 have scale 1; the second row is half of such.
+    # A row of whole numbers with the largest 7 has scale 1 in int4; the second row is half of such a row.
     rows = np.array([[7, -3, 0], [3.5, 0.5, -1], [0, 0, 0], [-7, 5, 1]], np.float32)
     np.save(tmp_path / "user.npy", rows)
     folder = model_export.import_tables(tmp_path / "m", {"user": f"{tmp_path}/user.npy"}, table_dtype="int4")

@@ -1,4 +1,4 @@
-"""NumPy's files: every dtype, order and container, against numpy's own reader."""
+"""Reads NumPy's files of every dtype, order and container, as numpy's own reader does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files as pyarrow writes them: every type of key and vector column, part files, and what is at fault."""
+"""Reads Parquet files of pyarrow: every type of key and vector column, part files, and files with faults."""
 
 from __future__ import annotations
 

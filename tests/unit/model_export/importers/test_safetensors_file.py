@@ -1,4 +1,4 @@
-"""Safetensors files as the library writes them, against numpy; and headers that lie."""
+"""Reads safetensors files that the library wrote, as numpy does, and refuses headers with wrong claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacked and sharded tables, written by jax-tpu-embedding itself and held against its own unstacking."""
+"""Imports stacked and sharded tables that jax-tpu-embedding wrote, and compares the rows with its own unstacking."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIZES = {"film": (70, 12), "user": (33, 16), "tag": (5, 9), "alone": (19, 8)}
 
 
 def stacked(num_shards: int) -> tuple[list[Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Returns specs, tables and stacked tables; film, user and tag share a stack."""
+    """Returns specs, tables and stacked tables; tables film, user and tag share a stack, "alone" has its own."""
     specs, features = {}, {}
     for name, (rows, dim) in _SIZES.items():
         specs[name] = embedding_spec.TableSpec(
@@ -55,7 +55,8 @@ def test_members_are_as_jax_tpu_embedding_unstacks_them(
 ) -> None:
     specs, tables, stacks = stacked(num_shards)
     saved = {name: stack.reshape(-1, stack.shape[-1]) if is_flat else stack for name, stack in stacks.items()}
-    # What makes the test worth it: a stack of three, with offsets and rotations that are not all zero.
+    # The specs give two stacks: one of three tables, with row offsets and, on more than two shards, rotations; and one
+    # of one table.
     settings = [spec.setting_in_stack for spec in specs]
     assert len(saved) == 2 and len({s.row_offset_in_shard for s in settings}) > 1
     assert num_shards == 2 or any(s.shard_rotation for s in settings)
@@ -72,7 +73,7 @@ def test_members_are_as_jax_tpu_embedding_unstacks_them(
 
 
 def test_rows_worked_out_by_hand() -> None:
-    # Two shards of 16 rows; the member begins at row 8 of each, its shards are turned by one: row 0 is in shard 1.
+    # Two shards of 16 rows. The table begins at row 8 of each, and shard_rotation=1 puts its row 0 into shard 1.
     array = np.arange(64).reshape(32, 2)
     member = StackMember("a", 2, vocabulary_size=3, embedding_dim=1, row_offset_in_shard=8, shard_rotation=1)
     found = {r: array[where].tolist() for r, where in member.slices(0, 3, array.shape)}

@@ -1,4 +1,4 @@
-"""Tables on their way into a checkpoint: conversion to float32, rounding, means, keys, numbers that are refused."""
+"""Copies tables into a checkpoint: conversion to float32, rounding, mean rows, keys, and numbers that are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Given:
 def copied(
     folder: Path, chunks: Sequence[Chunk], *, keys: Any = None, progress: Any = None, **options: Any
 ) -> tuple[CopiedTable, np.ndarray]:
-    """Copies a table; returns what is known of it and its stored numbers."""
+    """Copies a table into a checkpoint; returns its description and the numbers that the checkpoint has."""
     with BundleWriter(folder / "variables") as writer:
         table = TableCopy("user", "user.npy", **options).run(
             Given(chunks), keys, writer, progress or (lambda done, total: None)
@@ -43,7 +43,7 @@ def copied(
 
 
 def stored(folder: Path, key: str) -> np.ndarray:
-    """Returns the numbers of a tensor of the checkpoint."""
+    """Returns the values of a tensor in the checkpoint; those of bfloat16 as uint16."""
     entry = read_bundle(folder / "variables")[key]
     dtype = {"bfloat16": "u2"}.get(entry.dtype, entry.dtype)
     return np.memmap(entry.file, dtype, "r", entry.offset, entry.shape)
@@ -97,7 +97,7 @@ def test_numbers_that_float32_can_not_hold(tmp_path: Path) -> None:
     for allowed in (False, True):
         with pytest.raises(ExportError, match=r"row 1 of user.npy holds 1e\+300, float32 ends at 3.4e38"):
             copied(tmp_path / str(allowed), [Chunk(rows)], allow_nonfinite=allowed)
-    # Their sum is infinite in float32, and none of them is.
+    # Each number fits into float32, although their sum does not.
     huge = np.full((4, 2), 3e38, np.float32)
     np.testing.assert_array_equal(copied(tmp_path / "huge", [Chunk(huge)])[1], huge)
 

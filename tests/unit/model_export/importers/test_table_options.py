@@ -1,4 +1,4 @@
-"""Names, features, policies and keys that a person gives beside a file."""
+"""Checks the names, features, policies and keys that a user may give for a table file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_policies_at_fault(text: str) -> None:
 
 
 def spec_of(oov: str, keys: Any, *, combiner: Any = None) -> Any:
-    """Returns the feature of a table of 4 rows, the last of them the mean where that is the policy."""
+    """Returns feature `user` of a table of 4 rows; if the policy `oov` is "mean", row 3 is the mean row."""
     table = ReadTable("user", 4, 2, keys, mean_row=3 if oov == "mean" else None)
     spec = model_spec([table], [FeatureChoice("user", "user", combiner)], {"user": OovPolicy.parse("user", oov)})
     return spec.feature("user")

@@ -1,4 +1,4 @@
-"""Variables of checkpoints that TensorFlow writes: whole, partitioned by rows and by columns, in every dtype."""
+"""Reads variables from checkpoints of TensorFlow: whole, partitioned by rows and by columns, in every dtype."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tf
 
 
 def save(prefix: Path, **variables: object) -> None:
-    """Saves arrays as an object-based checkpoint."""
+    """Saves arrays as an object-based checkpoint of TensorFlow."""
     tf.train.Checkpoint(**{k: tf.Variable(v) for k, v in variables.items()}).write(str(prefix))
 
 

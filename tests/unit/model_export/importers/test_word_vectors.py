@@ -1,4 +1,4 @@
-"""word2vec's and GloVe's files, written byte by byte as their tools write them."""
+"""Reads files of word2vec and GloVe, which the test writes byte by byte as these tools do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: bytes) -> 
 
 
 def test_a_vector_may_hold_any_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Spaces and newlines among the bytes of numbers are no ends of words; 1 MB blocks end inside words.
+    # Bytes of the numbers may be spaces or newlines, which do not end a word here, and blocks of 1 MB end inside words.
     rng = np.random.default_rng(1)
     rows = np.frombuffer(rng.choice(np.frombuffer(b" \n\0a", np.uint8), 9000 * 40).tobytes(), "<f4").reshape(9000, 10)
     content = b"".join(f"w{i} ".encode() + row.tobytes() for i, row in enumerate(np.tile(rows, (4, 1))))
@@ -90,7 +90,7 @@ def test_binary_at_fault(tmp_path: Path, content: bytes, message: str) -> None:
 
 
 def test_the_format_can_be_said(tmp_path: Path) -> None:
-    # A GloVe file whose first word is a number and whose vectors have one number.
+    # A GloVe file whose first line could be a header of word2vec: key "7", then a vector of one number.
     (tmp_path / "v.txt").write_text("7 1\n8 2\n")
     rows, keys = read_all(f"{tmp_path}/v.txt?format=glove")
     assert (rows.tolist(), keys) == ([[1.0], [2.0]], ["7", "8"])

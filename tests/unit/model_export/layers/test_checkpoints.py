@@ -1,4 +1,4 @@
-"""Checkpoints of layer models: CPU to CPU with slots, TensorFlow's keys, and stacks that SparseCores wrote."""
+"""Restores checkpoints of layer models: CPU to CPU with slots, TensorFlow's keys, stacks that SparseCores wrote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ train_step = Late("model_export.layers.separate_optimizers", "train_step")
 
 
 def trained(optimizer: Any) -> tuple[Any, Any]:
-    """Returns a model after two steps, and its dense optimizer."""
+    """Returns a model after two steps of training, and the optimizer of its dense layers."""
     model, dense_by = subclass_model(tf, TPUEmbedding(film_config(tf), optimizer)), legacy.Adam(0.01)
     model(film_batch(tf))
     step = train_step(model, loss(tf), dense_by)
@@ -39,7 +39,7 @@ def trained(optimizer: Any) -> tuple[Any, Any]:
 
 
 def keys(path: str) -> set[str]:
-    """Returns a checkpoint's variables without TensorFlow's own book-keeping."""
+    """Returns the names of a checkpoint's variables, without those of TensorFlow's own book-keeping."""
     found = {key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key, _ in tf.train.list_variables(path)}
     return {key for key in found if not key.startswith("_CHECKPOINTABLE") and not key.startswith("save_counter")}
 
@@ -117,7 +117,7 @@ def test_another_shape_and_no_checkpoint_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """A stacked checkpoint and the tables in it."""
+    """Writes a stacked checkpoint; returns its path, and the tables in it by name."""
     rng = np.random.default_rng(4)
     values = {"users": rng.normal(size=(10, 4)), "films": rng.normal(size=(8, 2))}
     values = {name: table.astype(np.float32) for name, table in values.items()}

@@ -1,4 +1,4 @@
-"""Exports of layer models: what is saved, what it answers, and what the exporter's own checks say of it."""
+"""Exports models that have layers: what is saved, which answers it gives, and what the exporter's checks say."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REQUEST = {
 
 
 def keyed_model() -> Any:
-    """Returns a functional model of words, weighted sparse ids, one id of [B, 1], and two numbers."""
+    """Returns a functional model with inputs of words, weighted sparse ids, one id of shape [B, 1], and two numbers."""
     table = embedding.TableConfig(6, 3, name="words", combiner="mean")
     config = {
         "word": embedding.FeatureConfig(table=table),
@@ -66,7 +66,7 @@ def keyed_model() -> Any:
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
-    """The keyed model, and what export() made of it for both devices and for a TPU."""
+    """Yields the keyed model, and the folder that export() wrote from it for both devices and for a TPU."""
     model = keyed_model()
     folder = export(
         model,
@@ -112,7 +112,7 @@ def test_it_answers_as_the_model(artifact: tuple[Any, Path]) -> None:
     )
     words = tables(model.layers[[type(layer) for layer in model.layers].index(TPUEmbedding.found())])["words"]
     table = words.parameters.numpy()
-    # A sparse weight of 0 or less is left out of a mean.
+    # Tag 3 has weight -1; a mean leaves out ids with a weight of 0 or less.
     by_hand = [
         combined(table, [[3, 0], [1]], "mean"),
         combined(table, [[1, 2], []], "mean", [[0.5, 2.0], []]),

@@ -19,7 +19,7 @@ embedding_layers, feature_config, is_built = (
 
 
 def kinds() -> list[Any]:
-    """Returns our layer class and the one it extends."""
+    """Returns our layer class and the class that it extends."""
     return [TPUEmbedding.found(), tfrs.layers.embedding.TPUEmbedding]
 
 

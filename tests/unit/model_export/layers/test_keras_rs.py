@@ -20,12 +20,12 @@ LookupPlan = Late("model_export.graphs.source", "LookupPlan")
 
 @pytest.fixture(scope="module")
 def keras_rs() -> Any:
-    """The library, which is no dependency of ours."""
+    """Imports keras_rs, or skips the tests; the project does not depend on it."""
     return pytest.importorskip("keras_rs", reason="keras-rs is not installed")
 
 
 def layer_of(keras_rs: Any, *, combiner: str = "mean", width: int | None = 3) -> Any:
-    """Returns a layer of two tables: rows of up to 3 film ids, and a nested single user."""
+    """Returns a layer over two tables: lists of up to 3 film ids for a row, and one user in a nested structure."""
     layers = keras_rs.layers
     films = layers.TableConfig("films", 10, 4, combiner=combiner, placement="default_device")
     users = layers.TableConfig("users", 6, 2, combiner="sum", placement="default_device")

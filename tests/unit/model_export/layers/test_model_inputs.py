@@ -1,4 +1,4 @@
-"""How Keras models are called, and which of their inputs feeds which feature."""
+"""Finds how a Keras model is called, and which of its inputs feeds which feature."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ model_inputs = Late("model_export.layers.model_inputs", "model_inputs")
 
 
 def fed(found: Any) -> dict[str, tuple[str, str | None]]:
-    """Returns path -> (kind, feature) of the leaves."""
+    """Returns path -> (kind, feature) for the leaves of a model's inputs."""
     return {leaf.path: (leaf.kind, leaf.ids_of) for leaf in found.leaves}
 
 

@@ -1,4 +1,4 @@
-"""New Keras optimizers become legacy ones that compute the same; what a TPU has not is refused."""
+"""New Keras optimizers become legacy ones that compute the same; those that a TPU does not have are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ embedding_optimizer = Late("model_export.layers.optimizers", "embedding_optimize
 
 
 def trained(optimizer: Any) -> Any:
-    """Returns a [6, 2] table after five steps on a few of its rows, one row twice in each."""
+    """Returns a [6, 2] table after five steps of an optimizer; in each, row 3 and others get gradients, row 3 twice."""
     rng = np.random.default_rng(5)
     table = tf.Variable(rng.normal(size=(6, 2)).astype(np.float32))
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Tensors of predict signatures: names, defaults, and inputs that no signature can carry."""
+"""Models become predict signatures: the names of tensors, defaults, and inputs that no signature can carry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LayerSource = Late("model_export.layers.export_source", "LayerSource")
 
 
 class Tagged:
-    """Makes models of one feature `tag`, called with whatever a test wants."""
+    """Makes models of one feature `tag` that call the layer as a test says."""
 
     def __init__(self, length: int = 0) -> None:
         table = embedding.TableConfig(4, 2, name="t", combiner="sum")
         self.layer = TPUEmbedding({"tag": embedding.FeatureConfig(table=table, max_sequence_length=length)}, None)
 
     def model(self, call: Any) -> Any:
-        """Returns a subclass model; call gets (layer, inputs)."""
+        """Returns a subclassed Keras model that calls `call` with the layer and the inputs."""
         layer = self.layer
 
         class Model(tf.keras.Model):  # type: ignore[misc]
@@ -35,7 +35,7 @@ class Tagged:
                 self.embedding_layer = layer
 
             def call(self, inputs: Any) -> Any:
-                """Returns what the test wants."""
+                """Calls the test's function with the layer and the inputs."""
                 return call(self.embedding_layer, inputs)
 
         return Model()

@@ -27,14 +27,14 @@ split_variables, train_step, apply_gradients = (
 
 
 def built(layer: Any, build: Any = subclass_model) -> Any:
-    """Returns a model that has been called."""
+    """Builds a model and calls it once, so that it has its variables."""
     model = build(tf, layer)
     model(film_batch(tf))
     return model
 
 
 def seeded(optimizer: Any, layer_kind: Any = TPUEmbedding, optimizers: Any = (None, None)) -> Any:
-    """Returns a model with the same numbers at every call."""
+    """Returns a model whose initial numbers are the same at every call."""
     tf.keras.utils.set_random_seed(11)
     return built(layer_kind(film_config(tf, optimizers, "sum"), optimizer))
 
@@ -90,7 +90,7 @@ def test_a_train_step_is_the_recipe_of_tensorflow_recommenders(is_given: bool) -
 
 
 def by_hand(model: Any, dense_by: Any, tables_by: Any) -> float:
-    """One step as the documentation of tensorflow_recommenders writes it."""
+    """Makes one training step by hand, as the documentation of tensorflow_recommenders writes it; returns the loss."""
     with tf.GradientTape() as tape:
         value = loss(tf)(labels(tf), model(film_batch(tf)))
     gradients = tape.gradient(value, model.trainable_variables)

@@ -1,4 +1,4 @@
-"""tpu_strategy without a TPU: a notice and the default strategy, or an error where one was asked for; never a wait."""
+"""Without a TPU, tpu_strategy notes it and gives the default strategy, or raises an error if it must have one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelSpecs of feature configs: names, kinds, and policies that answer as serving_embedding_lookup does."""
+"""Feature configs become ModelSpecs: names, kinds, and policies that answer as serving_embedding_lookup does."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_names_tells_features_apart() -> None:
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("is_safe", [True, False], ids=["validated", "unchecked"])
 def test_policies_are_those_of_tensorflows_lookup(kind: Any, combiner: Any, is_safe: bool) -> None:
-    """Each policy is tried on TensorFlow's own function: what becomes of a bad id, and of a weight below 0?"""
+    """Each policy of a feature does with a bad id and with a negative weight what TensorFlow's own function does."""
     table = embedding.TableConfig(4, 2, combiner=combiner, name="t")
     config = {"f": embedding.FeatureConfig(table=table, validate_weights_and_indices=is_safe)}
     values = tf.Variable([[1.0, 2.0], [3.0, 5.0], [7.0, 11.0], [13.0, 17.0]])

@@ -1,4 +1,4 @@
-"""The TPUEmbedding layer on a CPU: every argument, against TensorFlow's own layer and numpy."""
+"""Tests each argument of the TPUEmbedding layer, on a CPU, against TensorFlow's own layer and numpy."""
 
 from __future__ import annotations
 
@@ -212,7 +212,8 @@ def test_fit_does_gradient_descent_on_the_tables(build: Any) -> None:
     kernel = next(v for v in model.trainable_variables if "kernel" in v.name).numpy()[:, 0]
     model.compile(legacy.SGD(0.5), loss(tf))
     model.fit(tf.data.Dataset.from_tensors((film_batch(tf), labels(tf))), verbose=0)
-    # d loss / d prediction, then by the chain rule into the rows that the batch looked up.
+    # slope: the gradient of the loss by each prediction. The chain rule gives the gradients of the rows that the batch
+    # looked up.
     slope = 2 * (before - labels(tf).numpy())[:, 0] / 3
     users[1] -= 0.5 * (slope[0] + slope[2]) * kernel[:4]
     users[9] -= 0.5 * slope[1] * kernel[:4]

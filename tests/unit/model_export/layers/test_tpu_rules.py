@@ -1,4 +1,4 @@
-"""Tables on a CPU under optimizers of tf.tpu.experimental.embedding, against numpy and TensorFlow's own kernels."""
+"""Tables on a CPU train with the optimizers of tf.tpu.experimental.embedding as numpy and TensorFlow's kernels say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRADIENT = np.array([[1.0, -2.0], [0.5, 0.25], [1.5, 0.25]], np.float32)
 
 
 def one_step(optimizer: Any) -> tuple[Any, Any, Any]:
-    """Returns (rows 0 and 3 before, the table's variables after, all rows before) of one step."""
+    """Trains one step; returns rows 0 and 3 before it, the table's variables after it, and all rows before it."""
     table = embedding.TableConfig(5, 2, name="t")
     layer = TPUEmbedding(embedding.FeatureConfig(table=table), optimizer)
     layer(tf.constant([0]))

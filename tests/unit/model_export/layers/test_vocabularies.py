@@ -1,4 +1,4 @@
-"""Vocabularies from lists and Keras lookup layers: each says what the layer itself maps keys to."""
+"""Vocabularies from lists and from Keras lookup layers map keys as the layers themselves do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fingerprint is TensorFlow's, for every length of key."""
+"""fingerprint64() gives TensorFlow's fingerprint for keys of every length."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_keys_of_every_length_fall_into_tensorflows_buckets() -> None:
 
     rng = np.random.default_rng(0)
     keys = [rng.bytes(size) for size in range(260)]
-    buckets = 2**62 - 57  # so many that nothing but the fingerprint itself can give the same
+    buckets = 2**62 - 57  # so many that two different fingerprints hardly fall into one bucket
     theirs = tf.strings.to_hash_bucket_fast(keys, buckets).numpy()
     assert [fingerprint64(key) % buckets for key in keys] == theirs.tolist()

@@ -1,4 +1,4 @@
-"""The oracle on a table small enough to do in one's head."""
+"""The parity oracle looks up in a table that is small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.artifact.manifest import Combiner, LookupFeature, MeanDivisor, Voca
 from service.types import RaggedIds
 
 TABLE = np.array([[100, 100], [1, 2], [3, 6], [-2, 0]], np.float32)
-# Rows: ids 1 and 2, none, id 3 twice, none.
+# Four rows: ids 1 and 2, no id, id 3 twice, no id.
 IDS = RaggedIds(np.array([1, 2, 3, 3]), np.array([0, 2, 2, 4, 4]))
 WEIGHTS = np.array([1, 3, 0.25, 0.25], np.float32)
 
@@ -21,7 +21,7 @@ def bag(combiner: Combiner | None = "sum", **options: object) -> LookupFeature:
 
 
 def row(*ids: int, weights: list[float] | None = None) -> RaggedIds:
-    """Returns one row of ids."""
+    """Returns the RaggedIds of one row."""
     factors = None if weights is None else np.array(weights, np.float32)
     return RaggedIds(np.array(ids, np.int64), np.array([0, len(ids)]), factors)
 
@@ -58,7 +58,8 @@ def test_no_rows_give_no_rows() -> None:
     [("drop", [4, 8]), ("default_row", [10, 20]), ("clamp", [102, 108])],
 )
 def test_ids_outside_the_table(policy: str, expected: list[float]) -> None:
-    # Rows 1 and 2 are (1, 2) and (3, 6); -1 and 4 become: nothing, twice row 2, rows 0 and 3.
+    # Rows 1 and 2 are (1, 2) and (3, 6). drop: ids -1 and 4 add nothing; default_row: they add row 2 twice; clamp: they
+    # add rows 0 and 3.
     got = looked_up(TABLE, bag(on_bad_id=policy, default_row=2), row(1, -1, 4, 2))
     assert got.tolist() == [expected]
 
@@ -103,7 +104,7 @@ def test_a_sequence_is_cut_and_padded() -> None:
 
 
 def keyed(**options: object) -> Keys:
-    """Returns a vocabulary of two strings, rows 1 and 2."""
+    """Returns the keys "x" and "y", which a vocabulary maps to rows 1 and 2."""
     return Keys(VocabularyEntry("v", 2, first_id=1, **options), (b"x", b"y"))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The cases hold the edges that they promise."""
+"""Checks that the drawn cases of a parity test have the edge cases that they promise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANIFEST = Manifest(
 
 
 def writer(bag: LookupFeature = BAG, keys: dict[str, Keys] | None = None) -> CaseWriter:
-    """Returns a writer of cases for the signature, its ragged feature changed."""
+    """Returns a CaseWriter for the signature, with this feature in place of its ragged one."""
     signature = replace(SIGNATURE, features={**SIGNATURE.features, "b": bag})
     return CaseWriter(MANIFEST, signature, keys or {}, {"a": "int64", "b": "int32"})
 

@@ -1,4 +1,4 @@
-"""Files of predictions are TensorFlow Serving's: its own package reads them."""
+"""Files of predictions have TensorFlow Serving's format, and its own package reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTH: tuple[LookupDevice, ...] = ("cpu", "tpu_tensor_core")
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact with every kind of signature; not to be changed."""
+    """Exports an artifact with every kind of signature; tests must not change it."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     base = tmp_path_factory.mktemp("log")
@@ -55,7 +55,7 @@ def test_warm_up_requests_cover_every_signature_and_every_batch_size(artifact: P
 
 
 def test_a_session_answers_every_warm_up_request(artifact: Path) -> None:
-    # As TensorFlow Serving replays them; one that fails would keep it from loading the version.
+    # TensorFlow Serving replays these requests before it serves a version, and fails the load if one of them fails.
     import tensorflow as tf
 
     logs = stock_logs(artifact / "assets.extra/tf_serving_warmup_requests")

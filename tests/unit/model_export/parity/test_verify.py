@@ -1,4 +1,4 @@
-"""verify: the recorded answers are replayed without the model, and every fault is told, not only the first."""
+"""verify replays recorded answers without the model, and reports every fault, not only the first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOTH: tuple[LookupDevice, ...] = ("cpu", "tpu_tensor_core")
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact with every kind of signature and a file of its own; not to be changed."""
+    """Exports an artifact with every kind of signature and a file of its own; tests must not change it."""
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 
     base = tmp_path_factory.mktemp("verify")
@@ -35,7 +35,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def edited(artifact: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Returns a copy with its manifest changed."""
+    """Returns a copy of the artifact in which `change` has edited the manifest."""
     copy = shutil.copytree(artifact, folder / "1")
     data = json.loads((copy / MANIFEST_PATH).read_text())
     change(data)

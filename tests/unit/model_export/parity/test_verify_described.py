@@ -1,4 +1,4 @@
-"""`verify` holds what manifest format 4 describes against the oracle, and finds what a server leaves to a graph."""
+"""`verify` compares lookups of manifest format 4 with the oracle, and finds those that a server leaves to a graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENTRY = SignatureEntry("lookup", FEATURES, "cpu", concatenated={"both": ("word",
 
 @pytest.fixture(scope="module")
 def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SavedModel whose signature `lookup` is what ENTRY says."""
+    """Writes a SavedModel with a signature `lookup`, which answers as ENTRY says."""
     module = tf.Module()
     module.table = tf.Variable(TABLE)
 
@@ -57,7 +57,7 @@ def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def manifest_of(artifact: Path, entry: SignatureEntry) -> Manifest:
-    """Returns the manifest of the artifact."""
+    """Returns the artifact's manifest, with `entry` for its signature."""
     from model_export.parity.integrity import VARIABLES_PREFIX, table_entry
     from service.artifact.bundle import read_bundle
 

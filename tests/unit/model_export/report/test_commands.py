@@ -1,4 +1,4 @@
-"""`inspect` and `verify` at the command line: what goes where, and which status comes out."""
+"""Runs `inspect` and `verify` at the command line: what they print where, and which exit status they return."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_folder_without_a_manifest_can_not_be_verified(artifact: Path, capsys:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real export with both lookups; not to be changed."""
+    """Exports a model with both lookups; tests must not change the folder."""
     from model_export.export_model import export
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES, TableSource
 

@@ -19,7 +19,7 @@ from tests.toy_model import SHARD, rewrite_manifest, write_bundle
 
 
 def overwrite(artifact: Path, table: str, rows: dict[int, float]) -> None:
-    """Sets whole rows of a table to one number, in the shard itself."""
+    """Sets each of these rows of a table to one number, in the shard itself."""
 
     def set_rows(manifest: dict[str, Any]) -> None:
         entry = manifest["tables"][table]
@@ -34,7 +34,7 @@ def overwrite(artifact: Path, table: str, rows: dict[int, float]) -> None:
 
 
 def test_a_whole_artifact_has_one_dead_row_in_five_which_is_said(artifact: Path) -> None:
-    # Row 0 of table "user" is [0, 0].
+    # Row 0 of table "user" is [0, 0], a dead row: it adds nothing to a lookup.
     assert build_report(artifact).findings == (
         "table 'user': 1 of 5 rows are all zeros and add nothing to a lookup: row 0",
     )

@@ -1,4 +1,4 @@
-"""Curves from whatever a training left."""
+"""Reads curves from the histories that trainings leave, and ignores objects that are not a history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nearest rows of a table against a plain search in float64."""
+"""The nearest rows in a table's report are those of a plain search in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_export.report.table_files import SlicedRows
 
 
 def plain(rows: np.ndarray, row: int, k: int) -> list[int]:
-    """Returns the ids of the k nearest rows; of equal cosines the smaller id first."""
+    """Returns the ids of the k rows nearest to a row; of equal cosines the smaller id comes first."""
     wide = rows.astype(np.float64)
     lengths = np.linalg.norm(wide, axis=1)
     cosines = wide @ wide[row] / np.maximum(lengths * lengths[row], 1e-300)
@@ -39,7 +39,7 @@ def test_of_equal_rows_the_smaller_id_is_first_across_blocks() -> None:
 def test_rows_without_a_direction_have_no_neighbours() -> None:
     rows = np.array([[1, 0], [0, 0], [np.nan, 1], [np.inf, 1], [3e38, 3e38]], np.float32)
     found = nearest_rows(rows, np.arange(5), 5)
-    # Lengths beyond float32 are computed too.
+    # The length of row 4 is beyond float32, but its cosine is computed.
     assert {row: [near for near, _ in nears] for row, nears in found.items()} == {0: [4, 1], 4: [0, 1]}
     assert found[0][0][1] == pytest.approx(0.5**0.5)
 

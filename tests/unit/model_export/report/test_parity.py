@@ -1,4 +1,4 @@
-"""A manifest's parity object, of this format, of the first, and of none."""
+"""The report shows the parity object of a manifest in this format, in the first format, and without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures, parsed as the XML they are: every number is drawn, and told to whoever can not see it."""
+"""Pictures are parsed as XML: each number is drawn, and also written as text for readers who can not see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NS = "{http://www.w3.org/2000/svg}"
 
 
 def parse(drawn: str) -> ElementTree.Element:
-    """Parses a picture; a description is always there."""
+    """Parses a picture, and checks that it has a description; returns the root."""
     root = ElementTree.fromstring(drawn)
     assert root.get("role") == "img" and root.get("aria-label")
     return root

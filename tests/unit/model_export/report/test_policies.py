@@ -1,4 +1,4 @@
-"""Words for lookups: each policy of a manifest is told."""
+"""The report has words for each lookup policy of a manifest."""
 
 from __future__ import annotations
 

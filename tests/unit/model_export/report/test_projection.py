@@ -1,4 +1,4 @@
-"""Two dimensions of a table: against numpy's eigenvectors, and by hand."""
+"""A table's projection to two dimensions agrees with numpy's eigenvectors, and with a case by hand."""
 
 from __future__ import annotations
 
@@ -59,12 +59,14 @@ def test_a_sample_of_candidates_holds_nothing_else() -> None:
 
 
 def test_agreement_of_neighbours_by_hand() -> None:
-    # Directions 0, 1, 90, 91 and 92 degrees: each one's nearest has its label but for the fourth, which is mislabelled.
+    # Rows at 0, 1, 90, 91, 92.5 and 45 degrees. The last has no label, and the one at 91 degrees another label than its
+    # neighbours, so only the first two rows have a nearest row of their own label.
     angles = np.radians([0, 1, 90, 91, 92.5, 45])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     share, chance = label_agreement(rows, ["a", "a", "b", "a", "b", None]) or (0, 0)
     assert share == pytest.approx(2 / 5)
-    # Three of a and two of b: (3 * 2 + 2 * 1) / (5 * 4).
+    # By chance, a row and another one have the same label with this probability: 3 rows have label a, 2 have b, so (3 *
+    # 2 + 2 * 1) / (5 * 4).
     assert chance == pytest.approx(8 / 20)
 
 

@@ -1,4 +1,4 @@
-"""The files for TensorBoard's projector: their format, and the plugin of TensorBoard itself if it is installed."""
+"""Writes the files of TensorBoard's projector, and reads them with TensorBoard's own plugin if it is installed."""
 
 from __future__ import annotations
 

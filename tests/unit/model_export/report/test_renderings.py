@@ -1,4 +1,4 @@
-"""One report, three renderings: each is complete, well formed, and safe whatever the artifact holds."""
+"""Each of the three renderings of a report is complete, well formed, and safe for any content of the artifact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVIL = '<script>alert("1")</script>\x1b[31m'
 
 @pytest.fixture
 def report(artifact: Path) -> ArtifactReport:
-    """A report with everything in it: labels, curves, statistics, parity, disagreements."""
+    """Returns a report with every part: labels, curves, statistics, parity, and disagreements."""
     write_statistics(artifact / STATISTICS_FOLDER)
     (artifact / "labels.csv").write_text("red,warm,Red\nblue,cold,Blue\ngreen,cold,Green\n")
     history = [{"epoch": n, "train_loss": 2 / n, "held_out_loss": 3 / n} for n in (1, 2, 3)]
@@ -99,7 +99,7 @@ def test_a_signature_that_was_not_compared_is_never_said_to_agree(
 
 
 def test_norms_in_the_text_are_those_of_the_table(report: ArtifactReport) -> None:
-    # Rows of "user" are [i, 10 i], so their norms are i * sqrt(101): 0, 10.05, 20.1, 30.15, 40.2.
+    # Row i of "user" is [i, 10 i], so its norm is i * sqrt(101): 0, 10.05, 20.1, 30.15, 40.2.
     assert "min 0  5% 2.01  median 20.1  mean 20.1  95% 38.19  max 40.2" in to_text(report)
 
 
@@ -116,7 +116,7 @@ def test_the_json_has_its_documented_keys_and_is_strict(report: ArtifactReport) 
     )
     assert tag["projection"]["labels"] == ["warm", "cold", "cold"] and tag["projection"]["ids"] == [1, 2, 3]
     assert tag["projection"]["names"] == ["Red", "Green", "Blue"]
-    # Row 0 of table "tag" has no label, so it is no point; it is a neighbour all the same.
+    # Row 0 of table "tag" has no label, so the projection has no point for it, but the lists of nearest rows name it.
     assert [row for row, _ in tag["projection"]["nearest"]["1"]] == [2, 3, 0]
     assert tag["projection"]["nearest_names"] == {"0": "(any other key)"}
     assert document["parity"]["signatures"]["lookup"]["outputs"]["tags"]["rows"] == 9
@@ -132,7 +132,7 @@ def test_a_number_that_is_none_is_null(report: ArtifactReport) -> None:
 
 
 class Page(HTMLParser):
-    """Collects tags and text, and checks that what is opened is closed."""
+    """Collects a page's tags and texts, and checks that each element is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -184,9 +184,9 @@ def test_the_page_is_well_formed_needs_nothing_else_and_runs_its_own_script_only
 def test_the_page_tells_everything(report: ArtifactReport) -> None:
     page = Page(to_html(report))
     words = " ".join(page.words)
-    pictures = 2 + 2 + 1 + 4  # norms and projections of 2 tables; both losses; 4 of statistics
+    pictures = 2 + 2 + 1 + 4  # pictures: norms and projections of 2 tables, one with both losses, and 4 of statistics
     assert len([1 for name, value in page.attributes if (name, value) == ("role", "img")]) == pictures
-    # A projection has its points in an <svg> of their own.
+    # The page draws the points of a projection in an <svg> inside the projection's <svg>.
     assert page.tags.count("svg") == pictures + 2
     for expected in (
         "toy/1",
@@ -210,7 +210,7 @@ def test_names_in_the_data_of_the_script_are_no_html(artifact: Path) -> None:
     (artifact / "assets" / "tag.txt").write_text("red\n</script><script>alert(1)\nblue\n")
     projection = build_report(artifact, ReportOptions(has_projections=True)).tables[1].projection
     assert projection is not None and "</script><script>alert(1)" in projection.names
-    # The sample has all rows of the toy, so a name beside the sample is put in by hand.
+    # The sample has all rows of the toy model, so the test itself adds a name of a row outside the sample.
     shown = data({"names": {9: projection.names[2]}})
     assert shown.count("<") == 2 and json.loads(re.sub("<[^>]*>", "", shown)) == {"names": {"9": projection.names[2]}}
 

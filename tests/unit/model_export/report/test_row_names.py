@@ -1,4 +1,4 @@
-"""Names and labels of rows, from vocabularies and from files of the user."""
+"""Rows get names and labels from vocabularies and from a user's files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.errors import ArtifactError
 
 
 def label_file(folder: Path, text: str, *, name: str = "labels.csv", column: str | None = None) -> LabelFile:
-    """Writes a file of labels of a table "t"."""
+    """Writes a file of labels for the table "t"; returns its description."""
     (folder / name).write_text(text, encoding="utf-8")
     return LabelFile("t", folder / name, column)
 

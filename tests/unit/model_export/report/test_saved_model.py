@@ -1,4 +1,4 @@
-"""MetaGraphs without TensorFlow: the toy model's, and those that TensorFlow 2.15's own TPUEstimator wrote."""
+"""Reads MetaGraphs without TensorFlow: of the toy model, and of exports that TensorFlow 2.15's TPUEstimator wrote."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_figures_are_those_of_the_rows_by_hand(tmp_path: Path) -> None:
     assert (found.steps, found.sampled_steps, found.examples, found.ids, found.bad_ids) == (2, 1, 2, 3, 1)
     assert (found.mean_ids, found.max_ids, found.ids_per_example) == (2.0, 2, ((2, 2),))
     assert (found.distinct_ids, found.distinct_is_exact, found.hot_ids) == (2, True, ((3, 2), (1, 1)))
-    # div: rows 0 and 1 | 2 and 3; mod: 0 and 2 | 1 and 3.
+    # Two partitions of 4 rows. div: rows 0 and 1 | 2 and 3; mod: rows 0 and 2 | 1 and 3.
     assert dict(found.partitions) == {"div": (1, 2), "mod": (0, 3)}
     assert found.imbalance("div") == pytest.approx(4 / 3) and found.imbalance("mod") == 2.0
     assert found.imbalance("none such") is None

@@ -1,4 +1,4 @@
-"""Views of tables: the toy model's bytes, a foreign SavedModel's variables, and files that are not right."""
+"""Reads tables from the toy model, from a foreign SavedModel's variables, and from files that are damaged."""
 
 from __future__ import annotations
 

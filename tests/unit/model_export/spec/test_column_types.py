@@ -17,16 +17,16 @@ PADDED = {"embedding_lookup_device": "tpu_tensor_core", "tensor_core_shape": [No
 
 
 def identity(name: str) -> Any:
-    """A categorical column of ten ids."""
+    """Returns a categorical column of ten ids."""
     from model_export.tensorflow_setup import tf
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # feature columns are deprecated in TensorFlow
+        warnings.simplefilter("ignore")  # TensorFlow warns that feature columns are deprecated
         return tf.feature_column.categorical_column_with_identity(name, 10)
 
 
 def columns() -> dict[str, Any]:
-    """One column of each class that a spec takes."""
+    """Returns one column of each class that a spec accepts."""
     from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
     from model_export.tensorflow_setup import tf
 

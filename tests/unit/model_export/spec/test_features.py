@@ -1,4 +1,4 @@
-"""Declarations are checked where they are made."""
+"""Features and tables are checked when they are declared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE = TableSpec("film", 4, 2)
 
 
 def with_vocabulary(keys: tuple[str, ...], **options: Any) -> ModelSpec:
-    """Returns a model whose one feature has a vocabulary."""
+    """Returns a model with one feature, which has a vocabulary."""
     return ModelSpec((TABLE,), (FeatureSpec("a", "film", vocabulary=VocabularySpec(keys, **options)),))
 
 

@@ -1,4 +1,4 @@
-"""The parameter classes take 2.15's arguments, in its order, with its defaults and its errors."""
+"""The classes of parameters accept TensorFlow 2.15's arguments in its order, with its defaults and its errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WEIGHTS = {
     "multiply_weight_decay_factor_by_learning_rate": None,
 }
 GRADIENTS = {"clip_gradient_min": None, "clip_gradient_max": None}
-# As inspect.signature printed them on TensorFlow 2.15.1.
+# Arguments and defaults as inspect.signature printed them on TensorFlow 2.15.1.
 SIGNATURES: dict[type, dict[str, Any]] = {
     AdagradParameters: {"learning_rate": REQUIRED, "initial_accumulator": 0.1, **WEIGHTS, **GRADIENTS},
     AdamParameters: {

@@ -1,4 +1,4 @@
-"""Optimizers of TensorFlow 2.15 that train no table here say so in one sentence, whatever they are called with."""
+"""Optimizers of TensorFlow 2.15 that can not train a table here say so in one sentence, whatever their arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import model_export
 from model_export.spec import refused_parameters
 
-# Every *Parameters class of tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
+# The names of all *Parameters classes in tensorflow/python/tpu/tpu_embedding.py of TensorFlow 2.15.1.
 OF_2_15 = [
     "AdagradMomentumParameters",
     "AdagradParameters",
@@ -37,6 +37,6 @@ def test_a_refused_class_says_what_to_use(name: str, arguments: tuple[float, ...
     text = f"{name} is not supported: {cls.advice}"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         cls(*arguments)
-    # The advice names parameters, or another argument, that exist.
+    # The advice names classes that exist.
     named = re.findall(r"\w+Parameters|EmbeddingConfigSpec", cls.advice)
     assert named and set(named) <= set(model_export.__all__)

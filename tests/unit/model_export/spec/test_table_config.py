@@ -13,7 +13,7 @@ from model_export.spec.table_config import FeatureConfig, TableConfig
 
 
 def rate(step: Any) -> float:
-    """A learning rate by step."""
+    """Returns a constant learning rate for any step."""
     return 0.5
 
 

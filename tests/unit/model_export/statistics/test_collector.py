@@ -1,4 +1,4 @@
-"""A training's steps are sampled at the promised rate, the same ones every time, and what they hold is kept."""
+"""The collector samples the same steps in every training, at the promised rate, and counts the ids in them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ USER = TableDescription("user", 5, 4, None, ("user",))
 
 
 def collector(folder: Path, **arguments: Any) -> LookupStatistics:
-    """Statistics of two tables."""
+    """Returns LookupStatistics of two tables."""
     return LookupStatistics(folder, [FILM, USER], **arguments)
 
 
 def chosen(statistics: LookupStatistics, steps: int) -> list[int]:
-    """Steps that are looked at."""
+    """Returns the steps that the statistics sample."""
     return [step for step in range(steps) if statistics.wants(step)]
 
 
@@ -49,7 +49,7 @@ def test_only_sampled_steps_are_read_and_all_are_counted(tmp_path: Path) -> None
     statistics = collector(tmp_path)
     steps = chosen(statistics, 300)
     for step in range(300):
-        # What is not sampled need not be fetched.
+        # The trainer does not fetch the ids of a step that is not sampled.
         lookups = {} if step not in steps else {"user": (np.array([step % 5, 1]), None)}
         statistics.observe(step, lookups)
     statistics.save()

@@ -1,4 +1,4 @@
-"""The number of distinct ids is estimated within the method's error, and states merge."""
+"""The number of distinct ids is estimated within the error of the method, and states can be merged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from model_export.statistics.distinct_ids import empty_registers, estimate, with_ids
 
 
-# Five standard errors of 1.6%.
+# The tolerance is five standard errors of the estimate, which are 1.6 % each.
 @pytest.mark.parametrize("distinct", [0, 1, 100, 3_000, 10_000, 12_000, 100_000, 1_000_000])
 def test_the_estimate_is_near(distinct: int) -> None:
     ids = np.arange(distinct) * 7 + 3
@@ -28,7 +28,7 @@ def test_large_ids_count_too() -> None:
 
 
 def test_a_rank_is_the_place_of_the_first_one_bit() -> None:
-    # splitmix64's hash of 0, worked out with Python's integers.
+    # The hash of 0 by splitmix64, computed with Python's integers.
     value = 0x9E3779B97F4A7C15
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64

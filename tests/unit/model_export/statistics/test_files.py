@@ -1,4 +1,4 @@
-"""Statistics come back from disk as they were, add up, and a damaged file is named."""
+"""Statistics come back from disk as they were written and add up, and a damaged file is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ USER = TableDescription("a_user", 5, 4, None, ("user",), "mod")
 
 
 def seen(table: TableDescription, ids: list[int]) -> TableStatistics:
-    """Statistics of one step of one row."""
+    """Returns a table's statistics after one sampled step with one row of ids."""
     return (
         TableStatistics.empty(table, partitions=4)
         .with_step(is_sampled=True)

@@ -1,4 +1,4 @@
-"""Counts are exact while they fit, and keep their promised bound beyond."""
+"""Counts of ids are exact while the ids fit, and keep a promised bound beyond that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_export.statistics.hot_ids import IdCounts
 
 
 def zipf_ids(n: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Ids as requests have them: few that come often, many that come once."""
+    """Returns ids distributed as in requests: few of them often, and many once."""
     return np.random.default_rng(seed).zipf(1.2, n) % 100_000
 
 
@@ -32,7 +32,8 @@ def test_no_ids_leave_the_counts() -> None:
 
 
 def test_what_does_not_fit_costs_every_count_the_same() -> None:
-    # 7 x 5, 8 x 3, 9 x 2, 1 x 1: the third largest, 2, is taken off all.
+    # Ids and their counts: 7 five times, 8 three times, 9 twice, 1 once. With room for two ids, the third largest
+    # count, 2, is subtracted from all.
     counts = IdCounts(2).with_ids(np.array([7] * 5 + [8] * 3 + [9] * 2 + [1]))
     assert (counts.top(2), counts.undercount) == ([(7, 3), (8, 1)], 2)
 

@@ -1,4 +1,4 @@
-"""Health of tables, held against numpy on the whole table at once."""
+"""Compares the report's figures on the health of tables with numpy's, computed on whole tables at once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from model_export.statistics.table_health import Rows, row_chunks, table_health
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a chunk seven rows of eight numbers, so that small tables have many."""
+    """Makes a chunk seven rows of eight numbers, so that small tables have many chunks."""
     monkeypatch.setattr(module, "_CHUNK_BYTES", 7 * 8 * 8)
 
 
 def sick_table(dtype: str) -> np.ndarray:
-    """Returns 100 rows of 8 with every sickness, some on both sides of a chunk's edge."""
+    """Returns a table of 100 rows with every defect that a report finds, some on both sides of a chunk's edge."""
     table = np.random.default_rng(1).normal(size=(100, 8)).astype(dtype)
     table[[6, 7, 50]] = 0
     table[13, 2] = np.nan

@@ -1,4 +1,4 @@
-"""Numbers of a table's lookups, worked out by hand on small rows and by numpy on many."""
+"""Compares statistics of a table's lookups with numbers worked out by hand on few rows, and with numpy on many."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILM = TableDescription("film", 10, 4, "mean", ("liked", "seen"))
 
 
 def seen(*rows: list[int], **arguments: Any) -> TableStatistics:
-    """Statistics of rows of ids."""
+    """Returns the statistics of rows of ids in the table of films."""
     values = np.array([number for row in rows for number in row], np.int64)
     splits = np.cumsum([0, *(len(row) for row in rows)])
     return TableStatistics.empty(FILM, partitions=4, **arguments).with_rows(values, splits)

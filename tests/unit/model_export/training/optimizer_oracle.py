@@ -1,4 +1,4 @@
-"""The five optimizers in numpy, number by number, from the formulas in the papers and in TensorFlow's protobufs."""
+"""Computes the five optimizers in numpy, from the formulas in the papers and in TensorFlow's protobufs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Occurrences = Sequence[tuple[int, Sequence[float]]]
 
 
 def initial_slots(parameters: Any, shape: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
-    """Returns the slots before the first step."""
+    """Returns an optimizer's slots before the first step."""
     match parameters:
         case AdagradParameters():
             return [np.full(shape, parameters.initial_accumulator)]
@@ -87,7 +87,8 @@ def _update(parameters: Any, table: Any, slots: Any, at: tuple[int, int], g: flo
 
 
 def _ftrl(parameters: FtrlParameters, w: float, slots: Any, at: tuple[int, int], g: float, rate: float) -> float:
-    # Per coordinate: z += g - sigma w, with sigma the growth of 1 / (per-coordinate rate), n^p / rate.
+    # FTRL for one number w of the table: z += g - sigma w, where sigma is the growth of n^p / rate, and n the sum of
+    # g^2.
     power = -parameters.learning_rate_power
     old, new = slots[0][at] ** power, (slots[0][at] + g**2) ** power
     slots[0][at] += g**2

@@ -13,8 +13,8 @@ from tests.unit.model_export.training.optimizer_oracle import Occurrences
 
 V, D = 6, 2
 START = np.linspace(-1, 1, V * D).reshape(V, D)
-# Gradients of three steps: row 3 comes three times in the first step, row 1 in every step, rows 2 and 5 in none; every
-# step has another length.
+# The gradients of three steps, as (row, gradient). Row 3 occurs three times in the first step, row 1 in every step,
+# rows 2 and 5 in none; the steps have different lengths.
 STEPS: list[Occurrences] = [
     [(3, (1.0, -2.0)), (1, (0.5, 0.25)), (3, (-3.0, 0.5)), (3, (0.125, 1.0))],
     [(1, (-0.5, 4.0)), (0, (2.0, -1.0))],
@@ -24,7 +24,7 @@ UNTOUCHED = [2, 5]
 
 
 def spec_of(parameters: Any, **fields: Any) -> EmbeddingConfigSpec:
-    """Returns an EmbeddingConfigSpec of one table."""
+    """Returns an EmbeddingConfigSpec of table "film" with these optimizer parameters."""
     return EmbeddingConfigSpec(
         optimization_parameters=parameters,
         feature_to_config_dict={"liked": FeatureConfig("film")},
@@ -43,7 +43,7 @@ def run_steps(
     learning_rate_fn: Any = None,
     **fields: Any,
 ) -> tuple[np.ndarray[Any, Any], Mapping[str, np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-    """Trains a table, initialized with START, by the gradients of the steps.
+    """Trains a table, initialized with START, with each step's gradients.
 
     Returns:
       The table, its slots by name, and the table at each step's lookups.

@@ -1,4 +1,4 @@
-"""A table of table_to_config_dict gets its variable: name, shape and first rows."""
+"""A table in table_to_config_dict gets a variable with its name, shape and first rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_first_rows_are_a_truncated_normal_that_goes_with_the_dimension() -> Non
         rows = session.run(table)
     assert rows.shape == (4000, 16)
     assert np.abs(rows).max() <= 2 * 0.25  # cut at two standard deviations
-    # A normal cut at two standard deviations keeps 0.8796 of its own.
+    # A normal distribution cut at two standard deviations has 0.8796 of its standard deviation.
     assert rows.std() == pytest.approx(0.25 * 0.8796, rel=0.01)
     assert abs(rows.mean()) < 0.005
 

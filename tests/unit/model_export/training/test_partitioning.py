@@ -1,4 +1,4 @@
-"""Rows lie on hosts as TensorFlow's embedding_lookup and its protobuf say, and come back in order."""
+"""Rows are on the hosts that TensorFlow's embedding_lookup and its protobuf name, and return in the right order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from model_export.errors import ExportError
 from model_export.training.partitioning import join_table, locate_rows, refuse_mod_export, split_table
 
-# The examples in tpu_embedding_configuration.proto: 13 ids on 5 hosts.
+# The examples of TensorFlow's tpu_embedding_configuration.proto: 13 rows on 5 hosts.
 OF_THE_PROTOBUF = {
     "mod": [[0, 5, 10], [1, 6, 11], [2, 7, 12], [3, 8], [4, 9]],
     "div": [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10], [11, 12]],

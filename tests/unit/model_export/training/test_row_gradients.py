@@ -1,4 +1,4 @@
-"""Occurrences of a row are grouped, counted and summed."""
+"""Occurrences of a row are grouped and counted, and their gradients are summed."""
 
 from __future__ import annotations
 

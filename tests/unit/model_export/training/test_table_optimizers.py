@@ -1,4 +1,4 @@
-"""Every field of EmbeddingConfigSpec and TableConfig that says how to train does its work."""
+"""Every field of EmbeddingConfigSpec and TableConfig about training has its effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADAGRAD = AdagradParameters(0.1)
 
 
 def by_oracle(parameters: Any, rates: list[float], scale: list[float], **arguments: Any) -> np.ndarray[Any, Any]:
-    """The table that numpy gets to, with a rate and a factor on the gradient for each step."""
+    """Returns the table computed with numpy, with a learning rate and a factor on the gradient for each step."""
     table, slots = START.copy(), optimizer_oracle.initial_slots(parameters, START.shape)
     for occurrences, rate, factor in zip(STEPS, rates, scale, strict=True):
         scaled = [(row, np.multiply(vector, factor)) for row, vector in occurrences]
@@ -82,7 +82,7 @@ def test_a_tables_own_learning_rate_goes_before_the_parameters(rate: float) -> N
 def test_a_pipelined_step_sees_the_table_without_the_step_before_it(parameters: Any) -> None:
     direct, direct_slots, direct_states = run_steps(parameters)
     table, slots, states = run_steps(parameters, pipeline_execution_with_tensor_core=True)
-    # The updates are the same (these gradients do not depend on the lookups), each one step later.
+    # A pipelined training makes the same updates one step later, because these gradients do not depend on the rows.
     np.testing.assert_array_equal(states[1], START)
     np.testing.assert_allclose(states[2], direct_states[1])
     np.testing.assert_allclose(table, direct)
@@ -181,8 +181,10 @@ def test_tables_of_the_dicts_are_trained_by_their_own_parameters() -> None:
             session.run(v1.global_variables_initializer())
             session.run(training.train)
             user = session.run(tables[1].variable)
-            assert user.tolist() == [[1, 1], [0, 0], [1, 1]]  # two occurrences of gradient 1, at a rate of 0.5
-            # m = 0.1 g and v = 0.001 g^2 for g = 2: a step of 0.1 * 0.1 / sqrt(0.001).
+            # row 1 is read twice, each time with gradient 1, at a learning rate of 0.5
+            assert user.tolist() == [[1, 1], [0, 0], [1, 1]]
+            # Adam's first moments for gradient g = 2 are m = 0.1 g and v = 0.001 g^2, so the step is 0.1 * 0.1 /
+            # sqrt(0.001).
             film = session.run(tables[0].variable)
             np.testing.assert_allclose(film[1], 1 - 0.1 * 0.1 / np.sqrt(0.001), rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Slots have the names and shapes of a TPU checkpoint, and training goes on from one that TensorFlow 2.15 wrote."""
+"""Slots have the names and shapes of a TPU checkpoint; training continues from a checkpoint of TensorFlow 2.15."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.tf
 GOLDEN = Path(__file__).parents[4].parent / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
 
 
-# As get_default_slot_variable_names of 2.15.1 gives them.
+# The names that get_default_slot_variable_names of TensorFlow 2.15.1 gives to the slots.
 @pytest.mark.parametrize(
     ("parameters", "names"),
     [

@@ -1,4 +1,4 @@
-"""Every argument of the parameter classes does what its formula says: beside numpy, and beside TensorFlow's kernels."""
+"""Every argument of the parameter classes works as its formula says, like numpy and like TensorFlow's kernels."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CASES = [cls(0.1, **shared) for cls in CLASSES for shared in SHARED] + OWN
 
 
 def changed(parameters: Any) -> str:
-    """Names a case by what is not a default."""
+    """Returns a case's name: the parameters that are not at their defaults."""
     values = {
         field.name: getattr(parameters, field.name)
         for field in dataclasses.fields(parameters)
@@ -76,7 +76,7 @@ def changed(parameters: Any) -> str:
 
 
 def by_oracle(parameters: Any, **arguments: Any) -> tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]:
-    """The table and slots that numpy gets to."""
+    """Returns the table and the slots after all steps, computed with numpy."""
     table, slots = START.copy(), optimizer_oracle.initial_slots(parameters, START.shape)
     for occurrences in STEPS:
         optimizer_oracle.step(parameters, table, slots, occurrences, **arguments)
@@ -98,10 +98,10 @@ def test_an_argument_makes_a_difference(parameters: Any) -> None:
     table, slots = by_oracle(parameters)
     plain_table, plain_slots = by_oracle(plain)
     if parameters == plain or (isinstance(parameters, SGD) and not parameters.use_gradient_accumulation):
-        # The step of the sum is the sum of the steps.
+        # SGD is linear: one step with the sum of the gradients equals the steps with each of them.
         np.testing.assert_allclose(table, plain_table, rtol=1e-9)
     else:
-        # In the slots where not in the table: Adam's first step is the same whatever the gradient's size.
+        # The results differ at least in the slots: Adam's first step is the same whatever the gradient's size.
         assert np.abs(np.array([table, *slots]) - [plain_table, *plain_slots]).max() > 1e-3
 
 
@@ -225,7 +225,8 @@ def test_tensorflows_ftrl_kernel_multiplies_linear_by_the_rate_alike(multiply: b
 def test_lazy_adam_is_tensorflows_adam_once_the_rate_is_corrected() -> None:
     from model_export.tensorflow_setup import tf
 
-    # One row in every step, where lazy or not is the same. TensorFlow's Adam corrects the rate by itself.
+    # Each step changes the same single row, for which lazy Adam equals Adam. TensorFlow's Adam corrects the learning
+    # rate itself.
     steps = [[(1, (0.5, -2.0))], [(1, (1.5, 0.25))], [(1, (-0.5, 1.0))]]
     film = tf.Variable(START)
     adam = tf.keras.optimizers.legacy.Adam(0.1, beta_1=0.9, beta_2=0.999, epsilon=1e-3)
