@@ -50,14 +50,22 @@ def new_csrf() -> str:
 
 
 def add_console_routes(
-    app: FastAPI, engine: Engine, sources: ConsoleSources, callers: Callers | None, sessions: Sessions | None
+    app: FastAPI,
+    engine: Engine,
+    sources: ConsoleSources,
+    callers: Callers | None,
+    sessions: Sessions | None,
+    *,
+    max_body_bytes: int = _MAX_BODY_BYTES,
 ) -> None:
     """Adds the console's page and the routes that only the console uses.
 
     Args:
       callers, sessions: None: everybody may send requests, and nobody signs in.
+      max_body_bytes: largest body of a request; a sign-in has at most 16 KB.
     """
     add_console_files(app)
+    max_body_bytes = min(max_body_bytes, _MAX_BODY_BYTES)
 
     async def overview(request: Request) -> Response:
         """Returns the models that the caller may see: versions, labels, problems, and last changes of state."""
@@ -110,7 +118,7 @@ def add_console_routes(
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             # A form of another site can not send the type application/json, so it can not sign a browser in.
             raise MalformedPayload("Send the token as application/json.")
-        body = await read_body(request, _MAX_BODY_BYTES, Reservation(Admission(), ""))
+        body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
         try:
             token = orjson.loads(body)["token"]
         except (orjson.JSONDecodeError, TypeError, KeyError):

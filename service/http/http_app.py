@@ -126,7 +126,7 @@ def create_http_app(
     if statusz is not None:
         add_statusz_route(app, *statusz)
     if console is not None:
-        add_console_routes(app, engine, console, callers, sessions)
+        add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
     describe_routes = openapi.complete(app, engine, strict_json=strict_json)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)

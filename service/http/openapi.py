@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from service.engine.engine import Engine
 from service.http.json_schema import Json, ref
-from service.http.openapi_examples import Served, add_examples, served_model
+from service.http.openapi_examples import add_examples, served_model
 from service.http.openapi_schemas import schemas
 from service.http.routing import add_route
 
@@ -81,19 +81,21 @@ def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> Callable[[],
     once, without other work on any thread: call it before requests come.
     """
     describe_routes = app.openapi
-    last: tuple[Served, Json] | None = None
+    last: tuple[object, Json] | None = None
 
     def describe() -> Json:
         nonlocal last
         served = served_model(engine)
-        if last is not None and last[0] == served:
+        # The model's description is not kept, because it would keep the vocabularies of an unloaded version in memory.
+        key = served and (served[0].name, served[0].version, [table.name for table in served[1]])
+        if last is not None and last[0] == key:
             return last[1]
         # FastAPI's cached document is copied and not changed, because the examples differ when other models are served.
         document = deepcopy(describe_routes())
         document["components"] = {"schemas": schemas(strict_json=strict_json)}
         add_examples(document, served)
         # The copy is kept until another model is served, because making it takes the event loop several milliseconds.
-        last = (served, document)
+        last = (key, document)
         return document
 
     app.openapi = describe  # type: ignore[method-assign]

@@ -82,6 +82,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._waiting = bytearray()
         self._num_body_bytes = 0
+        self._is_last = False
         self.idle_since_s = self.loop.time()
 
     def connection_made(self, transport: Any) -> None:
@@ -113,13 +114,19 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parses the bytes that have arrived, up to the end of the next request."""
-        self._waiting += data
-        self._parse()
+        if not self._is_last:
+            self._waiting += data
+            self._parse()
 
     def on_headers_complete(self) -> None:
         """Starts the request, and remembers the length of its body."""
         super().on_headers_complete()
         self._num_head_bytes = 0
+        if self.parser.should_upgrade():
+            # The parser skips the body of a CONNECT, or of a request with the header Upgrade, and would read its bytes
+            # as further requests. So the connection ends with the answer to this request.
+            self._is_last = True
+            self.cycle.keep_alive = False
         lengths = [value for name, value in self.headers if name == b"content-length" and value.isdigit()]
         self._num_body_bytes = int(lengths[0]) if lengths else 0
 
@@ -128,6 +135,11 @@ class HttpConnection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_body_bytes -= len(body)
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Ends the request, and forgets the length of its body: the parser skips the body of some requests."""
+        self._num_body_bytes = 0
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Starts the next request."""
@@ -144,6 +156,8 @@ class HttpConnection(HttpToolsProtocol):
             super().data_received(piece)
             if self._max_head_bytes is not None and self._num_head_bytes > self._max_head_bytes:
                 self.drop()
+            if self._is_last:
+                self._waiting.clear()
         self.flow.is_held = bool(self._waiting)
         if self._waiting:
             self.flow.pause_reading()

@@ -178,6 +178,9 @@ def _pieces(value: Any, *, strict: bool = False) -> list[bytes]:
             separator = b","
         return [*pieces, b"}"] if pieces else [b"{}"]
     if isinstance(value, list):
+        text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+        if strict or b"null" not in text:
+            return [text]
         separator = b"["
         for item in value:
             pieces += [separator, *_pieces(item, strict=strict)]

@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -146,6 +147,26 @@ def test_a_client_is_not_asked_for_a_body_above_the_limit(server: ServerProcess,
         sock.sendall(expects % REQUEST_BYTES)
         assert status(sock.recv(1 << 16)) == 100
     assert status(answer(server, expects % (REQUEST_BYTES + 1))) == (404 if b"nothing" in start else 413)
+
+
+def test_the_body_of_a_connect_is_no_request(server: ServerProcess) -> None:
+    body = b"\r\n" * 2000 + b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n"
+    data = answer(server, post(body, start=b"CONNECT /v1/models/default HTTP/1.1\r\nhost: x\r\n"))
+    assert status(data) == 400
+    assert data.count(b"HTTP/1.1 ") == 1
+    # The next requests, which share the reference server's connections, get their own answers.
+    for _ in range(20):
+        data = answer(server, b"GET /v1/models/default HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b"model_version_status" in data
+
+
+def test_a_sign_in_above_the_limit_of_a_small_server_is_refused(tmp_path: Path) -> None:
+    write_toy_model(tmp_path / "model" / "1")
+    settings = {"model_base_path": tmp_path / "model", "graph_signatures": "off", "max_request_bytes": 1024}
+    start = b"POST /console/session HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with ServerProcess(**settings) as server:
+        server.ready()
+        assert status(answer(server, post(b" " * 1025, CLOSE, start=start))) == 413
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])

@@ -104,6 +104,21 @@ async def test_bodies_are_whole_and_requests_after_them_are_answered(is_chunked:
         writer.close()
 
 
+@pytest.mark.parametrize("line", [b"CONNECT / HTTP/1.1", b"POST / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x"])
+async def test_the_body_of_a_request_to_upgrade_is_not_read_as_requests(line: bytes) -> None:
+    app = App()
+    app.gate.set()
+    body = b"\r\n" * 2000 + GET * 3
+    async with served(app) as (_, connect):
+        reader, writer = await connect()
+        writer.write(line + b"\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body + GET)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+    assert b"connection: close" in answer
+    assert app.count == 1
+
+
 async def test_a_head_over_the_limit_ends_the_connection() -> None:
     app = App()
     app.gate.set()
