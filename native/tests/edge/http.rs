@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::setup::{Setup, limits, until};
+use crate::setup::{MAX_REQUEST_BYTES, Setup, limits, until};
 
 pub async fn connect(setup: &Setup) -> SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
@@ -102,7 +102,7 @@ async fn large_bodies_are_answered_and_too_large_ones_are_forwarded() {
     assert!(answer.body().starts_with("core predict m latest 5242880 aaa"));
     let answer = post(&mut sender, "/v1/models/m:predict", &[], "bytes 5000000").await;
     assert_eq!(answer.body().len(), 5_000_000);
-    let size = (8 << 20) + 1;
+    let size = MAX_REQUEST_BYTES + 1;
     let answer = post(&mut sender, "/v1/models/m:predict", &[], vec![b'a'; size]).await;
     assert_eq!(answer.body(), &format!("reference POST /v1/models/m:predict {size}"));
     assert_eq!(setup.server().statistics().bytes_in_flight, 0);
