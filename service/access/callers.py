@@ -194,8 +194,8 @@ class _Known:
         return self.of_digest(digest_of(value[len(_SCHEME) :]))
 
     def of_digest(self, digest: bytes) -> Grant | None:
-        # The time of this dict lookup tells a client nothing about valid tokens: it depends only on the token's SHA-256
-        # digest, which no client can choose.
+        # The time of this dict lookup does not help to guess a token: it depends on SHA-256 digests, and a digest that
+        # is nearly right does not lead to a token.
         seen = self._seen.get(digest)
         if seen is not None:
             return seen

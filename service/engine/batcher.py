@@ -195,7 +195,7 @@ class BatchObserver(Protocol):
     """An observer that counts batched requests and batches. Concurrency: any thread; must not raise."""
 
     def arrived(self, *, rows: int) -> None:
-        """Counts a request and its rows before the request joins a batch."""
+        """Counts, for the metrics, a request and its rows before the request joins a batch."""
         ...
 
     def processed(self, *, requests: int, rows: int, padding: int, queue_seconds: list[float]) -> None:

@@ -473,7 +473,7 @@ class Registry:
 
 
 def _answering(model: _Model) -> list[Holder]:
-    """Returns the servables' holders by which requests can reach versions of a model.
+    """Returns the holders of those servables of a model that requests can reach.
 
     These are the holders of AVAILABLE versions, latest first; if there are none, the holder of a version that answers
     lookups while it loads.

@@ -33,7 +33,10 @@ _PATIENCE = 4
 
 
 class Job(Future[Any]):
-    """A job in a pool of threads. deadline_s: the job's deadline on the pool's clock, or None."""
+    """A job in a pool of threads.
+
+    deadline_s: time on the pool's clock by which the job must have begun; None: no limit.
+    """
 
     def __init__(self, pool: Workers, model: str, work: Work, deadline_s: float | None, queued_s: float) -> None:
         super().__init__()
@@ -167,7 +170,7 @@ class Workers:
         self._num_waiting += 1
 
     def _is_thread_coming(self) -> bool:
-        """Wakes an idle thread or starts one for a new job; returns False if the pool has none and can start none."""
+        """Wakes an idle thread or starts one for a new job; returns False if the pool has no thread and starts none."""
         if self._num_idle:
             # _num_idle is reduced here and not by the woken thread: before that thread runs, more jobs may come, which
             # must wake other threads.

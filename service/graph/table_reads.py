@@ -14,8 +14,8 @@ _PURE_READS = frozenset(
     }
 )
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "LookupTableInsert")
-# Maximum number of tensors that are examined behind a gather op: a combined lookup has about a dozen nodes, and later
-# nodes are dense layers.
+# Maximum number of tensors that bottlenecks() returns, tensors on every path from a gather op's rows to the outputs: a
+# combined lookup has about a dozen nodes, and later nodes are dense layers.
 _MOST_BOTTLENECKS = 24
 # Error text by which a check of tf.RaggedTensor.from_row_splits is recognised; such checks need not run, because
 # engine.validation has checked the row splits before.

@@ -29,7 +29,7 @@ class Clusters:
 
     @property
     def holds_rows(self) -> bool:
-        """Whether the native core's cache of remote tables' rows has space for rows."""
+        """Whether the native core's cache of remote tables' rows may hold rows at all: its size is not 0."""
         return self._cache_bytes > 0
 
     def forget(self, subject: Subject, ids: Array | None) -> None:

@@ -192,7 +192,7 @@ class NativeServers:
         """
         if self._callers is None:
             return serving
-        # The gRPC server has started, so its modules are imported already.
+        # This import loads nothing: the gRPC server has started, so its modules are loaded already.
         from service.grpc.served import HEALTH_NAMES
 
         return serving.intersection(HEALTH_NAMES) if self._callers.is_open("health") else None

@@ -16,7 +16,7 @@ FRESH_S = 2.0
 class RowCache(Protocol):
     """The native core's cache of rows of remote tables. Concurrency: any thread.
 
-    holds_rows: whether the cache has space for rows.
+    holds_rows: whether the cache may hold rows at all: its size is not 0.
     """
 
     @property

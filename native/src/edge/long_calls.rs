@@ -21,8 +21,8 @@ impl LongCalls {
         Arc::new(LongCalls { limit, running: Mutex::default() })
     }
 
-    /// Counts a call of a client address until the caller drops the returned value; None if the address, or all addresses
-    /// together, have as many calls as they may.
+    /// Counts a gRPC call without end from a client address, until the returned value is dropped; None if the address, or
+    /// all addresses together, already have as many such calls as they may.
     #[must_use]
     pub fn begin(self: &Arc<Self>, address: &str) -> Option<LongCall> {
         let mut running = self.lock();

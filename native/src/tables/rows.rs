@@ -43,13 +43,13 @@ impl TableView {
         self.size as usize
     }
 
-    /// Says whether an id is the number of a row of the table.
+    /// Says whether an id is the number of a row that kernels may read; never, for a dtype that no kernel reads.
     #[inline(always)]
     pub(super) fn has_row(&self, id: i64) -> bool {
         (id as u64) < self.size
     }
 
-    /// Says whether all of `ids` are numbers of rows of the table.
+    /// Says whether all of `ids` are numbers of rows that kernels may read.
     #[inline(always)]
     pub(super) fn have_rows(&self, ids: Ints<'_>) -> bool {
         // The loop does not stop at the first bad id: without that branch the compiler can turn the loop into vector

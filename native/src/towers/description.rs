@@ -45,7 +45,8 @@ pub struct FedRows {
     pub tensor: String,
     /// The features whose vectors the tensor is fed, in the order of their columns.
     pub parts: Vec<FedPart>,
-    /// Shape of one row of the tensor; None if a single feature fills the tensor and its shape depends on the request.
+    /// Shape of one row of the tensor that is fed the vectors; None if only one feature is fed and the tensor's shape
+    /// depends on the request.
     pub shape: Option<Vec<usize>>,
 }
 
