@@ -458,8 +458,8 @@ class Registry:
             if holder is not None:
                 available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
             statuses = {**model.statuses, status.version: status}
-            # The lookups that a version answers while it loads end in the same step in which the version becomes
-            # AVAILABLE.
+            # In the same step in which a version becomes AVAILABLE, the early holder, by which lookups reach a version
+            # that still loads, is removed.
             early = None if available else model.early
             is_tried = model.is_tried or status.state is State.AVAILABLE or status.code != "OK"
             self._snapshot = {

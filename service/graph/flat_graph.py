@@ -1,4 +1,4 @@
-"""Inlines the function calls of a SavedModel's graph, so that one graph has all nodes that a signature runs."""
+"""Inlines the function calls of a SavedModel's graph, except those of the branches and bodies of control flow."""
 
 from __future__ import annotations
 

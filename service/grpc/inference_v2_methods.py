@@ -23,7 +23,7 @@ INFERENCE_SERVICE = "inference.GRPCInferenceService"
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
 _NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
 
-# Path of a Triton method that this server lacks -> the error text of its status UNIMPLEMENTED.
+# gRPC path of a Triton method that this server lacks -> the error text that it sends with status UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {
     f"/{INFERENCE_SERVICE}/{method}": text
     for method, text in {

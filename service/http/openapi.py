@@ -291,8 +291,8 @@ def _route(
     extra: Json = {"parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)]}
     if body is not None:
         extra["requestBody"] = body
-    # The id of an OpenAPI operation gets a suffix, because each operation has three paths: with a version, with a
-    # label, with neither.
+    # The id of an OpenAPI operation gets a suffix if its path has a version or a label: the same operation has a path
+    # without them, and ids must differ.
     of_what = "Version" if "{version}" in path else "Label" if "{label}" in path else ""
     return {
         "operation_id": operation + of_what,

@@ -110,8 +110,8 @@ class NativeServers:
 
     async def complete(self) -> None:
         """Starts the reference servers in Python, to which the native core forwards requests."""
-        # The reference servers are imported here and not at the top: their FastAPI and grpcio take as long to import as
-        # all other modules that lookups need.
+        # The reference servers are imported only now, while the native core already serves: FastAPI and grpcio take as
+        # long to import as all other modules that lookups need.
         from service.process.grpc_transport import create_reference_grpc_server
         from service.process.http_transport import create_reference_http_server
 

@@ -207,7 +207,10 @@ class TableChanges:
         self._files.append((delta, refused))
 
     def follow(self) -> None:
-        """Tells listeners the rows that other servers changed; writes queued delta files and unfinished upserts."""
+        """Tells listeners the rows that other servers changed; writes queued deltas' and unfinished upserts' rows.
+
+        The rows are written to the cluster. An upsert is unfinished if a server has written only a part of its rows.
+        """
         with self._following:
             try:
                 self._look(time.monotonic() + _LOOK_S)

@@ -176,9 +176,9 @@ def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], a
         for page, size in _runs(table.weights.ctypes.data + rows * row_bytes, row_bytes):
             _libc.madvise(page, size, _WILL_NEED)
         octets = _octets(table.weights.ctypes.data, table.weights.nbytes)
-        # Reading the first and the last byte of each hot row loads its pages into memory; a row may lie in two pages.
-        int(octets[rows * row_bytes].sum())
-        int(octets[(rows + 1) * row_bytes - 1].sum())
+        # The read of a byte loads its page: a row has one of these bytes in each of its pages.
+        for offset in (*range(0, row_bytes, mmap.PAGESIZE), row_bytes - 1):
+            int(octets[rows * row_bytes + offset].sum())
         num_rows += rows.size
     seconds = round(time.monotonic() - started_s, 3)
     logger.info("read hot rows", extra={"rows": num_rows, "seconds": seconds, "path": str(artifact)})

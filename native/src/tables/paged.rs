@@ -336,8 +336,8 @@ impl Pager {
         let mut left = ranges.iter().map(|range| range.uses.len()).sum::<usize>().min(AUDITED_BYTES);
         while num_checked < AUDITED_PAGES && num_seen < left {
             let Some(range) = ranges.get(place.range) else {
-                // The audit goes on at the first page, because it has reached the last one, or tables were closed since
-                // the last audit.
+                // The search for pages that the kernel dropped goes on at the first page: it has passed the last one, or
+                // tables were closed since the last audit.
                 left = left.min(num_seen + ranges.iter().map(|range| range.uses.len()).sum::<usize>());
                 place = Place::default();
                 continue;

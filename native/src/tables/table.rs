@@ -242,7 +242,7 @@ impl<'a> OutputRows<'a> {
     #[inline(always)]
     pub fn row(&mut self, r: usize) -> *mut u8 {
         assert!(r < self.rows);
-        // SAFETY: new() has checked that all rows lie in the borrowed memory, so row `r` does.
+        // SAFETY: new() has checked that all rows of the answer lie in the borrowed memory, so row `r` does.
         unsafe { self.start.add(r * self.stride) }
     }
 }
