@@ -88,7 +88,7 @@ class SignatureGraph:
         return nodes
 
     def sources(self, tensor: str) -> set[str]:
-        """Returns the names of the signature's inputs from which the graph computes a tensor."""
+        """Returns the names of the signature's inputs on which the given tensor depends."""
         nodes = self.placeholders()
         return {nodes[name] for name in self.flat.ancestors([tensor], follow=self.follow) if name in nodes}
 

@@ -59,8 +59,8 @@ class EmbeddingConfigSpec:
 
     def __post_init__(self) -> None:
         features, tables = self.feature_to_config_dict, self.table_to_config_dict
-        # TensorFlow 2.15 accepts feature_columns together with only one of feature_to_config_dict and
-        # table_to_config_dict, and ignores that dict. This class raises an error instead.
+        # If feature_columns comes with one of feature_to_config_dict and table_to_config_dict, TensorFlow 2.15 ignores
+        # that dict without an error; this class raises one.
         if (features or tables) if self.feature_columns else not (features and tables):
             raise ValueError(
                 "Exactly one of `feature_columns` and the pair `feature_to_config_dict` and `table_to_config_dict` "

@@ -154,8 +154,8 @@ class Overlay:
         if not ids.size:
             return
         side.tables[name].write(ids, *rounded(delta.rows[counts], side.tables[name].table.info.dtype))
-        # The delta's number is stored for its rows only after the rows are written, so that a failed write is tried
-        # again.
+        # The numbers in `orders` change only after the rows are written to the overlay's table, so that a failed write
+        # is tried again.
         orders[ids] = order
         new = delta.ids[before == 0]
         if new.size:

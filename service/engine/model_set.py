@@ -152,7 +152,7 @@ class ModelSet:
             except ServiceError as error:
                 self._take_back([config.name for config in new])
                 self._rules.on_list(list(self._configs.values()))
-                # Two changes of one list at the same time conflict; the client of the later one sends it again.
+                # A ConfigConflict is no fault of the server: the list of models changed during this reload.
                 level = logging.INFO if isinstance(error, ConfigConflict) else logging.ERROR
                 logger.log(level, "reload refused", extra={"reason": error.message})
                 raise

@@ -1,4 +1,4 @@
-"""Finds the lookups that can be taken out of a graph: claims that a feature's lookup equals a tensor of the graph."""
+"""Claims, for a version that is being loaded, which tensors of its graph equal the lookup of a feature."""
 
 from __future__ import annotations
 

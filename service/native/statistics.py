@@ -184,8 +184,9 @@ class NativeStatistics:
                 self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
-        """Returns (label, total count) once for each event since the last call for this name, such as a failed
-        handshake.
+        """Returns (label, newest total) once for each event in document[name] since the last call for that name.
+
+        An event is, for example, a failed handshake that the core has counted.
         """
         found = []
         for label, count in document[name]:

@@ -15,7 +15,7 @@ _PAUSE_S = 0.1
 
 
 def check_records(layout: TableLayout, topology: Topology, end_s: float) -> None:
-    """Raises ArtifactError if a cluster does not hold all rows of a table, or does not answer before end_s."""
+    """Raises ArtifactError unless a cluster's record says, before end_s, that the cluster holds all rows of a table."""
     slot, why = slot_of(layout.record), ""
     while (left_s := end_s - time.monotonic()) > 0:
         try:

@@ -71,8 +71,8 @@ def read_model_spec(message: Any) -> tuple[ModelRef, str]:
 
 def decode_inputs(request: PredictRequest) -> dict[str, Array]:
     """Converts the inputs of a PredictRequest to arrays, by name; raises MalformedPayload, InputMismatch."""
-    # Limit on the elements of all inputs of a PredictRequest. Only tensors whose last value is repeated to fill the
-    # shape can exceed it, because each sent element takes at least a byte.
+    # Number of elements that the inputs not yet decoded may have together. Only tensors whose last value is repeated to
+    # fill the shape can exceed it, because each sent element takes at least a byte.
     max_elements = max(request.num_bytes, MAX_SPREAD_ELEMENTS)
     arrays: dict[str, Array] = {}
     for name, tensor in request.tensors.items():

@@ -32,8 +32,8 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Reads the rows of one paged table into memory, if the thread may wait for the disk; if not, checks that they are
-/// there.
+/// Reads the rows of the given ids of one paged table into memory, if the thread may wait for the disk; if not, checks
+/// that the rows are there.
 ///
 /// # Errors
 /// [`Declined::Waits`]: a row is not in memory, and the thread may not wait for the disk.

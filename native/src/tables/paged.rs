@@ -48,8 +48,8 @@ const AUDIT_EVERY: Duration = Duration::from_millis(250);
 /// memory.
 const ENTRY_BYTES: usize = 8;
 const IS_PRESENT: u8 = 0x80;
-/// Number of pages whose entries are read together, and the limits of one audit: pages that it checks, and bytes of
-/// page counts that it scans.
+/// Number of pages whose entries in the process's page map are read together, and the limits of one audit: pages that it
+/// checks, and bytes of use counts that it scans.
 const AUDIT_CHUNK: usize = 1024;
 const AUDITED_PAGES: usize = 16 * AUDIT_CHUNK;
 const AUDITED_BYTES: usize = 4 << 20;
