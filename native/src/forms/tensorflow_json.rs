@@ -29,7 +29,7 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
     outputs::answer(call, servable, index, inputs, layout)
 }
 
-/// What one column of a `:predict` body is: ids of a feature, weights of a feature, or a whole input.
+/// The kind of one column of a `:predict` body: ids of a feature, weights of a feature, or a whole input.
 #[derive(Clone, Copy)]
 enum ColumnRole {
     /// The column has a list of ids for each row, for the feature with this index.

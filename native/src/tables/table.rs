@@ -26,7 +26,7 @@ pub enum Dtype {
     Float64,
 }
 
-/// What a lookup does with an id outside `[0, V)`, where V is the table's number of rows.
+/// The rule for an id outside `[0, V)` in a lookup, where V is the table's number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadId {

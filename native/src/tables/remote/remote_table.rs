@@ -68,7 +68,7 @@ pub(super) struct Counters {
 
 /// One `[V, D]` table of one model version, whose rows lie in a Valkey or Redis cluster. Concurrency: any thread.
 pub struct RemoteTable {
-    /// What identifies the table: name of the model, number of the version, and name of the table.
+    /// The identity of the table: name of the model, number of the version, and name of the table.
     pub(super) subject: (String, i64, String),
     pub(super) topology: Arc<Topology>,
     pub(super) counters: Counters,
