@@ -49,7 +49,7 @@ SAME_AS_TENSORFLOW: list[tuple[str, dict[str, Any]]] = [
     ("sequence", {"dimension": 2, "max_sequence_length": -3}),
     ("numeric", {"dimension": 2}),
     ("word", {"dimension": 2}),
-    # Of two faults in the arguments, both programs report the same one.
+    # If the arguments have two faults, both programs report the same one of them.
     ("i", {"dimension": 0, "initializer": 1, "embedding_lookup_device": "gpu"}),
     ("i", {"dimension": 2, "initializer": 1, "embedding_lookup_device": "gpu"}),
 ]
