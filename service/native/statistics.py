@@ -151,6 +151,11 @@ class NativeStatistics:
                 refused[reason] = refused.get(reason, 0) + count
             return found | {"refused": refused}
 
+    @property
+    def connections(self) -> int:
+        """Number of connections of all wires that were open at the last collect()."""
+        return sum(count for _, count in self._last.get("connections", ()))
+
     def _tell_events(self, document: Document) -> None:
         for wire, _ in self._new(document, "handshakes_failed"):
             self._handshake_failed(wire)

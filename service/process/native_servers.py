@@ -27,7 +27,7 @@ from service.native.statistics import NativeStatistics
 from service.observe.metrics import Metrics
 from service.observe.recent_requests import RecentRequests
 from service.process.http_parts import BoundPort, HttpParts, Ports, grpc_port, http_port
-from service.process.resources import max_connections
+from service.process.resources import FreedMemory, max_connections
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
 if TYPE_CHECKING:
@@ -164,8 +164,10 @@ class NativeServers:
     def _collect(self) -> None:
         # open() calls _open_edge(), which sets _statistics, before it starts this thread.
         assert self._statistics is not None
+        freed = FreedMemory()
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
+            freed.connections_counted(self._statistics.connections)
 
     def set_serving(self, is_serving: bool) -> None:
         """Updates the statuses that health checks return, of the server and of its models. Concurrency: any thread."""

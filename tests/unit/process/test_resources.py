@@ -1,4 +1,4 @@
-"""Freed memory is kept: the same large answers built again and again fault no pages in."""
+"""Freed memory is kept for the next large answers, and returned when many connections have closed."""
 
 from __future__ import annotations
 
@@ -38,3 +38,33 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
     # kernel.
     assert kept < 640
     assert unchanged > 50 * 640
+
+
+# Frees 40 MB in blocks of 2 KB, and prints how many MiB of them are resident after each of three counts of connections.
+FLOOD = """
+from pathlib import Path
+from service.process.resources import FreedMemory, keep_freed_memory
+def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+is_kept = keep_freed_memory(64)
+freed = FreedMemory()
+before = resident()
+blocks = [bytearray(2000) for _ in range(20_000)]
+del blocks
+print(is_kept)
+for count in (300, 151, 150):
+    freed.connections_counted(count)
+    print(resident() - before)
+"""
+
+
+@pytest.mark.slow
+def test_kept_memory_is_returned_when_half_of_many_connections_have_closed() -> None:
+    command = [sys.executable, "-c", FLOOD]
+    is_kept, at_most, before_half, at_half = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.split()
+    if is_kept != "True":
+        pytest.skip("not glibc")
+    assert int(at_most) > 30
+    assert int(before_half) > 30
+    assert int(at_half) < 10
