@@ -133,7 +133,12 @@ def judge(name: str, result: Result) -> list[str]:
     if longest > _LONGEST_MS and longest > _TIMES_QUIET * result.quiet.longest:
         found.append(f"the victim waited {longest:.0f} ms, {result.quiet.longest:.0f} when it was quiet")
     memory = result.memory
-    if memory.most is not None and memory.left is not None and max(memory.most, memory.left * 2) > _HELD_MIB:
+    cached_mib = CASES[name].cached_mib
+    if (
+        memory.most is not None
+        and memory.left is not None
+        and max(memory.most - cached_mib, (memory.left - cached_mib) * 2) > _HELD_MIB
+    ):
         found.append(f"memory {memory} MiB")
     if CASES[name].is_ended and not result.outcome.is_out:
         found.append(f"not ended: {result.outcome.text}")

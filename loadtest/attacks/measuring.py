@@ -91,7 +91,8 @@ def measure(
     """Attacks a target for `attack_s` seconds, after `quiet_s` seconds without an attack.
 
     Args:
-      allowed_mib: the server may keep this much memory; until it frees the rest, the measurement waits.
+      allowed_mib: the server may keep this much memory and the case's cached_mib; until it frees the rest, the
+        measurement waits.
     """
     victim.waits()
     time.sleep(quiet_s)
@@ -116,7 +117,7 @@ def measure(
         if process.is_alive():
             process.kill()
         ours.close()
-    return Result(quiet, during, watcher.end(allowed_mib), outcome)
+    return Result(quiet, during, watcher.end(allowed_mib + CASES[name].cached_mib), outcome)
 
 
 def _attack(target: Target, name: str, seconds: float, pipe: Connection) -> None:

@@ -108,7 +108,9 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
     with ExitStack() as stack:
         server = stack.enter_context(LiveServer(*given))
         found = _of_server(server.ready())
-        signed = stack.enter_context(LiveServer(*given, f"--auth_config={write_callers(folder)}")).ready()
+        signed = stack.enter_context(
+            LiveServer(*given, f"--auth_config={write_callers(folder)}", f"--delta_journal_dir={folder}")
+        ).ready()
         http_port, admin_port = (int(where.rpartition(":")[2]) for where in (signed.http, signed.admin))
         found.append(reference_of(HOST, http_port, admin_port, _MODEL, _FEATURE, (signed.pid,)))
         config = write_ssl_config(folder)

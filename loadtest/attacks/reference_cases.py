@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 from loadtest.attacks.attacker import Attacker
+from loadtest.swap.model import DIM
 
 _CONNECTIONS = 4
 _HALF_REQUESTS = 500
@@ -86,6 +87,21 @@ def changes(attacker: Attacker) -> None:
     )
 
 
+def upserts(attacker: Attacker) -> None:
+    """Sends upserts to the admin port with a right token: of one row, of 1,000 rows, and of rows that do not fit."""
+    path = f"{_model(attacker)}/tables/{attacker.target.feature}:upsert"
+    many = {"ids": list(range(1, 1001)), "rows": [[1.0] * DIM] * 1000}
+    _flood(
+        attacker,
+        _post(attacker, path, {"ids": [1], "rows": [[1.0] * DIM]}),
+        _post(attacker, path, many),
+        _post(attacker, path, {"ids": [1], "rows": [[1.0]]}),
+        _post(attacker, path, {"ids": [1, 1], "rows": [[1.0] * DIM] * 2}),
+        _post(attacker, path, "no rows"),
+        is_admin=True,
+    )
+
+
 def admin_connections(attacker: Attacker) -> None:
     """Opens 500 connections to the admin port, and sends half of a request's head on each."""
     half = attacker.target.get("/healthz")[:-2]
@@ -136,6 +152,31 @@ def pages(attacker: Attacker) -> None:
     paths = ["/v1/statusz", "/metrics", "/openapi.json", "/docs", "/console", "/console/overview", f"{model}/metadata"]
     paths += [f"{tables}:hot?k=1000", f"{tables}:page?count=1000", f"{tables}:row?id=1"]
     _flood(attacker, *(_get(attacker, path) for path in paths))
+
+
+def comparisons(attacker: Attacker) -> None:
+    """Asks for nearest rows, for the map of a table and its drift, and for the differences of two versions."""
+    model = _model(attacker)
+    table = f"{model}/tables/{attacker.target.feature}"
+    paths = [f"{table}:projection", f"{table}:drift?from=1", f"{table}:keys", f"{model}/versions/1:diff?to=1"]
+    nearest = _post(attacker, f"{table}:neighbors", {"ids": list(range(1, 33)), "k": 100})
+    _flood(attacker, nearest, *(_get(attacker, path) for path in paths))
+
+
+def connects(attacker: Attacker) -> None:
+    """Sends CONNECT requests whose bodies consist of requests, on new connections without end.
+
+    A server that forwards them, and takes the body for requests, could send the answers to other clients.
+    """
+    target = attacker.target
+    inner = target.get(target.path + "/versions/1") * 20
+    request = target.post("localhost:80", inner).replace(b"POST", b"CONNECT", 1)
+    while not attacker.is_over:
+        conn = attacker.connect()
+        if conn is not None:
+            conn.send([request], attacker.end_s)
+            conn.wait(attacker.end_s)
+            conn.end()
 
 
 def methods(attacker: Attacker) -> None:

@@ -11,7 +11,7 @@ from model_export.tensorflow_setup import tf
 
 
 def latest_checkpoint(model_dir: str) -> str | None:
-    """Returns the path of the newest complete checkpoint in a model_dir, without ".index"; None if there is none."""
+    """Returns the path, without ".index", of the checkpoint that a model_dir names as its newest; None without one."""
     path: str | None = tf.train.latest_checkpoint(model_dir)
     return path
 

@@ -36,7 +36,10 @@ def is_array_store(folder: Path) -> bool:
 
 
 def open_array_store(address: Address) -> TableReader:
-    """Opens the array of CHECKPOINT:ARRAY, or the stacked table of CHECKPOINT:TABLE; raises ExportError."""
+    """Opens the array CHECKPOINT:ARRAY, or the rows of the table CHECKPOINT:TABLE in an array of several tables.
+
+    Raises ExportError.
+    """
     try:
         import tensorstore  # noqa: F401
     except ImportError as error:

@@ -17,8 +17,8 @@ from service.types import Array
 
 # Number of a table's rows to compare at a time. With 2,000 queries, the cosines of one such block take 8 MB.
 _BLOCK_ROWS = 1024
-# Maximal number of multiplications for one table, about half a second of a processor. For a large table, a page
-# therefore lists the nearest rows of fewer rows.
+# Number of multiplications for one table, about half a second of a processor. Of a table for which all rows would take
+# more, only some rows are searched for, but at least _MIN_QUERIES.
 _MAX_PRODUCTS = 1 << 34
 _MIN_QUERIES = 100
 

@@ -54,7 +54,8 @@ class Scheduler:
         self._num_running = 0
         self._num_started = 0
         self._num_idle = 0
-        # The time at which a sleeping thread of the scheduler wakes up for a due batch; infinity if none has a timeout.
+        # The time at which a sleeping thread of the scheduler wakes up for a due batch; infinity if no thread sleeps
+        # with a timeout.
         self._watched_s = math.inf
         self._is_stopped = False
 

@@ -283,8 +283,8 @@ class Registry:
         """
         with self._write:
             old = self._snapshot.get(name, _Model())
-            # Loaded versions of a removed model with the same name stay in the registry's snapshot: the removed model's
-            # watcher is about to unload them.
+            # Versions of a removed model with the same name that have not ended are kept in the new entry, because the
+            # removed model's watcher is about to unload them.
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
             is_tried = bool(old.available)
             new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured, is_tried=is_tried)

@@ -287,7 +287,7 @@ class ModelWatcher:
         arrival = self._arrivals.get(version)
         try:
             if arrival is None or arrival.folder != path:
-                assert self._source is not None  # the scan that found the version has set _source, its VersionSource
+                assert self._source is not None  # the scan that found the version has set it
                 new = partial(self._source[1].arrival, version, path)
                 arrival = self._arrivals[version] = self._within_time(path, new)
             if not self._within_time(path, arrival.is_complete):

@@ -41,8 +41,9 @@ _WRITE_BACK = 7
 _ATTEMPTS = 3
 # If none of the first _FIRST chunks of a version's files became a huge page, no further chunks are tried.
 _FIRST = 4
-# Unless --table_pages is "huge", no further pages are made huge if, after the _FIRST-th to the _TRIAL-th chunk (2 MiB)
-# that was read, the median read took more than _SLOW_S seconds: lookups would wait for a disk slower than 200 MB/s.
+# Unless --table_pages is "huge", a version gets no further huge pages once its reads are too slow. After each of the
+# chunks (2 MiB) from number _FIRST to number _TRIAL, the median time of all reads so far is compared with _SLOW_S
+# seconds, which is 200 MB/s: lookups would wait for such a disk.
 _TRIAL, _SLOW_S = 12, 0.010
 # Shortest pause in seconds after each chunk of a file, in which other threads get the interpreter's lock and the
 # kernel's lock on the memory map.
