@@ -1,4 +1,4 @@
-"""Measures the time until all workers of a server serve a delta, by the delta's size.
+"""Measures the time until a server answers with the rows of a delta, by the delta's size.
 
 It changes rows of the table permanently, so use a model that is not in production.
 """
@@ -19,7 +19,7 @@ _CONNECTIONS = 8
 
 
 class Table:
-    """One table of a running server, read over several connections, so that the reads reach all workers."""
+    """One table of a running server, read over several connections, so that several threads answer."""
 
     def __init__(self, url: str, admin_url: str, model: str, table: str, stack: ExitStack) -> None:
         self._admin = stack.enter_context(httpx.Client(base_url=admin_url, timeout=60))
@@ -30,7 +30,7 @@ class Table:
         self._random = random.Random(1)
 
     def change(self, count: int, value: float) -> tuple[float, float]:
-        """Upserts a value into `count` rows; returns seconds until the answer, and until all workers serve it."""
+        """Upserts a value into `count` rows; returns seconds until the answer, and until all connections read it."""
         ids = self._random.sample(range(self.info["vocabulary_size"]), count)
         row = [value] * self.info["embedding_dim"]
         body: dict[str, Any] = {"ids": ids, "rows": [row] * count}
@@ -48,7 +48,7 @@ class Table:
 
 
 def main() -> None:
-    """Measures upserts of several sizes, and prints a table of the times until workers serve them."""
+    """Measures upserts of several sizes, and prints a table of the times until lookups read them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8501")
     parser.add_argument("--admin_url", default="http://127.0.0.1:8502", help="of the server's --admin_port")
@@ -59,7 +59,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with ExitStack() as stack:
         table = Table(arguments.url, arguments.admin_url, arguments.model, arguments.table, stack)
-        sys.stdout.write("rows  answered ms (median, largest)  shown by all workers ms (median, largest)\n")
+        sys.stdout.write("rows  answered ms (median, largest)  read on all connections ms (median, largest)\n")
         for count in arguments.rows:
             found = [table.change(count, float(2 + turn)) for turn in range(arguments.times)]
             answered, shown = ([1e3 * second for second in part] for part in zip(*found, strict=True))
