@@ -35,7 +35,7 @@ from loadtest.bench.overload_report import HEAD, Load, Waits, picture
 from loadtest.bench.processes import Service, bound_to
 from loadtest.bench.workloads import MODEL
 from loadtest.live_server import ROOT
-from loadtest.overload.slow_model import write_slow_model
+from loadtest.slow_model import write_slow_model
 from loadtest.wire import PREDICT_METHOD
 
 _CONFIG = """model_config_list {

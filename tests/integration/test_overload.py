@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.overload.slow_model import write_slow_model
-from loadtest.overload.wires import GrpcWire, HttpWire, Wire
+from loadtest.slow_model import write_slow_model
 from tests.exposition import read_exposition
+from tests.integration.overload_wires import GrpcWire, HttpWire, Wire
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 
 pytestmark = pytest.mark.tf

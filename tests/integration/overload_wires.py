@@ -1,12 +1,10 @@
-"""Sends single requests over HTTP or gRPC, and records their outcome and their response time."""
+"""Sends single requests over HTTP or gRPC, and returns their outcomes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import grpc
@@ -19,15 +17,6 @@ from loadtest.wire import PREDICT_METHOD, message_classes
 Kind = Literal["ok", "refused", "late", "failed"]
 _DT_FLOAT = 1
 X, Y = 3.0, 6.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of one request. seconds: the time since the request was due, not since it was sent."""
-
-    kind: Kind
-    seconds: float
-    has_hint: bool = False
 
 
 class Wire(Protocol):
@@ -125,9 +114,3 @@ class GrpcWire:
             tensor.float_val.append(X)
             self._requests[model] = request.SerializeToString()
         return self._requests[model]
-
-
-async def timed(wire: Wire, model: str, due_s: float, timeout_s: float) -> Outcome:
-    """Sends a request and measures the time since it was due, so that a late generator does not hide waiting times."""
-    kind, has_hint = await wire.ask(model, timeout_s)
-    return Outcome(kind, time.perf_counter() - due_s, has_hint)

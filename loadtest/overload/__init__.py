@@ -1,1 +1,0 @@
-"""Measures a server's goodput and response times under overload: `python -m loadtest.overload`."""
