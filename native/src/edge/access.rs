@@ -14,7 +14,8 @@ use serde::Deserialize;
 use crate::plan::Grant;
 
 const SCHEME: &[u8] = b"bearer ";
-/// A request whose `authorization` header has more bytes is forwarded to the reference server, which refuses it.
+/// Maximal size of an `authorization` header that the core checks. A request with a longer header is forwarded to the
+/// reference server, which refuses the request.
 const MAX_HEADER_BYTES: usize = 4096;
 
 /// One caller of `--auth_config`, as `service/native/edge.py` writes it.
@@ -47,7 +48,7 @@ impl Hash for Digest {
     }
 }
 
-/// All known callers, found by token and by the names in their certificates.
+/// The maps of all known callers: by the digest of a caller's token, and by a name in a caller's certificate.
 #[derive(Debug, Default)]
 pub struct Access {
     by_digest: HashMap<Digest, Arc<Grant>>,

@@ -111,7 +111,7 @@ struct Task<'s, S> {
     connection: &'s Arc<Connection>,
     h2: h2::server::Connection<Socket<S>, Payload>,
     flushes: Arc<Flushes>,
-    // Requests of this connection that h2 has accepted, and whose answers the connection's task has not begun.
+    // Calls of this connection that h2 has accepted, and that the connection's task has not begun to answer.
     batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
     calls: FuturesUnordered<PendingCall>,
     window: RequestWindow,

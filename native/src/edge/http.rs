@@ -160,7 +160,8 @@ async fn handle(
         let fields = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len());
         head.uri.path().len() + fields.sum::<usize>()
     });
-    // A CONNECT is never forwarded: the reference server's parser would read its body as further requests.
+    // A CONNECT request is never forwarded: the reference server's parser would read the body of a CONNECT as further
+    // requests.
     let mut response = if has_one_host(&head) && head.method != http::Method::CONNECT {
         exchange.respond(head, body, open).await
     } else {

@@ -89,7 +89,8 @@ pub struct Snapshot {
     pub bytes_in_flight: usize,
     /// Number of bytes that requests and answers hold in memory now, by model; the model is "" if it is not known.
     pub held: Vec<(String, usize)>,
-    /// Number of requests that wait for a thread now: large requests, and requests that need disks or other machines.
+    /// Number of requests that wait now for a thread of one of the two pools: requests that take too long for a thread
+    /// of connections, and requests that read rows from the disk or from a Valkey or Redis cluster.
     pub queued: usize,
     /// Number of requests that wait to be forwarded to the reference server now, by wire.
     pub queued_to_forward: Vec<(&'static str, u64)>,

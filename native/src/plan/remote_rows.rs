@@ -155,8 +155,9 @@ fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, Decl
     Ok(found)
 }
 
-/// Replaces rows that could not be read by the default row; returns all rows and their number. Returns None if the
-/// table has no default row with this number.
+/// Copies the table's default row in place of each row that could not be read. Returns the bytes of all rows of `want`
+/// and how many rows these are; None if a row could not be read and the table has no default row with the number
+/// `default_row`.
 fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>, usize)> {
     if !want.left.is_empty() {
         let row = want.table.default_row(default_row)?;

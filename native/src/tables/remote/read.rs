@@ -244,8 +244,8 @@ impl Task<'_, '_> {
         want.table.has_stale(want.ids[item.position as usize])
     }
 
-    /// Says whether the cache has, and may serve, all rows that are still missing, and all readable nodes of their
-    /// slots failed a moment ago.
+    /// Says whether cached rows, however old, are the best answer for all missing rows: the cache has all of them and
+    /// may serve them, no node is being asked for one, and all readable nodes of their slots failed a moment ago.
     fn is_cache_best(&self) -> bool {
         let map = self.topology.map();
         let topology = self.topology;
@@ -253,8 +253,8 @@ impl Task<'_, '_> {
         self.left.iter().all(|item| self.has_stale(*item) && !self.asking.contains_key(item) && is_silent(item))
     }
 
-    /// Says whether any of the missing rows can not be read: each node of its slot failed a moment ago, or answered
-    /// without the row.
+    /// Says whether one of the missing rows can not be read: no node is being asked for this row, and each node of its
+    /// slot failed a moment ago or answered without the row.
     fn is_hopeless(&mut self) -> bool {
         let map = self.topology.map();
         for &item in &self.left {

@@ -74,8 +74,8 @@ impl Map {
     }
 }
 
-/// Replicas of all clusters that were in sync with their primaries, and until when their rows may be read. Concurrency:
-/// any thread. `service/remote/replicas.py` decides which these are.
+/// The replicas of all clusters that were in sync with their primaries; for each replica, the time until which reads
+/// may ask it for rows. Concurrency: any thread. `service/remote/replicas.py` decides which replicas are in sync.
 #[derive(Debug, Default)]
 pub(super) struct InSync(Mutex<HashMap<Node, Instant>>);
 
