@@ -1,5 +1,5 @@
-//! The reasons why the native core does not answer a request itself, but forwards it to the reference servers in
-//! Python.
+//! The reasons why the handler of a wire format does not answer a request: the server then runs the request on a thread
+//! pool, refuses it, or forwards it to the reference servers in Python.
 
 /// The reason why the handler of a wire format did not answer a request.
 ///

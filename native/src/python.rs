@@ -395,8 +395,8 @@ impl Server {
         py.detach(|| {
             if let Some(server) = &server {
                 self.last.store(Some(Arc::new(server.statistics())));
-                // A thread in `drain` may still have a reference to the server, and then the drop below does not close
-                // the connections; `cut` does.
+                // `cut` closes the connections here, because the drop below does not close them while a thread in
+                // `drain` still has a reference to the server.
                 server.cut();
             }
             drop(server);

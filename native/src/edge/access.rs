@@ -74,7 +74,9 @@ impl Access {
         Ok(access)
     }
 
-    /// Returns the models that the request's caller may run; None if the caller is unknown, or could be one of several.
+    /// Returns the models that the request's caller may run. None if the request has not exactly one valid
+    /// `authorization` header with the token of a known caller; without that header, None if the certificate's names
+    /// belong to no caller or to several.
     ///
     /// `names` are the names in the client's verified certificate. They count only without an `authorization` header.
     #[must_use]

@@ -290,7 +290,8 @@ impl Connection {
         self.is_paused.store(is_paused, Relaxed);
     }
 
-    /// Says whether the connection's socket must not be read now.
+    /// Says whether the server pauses the reading of the connection's socket, because it refused requests of the
+    /// connection.
     #[must_use]
     #[inline]
     pub fn is_paused(&self) -> bool {

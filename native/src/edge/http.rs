@@ -216,9 +216,9 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
     Some(Plain { terms, json_length })
 }
 
-/// Returns true if the client accepts only a compressed answer, or asks for compression alone, as tritonclient does.
-/// Other clients get uncompressed answers, because compression takes 30 times as long as the lookup and saves 7 % of
-/// the bytes.
+/// Returns true if the client refuses an uncompressed answer, or if its `infer` request names one compression alone, as
+/// tritonclient does. Other clients get uncompressed answers, because compression takes 30 times as long as the lookup
+/// and saves 7 % of the bytes.
 fn must_encode(accepted: &[u8], method: Method) -> bool {
     let Ok(accepted) = std::str::from_utf8(accepted) else {
         return true;

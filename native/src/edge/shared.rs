@@ -105,7 +105,8 @@ pub struct Shared {
 /// panicked.
 #[derive(Debug)]
 pub enum Failed {
-    /// The handler (form) left the request to the reference server, for this reason.
+    /// The handler (form) declined the request, for this reason; the server then runs the request on a thread pool, or
+    /// forwards it to the reference server.
     Declined(Declined),
     /// Rows of a Valkey or Redis cluster that the request needs could not be read, or its deadline passed after the
     /// read.

@@ -58,7 +58,8 @@ pub struct WaitSnapshot {
 pub struct Snapshot {
     /// Counts of answered requests, by method, model, version and signature.
     pub subjects: Vec<SubjectSnapshot>,
-    /// Number of requests that the core did not answer itself, by reason.
+    /// Number of times that a handler of a wire format (form) declined a request, by reason. Requests that a thread
+    /// pool then answers count here, too.
     pub declined: Vec<(&'static str, u64)>,
     /// Number of requests that were forwarded to the reference server, by wire.
     pub forwarded: Vec<(&'static str, u64)>,

@@ -22,8 +22,8 @@ use tokio::task::AbortHandle;
 
 use crate::edge::limits::BodyParts;
 
-/// Time for which an idle connection to the reference server is kept. The reference server keeps it longer, so it does
-/// not close one while a request is sent.
+/// Time for which an idle connection to the reference server is kept. The reference server keeps an idle connection
+/// longer, so it does not close a connection on which the core is just sending a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximal number of idle connections to the reference server that are kept.
 const MAX_IDLE: usize = 64;

@@ -20,8 +20,8 @@ pub(super) struct RemoteRows {
     pub(super) table: Table,
     /// Number of ids outside the remote table for which the policy reads another row, such as a default row.
     pub(super) num_read_instead: usize,
-    /// Numbers of the distinct rows that could not be read and are replaced: by rows of the row cache, and by default
-    /// rows.
+    /// Counts of the distinct rows that could not be read: of those that the row cache replaced, and of those that a
+    /// default row replaced.
     num_stale: usize,
     num_default: usize,
     /// For each id of the request, its row in the small table `table`; -1 for a dropped id.

@@ -84,7 +84,8 @@ pub struct Failure {
     pub text: String,
 }
 
-/// The numbers of cached rows and default rows of one table in an answer, in place of rows that could not be read.
+/// The counts of cached rows and of default rows that an answer has in place of one table's rows that could not be
+/// read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instead {
     /// The table's name.
