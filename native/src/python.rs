@@ -379,8 +379,8 @@ impl Server {
         serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
     }
 
-    /// Stops accepting connections, waits up to `timeout_s` seconds for the open requests, then closes all connections;
-    /// returns whether all requests ended.
+    /// Stops accepting connections, waits up to `timeout_s` seconds for the open requests, then closes the connections
+    /// that are left; returns true if no connection was left.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let Some(server) = self.inner.load_full() else {
             return true;

@@ -124,8 +124,8 @@ impl Connection {
         let _ = self.parts.set(Arc::clone(account));
     }
 
-    /// Counts the bytes that have come of an unfinished head or HTTP/2 frame; `size` replaces the last count. Returns false
-    /// if all connections together hold too many such bytes.
+    /// Counts the bytes that have come of an unfinished head or HTTP/2 frame; `size` replaces the last count. Returns
+    /// false if the connection, its client address, or all connections together hold too many such bytes.
     #[inline]
     pub fn note_part(&self, size: usize) -> bool {
         let before = self.part.swap(size, Relaxed);

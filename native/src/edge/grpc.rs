@@ -347,7 +347,8 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
     }
 }
 
-/// Checks the headers of a call; returns None if the call must be forwarded to the reference server.
+/// Checks the headers of a call; returns None if the core runs no lookup or predict for the call, but forwards it,
+/// refuses it, or answers a health check.
 fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
     let method = Method::of_path(head.uri.path())?;
     if head.method != http::Method::POST {

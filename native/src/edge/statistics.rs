@@ -287,7 +287,8 @@ impl Statistics {
         self.shards.iter().map(|shard| shard.0[event as usize].load(Relaxed)).sum()
     }
 
-    /// Returns the current values of all counters. A request that ends during this call may be missing in some of them.
+    /// Returns the current values of all counters of this object; the caller fills in the gauges of bytes and queues,
+    /// which are 0 here. A request that ends during this call may be missing in some counters.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         use Event as E;
