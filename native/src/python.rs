@@ -86,10 +86,10 @@ impl Servable {
             .collect()
     }
 
-    /// Returns which rows of a table lookups read most, by a sample of the ids; None if ids are not sampled. `table` is the
-    /// table's index in the servable's description, `most` the maximal number of rows. The tuple has the sample's size, the
-    /// estimated numbers of lookups and of distinct rows, by how much a row's count may be too large, and each row with its
-    /// estimated lookups.
+    /// Returns which rows of a table lookups read most, by a sample of the ids; None if ids are not sampled. `table` is
+    /// the table's index in the servable's description, `most` the maximal number of rows. The tuple has the sample's
+    /// size, the estimated number of looked-up ids, the estimated number of distinct rows in the sample, by how much a
+    /// row's count may be too large, and each row with its estimated lookups.
     fn hot_rows(&self, py: Python<'_>, table: usize, most: usize) -> Option<HotRows> {
         let found = py.detach(|| self.inner.hot_rows().get(table).map(|hot| hot.snapshot(most)))?;
         Some((found.samples, found.lookups, found.distinct, found.overcount, found.rows))

@@ -133,9 +133,9 @@ impl Body for Upload {
     }
 }
 
-/// A connection to the reference server that reports failed writes as successful, so that an answer sent before the
-/// failure can still be read. The reference server may answer and close before it has read the whole body; its answer
-/// can then still be read. If there is no answer, the read fails.
+/// A connection to the reference server that reports writes as successful even after the server has closed the
+/// connection. The server may answer and close before it has read the whole body; the answer can then still be read. If
+/// there is no answer, the read fails.
 struct IgnoreWriteErrors(UnixStream);
 
 impl AsyncRead for IgnoreWriteErrors {

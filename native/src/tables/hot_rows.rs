@@ -1,5 +1,5 @@
-//! Finds the rows of one table that lookups read most, and estimates how many distinct rows lookups read, from a sample
-//! of the ids.
+//! Finds the rows of one table that lookups read most, from a sample of the ids, and estimates how many distinct rows
+//! the sample has.
 //!
 //! A thread draws one id of [`SAMPLE_EVERY`] on average, or [`DRAWS`] ids of a larger lookup, and puts them into a buffer
 //! that few other threads share. A drawn id counts for the ids that were passed over. A full buffer is counted into the
