@@ -90,7 +90,7 @@ pub struct Statistics {
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
     // Counts by model. Requests to models that are not configured are counted under the name "", so the maps stay
-    // small. Only requests that are refused, fail, or run on a thread pool use the locks.
+    // small. Only requests that are refused, fail, or run on a thread pool lock these maps.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
     // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
     // code.
