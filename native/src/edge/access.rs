@@ -74,9 +74,10 @@ impl Access {
         Ok(access)
     }
 
-    /// Returns the models that the request's caller may run. None if the request has not exactly one valid
-    /// `authorization` header with the token of a known caller; without that header, None if the certificate's names
-    /// belong to no caller or to several.
+    /// Returns the models that the request's caller may run; None if the caller is not certain. With an `authorization`
+    /// header, the caller is found by the token: None if the request has several such headers, or the token is
+    /// malformed or unknown. Without this header, the caller is found by the certificate: None if its names belong to
+    /// no caller, or to several.
     ///
     /// `names` are the names in the client's verified certificate. They count only without an `authorization` header.
     #[must_use]

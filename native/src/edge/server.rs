@@ -301,8 +301,9 @@ impl Hub {
             let permit = ready!(turn.as_mut().poll(cx));
             turn.set(Arc::clone(&self.handshake_turns).acquire_owned());
             let state = handshake.as_mut().poll(cx);
-            // A task of its own drops the permit: only after the thread has looked for new bytes and has run the tasks
-            // that these bytes wake, because one step of a handshake takes up to a millisecond.
+            // The permit is dropped in a separate task, which runs only after the thread has looked for new bytes and
+            // has run the tasks that these bytes wake. One step of a handshake takes up to a millisecond, so many steps
+            // in a row would delay other connections.
             tokio::spawn(async move {
                 tokio::task::yield_now().await;
                 drop(permit);

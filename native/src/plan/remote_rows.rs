@@ -57,7 +57,8 @@ struct Distinct {
 /// Reads from Valkey or Redis clusters the rows of each feature; returns None for a feature of a mapped table, and for
 /// a feature that the request lacks.
 ///
-/// # Errors [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
+/// # Errors
+/// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
 /// [`Declined::NoRows`]: rows could not be read. [`Declined::Unfit`]: the policy refuses an id.
 /// [`Declined::NotNative`]: rows could not be read, and a default row may have changed in the cluster.
 pub(super) fn read(
