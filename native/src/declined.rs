@@ -1,5 +1,5 @@
-//! The reasons why the native core does not answer a request itself, but forwards it to the reference servers in
-//! Python.
+//! The reasons why the handler of a wire format does not answer a request: the server then runs the request on a thread
+//! pool, refuses it, or forwards it to the reference servers in Python.
 
 /// The reason why the handler of a wire format did not answer a request.
 ///
@@ -24,9 +24,11 @@ pub enum Declined {
     Denied,
     /// The request is sampled for a trace or a request log, which only the reference servers write.
     Drawn,
-    /// The routing table lacks the model, version, label or signature that the request names.
+    /// The core does not have the model, version, label, signature or table that the request names; the reference
+    /// servers may have it.
     Unknown,
-    /// Only the reference servers can answer the request, for example because the core can not run its signature.
+    /// Only the reference servers can answer the request, for example because the core does not run its signature, or
+    /// because it asks for rows of a float64 table.
     NotNative,
     /// A name, dtype, shape, row split, id or key in the request does not fit the signature. The reference servers
     /// write the error message.

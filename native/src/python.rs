@@ -86,10 +86,10 @@ impl Servable {
             .collect()
     }
 
-    /// Returns which rows of a table lookups read most, by a sample of the ids; None if ids are not sampled. `table` is the
-    /// table's index in the servable's description, `most` the maximal number of rows. The tuple has the sample's size, the
-    /// estimated numbers of lookups and of distinct rows, by how much a row's count may be too large, and each row with its
-    /// estimated lookups.
+    /// Returns which rows of a table lookups read most, by a sample of the ids; None if ids are not sampled. `table` is
+    /// the table's index in the servable's description, `most` the maximal number of rows. The tuple has the sample's
+    /// size, the estimated number of looked-up ids, the estimated number of distinct rows in the sample, by how much a
+    /// row's count may be too large, and each row with its estimated lookups.
     fn hot_rows(&self, py: Python<'_>, table: usize, most: usize) -> Option<HotRows> {
         let found = py.detach(|| self.inner.hot_rows().get(table).map(|hot| hot.snapshot(most)))?;
         Some((found.samples, found.lookups, found.distinct, found.overcount, found.rows))
@@ -379,8 +379,8 @@ impl Server {
         serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
     }
 
-    /// Stops accepting connections, waits up to `timeout_s` seconds for the open requests, then closes all connections;
-    /// returns whether all requests ended.
+    /// Stops accepting connections, waits up to `timeout_s` seconds for the open requests, then closes the connections
+    /// that are left; returns true if no connection was left.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let Some(server) = self.inner.load_full() else {
             return true;
@@ -395,8 +395,8 @@ impl Server {
         py.detach(|| {
             if let Some(server) = &server {
                 self.last.store(Some(Arc::new(server.statistics())));
-                // A thread in `drain` may still have a reference to the server, and then the drop below does not close
-                // the connections; `cut` does.
+                // `cut` closes the connections here, because the drop below does not close them while a thread in
+                // `drain` still has a reference to the server.
                 server.cut();
             }
             drop(server);

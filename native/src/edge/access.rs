@@ -14,7 +14,8 @@ use serde::Deserialize;
 use crate::plan::Grant;
 
 const SCHEME: &[u8] = b"bearer ";
-/// A request whose `authorization` header has more bytes is forwarded to the reference server, which refuses it.
+/// Maximal size of an `authorization` header that the core checks. A request with a longer header is forwarded to the
+/// reference server, which refuses the request.
 const MAX_HEADER_BYTES: usize = 4096;
 
 /// One caller of `--auth_config`, as `service/native/edge.py` writes it.
@@ -47,7 +48,7 @@ impl Hash for Digest {
     }
 }
 
-/// All known callers, found by token and by the names in their certificates.
+/// The maps of all known callers: by the digest of a caller's token, and by a name in a caller's certificate.
 #[derive(Debug, Default)]
 pub struct Access {
     by_digest: HashMap<Digest, Arc<Grant>>,
@@ -73,7 +74,10 @@ impl Access {
         Ok(access)
     }
 
-    /// Returns the models that the request's caller may run; None if the caller is unknown, or could be one of several.
+    /// Returns the models that the request's caller may run; None if the caller is not certain. With an `authorization`
+    /// header, the caller is found by the token: None if the request has several such headers, or the token is
+    /// malformed or unknown. Without this header, the caller is found by the certificate: None if its names belong to
+    /// no caller, or to several.
     ///
     /// `names` are the names in the client's verified certificate. They count only without an `authorization` header.
     #[must_use]

@@ -124,8 +124,8 @@ impl Connection {
         let _ = self.parts.set(Arc::clone(account));
     }
 
-    /// Counts the bytes that have come of an unfinished head or HTTP/2 frame; `size` replaces the last count. Returns false
-    /// if all connections together hold too many such bytes.
+    /// Counts the bytes that have come of an unfinished head or HTTP/2 frame; `size` replaces the last count. Returns
+    /// false if the connection, its client address, or all connections together hold too many such bytes.
     #[inline]
     pub fn note_part(&self, size: usize) -> bool {
         let before = self.part.swap(size, Relaxed);
@@ -290,7 +290,8 @@ impl Connection {
         self.is_paused.store(is_paused, Relaxed);
     }
 
-    /// Says whether the connection's socket must not be read now.
+    /// Says whether the server pauses the reading of the connection's socket, because it refused requests of the
+    /// connection.
     #[must_use]
     #[inline]
     pub fn is_paused(&self) -> bool {

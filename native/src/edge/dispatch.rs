@@ -25,7 +25,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns the method that a gRPC path names; None if the core itself answers no call of this path.
+    /// Returns `Predict` or `ModelInfer` if the path of a gRPC call names this method; None for each other path.
     #[must_use]
     #[inline]
     pub fn of_path(path: &str) -> Option<Self> {

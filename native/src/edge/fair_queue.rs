@@ -342,7 +342,8 @@ mod tests {
         Ask::new(model, peer, 1000, None)
     }
 
-    /// Makes a queue whose only slot is in use. `means` has, for each model, the milliseconds that its requests take.
+    /// Makes a queue in which one request runs and holds a slot. `means` has, for each model, the milliseconds that its
+    /// requests take.
     fn busy(limits: Limits, means: &[(&str, u64)]) -> (FairQueue<usize>, Instant) {
         let (mut queue, now) = (FairQueue::new(limits), Instant::now());
         for (model, millis) in means {

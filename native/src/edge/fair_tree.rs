@@ -43,12 +43,13 @@ pub struct Node<T> {
     // The sum of the expected run times of all requests that wait in this node of the tree and in its children, in
     // nanoseconds.
     cost: u64,
-    // The node's virtual time, in nanoseconds: it grows by the run time of each request, divided by the number of
-    // children with waiting requests. A new child starts from it, so that a client with one request at a time neither
-    // overtakes a client with many waiting requests for ever, nor waits for all of them.
+    // The node's virtual time, in nanoseconds. When a request leaves the queue to run, this time grows by the request's
+    // expected run time, divided by the number of children with waiting requests. A new child starts at this time, so
+    // that a client with one request at a time neither overtakes a client with many waiting requests for ever, nor
+    // waits for all of them.
     clock: u64,
-    // The number of the next turn: of two children with equal virtual time, the one whose turn has the smaller number
-    // runs first.
+    // The number that the next turn gets, which counts up: of two children whose turns have the same virtual time, the
+    // child whose turn has the smaller number runs first.
     given: u64,
     turns: BTreeSet<(Turn, Arc<str>)>,
     children: HashMap<Arc<str>, (Turn, Node<T>)>,

@@ -111,7 +111,7 @@ struct Task<'s, S> {
     connection: &'s Arc<Connection>,
     h2: h2::server::Connection<Socket<S>, Payload>,
     flushes: Arc<Flushes>,
-    // Requests of this connection that h2 has accepted, and whose answers the connection's task has not begun.
+    // Calls of this connection that h2 has accepted, and that the connection's task has not begun to answer.
     batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
     calls: FuturesUnordered<PendingCall>,
     window: RequestWindow,
@@ -347,7 +347,8 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
     }
 }
 
-/// Checks the headers of a call; returns None if the call must be forwarded to the reference server.
+/// Checks the headers of a call; returns None if the core runs no lookup or predict for the call, but forwards it,
+/// refuses it, or answers a health check.
 fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
     let method = Method::of_path(head.uri.path())?;
     if head.method != http::Method::POST {

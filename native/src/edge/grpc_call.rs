@@ -47,7 +47,7 @@ pub struct Incoming {
     pub hold: Hold,
     // A call keeps its headers in memory until its answer begins, so large headers count against a limit.
     heads: Option<[OwnedSemaphorePermit; 2]>,
-    // Announces the call to the queue of large work; Some only while the message of a large call is still being read.
+    // Announces a large call to the queue of large work; None for a small call, and once the call is in that queue.
     pub announcement: Option<(Announcement, Arriving)>,
     _open: Open,
 }

@@ -74,8 +74,8 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
 
 /// Reads the request message of a call, and returns how the call continues: with an answer, forwarded, or reset.
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
-    // A call that waits until the client has read answers does not read its request body, whose bytes still count in
-    // the connection's HTTP/2 window.
+    // While the client leaves too many answers unread, the call does not read its request body. The unread bytes of the
+    // body use up the connection's HTTP/2 window, so the client must stop sending.
     incoming.connection.room().await;
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,

@@ -160,7 +160,8 @@ async fn handle(
         let fields = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len());
         head.uri.path().len() + fields.sum::<usize>()
     });
-    // A CONNECT is never forwarded: the reference server's parser would read its body as further requests.
+    // A CONNECT request is never forwarded: the reference server's parser would read the body of a CONNECT as further
+    // requests.
     let mut response = if has_one_host(&head) && head.method != http::Method::CONNECT {
         exchange.respond(head, body, open).await
     } else {
@@ -215,9 +216,9 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
     Some(Plain { terms, json_length })
 }
 
-/// Returns true if the client accepts only a compressed answer, or asks for compression alone, as tritonclient does.
-/// Other clients get uncompressed answers, because compression takes 30 times as long as the lookup and saves 7 % of
-/// the bytes.
+/// Returns true if the client refuses an uncompressed answer, or if its `infer` request names one compression alone, as
+/// tritonclient does. Other clients get uncompressed answers, because compression takes 30 times as long as the lookup
+/// and saves 7 % of the bytes.
 fn must_encode(accepted: &[u8], method: Method) -> bool {
     let Ok(accepted) = std::str::from_utf8(accepted) else {
         return true;

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Divisor of the limit on gRPC calls without end: the quotient is the limit for one client address.
 const ADDRESS_SHARE: usize = 10;
 
-/// The numbers of running gRPC calls without end, such as health watches, and the limit on their sum.
+/// Counts, for each client address, the running gRPC calls without end, such as health watches; limits the count of
+/// each address and the sum of all counts.
 #[derive(Debug)]
 pub struct LongCalls {
     limit: usize,

@@ -17,7 +17,7 @@ pub struct Pace {
     // Number of bytes of the request body that arrived since the time `since`.
     received: u64,
     // Start of the current interval, in which a least number of body bytes must arrive; None until the server first has
-    // to wait for the client, so that the clock is not read before.
+    // to wait for the client, so that a body that has already arrived costs no read of the clock.
     since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }

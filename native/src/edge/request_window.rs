@@ -17,10 +17,10 @@ const CALM: Duration = Duration::from_secs(1);
 /// The HTTP/2 windows for request bodies of one connection. Only the connection's task uses this struct.
 #[derive(Debug, Default)]
 pub struct RequestWindow {
-    // Number of large requests of the connection that the server had refused by the end of the last turn of the
-    // connection's task.
+    // The count of refused large requests to which the windows were last adapted: if the connection's count is higher,
+    // the windows must be narrow.
     refused: u64,
-    // Time when the server last refused a large request of the connection; None while the windows have their full size.
+    // Time of the last turn that found a new refusal of a large request; None while the windows have their full size.
     last_refusal: Option<Instant>,
 }
 

@@ -221,7 +221,8 @@ impl Server {
     }
 
     /// Stops accepting connections, waits up to `timeout` for open requests to end, then closes the connections that
-    /// are left. Blocks; returns true if all requests ended. The server's own threads must not call this.
+    /// are left. Blocks; returns true if all connections had ended by then. The server's own threads must not call
+    /// this.
     pub fn drain(&self, timeout: Duration) -> bool {
         let Some(runtime) = &self.runtime else {
             return true;
@@ -300,8 +301,9 @@ impl Hub {
             let permit = ready!(turn.as_mut().poll(cx));
             turn.set(Arc::clone(&self.handshake_turns).acquire_owned());
             let state = handshake.as_mut().poll(cx);
-            // The task gives its permit back only after the thread has looked for new bytes and has run the tasks that
-            // these bytes wake, because one step of a handshake takes up to a millisecond.
+            // The permit is dropped in a separate task, which runs only after the thread has looked for new bytes and
+            // has run the tasks that these bytes wake. One step of a handshake takes up to a millisecond, so many steps
+            // in a row would delay other connections.
             tokio::spawn(async move {
                 tokio::task::yield_now().await;
                 drop(permit);

@@ -105,7 +105,8 @@ pub struct Shared {
 /// panicked.
 #[derive(Debug)]
 pub enum Failed {
-    /// The handler (form) left the request to the reference server, for this reason.
+    /// The handler (form) declined the request, for this reason; the server then runs the request on a thread pool, or
+    /// forwards it to the reference server.
     Declined(Declined),
     /// Rows of a Valkey or Redis cluster that the request needs could not be read, or its deadline passed after the
     /// read.
@@ -314,7 +315,7 @@ impl Shared {
         let begun = Instant::now();
         let ticket = pool.submit(ask, announcement, job).map_err(NotRun::Refused)?;
         // While all threads of the pool are busy, no thread checks how long jobs have waited, so this async task
-        // withdraws its job after the longest allowed wait, if the queue is crowded.
+        // withdraws its job after the longest allowed wait, if more jobs wait than the pool has threads.
         let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,
@@ -323,7 +324,8 @@ impl Shared {
         told.unwrap_or(Err(NotRun::Closed))
     }
 
-    /// Returns how many requests wait for a thread, in both thread pools together.
+    /// Returns how many requests wait for a thread of a pool: of the pool for large work, or of the pool for requests
+    /// that wait.
     #[must_use]
     pub fn num_queued(&self) -> usize {
         let waiting = self.waiting.get().and_then(Option::as_ref);

@@ -58,7 +58,8 @@ pub struct WaitSnapshot {
 pub struct Snapshot {
     /// Counts of answered requests, by method, model, version and signature.
     pub subjects: Vec<SubjectSnapshot>,
-    /// Number of requests that the core did not answer itself, by reason.
+    /// Number of times that a handler of a wire format (form) declined a request, by reason. Requests that a thread
+    /// pool then answers count here, too.
     pub declined: Vec<(&'static str, u64)>,
     /// Number of requests that were forwarded to the reference server, by wire.
     pub forwarded: Vec<(&'static str, u64)>,
@@ -89,7 +90,8 @@ pub struct Snapshot {
     pub bytes_in_flight: usize,
     /// Number of bytes that requests and answers hold in memory now, by model; the model is "" if it is not known.
     pub held: Vec<(String, usize)>,
-    /// Number of requests that wait for a thread now: large requests, and requests that need disks or other machines.
+    /// Number of requests that wait now for a thread of one of the two pools: requests that take too long for a thread
+    /// of connections, and requests that read rows from the disk or from a Valkey or Redis cluster.
     pub queued: usize,
     /// Number of requests that wait to be forwarded to the reference server now, by wire.
     pub queued_to_forward: Vec<(&'static str, u64)>,

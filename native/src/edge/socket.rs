@@ -195,6 +195,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
             return Poll::Pending;
         }
         if me.connection.is_paused() || me.meter.is_some() && me.connection.is_backed_up() {
+            // While the connection is paused after refusals, or too many of its answers are unsent, no bytes are read.
             // The connection's task is woken when the pause ends, or when the socket accepts bytes again.
             me.turn = 0;
             return Poll::Pending;

@@ -90,7 +90,7 @@ pub struct Statistics {
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
     // Counts by model. Requests to models that are not configured are counted under the name "", so the maps stay
-    // small. Only requests that are refused, fail, or run on a thread pool use the locks.
+    // small. Only requests that are refused, fail, or run on a thread pool lock these maps.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
     // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
     // code.
@@ -287,7 +287,8 @@ impl Statistics {
         self.shards.iter().map(|shard| shard.0[event as usize].load(Relaxed)).sum()
     }
 
-    /// Returns the current values of all counters. A request that ends during this call may be missing in some of them.
+    /// Returns the current values of all counters of this object; the caller fills in the gauges of bytes and queues,
+    /// which are 0 here. A request that ends during this call may be missing in some counters.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         use Event as E;

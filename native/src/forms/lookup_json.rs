@@ -14,7 +14,7 @@ const DEFAULT_SIGNATURE: &str = "lookup";
 /// Answers a `:lookup` request.
 ///
 /// # Errors
-/// The reason why the request must be forwarded to the reference server.
+/// The reason why the handler declines the request; [`Declined`] says what the server then does.
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
     let body = read_lookup(body)?;

@@ -35,7 +35,7 @@ type Result<T> = std::result::Result<T, Declined>;
 /// `header_length` is the value of the request header Inference-Header-Content-Length: the length of the JSON.
 ///
 /// # Errors
-/// Why the request must be forwarded to the reference server.
+/// The reason why the handler declines the request; [`Declined`] says what the server then does.
 pub fn answer(
     call: &Call<'_>,
     model: &str,

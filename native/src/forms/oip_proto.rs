@@ -33,7 +33,7 @@ type Result<T> = std::result::Result<T, Declined>;
 /// Answers a `ModelInferRequest`.
 ///
 /// # Errors
-/// The reason why the request must be forwarded to the reference server.
+/// The reason why the handler declines the request; [`Declined`] says what the server then does.
 pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     if call.effort == Effort::Small && message.len() > SMALL_MESSAGE_BYTES {
         return Err(Declined::TooLarge);

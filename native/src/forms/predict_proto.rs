@@ -28,7 +28,7 @@ const SMALL_REQUEST: usize = 64 << 10;
 /// Answers a `PredictRequest`. Request and answer are messages without gRPC's five-byte prefix.
 ///
 /// # Errors
-/// Why the request must be forwarded to the reference server.
+/// The reason why the handler declines the request; [`Declined`] says what the server then does.
 pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     if call.effort == Effort::Small && message.len() > SMALL_REQUEST {
         return Err(Declined::TooLarge);

@@ -19,7 +19,7 @@ use crate::tables::table::{Dtype, Ints, OnBadId, OutputRows, Policy};
 /// `max_rows` is the server's limit on the number of ids in one request.
 ///
 /// # Errors
-/// Why the request must be forwarded to the reference server.
+/// The reason why the handler declines the request; [`Declined`] says what the server then does.
 pub fn answer(
     call: &Call<'_>,
     model: &str,

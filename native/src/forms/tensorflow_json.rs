@@ -16,7 +16,7 @@ use crate::plan::{Inputs, Signature};
 /// Answers a `:predict` request.
 ///
 /// # Errors
-/// The reason why the request must be forwarded to the reference server.
+/// The reason why the handler declines the request; [`Declined`] says what the server then does.
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
     let body = read_predict(body)?;

@@ -15,15 +15,16 @@ const CONTROL_SLOTS: usize = 16;
 /// The kind of a forwarded request, which decides in which queue, if any, the request waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Predict and lookup requests, which have a queue of their own.
+    /// Requests that work on a model, such as predicts, lookups and upserts: over HTTP, every POST to a model's path.
+    /// These requests have a queue of their own.
     Work,
-    /// Requests for status, metadata, metrics and administration, which never wait for predicts and lookups.
+    /// All other requests, such as those for status, metadata and metrics, which never wait for predicts and lookups.
     Control,
     /// Long-lived streams, such as a health `Watch`, which wait for no slot.
     Stream,
 }
 
-/// The queues for forwarded requests of one wire, HTTP or gRPC: one for predicts and lookups, one for control requests.
+/// The queues for forwarded requests of one wire, HTTP or gRPC: one for the lane `Work`, one for the lane `Control`.
 pub struct Gates {
     work: Gate,
     control: Gate,

@@ -22,8 +22,8 @@ use tokio::task::AbortHandle;
 
 use crate::edge::limits::BodyParts;
 
-/// Time for which an idle connection to the reference server is kept. The reference server keeps it longer, so it does
-/// not close one while a request is sent.
+/// Time for which an idle connection to the reference server is kept. The reference server keeps an idle connection
+/// longer, so it does not close a connection on which the core is just sending a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximal number of idle connections to the reference server that are kept.
 const MAX_IDLE: usize = 64;
@@ -133,9 +133,9 @@ impl Body for Upload {
     }
 }
 
-/// A connection to the reference server that reports failed writes as successful, so that an answer sent before the
-/// failure can still be read. The reference server may answer and close before it has read the whole body; its answer
-/// can then still be read. If there is no answer, the read fails.
+/// A connection to the reference server that reports writes as successful even after the server has closed the
+/// connection. The server may answer and close before it has read the whole body; the answer can then still be read. If
+/// there is no answer, the read fails.
 struct IgnoreWriteErrors(UnixStream);
 
 impl AsyncRead for IgnoreWriteErrors {

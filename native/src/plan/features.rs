@@ -165,8 +165,8 @@ pub(super) fn read(
         LookupKind::Sequence { length } => {
             let splits = sent.splits().ok_or(Declined::Unfit)?;
             let width = length * row_bytes;
-            // The vectors of a sequence that is not flattened lie end to end: it is the only feature of its output,
-            // because Servable::compile refuses other descriptions.
+            // If a sequence is not flattened, its rows of vectors lie end to end in the output, because
+            // Servable::compile refuses a description in which such an output has a second feature.
             let stride = if placement.is_flat { placement.stride } else { width };
             table.sequence(
                 ids,

@@ -20,8 +20,8 @@ pub(super) struct RemoteRows {
     pub(super) table: Table,
     /// Number of ids outside the remote table for which the policy reads another row, such as a default row.
     pub(super) num_read_instead: usize,
-    /// Numbers of the distinct rows that could not be read and are replaced: by rows of the row cache, and by default
-    /// rows.
+    /// Counts of the distinct rows that could not be read: of those that the row cache replaced, and of those that a
+    /// default row replaced.
     num_stale: usize,
     num_default: usize,
     /// For each id of the request, its row in the small table `table`; -1 for a dropped id.
@@ -60,7 +60,7 @@ struct Distinct {
 /// # Errors
 /// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
 /// [`Declined::NoRows`]: rows could not be read. [`Declined::Unfit`]: the policy refuses an id.
-/// [`Declined::NotNative`]: rows could not be read, and a default row has changed in the cluster.
+/// [`Declined::NotNative`]: rows could not be read, and a default row may have changed in the cluster.
 pub(super) fn read(
     servable: &Servable,
     plan: &Signature,
@@ -155,8 +155,9 @@ fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, Decl
     Ok(found)
 }
 
-/// Replaces rows that could not be read by the default row; returns all rows and their number. Returns None if the
-/// table has no default row with this number.
+/// Copies the table's default row in place of each row that could not be read. Returns the bytes of all rows of `want`
+/// and how many rows these are; None if a row could not be read and the table has no default row with the number
+/// `default_row`.
 fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>, usize)> {
     if !want.left.is_empty() {
         let row = want.table.default_row(default_row)?;

@@ -84,7 +84,8 @@ pub struct Failure {
     pub text: String,
 }
 
-/// The numbers of cached rows and default rows of one table in an answer, in place of rows that could not be read.
+/// The counts of cached rows and of default rows that an answer has in place of one table's rows that could not be
+/// read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instead {
     /// The table's name.
@@ -155,7 +156,7 @@ impl<'s, 'r> Work<'s, 'r> {
     /// `wanted` has the indexes of the requested outputs, each once, and is empty for all outputs.
     ///
     /// # Errors
-    /// Why the request must be forwarded to the reference server.
+    /// The reason why the handler declines the request; [`Declined`] says what the server then does.
     pub fn prepare(
         servable: &'s Servable,
         signature: usize,
@@ -282,8 +283,8 @@ impl<'s, 'r> Work<'s, 'r> {
         }
     }
 
-    /// Checks that no mapped file was damaged during the reads, and adds the request's ids and unknown keys to the
-    /// counts. Call this after the last `fill`. Returns the tables whose rows could not all be read.
+    /// Checks that no mapped file was damaged during the reads, and adds the request's unknown keys and, for a lookup,
+    /// its ids to the counts. Call this after the last `fill`. Returns the tables whose rows could not all be read.
     ///
     /// # Errors
     /// [`Declined::Damaged`]: the answer must not be sent.

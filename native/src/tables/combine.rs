@@ -77,8 +77,9 @@ impl Combine<'_> {
             }
         } else {
             let count = end - start;
-            // Without weights, TensorFlow sums the float32 1.0 for each id, which stays at 2^24, because 2^24 + 1 is no
-            // float32; `InOrder` uses the count of ids.
+            // Without weights, TensorFlow's ops for `BlocksOf8` and `FourLanes` add the float32 1.0 for each id; this
+            // sum stops at 2^24, because 2^24 + 1 is no float32. For `InOrder` the total is the count of ids, without
+            // this limit.
             let most = if self.options.summation == Summation::InOrder { count } else { 1 << 24 };
             #[allow(clippy::cast_precision_loss, reason = "the division is one of float32")]
             let total = count.min(most) as f32;

@@ -152,7 +152,8 @@ fn replace_with_zeros(address: usize) -> bool {
 
 /// Calls the SIGBUS handler that this module replaced; without one, lets the signal end the process.
 fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_from_process: bool) {
-    // A SIGBUS may come before `PREVIOUS` is set; this function then takes the default action as the earlier handler.
+    // If a SIGBUS comes before `PREVIOUS` is set, this function takes the system's default action in place of the
+    // earlier handler.
     let previous = PREVIOUS.get().copied().flatten();
     let handler = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
     if handler == libc::SIG_IGN && is_from_process {

@@ -1,5 +1,5 @@
-//! Finds the rows of one table that lookups read most, and estimates how many distinct rows lookups read, from a sample
-//! of the ids.
+//! Finds the rows of one table that lookups read most, from a sample of the ids, and estimates how many distinct rows
+//! the sample has.
 //!
 //! A thread draws one id of [`SAMPLE_EVERY`] on average, or [`DRAWS`] ids of a larger lookup, and puts them into a buffer
 //! that few other threads share. A drawn id counts for the ids that were passed over. A full buffer is counted into the
@@ -97,8 +97,8 @@ impl HotRows {
         PASSED_OVER.with(|passed_over| {
             let next = passed_over.get();
             let left = next.checked_sub(num_ids).unwrap_or_else(|| {
-                // The distances between drawn ids are random: with equal distances, equal requests would have the same
-                // position drawn each time, or never.
+                // In lookups of few ids, the distances between drawn ids are random: with equal distances, identical
+                // requests in a row could have the id at the same position drawn each time, and other positions never.
                 self.draw(ids, next, SAMPLE_EVERY, || 1 + fastrand::u32(..2 * SAMPLE_EVERY - 1))
             });
             passed_over.set(left);
@@ -140,7 +140,8 @@ impl HotRows {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // The buffers and the sketch stay usable after a panic of another thread: some drawn ids may not be counted.
+    // If another thread panicked while it held the lock of a buffer or of the sketch, this thread still uses them: only
+    // some drawn ids are not counted.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -49,7 +49,8 @@ pub(super) trait Keys {
     fn hash(key: Self::Key) -> u64;
     /// Returns the hash that chooses the key's OOV bucket; `hash` is the result of [`Keys::hash`].
     fn bucket_hash(key: Self::Key, hash: u64) -> u64;
-    /// Returns the table row of a key that is never in the hash index, such as the empty string; else None.
+    /// Returns the table row of a key that is never searched in the hash index: the empty string, if `rows` has a row
+    /// for it. None for any other key.
     fn row_without_search(key: Self::Key, rows: &RowMapping) -> Option<i64>;
     /// Says whether the key in line `number` of the vocabulary equals `key`.
     fn equals(&self, number: usize, key: Self::Key) -> bool;
@@ -242,7 +243,7 @@ impl<'a> Index<'a> {
 
 /// Returns the row of each searched key, with the number of unknown keys and the position of the first one. A known key
 /// has row `first_id` plus its number; an unknown key has the row of its OOV bucket, or `oov_id` if there are no
-/// buckets. A key that is never in the index, such as the empty string, has a row of its own.
+/// buckets. The empty string has the row `empty_id`, if that is set.
 pub(super) fn find<K: Keys>(
     keys: &K,
     slots: &[i32],

@@ -66,8 +66,9 @@ pub enum Summation {
     /// Sums blocks of eight vectors, the first block of up to nine, then adds the sums of the blocks, as
     /// `tf.sparse.segment_sum` does.
     BlocksOf8,
-    /// From 16 vectors on, adds the vector at position i to sum i % 4 of four sums, then adds the four sums, as
-    /// `tf.math.segment_sum` does.
+    /// Keeps four sums, as `tf.math.segment_sum` does: adds the vector at position i to sum i % 4, then adds the four
+    /// sums, then up to three left-over vectors one by one. Adds fewer than 16 vectors, and the columns after the last
+    /// group of eight, in the order of the ids.
     FourLanes,
 }
 

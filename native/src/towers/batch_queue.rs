@@ -1,5 +1,5 @@
-//! Batches requests: the requests that arrive during a run of the graph share the next run. No request waits for later
-//! requests.
+//! Batches requests: of the requests that arrive during a run of the graph, as many as fit together share the next run.
+//! A run never waits for later requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ enum WaiterState<T, R> {
     Waiting,
     /// The waiting thread must run the next batch, which starts with the thread's own item.
     RunsBatch(T),
-    /// The result of the waiting thread's item; None if the thread that ran the batch panicked.
+    /// The result of the waiting thread's item; None if the run of the batch panicked, or returned too few results.
     Done(Option<R>),
 }
 

@@ -15,8 +15,8 @@ use crate::declined::Declined;
 /// The result of parsing JSON: a value, or the reason why the request must be forwarded to the reference server.
 pub type Parsed<T> = Result<T, Declined>;
 
-/// The reference server refuses a JSON document with more colons, or more opening brackets and braces, than this. It
-/// also counts those within strings. Source: `service/wire/json_document.py`.
+/// The reference server refuses a JSON document with more colons, or more opening brackets and braces, than this. The
+/// reference server also counts those within strings. Source: `service/wire/json_document.py`.
 const MAX_DOCUMENT_KEYS: usize = 1 << 18;
 const MAX_DOCUMENT_LISTS: usize = 1 << 19;
 /// Maximal number of decimal digits with which every integer fits an i64.
@@ -29,7 +29,8 @@ const MAX_LEVELS: usize = 16;
 /// Says whether a JSON body has more keys or lists than the reference server accepts.
 fn has_too_many_tokens(body: &[u8]) -> bool {
     let count = |byte| memchr::memchr_iter(byte, body).count();
-    // A body of at most MAX_DOCUMENT_KEYS bytes has at most as many colons and brackets, so they are not counted.
+    // The colons and brackets of a body of up to MAX_DOCUMENT_KEYS bytes are not counted, because they can not be more
+    // than its bytes.
     body.len() > MAX_DOCUMENT_KEYS
         && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
 }

@@ -62,7 +62,7 @@ pub fn text_buffer(count: usize) -> Vec<u8> {
 /// Runs a signature on the inputs of a request, and writes all its outputs.
 ///
 /// # Errors
-/// The reason why the request must be forwarded to the reference server.
+/// The reason why the handler declines the request; [`Declined`] says what the server then does.
 pub fn answer(
     call: &Call<'_>,
     servable: &Arc<Servable>,

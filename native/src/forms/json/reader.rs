@@ -189,7 +189,8 @@ fn instances<'a>(cursor: &mut Cursor<'a>) -> Parsed<Payload<'a>> {
     Ok(Payload::Value(values))
 }
 
-/// Reads one object of `instances` and adds its values to the columns. All objects have the same keys, in any order.
+/// Reads one object of `instances` and adds its values to the columns. Declines an object whose keys, in any order, are
+/// not those of the first object.
 fn row<'a>(cursor: &mut Cursor<'a>, columns: &mut Vec<Column<'a>>, row: usize) -> Parsed<()> {
     cursor.expect(b'{')?;
     let mut count = 0;

@@ -1,6 +1,7 @@
 //! A cache, in this server's memory, of rows of remote tables that are read often.
 //!
-//! A row is removed when it changes in its cluster; the rows of a version leave with the version.
+//! The server removes a row when it hears that the row has changed in its cluster, and all rows of a table when no
+//! servable uses the table any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

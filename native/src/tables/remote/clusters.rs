@@ -40,7 +40,8 @@ impl Clusters {
         Clusters { opened: Mutex::default(), cache, in_sync: Arc::default() }
     }
 
-    /// Opens a table in a cluster; `rows` is V, its number of rows. Two servables of one version get the same table.
+    /// Opens a table in a cluster; `rows` is V, its number of rows. Two servables of one version get the same table, if
+    /// both describe the same cluster.
     #[must_use]
     pub fn open(
         &self,
@@ -112,9 +113,9 @@ impl Clusters {
         }
     }
 
-    /// Reads rows of an open table into the cache, in the order of `rows`, until `deadline`; leaves out numbers that
-    /// are no rows. Returns how many of the rows the cache had or this call read; 0 if the table is not open, or there
-    /// is no cache.
+    /// Reads rows of an open table into the cache, in the order of `rows`, until `deadline` or until a row can not be
+    /// read; leaves out numbers that are no rows. Returns how many of the rows the cache had or this call read; 0 if
+    /// the table is not open, or there is no cache.
     #[must_use]
     pub fn fill(&self, tag: &str, version: i64, rows: &[u64], deadline: Instant) -> usize {
         let Some(table) = self.table(tag, version).filter(|table| table.has_cache()) else { return 0 };

@@ -244,8 +244,8 @@ impl Task<'_, '_> {
         want.table.has_stale(want.ids[item.position as usize])
     }
 
-    /// Says whether the cache has, and may serve, all rows that are still missing, and all readable nodes of their
-    /// slots failed a moment ago.
+    /// Says whether cached rows, however old, are the best answer for all missing rows: the cache has all of them and
+    /// may serve them, no node is being asked for one, and all readable nodes of their slots failed a moment ago.
     fn is_cache_best(&self) -> bool {
         let map = self.topology.map();
         let topology = self.topology;
@@ -253,8 +253,8 @@ impl Task<'_, '_> {
         self.left.iter().all(|item| self.has_stale(*item) && !self.asking.contains_key(item) && is_silent(item))
     }
 
-    /// Says whether any of the missing rows can not be read: each node of its slot failed a moment ago, or answered
-    /// without the row.
+    /// Says whether one of the missing rows can not be read: no node is being asked for this row, and each node of its
+    /// slot failed a moment ago or answered without the row.
     fn is_hopeless(&mut self) -> bool {
         let map = self.topology.map();
         for &item in &self.left {
@@ -377,8 +377,9 @@ impl Task<'_, '_> {
     /// leaves the rows from number `read` on to the next round.
     fn go_on(&mut self, one: Asked, read: usize, asked: &mut Vec<Asked>) {
         if read > 0 || one.second.is_none() {
-            // If some of the first node's rows are copied, the other rows are asked for again in the next round,
-            // because a second node answers for all rows of the group.
+            // If some of the first node's rows are copied already, or no second node was asked, the other rows are
+            // asked for again in the next round: a second node's answers would have all rows of the group, also the
+            // copied ones.
             self.left.extend_from_slice(&one.group.items[read..]);
             return;
         }
@@ -564,8 +565,8 @@ impl Task<'_, '_> {
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
         self.why = format!("{node}: {error}");
         if is_reused && error.kind() != io::ErrorKind::TimedOut {
-            // After an idle connection broke, reads do not avoid the node, because another process may serve its
-            // address by now; only the node's idle connections are closed.
+            // If an idle connection turns out to be broken, reads do not avoid the node, because another process may
+            // serve the node's address by now; only the node's idle connections are closed.
             self.topology.drop_idle(node);
         } else {
             self.topology.failed(node);

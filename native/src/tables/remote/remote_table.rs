@@ -81,7 +81,8 @@ pub struct RemoteTable {
     row_bytes: usize,
     block_rows: usize,
     default_rows: Vec<(usize, Vec<u8>)>,
-    /// Whether a default row has changed in the Valkey or Redis cluster since its bytes were copied to this server.
+    /// Whether a default row has changed, or may have changed, in the Valkey or Redis cluster since its bytes were
+    /// copied to this server.
     has_old_default_rows: AtomicBool,
     /// Whether [`Self::read_stale`] may replace a row that can not be read by the table's cached row, however old.
     pub(super) serves_stale: bool,
@@ -183,8 +184,9 @@ impl RemoteTable {
         self.default_rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| &**bytes)
     }
 
-    /// Says whether a default row has changed in the Valkey or Redis cluster since its bytes were copied to this
-    /// server. Then the reference server, which reads default rows again, answers a request that needs a default row.
+    /// Says whether a default row has changed, or may have changed, in the Valkey or Redis cluster since its bytes were
+    /// copied to this server. Then the reference server, which reads default rows again, answers a request that needs a
+    /// default row.
     #[must_use]
     pub fn has_old_default_rows(&self) -> bool {
         self.has_old_default_rows.load(Relaxed)
@@ -272,8 +274,8 @@ impl RemoteTable {
         }
     }
 
-    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache; notes if a
-    /// default row is among them.
+    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache; records that
+    /// the default rows are old if one of them is among these rows.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
         let mut defaults = self.default_rows.iter().map(|(number, _)| *number as u64);
         if ids.is_none_or(|ids| defaults.any(|number| ids.contains(&number))) {

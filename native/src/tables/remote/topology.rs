@@ -17,8 +17,9 @@ use super::remote_table::RemoteTable;
 
 /// Number of hash slots of a Valkey or Redis cluster.
 const NUM_SLOTS: usize = 16384;
-/// After a node failed, reads avoid the node for this time, unless its slots have no other node. Then one read tries
-/// the node, and the other reads wait for the result, or for this time again.
+/// After a node failed, reads avoid the node for this time, unless its slots have no other node. When the time is over,
+/// one read tries the node; the other reads avoid the node until that read has succeeded, or until this time has passed
+/// again.
 const BREAK: Duration = Duration::from_millis(500);
 /// After a node gave the slot map, the server asks no node for the map again for this time.
 const REFRESH: Duration = Duration::from_millis(100);
@@ -74,8 +75,8 @@ impl Map {
     }
 }
 
-/// Replicas of all clusters that were in sync with their primaries, and until when their rows may be read. Concurrency:
-/// any thread. `service/remote/replicas.py` decides which these are.
+/// The replicas of all clusters that were in sync with their primaries; for each replica, the time until which reads
+/// may ask it for rows. Concurrency: any thread. `service/remote/replicas.py` decides which replicas are in sync.
 #[derive(Debug, Default)]
 pub(super) struct InSync(Mutex<HashMap<Node, Instant>>);
 
@@ -150,7 +151,8 @@ impl Topology {
     }
 
     /// Says whether reads must avoid a node because it failed a moment ago. The first caller after that time gets
-    /// false, so that its read tries the node; other callers get true until that read has ended.
+    /// false, so that its read tries the node; other callers get true until the node has answered, or for [`BREAK`]
+    /// again.
     pub(super) fn is_out(&self, node: &Node) -> bool {
         if !self.has_down.load(Relaxed) {
             return false;
