@@ -154,8 +154,8 @@ class Workers:
         return None
 
     def _expected_wait_s(self, num_mine: int) -> float:
-        # Models take turns: until a new job has run after the num_mine waiting jobs of its model, each other model runs
-        # at most as many jobs as this model.
+        # Models take turns: a new job runs after the num_mine waiting jobs of its model, and until it has run, each
+        # other model runs at most num_mine + 1 jobs.
         turns = num_mine + 1
         means = self._means
         total_s = sum(min(len(jobs), turns) * means.get(model, 0.0) for model, jobs in self._waiting.items())
@@ -177,8 +177,8 @@ class Workers:
             self._num_idle -= 1
             self._has_work.notify()
         elif len(self._started) < self._num_threads:
-            # The threads are daemons: at its end the interpreter waits for other threads before it runs _end_all(),
-            # which tells idle threads to end.
+            # The pool's threads are daemon threads: at exit the interpreter joins all other threads before it runs
+            # _end_all(), and an idle thread of the pool ends only when _end_all() tells it to.
             thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._started)}", daemon=True)
             try:
                 thread.start()

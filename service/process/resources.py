@@ -62,7 +62,7 @@ _CLOSED = 100
 
 
 class FreedMemory:
-    """Returns the memory that malloc keeps to the system, after at least half of the connections have closed.
+    """Returns malloc's freed memory to the system once at least half of the connections, and at least 100, have closed.
 
     The memory that malloc keeps is for the next answers of the same clients; after a flood, these clients are gone.
     Does nothing with another C library than glibc.

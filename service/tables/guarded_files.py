@@ -139,7 +139,7 @@ class GuardedFiles:
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Opens a mapped file again for plain reads; yields its descriptor and the address of its memory map."""
+        """Opens a mapped file again, to read it by system calls; yields the descriptor and its memory map's address."""
         opened = self._opened[path]
         # A second descriptor is opened, so that the advice POSIX_FADV_RANDOM applies to this one and not to the
         # descriptor of the memory map. The /proc path leads to the mapped file even if the file was renamed.
