@@ -145,8 +145,8 @@ class Workers:
         if free <= 0 or not has_share(num_mine, free):
             return "queue"
         wait_s = self._expected_wait_s(num_mine)
-        # While fewer jobs wait than the pool has threads, no job is refused for its expected wait, however slow jobs
-        # are: otherwise a thread would be idle between two jobs.
+        # While fewer jobs wait than the pool has threads, the limit on the expected wait refuses no job, however slow
+        # jobs are: otherwise a thread would be idle between two jobs. A job's own deadline may still refuse it.
         if wait_s > self._limits.wait_s and self._num_waiting >= self._num_threads:
             return "wait"
         if job.deadline_s is not None and job.queued_s + wait_s > job.deadline_s:
