@@ -94,7 +94,7 @@ class UnfitSignature(InvalidRequest):
 
 
 class PayloadTooLarge(ServiceError):
-    """The request's body, or the answer that it asks for, is larger than the server's limit."""
+    """The request is over a limit of the server: on bytes of its body or answer, on rows, or on JSON keys or lists."""
 
     code = "RESOURCE_EXHAUSTED"
 

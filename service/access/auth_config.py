@@ -51,7 +51,8 @@ def read_auth_config(path: Path) -> AuthConfig:
     try:
         document = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # The TOML parser's error text may be shown: it quotes at most one character of the file, so no token.
+        # The TOML parser's error text may be shown: it quotes keys and single characters of the file, but no value, so
+        # no token.
         raise AuthConfigError(f"it is not TOML: {error}") from None
     _no_others(document, _KEYS, "the file")
     callers = tuple(_caller(entry, path.parent) for entry in _tables(document, "caller"))

@@ -24,7 +24,7 @@ def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str
 
 
 def names_of_transport(transport: asyncio.BaseTransport) -> frozenset[str]:
-    """Returns the names in a client's verified certificate, from its connection; none if it has no certificate."""
+    """Returns the names in a client's verified certificate, from its connection; an empty set without a certificate."""
     # The names come from a verified certificate: Python and uvloop give a certificate's fields only after they have
     # verified its chain.
     return names_of_certificate(transport.get_extra_info("peercert"))

@@ -76,8 +76,8 @@ def _no_certificate(name: str) -> str:
 
 
 def _why_not(error: ssl.SSLError) -> str:
-    # OpenSSL's error is about the private key, about a key that does not fit the certificate, or about a certificate
-    # that is too weak: _check() has found unreadable certificates before.
+    # OpenSSL refused server_cert and server_key for one of three reasons: the key is unreadable, the key is not that of
+    # the certificate, or the certificate is too weak. _check() has refused an unreadable certificate before.
     reason = error.reason or ""
     if reason in _MISMATCHES:
         return "server_key does not belong to server_cert"

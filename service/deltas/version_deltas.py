@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Bytes of deltas that are read and applied in one step; the next step follows without a pause.
+# Bytes of deltas that one step reads from the journal, and from the folder of deltas; the next step follows without a
+# pause.
 _BATCH_BYTES = 64 << 20
-# Seconds for which requests that still read the spare copy of the tables may delay writes to it, before a third copy is
-# opened.
+# Seconds for which requests that still read the spare copy of the tables may delay writes to it. After that, a further
+# copy is opened, unless overlay.MAX_LOST copies are kept for such requests already.
 _PATIENCE_S = 0.25
 # Longest time, in seconds, that the request of an upsert waits until lookups are answered with the new rows.
 _SHOWN_S = 1.0

@@ -99,8 +99,8 @@ class Scheduler:
             self._wake_one()
         timeout_s = None
         if call.deadline_s is not None:
-            # The wait is limited to threading.TIMEOUT_MAX: for a client without a deadline gRPC gives one in hundreds
-            # of years.
+            # The wait is at most threading.TIMEOUT_MAX, because wait() refuses longer ones: for a client that sets no
+            # deadline, grpcio reports a deadline in hundreds of years.
             timeout_s = min(max(call.deadline_s - now_s, 0), threading.TIMEOUT_MAX)
         if not call.done.wait(timeout_s):
             with self._lock:

@@ -153,8 +153,8 @@ class Batcher:
 
     def _merged(self, spec: SignatureSpec, requests: list[Tensors], padding: int) -> Tensors:
         if padding:
-            # The batch is padded with copies of a row that a client sent (the last request's first), because the graph
-            # accepts such a row.
+            # The batch is padded with copies of the first row of its last request, because the graph accepts a row that
+            # a client sent.
             requests.append(repeated(spec, rows_of(spec, requests[-1], 0, 1), padding))
         if len(requests) == 1:
             return requests[0]

@@ -32,7 +32,9 @@ def noting() -> Iterator[Noted]:
 
 
 def note(kind: Kind, table: str, rows: int) -> None:
-    """Adds to the counts of the enclosing noting() block; without one, as in a batch of requests, it does nothing."""
+    """Adds stale or default rows to the counts of the enclosing noting() block; without such a block, as in a batch
+    of requests, it does nothing.
+    """
     noted = _NOTED.get()
     if noted is not None and rows:
         of_kind = noted.setdefault(kind, {})

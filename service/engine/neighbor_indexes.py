@@ -73,7 +73,7 @@ class NeighborIndexes:
     """
 
     def __init__(self, indexing: Indexing | None, lease: LeaseVersion, least_rows: int) -> None:
-        """Keeps indexes of tables with at least `least_rows` rows; none if least_rows is 0 or indexing is None."""
+        """Indexes only tables of at least `least_rows` rows; no table if least_rows is 0 or indexing is None."""
         self._build = None if indexing is None else indexing.build
         self._files = None if indexing is None else indexing.files
         self._lease = lease

@@ -287,7 +287,7 @@ class Holder:
     @property
     def num_requests(self) -> int:
         """Number of requests that use the published servable now."""
-        # The native core's route to the servable counts as one lease, but is no request, so it is subtracted.
+        # The native core's route to the servable counts as one lease, but is no request, so one lease is subtracted.
         routed = min(self._native_holders(), 1)
         return self.num_leases - routed
 

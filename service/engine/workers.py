@@ -145,8 +145,8 @@ class Workers:
         if free <= 0 or not has_share(num_mine, free):
             return "queue"
         wait_s = self._expected_wait_s(num_mine)
-        # While fewer jobs wait than the pool has threads, no job is refused for its expected wait, however slow jobs
-        # are: otherwise a thread would be idle between two jobs.
+        # While fewer jobs wait than the pool has threads, the limit on the expected wait refuses no job, however slow
+        # jobs are: otherwise a thread would be idle between two jobs. A job's own deadline may still refuse it.
         if wait_s > self._limits.wait_s and self._num_waiting >= self._num_threads:
             return "wait"
         if job.deadline_s is not None and job.queued_s + wait_s > job.deadline_s:
@@ -154,8 +154,8 @@ class Workers:
         return None
 
     def _expected_wait_s(self, num_mine: int) -> float:
-        # Models take turns: until a new job has run after the num_mine waiting jobs of its model, each other model runs
-        # at most as many jobs as this model.
+        # Models take turns: a new job runs after the num_mine waiting jobs of its model, and until it has run, each
+        # other model runs at most num_mine + 1 jobs.
         turns = num_mine + 1
         means = self._means
         total_s = sum(min(len(jobs), turns) * means.get(model, 0.0) for model, jobs in self._waiting.items())
@@ -177,8 +177,8 @@ class Workers:
             self._num_idle -= 1
             self._has_work.notify()
         elif len(self._started) < self._num_threads:
-            # The threads are daemons: at its end the interpreter waits for other threads before it runs _end_all(),
-            # which tells idle threads to end.
+            # The pool's threads are daemon threads: at exit the interpreter joins all other threads before it runs
+            # _end_all(), and an idle thread of the pool ends only when _end_all() tells it to.
             thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._started)}", daemon=True)
             try:
                 thread.start()

@@ -31,7 +31,8 @@ class Constants:
 def requests(
     spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants, keys: Array | None = None
 ) -> Iterator[dict[str, Array]]:
-    """Yields probe requests: ids and weights at and next to limits for one feature, random values for other inputs.
+    """Yields probe requests: one feature gets ids and weights at or next to limits, such as the table's size; other
+    inputs get random values.
 
     Args:
       keys: keys of the feature's vocabulary; the requests hold these and unknown keys in place of ids.

@@ -35,7 +35,7 @@ def add_hot_rows_route(app: FastAPI, engine: Engine) -> None:
     """Adds the HTTP route that lists the rows of a table that lookups read most."""
 
     async def hot(request: Request) -> Response:
-        """Tells which rows of a table lookups read most."""
+        """Answers with the rows of a table that lookups read most, and with their counts."""
         where, table, most = model_ref(request), request.path_params["table"], _most(request)
         # A thread gathers the hot rows: sorting their counts and reading keys from the disk would block the event loop.
         found = await asyncio.to_thread(copy_context().run, engine.traffic, where, table, most)

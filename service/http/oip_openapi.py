@@ -101,7 +101,7 @@ def server_metadata() -> Json:
 
 
 def health(what: str) -> Json:
-    """Describes the routes GET /v2/health/live and /v2/health/ready for the OpenAPI document."""
+    """Describes the route GET /v2/health/live or GET /v2/health/ready for OpenAPI; `what` is "live" or "ready"."""
     name = what.capitalize()
     schema = ref(f"Server{name}")
     answer = ("It is", schema, {what: {what: True}})

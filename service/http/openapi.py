@@ -66,7 +66,7 @@ def application() -> Json:
     return {
         "title": "Embedding server",
         "version": "1",
-        # complete() adds the route of the document.
+        # FastAPI adds no route for the OpenAPI document, because complete() adds one.
         "openapi_url": None,
         "description": _DESCRIPTION,
         "openapi_tags": _TAGS,

@@ -119,7 +119,7 @@ class HttpConnection(HttpToolsProtocol):
             self._parse()
 
     def on_headers_complete(self) -> None:
-        """Starts the request, and remembers the length of its body."""
+        """Starts the ASGI application for a request whose headers are complete; notes the request's Content-Length."""
         super().on_headers_complete()
         self._num_head_bytes = 0
         if self.parser.should_upgrade():

@@ -90,8 +90,8 @@ class HotRowsFiles:
             return {}
 
     def newest(self, model: str, version: int) -> Mapping[str, Array]:
-        """Returns the hot rows that read() finds; if it finds none, those of the newest AVAILABLE version up to this
-        one.
+        """Returns the hot rows that read() finds in a file; without any, the rows that lookups read most in the newest
+        loaded version whose number is at most `version`.
         """
         if found := self.read(model, version):
             return found

@@ -149,7 +149,8 @@ def residency_of(settings: Settings) -> Residency:
     """
     pages = settings.table_pages
     if pages == "auto":
-        # --table_pages=auto asks for huge pages before the load only if --table_prefault reads every page anyway.
+        # With --table_pages=auto, huge pages are asked for before a version answers only if --table_prefault reads
+        # every page then anyway.
         pages = "huge" if settings.table_prefault else "normal"
     return Residency(
         is_prefaulted=settings.table_prefault,

@@ -157,5 +157,5 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     if isinstance(source, ComputedRows):
         return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
     sizes = spec.inputs[source.input_name].shape
-    # The core gets no lookup plan for ids of rank 0, which have no rows, or of unknown rank, which may have none.
+    # The core gets no lookup plan for ids of rank 0, which have no rows, or of unknown rank, which may be 0.
     return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None

@@ -1,4 +1,4 @@
-"""Makes an OpenTelemetry span for each HTTP request for a model, if Python and not the native core answers it."""
+"""Makes an OpenTelemetry span for each HTTP request below /v1/models or /v2/ that Python answers, not the core."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _TRACED = ("/v1/models", "/v2/")
 
 
 class HttpSpans:
-    """ASGI middleware: opens a trace span for each request for a model. Concurrency: event loop only."""
+    """ASGI middleware: opens a trace span for a request whose path is in _TRACED. Concurrency: event loop only."""
 
     def __init__(self, app: ASGIApp, tracing: Spans) -> None:
         self._app = app
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the ASGI application within a trace span if the request is for a model, else without one."""
+        """Runs the ASGI application, within a trace span if the path begins with /v1/models or /v2/."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
             await self._app(scope, receive, send)
             return

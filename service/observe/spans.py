@@ -13,8 +13,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service.engine import request_context
 from service.errors import ServiceError
 
-# Error codes that do not mark a span as failed, because the client caused the error, by OpenTelemetry's conventions for
-# RPC servers.
+# Error codes that do not mark a span as failed, because OpenTelemetry's conventions for RPC servers do not count them
+# as errors of the server, not even RESOURCE_EXHAUSTED.
 _CLIENTS_FAULTS = frozenset(
     {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE", "ALREADY_EXISTS", "PERMISSION_DENIED"}
     | {"UNAUTHENTICATED", "CANCELLED", "ABORTED", "RESOURCE_EXHAUSTED"}

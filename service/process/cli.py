@@ -68,8 +68,8 @@ def _serve(settings: Settings) -> int:
     prepare_libraries()
     # Garbage collection is off during the imports below: it would take a fifth of their time and find no garbage.
     gc.disable()
-    # The server's modules are imported here and not at the top: this is slow, and a fault of the command line is
-    # reported before.
+    # The server's modules are imported here and not at the top: their import is slow, and a wrong command line is
+    # reported without it.
     import uvloop
 
     from service.engine import request_context

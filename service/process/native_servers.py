@@ -123,8 +123,8 @@ class NativeServers:
         self._http = create_reference_http_server(self._http_parts, self._upstreams["http"], forwarding)
         self._serving = asyncio.create_task(self._http.serve())
         await self._http.begun.wait()
-        # The objects of FastAPI and grpcio live as long as the process. With them, each full garbage collection would
-        # stop all Python threads for some 100 ms.
+        # gc.freeze() exempts the objects of FastAPI and grpcio, which live as long as the process: searching them for
+        # garbage, each full garbage collection would stop all Python threads for some 100 ms.
         gc.freeze()
         self._serving.add_done_callback(lambda _: self._on_end())
         self._telling = asyncio.create_task(self._repeat_health())

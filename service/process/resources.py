@@ -57,12 +57,13 @@ def keep_freed_memory(mib: int) -> bool:
     return all([mallopt(name, value) == 1 for name, value in settings.items()])
 
 
-# Connections that must have closed before malloc's freed memory is returned. Each can have left some 80 KB.
+# Least number of connections that must have closed before malloc's freed memory is returned to the system. Each can
+# have left some 80 KB.
 _CLOSED = 100
 
 
 class FreedMemory:
-    """Returns the memory that malloc keeps to the system, after at least half of the connections have closed.
+    """Returns malloc's freed memory to the system once at least half of the connections, and at least 100, have closed.
 
     The memory that malloc keeps is for the next answers of the same clients; after a flood, these clients are gone.
     Does nothing with another C library than glibc.

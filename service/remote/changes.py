@@ -146,7 +146,7 @@ class TableChanges:
         self.on_heard: Callable[[], None] | None = None
         self.applied = 0
         self._following = threading.Lock()
-        # The last entry of the table's stream of changes whose rows the listeners have been told.
+        # Id of an entry of the table's stream of changes: the listeners know the changed rows of all entries up to it.
         self._told = _BEGIN
         # _uncopied: for each stream entry that this server wrote and that some replica may lack, the entry's random
         # bytes -> its ids. _again_at_s: the time at which these ids are written again, on time.monotonic().

@@ -17,7 +17,7 @@ from service.remote.topology import Topology, Unreachable
 _PAUSE_S = 0.05
 # Largest number of Valkey commands that are sent to a cluster node in one pipeline.
 _BATCH = 64
-# Longest time in milliseconds to wait, after each pipeline of writes, for replicas to have the writes.
+# Longest time in milliseconds that write() waits, after each pipeline of writes, until replicas have the writes.
 _COPY_MS = 200
 # Valkey's errors after which a command is tried again: the map of hash slots is outdated, the node becomes a replica or
 # is not ready, or it accepts no writes before replicas have joined.

@@ -40,7 +40,7 @@ class LookupBackend:
 
     @property
     def vocabularies(self) -> Mapping[str, Sequence[OpenedVocabulary]]:
-        """Table -> the vocabularies whose keys stand for its rows; each counts unknown keys."""
+        """Table -> the vocabularies whose keys stand for its rows; a vocabulary counts the requested keys it lacks."""
         return self._vocabularies
 
     def plan(self, signature_name: str) -> SignaturePlan:

@@ -139,10 +139,10 @@ class GuardedFiles:
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Opens a mapped file again for plain reads; yields its descriptor and the address of its memory map."""
+        """Opens a mapped file again, to read it by system calls; yields the descriptor and its memory map's address."""
         opened = self._opened[path]
-        # A second descriptor is opened, so that the advice POSIX_FADV_RANDOM applies to this one and not to the
-        # descriptor of the memory map. The /proc path leads to the mapped file even if the file was renamed.
+        # The file is opened a second time, because the advice POSIX_FADV_RANDOM must not apply to the descriptor of the
+        # memory map. The /proc path leads to the mapped file even if the file was renamed.
         descriptor = os.open(f"/proc/self/fd/{opened.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)

@@ -298,8 +298,8 @@ class SignaturePlan:
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()
-            # Counts name a feature after its input of ids, without the suffix "__values"; the counts of the native core
-            # do so, too.
+            # In the metrics, a feature has the name of its input of ids, without the suffix "__values"; the native core
+            # counts ids under the same name.
             yield plan.table.info.name, plan.feature.ids.removesuffix(VALUES_SUFFIX), plan.feature_ids(ids, missing)
 
     def counts(self) -> Iterator[tuple[str, TableCounts]]:

@@ -87,8 +87,8 @@ class Residency:
                 _advise(name, address, nbytes, self.advice)
             if self.is_prefaulted:
                 self._prefault(name, address, nbytes, clock, sleep)
-            # The advice "random" is given only after prefaulting: it turns reading ahead off, without which reading 314
-            # MB took a minute and not 0.3 s.
+            # The advice "random" comes only after prefaulting, because it turns the kernel's read-ahead off: with
+            # read-ahead, prefaulting 314 MB took 0.3 s, and without it a minute.
             if self.advice == "random":
                 _advise(name, address, nbytes, self.advice)
             if self.lock != "off":

@@ -38,8 +38,8 @@ class TableKeys:
             raise InputMismatch(f'table "{self._table}" has no vocabulary: send ids.')
         if (chosen.key_dtype == "string") != (keys.dtype == object):
             raise InputMismatch(f'table "{self._table}": its keys are {chosen.key_dtype}.')
-        # For an unknown key, a lookup reads an OOV bucket or a default row. Neither is the key's own row, so ids_of()
-        # refuses an unknown key.
+        # For an unknown key, a lookup may read an OOV bucket or a default row. Neither is the key's own row, so
+        # ids_of() refuses every unknown key.
         known_to = counted_apart(chosen)
         ids = known_to.ids_of(keys, "keys")
         if known_to.strangers.total:

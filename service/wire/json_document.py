@@ -65,8 +65,8 @@ def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
-        # The fast parser orjson refuses NaN, and text behind the document. Such bodies go to a parser that accepts both
-        # and is ten times slower.
+        # The fast parser orjson refuses NaN, and text behind the document. A body that orjson refuses goes to a parser
+        # that is ten times slower; it accepts text behind the document, and NaN unless `strict` is set.
         document = _parse_slowly(body, strict=strict)
     if type(document) is not dict:
         raise MalformedPayload(f"JSON Value: {shown(document)} Is not object")

@@ -45,7 +45,8 @@ def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
     Raises:
       InvalidRequest: the text is not the text form of a ModelServerConfig, or has no list of models.
     """
-    # The two characters "#@" are replaced by two blanks, so that columns in the parser's error texts stay right.
+    # Two blanks replace the "#@" before a field that only this server has: the parser then reads the field, and the
+    # columns in its error texts are those of the file.
     own, count = _OWN_LINE.subn(r"\1  ", text)
     message = _config_with_own_fields()() if count else message_class("tensorflow.serving.ModelServerConfig")()
     try:
