@@ -1,4 +1,4 @@
-"""Makes an OpenTelemetry span for each HTTP request below /v1/models or /v2/ that Python answers, not the core."""
+"""Makes an OpenTelemetry span for each HTTP request about a model that Python answers, and not the core."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.observe.spans import Spans
 
-# Path prefixes of traced requests. Requests for /healthz, /readyz and metrics are not traced: they are frequent, and
-# their spans would help nobody.
-_TRACED = ("/v1/models", "/v2/")
+# Path prefixes of traced requests. Health checks and requests for metrics are not traced: they are frequent, and their
+# spans would help nobody.
+_TRACED = ("/v1/models", "/v2/models")
 
 
 class HttpSpans:
@@ -21,7 +21,7 @@ class HttpSpans:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the ASGI application, within a trace span if the path begins with /v1/models or /v2/."""
+        """Runs the ASGI application, within a trace span if the path begins with /v1/models or /v2/models."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
             await self._app(scope, receive, send)
             return
