@@ -72,7 +72,7 @@ class Tally:
 
 
 class Load:
-    """Load of a fault test: readers of two servers, and a writer of upserts. tally: counts since it was last set."""
+    """Threads that look up rows and send upserts. tally: their counts; the caller sets a new Tally for each fault."""
 
     def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray]) -> None:
         self.tally = Tally()

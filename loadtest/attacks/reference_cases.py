@@ -88,7 +88,7 @@ def changes(attacker: Attacker) -> None:
 
 
 def upserts(attacker: Attacker) -> None:
-    """Sends upserts to the admin port with a right token: of one row, of 1,000 rows, and of rows that do not fit."""
+    """Sends upserts to the admin port with a right token: two valid ones, of 1 and of 1,000 rows, and invalid ones."""
     path = f"{_model(attacker)}/tables/{attacker.target.feature}:upsert"
     many = {"ids": list(range(1, 1001)), "rows": [[1.0] * DIM] * 1000}
     _flood(

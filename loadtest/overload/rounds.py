@@ -1,4 +1,4 @@
-"""Runs closed loops, which measure a server's capacity, and open loops, which exceed the capacity."""
+"""Measures a server's capacity in a closed loop, and offers it loads below and above the capacity in open loops."""
 
 from __future__ import annotations
 
