@@ -67,7 +67,7 @@ class Tally:
 
     @property
     def recovery_s(self) -> float:
-        """Seconds from the fault to the end of the last failed request; 0 where none failed."""
+        """Seconds from the fault to the end of the last failed request; 0 if no request failed."""
         return max(self.last_failure_s - self.begin_s, 0.0)
 
 

@@ -16,7 +16,7 @@ from loadtest.swap.model import DIM
 
 _CONNECTIONS = 4
 _HALF_REQUESTS = 500
-# Number of different requests, and of requests in a chunk.
+# Number of requests that an attack encodes in advance and repeats, and of requests in each chunk that it sends.
 _DIFFERENT, _AT_ONCE = 500, 10
 _JSON = b"content-type: application/json"
 
