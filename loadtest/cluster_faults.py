@@ -67,12 +67,12 @@ class Tally:
 
     @property
     def recovery_s(self) -> float:
-        """Seconds from the fault to the end of the last failed request; 0 where none failed."""
+        """Seconds from the fault to the end of the last failed request; 0 if no request failed."""
         return max(self.last_failure_s - self.begin_s, 0.0)
 
 
 class Load:
-    """Load of a fault test: readers of two servers, and a writer of upserts. tally: counts since it was last set."""
+    """Threads that look up rows and send upserts. tally: their counts; the caller sets a new Tally for each fault."""
 
     def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray]) -> None:
         self.tally = Tally()

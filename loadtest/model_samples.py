@@ -14,7 +14,7 @@ from loadtest.tls import client_context
 
 PREDICT_METHOD_NAME = "tensorflow/serving/predict"
 NUM_ROWS = 2
-# Number of ids in each row that a request has for a ragged feature.
+# A request has two rows; for a ragged feature, the first row has 2 ids and the second row has 1 id.
 _ROW_LENGTHS = (2, 1)
 _SUFFIXES = ("__values", "__row_splits", "__weights")
 _DTYPES = {
@@ -109,7 +109,7 @@ class ServedModel:
         return tuple(s for s in self._called() if s.method_name == wanted and s.takes_examples)
 
     def lookups(self) -> tuple[Signature, ...]:
-        """Returns the signatures that the route :lookup can call: those whose names begin with "lookup"."""
+        """Returns the signatures named "lookup...", for the route :lookup; signatures with other names are left out."""
         return tuple(s for s in self.predicted() if s.name.startswith("lookup"))
 
 

@@ -165,7 +165,7 @@ def _refuse_arguments(
     export_to_tpu: bool,
     table_dtype: Any,
 ) -> None:
-    """Refuses arguments that only a model with TPU embedding layers can have; the error says what to do instead."""
+    """Refuses options that a Keras model without TPU embedding layers lacks; the error says what to do instead."""
     tpu = "it needs a TPUEmbedding or DistributedEmbedding layer in place of Embedding (docs/migration.md)"
     refused = {
         "lookup_device": (tuple(devices) != ("cpu",), tpu),

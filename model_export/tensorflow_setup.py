@@ -75,7 +75,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     # itself.
     message = record.getMessage()
     if len(message) > _LONGEST_MESSAGE:
-        # TensorFlow's message about a lost worker repeats a whole batch several times.
+        # Long messages are cut: TensorFlow's message about a lost worker repeats a whole batch several times.
         record.msg, record.args = message[:_LONGEST_MESSAGE] + " ...", ()
     return "is deprecated and will be removed" not in message and "tf_function_save" not in message
 

@@ -96,7 +96,7 @@ class Conn:
         return size
 
     def read(self) -> None:
-        """Reads and counts the bytes that have arrived on the connection."""
+        """Reads arrived bytes: counts HTTP/1.1 statuses, parses HTTP/2 frames, notes that the connection is closed."""
         try:
             data = self._sock.recv(_READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError):

@@ -231,7 +231,7 @@ def many_fields(attacker: Attacker) -> None:
 
 
 def table_resizes(attacker: Attacker) -> None:
-    """Sends header blocks that resize the HPACK table thousands of times."""
+    """Sends requests; the header block of each request resizes the HPACK table 3,000 times."""
     target = attacker.target
     resizes = (b"\x20" + frames.integer(4096, 5, 0x20)) * 3000
     sent = (
@@ -250,7 +250,7 @@ def unread_answers(attacker: Attacker) -> None:
 
 
 def slow_read(attacker: Attacker) -> None:
-    """Sends requests for answers of megabytes on 100 streams; the client opens one window after another by 1 byte."""
+    """Sends requests for answers of megabytes on 100 streams; the client grants the streams 1 byte each, in turn."""
     conn, last = _waiting(attacker, is_large=True)
     streams = itertools.cycle(range(1, last + 1, 2))
     grants = (

@@ -16,7 +16,7 @@ from loadtest.swap.model import DIM
 
 _CONNECTIONS = 4
 _HALF_REQUESTS = 500
-# Number of different requests, and of requests in a chunk.
+# Number of requests that an attack encodes in advance and repeats, and of requests in each chunk that it sends.
 _DIFFERENT, _AT_ONCE = 500, 10
 _JSON = b"content-type: application/json"
 
@@ -88,7 +88,7 @@ def changes(attacker: Attacker) -> None:
 
 
 def upserts(attacker: Attacker) -> None:
-    """Sends upserts to the admin port with a right token: of one row, of 1,000 rows, and of rows that do not fit."""
+    """Sends upserts to the admin port with a right token: two valid ones, of 1 and of 1,000 rows, and invalid ones."""
     path = f"{_model(attacker)}/tables/{attacker.target.feature}:upsert"
     many = {"ids": list(range(1, 1001)), "rows": [[1.0] * DIM] * 1000}
     _flood(

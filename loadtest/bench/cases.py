@@ -75,8 +75,8 @@ def _baseline(module: str, *more: str) -> Start:
 
 
 _LOOKUPS = "--graph_signatures=off"
-# The server's queue limit is raised for the workload W3, whose requests are so slow that with 32 connections the server
-# would refuse some of them and falsify the figures.
+# A request may wait 60 s in the server's queue. The requests of workload W3 are so slow that, with 32 connections, the
+# default limit would make the server refuse some of them and falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
 # The native server is bound to one processor core, so it gets one thread for connections.
 _NATIVE, _PYTHON = ("--data_plane=native", "--threads=1"), ("--data_plane=python",)

@@ -80,7 +80,7 @@ def row_of(table: str, row: int, dim: int) -> np.ndarray[Any, Any]:
 
 
 def request(tables: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
-    """Returns the features of a lookup that reads only written rows, and the expected embeddings."""
+    """Returns the ids of a lookup that reads only the rows of written_rows(), and the embeddings that it must get."""
     features = {"user": "user", "item": "item", "tags": "tag"}
     ids = {feature: list(written_rows(tables[table][0])) for feature, table in features.items()}
     expected = {

@@ -102,7 +102,7 @@ class Target:
         self._channel.close()
 
     def ask(self, kind: Kind) -> bytes:
-        """Sends one request of the given kind, and returns the answer."""
+        """Sends one predict request of the given kind over gRPC, and returns the answer's bytes."""
         return bytes(self._predict(kind.message, metadata=kind.headers, timeout=_GIVE_UP_S))
 
     def check_grpc(self) -> None:

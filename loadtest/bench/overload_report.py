@@ -49,7 +49,7 @@ class Load:
     recovered_s: float
 
     def row(self) -> str:
-        """Returns this load as a row of the Markdown table of results."""
+        """Returns the figures measured under this load as a row of a Markdown table."""
         probes = (self.same, self.light, self.grpc_health, self.http_health)
         failed = sum(one.failed for one in probes) + len(self.grpc_health.refused_s) + len(self.light.refused_s)
         return (

@@ -63,7 +63,7 @@ class Baseline:
         self._port = 0
 
     def wait(self) -> None:
-        """Waits until the baseline server has written its port; raises RuntimeError if it ends before."""
+        """Waits until the baseline server has written its port; raises RuntimeError if the server ends before that."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.strip().isdigit():

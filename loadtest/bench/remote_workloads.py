@@ -220,7 +220,7 @@ def _serving(cluster: Cluster | None, base: Path, cache_bytes: int) -> Iterator[
 
 
 def predict_bytes(inputs: Arrays) -> bytes:
-    """Encodes a Predict of the lookup signature."""
+    """Encodes a gRPC PredictRequest that calls the model's lookup signature with these ids."""
     request = message_classes()[0]()
     request.model_spec.name, request.model_spec.signature_name = MODEL, LOOKUP
     for name, ids in inputs.items():

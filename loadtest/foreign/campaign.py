@@ -111,7 +111,8 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
     adopted = adopt_each([model.name for model in waiting], originals, adopted_to)
     while waiting:
         group = waiting[: plan.together]
-        # Two servers start at the same time: one for the adopted and one for the original versions of these models.
+        # Two servers run side by side: one has the adopted versions of these models, the other their original versions.
+        # Without an adopted version, only the second server runs.
         bases = {model.name: originals / model.name for model in group}
         adopted_bases = {name: adopted_to / name for name in bases if adopted[name].version}
         with ExitStack() as stack:

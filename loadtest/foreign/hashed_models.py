@@ -45,7 +45,7 @@ def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: 
     if buckets:
         found = tf.lookup.StaticVocabularyTable(initializer, buckets)
     else:
-        # Each word outside the vocabulary reads the row after the last word's row.
+        # Without hash buckets, each word outside the vocabulary reads the row after the last word's row.
         found = tf.lookup.StaticHashTable(initializer, rows(_WORDS))
 
     def read(word: Any) -> Any:

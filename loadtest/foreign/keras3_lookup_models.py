@@ -16,7 +16,8 @@ _WORDS = 800
 def _export(keyed: Callable[[Any, Rows], Any], dtype: str, folder: Path, rows: Rows, *, has_tower: bool) -> None:
     keras = keras3()
     word = keras.Input((), dtype=dtype, name="word")
-    # The table has at least as many rows as any of the tested lookup layers has keys and hash buckets.
+    # Each of the lookup layers below gives at most rows(_WORDS) + 20 different ids: one for each key, OOV bucket and
+    # mask.
     vectors = keras.layers.Embedding(rows(_WORDS) + 20, 8)(keyed(keras, rows)(word))
     outputs = keras.layers.Dense(3, activation="tanh")(vectors) if has_tower else vectors
     keras.Model({"word": word}, {"answer": outputs}).export(str(folder), verbose=False)

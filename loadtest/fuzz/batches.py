@@ -93,7 +93,7 @@ class _Closed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """The address of a server's port, and the protocol that a client offers by ALPN if the port has TLS; else ""."""
+    """A server's port: its address, and the protocol offered by ALPN if the port has TLS ("" if it has no TLS)."""
 
     address: str
     protocol: str = ""
@@ -215,7 +215,7 @@ class Http1Batches:
         return _Request(number, target, body, start + body, is_alone, answers)
 
     def _pipelined(self, requests: Sequence[_Request]) -> list[_Numbered]:
-        """Sends requests on the connection; returns those that were answered before the server closed it."""
+        """Sends requests on the connection; returns the requests that got an answer before the server closed it."""
         done: list[_Numbered] = []
         waiting = bytearray()
         try:

@@ -145,7 +145,7 @@ def fleet(folder: Path, balancer: str, seconds: float) -> Iterator[Fleet]:
 
 
 def _program(name: str) -> str | None:
-    # Debian installs servers in /usr/sbin, which is not on every user's PATH.
+    # Debian installs HAProxy and nginx in /usr/sbin, which is not on every user's PATH.
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
 
 

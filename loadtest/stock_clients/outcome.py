@@ -14,7 +14,7 @@ _MAX_ANSWER = 100
 
 
 class Skip(Exception):
-    """Raised if a call can not be made on this machine or with this model; the message says what is missing."""
+    """Raised if a check must be skipped, because this machine or this model lacks something that the message names."""
 
 
 class Failed(Exception):

@@ -181,7 +181,8 @@ class DistributedTrainer:
             tape.watch(rows)
             vectors = self.model.vectors(distinct, rows)
             error = self.model.tower(vectors, self._config.dropout, seed, share) - batch["rating"]
-            # The loss of one worker; the sum of the losses of all workers is the mean over the batch.
+            # The sum of squared errors is divided by the size of the whole batch: if workers share a batch, the sum of
+            # their losses is the batch's mean squared error.
             loss = tf.reduce_sum(tf.square(error)) / self._batch_size
         of_rows, of_dense = tape.gradient(loss, (rows, dense))
         for name, gradient in of_rows.items():

@@ -11,7 +11,7 @@ _SIDE_DIM = 8
 
 
 def rating_model_spec(data: RatingData) -> ModelSpec:
-    """Returns the spec for a data set: four tables, five features; film_id and recent_films share the film table.
+    """Returns the rating model's spec: four tables, five features; film_id and recent_films share the film table.
 
     User and film ids are row numbers. The tower reads column 0 of both tables as a bias.
     """

@@ -125,7 +125,7 @@ class MirroredWorkers(OneProcess):
             )
 
     def joined(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Concatenates all workers' row numbers and gradients by table; divides gradients by the number of workers."""
+        """Concatenates each table's row numbers and gradients of all workers; divides gradients by the worker count."""
         given = [gradient for gradient in gradients if gradient is not None]
         if not given:
             return gradients

@@ -197,7 +197,8 @@ class RunConfig:
     def replace(self, **changes: Any) -> RunConfig:
         """Returns a changed copy of this RunConfig; setting one checkpoint interval does not unset the other one."""
         same = {name: getattr(self, name) for name in self._FIELDS}
-        # The tf.distribute strategy is not copied: in its replicas, TensorFlow would find the original, not the copy.
+        # The tf.distribute strategy is not copied: in code that a strategy's replicas run, TensorFlow gives the
+        # original strategy as the current one, never a copy.
         copied = {name: value if name == "train_distribute" else copy.copy(value) for name, value in same.items()}
         return RunConfig(**copied | changes)
 

@@ -42,7 +42,7 @@ class ServingGraph:
 
 
 def cpu_serving_graph(model: Model, receiver_fn: Callable[[], Any]) -> ServingGraph:
-    """Builds the {serve} graph, in which every column does TensorFlow's CPU lookup."""
+    """Builds the graph of the MetaGraph tagged `serve`, in which every column does TensorFlow's CPU lookup."""
     _start(model)
     receiver = receiver_fn()
     with cpu_lookups():

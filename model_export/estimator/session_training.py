@@ -160,7 +160,8 @@ def _host_call_hooks(spec: Any) -> list[Any]:
 
 
 def _listeners(saver: Any) -> list[Any]:
-    # TensorFlow's CheckpointSaverHook has no public method that adds a listener.
+    # Returns the private list of listeners, because TensorFlow's CheckpointSaverHook has no public method that adds a
+    # listener.
     listeners: list[Any] = saver._listeners
     return listeners
 

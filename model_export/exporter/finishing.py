@@ -12,7 +12,8 @@ from service.artifact.manifest import MANIFEST_PATH, Manifest
 # each table.
 WHOLE_CHECK_BYTES = 64 << 20
 COMPARED_ROWS = 1000
-# Key in the manifest's provenance. If the export compared only the first rows of each table, the value is their number.
+# Key in the manifest's provenance. If the export compared only the first rows of each table, the value is the number of
+# rows compared in a table.
 COMPARED_ROWS_KEY = "compared_rows"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from model_export.errors import ExportError
 from model_export.folder_checks import check_writable
 
-# First part of the path that Path() makes of an object store's URI.
+# First part of the path that Path() makes of an object store's URI: Path turns s3://bucket into s3:/bucket.
 _SCHEMES = ("s3:", "gs:", "az:")
 
 

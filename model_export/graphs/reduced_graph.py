@@ -45,7 +45,7 @@ class ReducedVariables:
 
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
-        # The reduced tables' variables are on the host, because saving would copy those of another device to the host.
+        # The reduced tables' variables are on the CPU, because saving would copy variables of a GPU or TPU to the CPU.
         with tf.device("CPU"):
             self.tables = {
                 name: tf.Variable(numbers_of(table), trainable=False, name=name) for name, table in reduced.items()

@@ -95,7 +95,5 @@ class ExportSource(Protocol):
         ...
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Returns the model's outputs for a request, from memory; the exporter compares the saved signature's answer
-        with them.
-        """
+        """Computes the outputs of the model in memory, with which the exporter compares the saved signature's."""
         ...

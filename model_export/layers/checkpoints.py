@@ -87,7 +87,8 @@ def _read(root: Any, path: str | Path, layers: list[Any], what: str, build: Call
         raise ExportError(f"{path} does not fit {what}: no feature uses its table {error}") from error
     except (ValueError, tf.errors.OpError) as error:
         raise ExportError(f"{path} does not fit {what}: {error}") from error
-    # unmatched() must not count the unstacked tables, because TensorFlow reports them as missing in the checkpoint.
+    # TensorFlow reports the tables of a stacked array as missing in the checkpoint, so unmatched() must not count these
+    # tables.
     missed = introspection.unmatched(status, root, unstacked if is_stacked(path) else [])
     if missed:
         raise ExportError(f"{path} does not fit {what}: it lacks {missed}")

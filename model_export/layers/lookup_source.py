@@ -58,7 +58,7 @@ class LookupSource:
         return ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes the model's SavedModel, whose variables are the model's own objects; each is saved once.
+        """Writes a SavedModel of the trained variables; of a table in fewer bits, lookups read a variable made here.
 
         With plan.export_to_tpu, tensor-core lookups of the {serve,tpu} MetaGraph run on a TPU core and all other
         signatures on its host.

@@ -41,7 +41,7 @@ Recorded = Mapping[str, Sequence[LoggedPrediction]]
 
 
 def verify_artifact(artifact: Path) -> ParityReport:
-    """Checks the files and the answers of a finished artifact.
+    """Checks a finished artifact: the files against its manifest, and its signatures' answers against expected ones.
 
     Raises:
       Disagreements: files, index, vocabularies or answers are wrong; the exception lists all faults.

@@ -242,8 +242,8 @@ class _Table:
         wanted: dict[str, int] | None = None
         while True:
             infos = _replication(self._client)
-            # The replicas' offsets are compared with the first offsets of their primaries: the push does not wait for
-            # commands that other clients write later.
+            # `wanted` keeps the primaries' replication offsets of the first loop pass, so the push does not wait until
+            # the replicas have commands that other clients write later.
             wanted = wanted or {name: info["master_repl_offset"] for name, info in infos.items()}
             behind = [
                 name

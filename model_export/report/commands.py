@@ -88,7 +88,7 @@ def _build(artifact: Path, options: ReportOptions) -> ArtifactReport:
 
 
 def rows_shown(bar: tqdm[NoReturn]) -> Callable[[str], Progress]:
-    """Returns a function for progress bars: call it with a table's name, and its result with (rows done, rows)."""
+    """Returns show_table(name), which labels the progress bar and returns a function that sets (rows done, of rows)."""
 
     def progress(what: str) -> Progress:
         bar.set_description(what)

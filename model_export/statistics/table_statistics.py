@@ -131,7 +131,7 @@ class TableStatistics:
         )
 
     def with_step(self, *, is_sampled: bool) -> TableStatistics:
-        """Returns the table's lookup statistics with one more training step counted, sampled or not."""
+        """Returns the statistics with one more training step: in `steps` and, if is_sampled, in `sampled_steps`."""
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:

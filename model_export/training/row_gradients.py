@@ -35,7 +35,7 @@ class RowGradient:
         """Groups the vectors of a table's gradient by row, and numbers the vectors of each row."""
         rows, position = tf.unique(self.rows)
         counts = tf.math.bincount(position, minlength=tf.size(rows), dtype=tf.int32)
-        # The number of an occurrence is its position among the occurrences of the same row, in the order of the batch.
+        # rank[i] counts the occurrences of the same row that come before occurrence i in the batch.
         order = tf.argsort(position, stable=True)
         starts = tf.cumsum(counts, exclusive=True)
         places = tf.range(tf.size(position)) - tf.gather(starts, tf.gather(position, order))

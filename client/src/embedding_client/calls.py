@@ -96,5 +96,5 @@ class Calls(Protocol):
         ...
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Returns the generator of `Call`s (requests) that asks for a version's signatures."""
+        """Returns the generator of `Call`s (requests) for a version's signatures, with their inputs and outputs."""
         ...

@@ -68,7 +68,7 @@ def typed_array(value: Any, description: TensorDescription) -> Array:
 
 
 def with_shape(array: Array, shape: tuple[int | None, ...] | None) -> Array:
-    """Returns an array without elements with its full rank, which empty JSON lists do not show.
+    """Adds the missing last dimensions to an array without elements, because empty JSON lists do not show them.
 
     >>> with_shape(np.empty((0,)), (None, 8)).shape
     (0, 8)

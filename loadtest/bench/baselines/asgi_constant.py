@@ -48,7 +48,7 @@ def _as_arrays(answer: dict[str, dict[str, Any]]) -> Any:
 
 
 def encode_alone() -> None:
-    """Times orjson's encoding of a workload's arrays: reads a duration from stdin, prints seconds per encoding."""
+    """Times orjson's encoding of arrays: for each duration (a line of stdin), prints the mean seconds per encoding."""
     arrays = App().arrays[f"/orjson/{sys.argv[2]}"]
     listening(0)
     for line in sys.stdin:

@@ -66,7 +66,8 @@ def _start(row, sizes, counts, now):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _read(row, head, data, n, sizes, expected, counts, histogram, now, goes_on):  # type: ignore[no-untyped-def]
-    # Parses n received bytes as an answer; returns False if they are no valid answer to the connection's request.
+    # Adds n received bytes to the answer of the connection's request. Returns False if the answer's status is not 200,
+    # its head is too long or has no Content-Length, or its body is longer than Content-Length.
     at = 0
     while row[LEFT] < 0 and at < n and row[HAVE] < HEAD_BYTES:
         head[row[HAVE]] = data[at]
