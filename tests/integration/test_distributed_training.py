@@ -186,11 +186,14 @@ def test_an_estimators_tables_lie_in_parts_on_parameter_servers(
     with started(forks, {"chief": 1, "worker": 1, "ps": 2}, *ESTIMATOR, tmp_path, STEPS) as cluster:
         wait_for(tmp_path / "model.ckpt-0.index", cluster, "chief:0")
         cluster.kill("worker:0")
+        wait_for(tmp_path / "model.ckpt-150.index", cluster, "chief:0")
         cluster.start("worker:0")
         for name in ("worker:0", "ps:1", "ps:0", "chief:0"):
             status, output = cluster.end(name)
             assert status == 0, output
-    assert rmse(output) == pytest.approx(single_estimator, abs=0.003)
+    # The chief and the worker train at their own pace, so the RMSE differs from run to run, by up to 0.003 here and by
+    # 0.011 if both make most steps at the same time. After 150 steps in one process it is 0.017 higher.
+    assert rmse(output) == pytest.approx(single_estimator, abs=0.01)
 
 
 def test_a_missing_tf_config_is_refused(tmp_path: Path) -> None:
