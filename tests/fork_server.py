@@ -52,7 +52,8 @@ class ForkServer:
     """The process that forks others on request. Concurrency: one caller at a time."""
 
     def __init__(self, process: subprocess.Popen[str], outputs: Path) -> None:
-        self._process, self._outputs, self._started = process, outputs, 0
+        self._process, self._outputs = process, outputs
+        self.started: list[ForkedProcess] = []
 
     def ask(self, request: Mapping[str, Any]) -> int:
         """Sends one request to the process that forks, and returns its answer."""
@@ -63,21 +64,29 @@ class ForkServer:
 
     def start(self, module: str, *arguments: object, environment: Mapping[str, str]) -> ForkedProcess:
         """Starts `python -m module arguments`, with variables added to the environment."""
-        output = self._outputs / f"output-{self._started}"
-        self._started += 1
+        output = self._outputs / f"output-{len(self.started)}"
         output.touch()
         request = {"module": module, "arguments": [*map(str, arguments)], "output": str(output)}
-        return ForkedProcess(self, self.ask({**request, "environment": dict(environment)}), output)
+        self.started.append(ForkedProcess(self, self.ask({**request, "environment": dict(environment)}), output))
+        return self.started[-1]
 
 
 @contextmanager
 def fork_server(outputs: Path, modules: Sequence[str]) -> Iterator[ForkServer]:
-    """Runs a ForkServer whose processes have imported some modules; their output is kept in files of a folder."""
+    """Runs a ForkServer whose processes have imported some modules; their output is kept in files of a folder.
+
+    Kills the processes that still run at the end.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     command = [sys.executable, "-m", "tests.fork_server", *modules]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
-        yield ForkServer(process, outputs)
+        server = ForkServer(process, outputs)
+        try:
+            yield server
+        finally:
+            for started in server.started:
+                started.send_signal(signal.SIGKILL)
 
 
 def _fork_on_request() -> dict[str, Any] | None:
