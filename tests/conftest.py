@@ -20,6 +20,7 @@ import pytest
 from service.engine.call import Finished
 from service.engine.engine import Engine
 from service.engine.registry import Registry
+from service.graph.tensorflow_import import import_tensorflow
 from service.loading.loader import ServableLoader
 from tests.tower_model import write_tower_model
 from tests.toy_model import write_toy_model
@@ -179,6 +180,7 @@ def tf() -> Any:
     """Imports TensorFlow for tests that have the marker `tf`, and hides the warnings of the import."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        import_tensorflow()
         import tensorflow
     return tensorflow
 

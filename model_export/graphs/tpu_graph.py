@@ -93,8 +93,8 @@ def add_tpu_meta_graph(folder: Path, module: Any, signatures: Mapping[str, Any])
     Args:
       folder: the SavedModel; its variables are neither read nor written again.
       module: the trackable that was saved; since then only functions may have been attached or removed.
-      signatures: name -> tf.function with an input signature, which runs its dense part in tpu_call. Use new functions:
-        one that was traced for {serve} would bring that trace along.
+      signatures: name -> tf.function with an input signature, which runs its dense part in tpu_call or belongs to the
+        {serve} MetaGraph. A function with tpu_call must be new: one that was traced for {serve} keeps that trace.
 
     Raises:
       ExportError: merge_meta_graphs() refuses the MetaGraph.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.graphs.lookup_graph import LookupGraph, build_lookup
+from model_export.graphs.lookup_graph import build_lookup
+from model_export.graphs.padded_lookup import Compile
 from model_export.graphs.reduced_graph import ReducedVariables
 from model_export.graphs.source import LookupPlan, PredictSignature, SavedParts
 from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
@@ -16,6 +16,7 @@ from model_export.graphs.vocabulary_graph import vocabulary_tables
 from model_export.layers.serving_module import ServingModule
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
+from service.artifact.manifest import SignatureEntry
 from service.types import Array
 
 
@@ -72,11 +73,14 @@ class LookupSource:
         module = ServingModule({**self._tables, **reduced.tables}, vocabularies)
         module.scales = reduced.scales
         self._lookup_tables = reduced.for_lookups(self._tables)
-        signatures = self._signatures(module, plan, predict)
+        signatures = self._lookups(module, plan.lookups)
+        signatures |= {name: self._predict_function(name, module.vocabularies) for name in predict}
         self._attach(module, [signatures[name] for name in predict])
         tf.saved_model.save(module, str(folder), signatures=signatures)
         if plan.export_to_tpu:
-            add_tpu_meta_graph(folder, module, self._signatures(module, plan, predict, compiled=_on_tpu))
+            # Only padded lookups have another graph on a TPU, so only they are traced again.
+            padded = {name: entry for name, entry in plan.lookups.items() if entry.batch_sizes}
+            add_tpu_meta_graph(folder, module, signatures | self._lookups(module, padded, compiled=_on_tpu))
         return SavedParts(
             {table.name: f"tables/{table.name}/.ATTRIBUTES/VARIABLE_VALUE" for table in self._spec.tables},
             {name: self._predict_signature(name) for name in predict},
@@ -102,17 +106,13 @@ class LookupSource:
         # Tables without a model need no other variables in the saved module.
         pass
 
-    def _signatures(
-        self, module: ServingModule, plan: LookupPlan, predict: Sequence[str], *, compiled: Any = None
+    def _lookups(
+        self, module: ServingModule, entries: Mapping[str, SignatureEntry], **compiled: Compile
     ) -> dict[str, Any]:
-        graphs: dict[str, LookupGraph] = {
-            name: build_lookup(entry, self._spec, self._lookup_tables, module.vocabularies)
-            for name, entry in plan.lookups.items()
+        return {
+            name: build_lookup(entry, self._spec, self._lookup_tables, module.vocabularies, **compiled).function()
+            for name, entry in entries.items()
         }
-        if compiled is not None:
-            graphs = {name: dataclasses.replace(graph, compiled=compiled) for name, graph in graphs.items()}
-        lookups = {name: graph.function() for name, graph in graphs.items()}
-        return lookups | {name: self._predict_function(name, module.vocabularies) for name in predict}
 
     def _check_plan(self, plan: LookupPlan, predict: Sequence[str]) -> None:
         if unknown := sorted(set(predict) - set(self.predict_names)):

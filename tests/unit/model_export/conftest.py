@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,3 +25,9 @@ def short_timings() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.graph.run_comparison._TURN_S", 0.002)
         yield
+
+
+@pytest.fixture(scope="module")
+def loaded(tf: Any) -> Callable[[Path], Any]:
+    """Returns a function that loads the {serve} graph of a version into TensorFlow, once for the tests of a file."""
+    return cache(lambda artifact: tf.saved_model.load(str(artifact), tags=["serve"]))

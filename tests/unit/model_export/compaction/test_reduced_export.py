@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,14 @@ def requests() -> Iterator[dict[str, np.ndarray]]:
         yield request
 
 
-def test_the_server_answers_the_bits_of_tensorflows_own_run(exported: tuple[str, Path], tf: Any) -> None:
+def test_the_server_answers_the_bits_of_tensorflows_own_run(
+    exported: tuple[str, Path], loaded: Callable[[Path], Any], tf: Any
+) -> None:
     _, artifact = exported
     _, lookups = opened(artifact)
-    loaded = tf.saved_model.load(str(artifact))
+    lookup = loaded(artifact).signatures["lookup"]
     for request in requests():
-        theirs = loaded.signatures["lookup"](**{name: tf.constant(array) for name, array in request.items()})
+        theirs = lookup(**{name: tf.constant(array) for name, array in request.items()})
         ours = lookups.backend.run("lookup", request, ("a", "b"))
         assert ours["a"].tobytes() == theirs["a"].numpy().tobytes()
         # TensorFlow computes a mean from the same sum, but adds the weights in another order.
@@ -94,12 +96,12 @@ def test_what_is_stored_is_the_table_rounded(exported: tuple[str, Path]) -> None
     np.testing.assert_array_equal(map_table(artifact, table)[0:9], served)
 
 
-def test_predictions_read_the_trained_table(exported: tuple[str, Path], tf: Any) -> None:
+def test_predictions_read_the_trained_table(exported: tuple[str, Path], loaded: Callable[[Path], Any], tf: Any) -> None:
     from tests.unit.model_export.exporter.table_source import TWO_FEATURES
 
     _, artifact = exported
     table = random_tables(TWO_FEATURES)["item"].astype(np.float64)
-    serve = tf.saved_model.load(str(artifact)).signatures["serving_default"]
+    serve = loaded(artifact).signatures["serving_default"]
     splits = tf.constant([0, 2], tf.int64)
     bag = tf.constant([4, 5], tf.int64)
     score = serve(a=tf.constant([3], tf.int64), b__values=bag, b__row_splits=splits, bias=tf.constant([0.5]))["score"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,16 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(source, tmp_path_factory.mktemp("words") / "model")
 
 
+@pytest.fixture(scope="module")
+def reduced(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function that reduces the table of `trained` to a dtype; tests must not change the new version."""
+    return cache(lambda dtype: compact(trained, tmp_path_factory.mktemp(dtype), table_dtype=dtype))
+
+
 @pytest.fixture(scope="module", params=DTYPES)
-def reduced_version(
-    request: pytest.FixtureRequest, trained: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Path]]:
+def reduced_version(request: pytest.FixtureRequest, reduced: Callable[[str], Path]) -> tuple[str, Path]:
     """The name of a dtype, and the version whose tables were reduced to it."""
-    out = tmp_path_factory.mktemp(request.param)
-    yield request.param, compact(trained, out, table_dtype=request.param)
+    return request.param, reduced(request.param)
 
 
 def read_as(table: np.ndarray, dtype: str) -> np.ndarray:
@@ -82,18 +86,22 @@ def item() -> np.ndarray:
     return random_tables(TWO_FEATURES)["item"]
 
 
-def test_the_server_answers_the_bits_of_tensorflows_own_run(reduced_version: tuple[str, Path], tf: Any) -> None:
+def test_the_server_answers_the_bits_of_tensorflows_own_run(
+    reduced_version: tuple[str, Path], loaded: Callable[[Path], Any], tf: Any
+) -> None:
     dtype, artifact = reduced_version
     _, lookups = opened(artifact)
-    loaded = tf.saved_model.load(str(artifact), tags=["serve"])
+    lookup = loaded(artifact).signatures["lookup"]
     for request in requests():
-        theirs = loaded.signatures["lookup"](**{name: tf.constant(array) for name, array in request.items()})
+        theirs = lookup(**{name: tf.constant(array) for name, array in request.items()})
         ours = lookups.backend.run("lookup", request, ("a", "b"))
         assert ours["a"].tobytes() == theirs["a"].numpy().tobytes() == read_as(item(), dtype)[request["a"]].tobytes()
         np.testing.assert_allclose(ours["b"], theirs["b"].numpy(), rtol=1e-6, atol=1e-6)
 
 
-def test_predictions_and_their_records_stay(reduced_version: tuple[str, Path], trained: Path, tf: Any) -> None:
+def test_predictions_and_their_records_stay(
+    reduced_version: tuple[str, Path], trained: Path, loaded: Callable[[Path], Any], tf: Any
+) -> None:
     _, artifact = reduced_version
     records = "assets.extra/recorded_predictions"
     assert (artifact / records).read_bytes() == (trained / records).read_bytes()
@@ -101,8 +109,7 @@ def test_predictions_and_their_records_stay(reduced_version: tuple[str, Path], t
     ids, splits = tf.constant([4, 5], tf.int64), tf.constant([0, 2], tf.int64)
     request = {"a": tf.constant([3], tf.int64), "b__values": ids, "b__row_splits": splits, "bias": tf.constant([0.5])}
     answers = [
-        tf.saved_model.load(str(folder), tags=["serve"]).signatures["serving_default"](**request)["score"].numpy()
-        for folder in (trained, artifact)
+        loaded(folder).signatures["serving_default"](**request)["score"].numpy() for folder in (trained, artifact)
     ]
     assert answers[0].tobytes() == answers[1].tobytes()
 
@@ -155,15 +162,15 @@ def test_a_version_of_lookups_alone_has_no_trained_table(words: Path, tmp_path: 
         "word": "int4",
     }
     assert set(manifest_of(both).provenance["reduced_tables"]) == {"item", "word"}
-    loaded = [tf.saved_model.load(str(folder)) for folder in (artifact, both)]
-    assert {name for one in loaded for name in one.signatures} == {"lookup"}
+    assert set(tf.saved_model.load(str(both)).signatures) == {"lookup"}
 
 
-def test_versions_that_are_loaded_side_by_side_keep_their_own_rows(trained: Path, tmp_path: Path, tf: Any) -> None:
-    versions = {dtype: compact(trained, tmp_path, table_dtype=dtype) for dtype in ("int8", "int4")}
-    loaded = {dtype: tf.saved_model.load(str(path), tags=["serve"]) for dtype, path in versions.items()}
+def test_versions_that_are_loaded_side_by_side_keep_their_own_rows(
+    reduced: Callable[[str], Path], loaded: Callable[[Path], Any], tf: Any
+) -> None:
+    models = {dtype: loaded(reduced(dtype)) for dtype in ("int8", "int4")}
     request = {name: tf.constant(array) for name, array in next(requests()).items()}
-    for dtype, model in loaded.items():
+    for dtype, model in models.items():
         rows = model.signatures["lookup"](**request)["a"].numpy()
         assert rows.tobytes() == read_as(item(), dtype)[request["a"].numpy()].tobytes()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,9 @@ def test_each_variable_is_saved_once_and_without_slots(artifact: tuple[Any, Path
     assert not [name for name in names if "accumulator" in name or "SLOT" in name]
 
 
-def test_it_answers_as_the_model(artifact: tuple[Any, Path]) -> None:
+def test_it_answers_as_the_model(artifact: tuple[Any, Path], loaded: Callable[[Path], Any]) -> None:
     model, folder = artifact
-    found = tf.saved_model.load(str(folder), tags=["serve"]).signatures["serving_default"]
+    found = loaded(folder).signatures["serving_default"]
     answer = found(
         word__values=tf.constant([b"z", b"?", b"x"]),
         word__row_splits=tf.constant([0, 2, 3], tf.int64),
@@ -133,7 +133,9 @@ def test_it_answers_as_the_model(artifact: tuple[Any, Path]) -> None:
     np.testing.assert_allclose(answer["score"], direct["score"], atol=1e-6)
 
 
-def test_examples_carry_ids_weights_words_and_numbers(artifact: tuple[Any, Path]) -> None:
+def test_examples_carry_ids_weights_words_and_numbers(
+    artifact: tuple[Any, Path], loaded: Callable[[Path], Any]
+) -> None:
     model, folder = artifact
     feature = tf.train.Feature
 
@@ -152,7 +154,7 @@ def test_examples_carry_ids_weights_words_and_numbers(artifact: tuple[Any, Path]
         tf.train.Example(features=tf.train.Features(feature={k: field(v) for k, v in row.items()})).SerializeToString()
         for row in rows
     ]
-    signatures = tf.saved_model.load(str(folder), tags=["serve"]).signatures
+    signatures = loaded(folder).signatures
     answer = signatures["serve_examples"](examples=tf.constant(examples))
     same = signatures["serving_default"](
         word__values=tf.constant([b"z", b"?", b"x"]),
