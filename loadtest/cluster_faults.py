@@ -72,10 +72,18 @@ class Tally:
 
 
 class Load:
-    """Threads that look up rows and send upserts. tally: their counts; the caller sets a new Tally for each fault."""
+    """Load of a fault test: threads that look up rows on two servers, and a thread that sends upserts.
 
-    def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray]) -> None:
+    tally: their counts; the caller sets a new Tally for each fault.
+
+    Args:
+      rows: version -> its rows.
+      period_s: the time from one request of a reader to its next one; 0: the next one follows at once.
+    """
+
+    def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray], period_s: float) -> None:
         self.tally = Tally()
+        self._period_s = period_s
         self._servers = servers
         # Version -> its rows.
         self._rows = rows
@@ -103,7 +111,9 @@ class Load:
         server = _Connection(self._servers[number % len(self._servers)].http.removeprefix("http://"))
         changed = np.arange(_CHANGED)
         num_rows = min(len(rows) for rows in self._rows.values())
+        begin_s = 0.0
         while not self._is_over:
+            time.sleep(max(0.0, begin_s + self._period_s - time.monotonic()))
             ids = np.concatenate([changed, random.integers(_CHANGED, num_rows, _IDS)])
             tally, begin_s = self.tally, time.monotonic()
             status, version, answer = server.post("/v1/models/toy:lookup", {"features": {"user": ids.tolist()}})
@@ -383,7 +393,9 @@ FAULTS: tuple[Callable[[Stage], None], ...] = (
 
 
 @contextmanager
-def _stage(folder: Path, num_rows: int, seconds: float, hosts: Sequence[Host]) -> Iterator[tuple[Stage, Load]]:
+def _stage(
+    folder: Path, num_rows: int, seconds: float, hosts: Sequence[Host], period_s: float
+) -> Iterator[tuple[Stage, Load]]:
     models = folder / "toy"
     first, rows = large(models / "1", num_rows)
     newer, newer_rows = large(folder / "new" / "2", num_rows, seed=4)
@@ -399,7 +411,7 @@ def _stage(folder: Path, num_rows: int, seconds: float, hosts: Sequence[Host]) -
         flags += [f"--remote_tables=user={text}", "--file_system_poll_wait_seconds=0.2"]
         servers = [stack.enter_context(LiveServer(*flags)).ready() for _ in range(2)]
         stage = Stage(cluster, servers, first, newer, models, secret, address, seconds)
-        with Load(servers, {"1": rows, "2": newer_rows}) as load:
+        with Load(servers, {"1": rows, "2": newer_rows}, period_s) as load:
             yield stage, load
 
 
@@ -409,12 +421,14 @@ def run(
     seconds: float,
     show: Callable[[str, Tally], None],
     settled_s: float = 1.0,
+    period_s: float = 0.0,
 ) -> None:
     """Runs faults one after another on one cluster; calls show with the name and the counts of each.
 
     settled_s: the pause after a fault, twice. In the first one, failed requests still count for this fault.
+    period_s: as in Load.
     """
-    run_on([(fault.__name__, fault) for fault in faults], num_rows, seconds, show, (LOOPBACK,), settled_s)
+    run_on([(fault.__name__, fault) for fault in faults], num_rows, seconds, show, (LOOPBACK,), settled_s, period_s)
 
 
 def run_on(
@@ -424,9 +438,13 @@ def run_on(
     show: Callable[[str, Tally], None],
     hosts: Sequence[Host],
     settled_s: float,
+    period_s: float,
 ) -> None:
     """Runs the named faults one after another on a cluster whose nodes are spread over hosts."""
-    with tempfile.TemporaryDirectory() as folder, _stage(Path(folder), num_rows, seconds, hosts) as (stage, load):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _stage(Path(folder), num_rows, seconds, hosts, period_s) as (stage, load),
+    ):
         time.sleep(seconds)
         show("no fault", load.tally)
         for name, fault in faults:

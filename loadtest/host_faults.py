@@ -108,14 +108,19 @@ def run(
     seconds: float,
     show: Callable[[str, Tally], None],
     settled_s: float = 1.0,
+    period_s: float = 0.0,
 ) -> None:
-    """Runs faults one after another on one cluster of several hosts; calls `show` with each fault's name and counts."""
+    """Runs faults one after another on one cluster of several hosts; calls `show` with each fault's name and counts.
+
+    settled_s, period_s: as in cluster_faults.run.
+    """
     with Hosts(_COUNT) as hosts:
 
         def on(fault: Callable[[Network], None]) -> Callable[[Stage], None]:
             return lambda stage: fault(Network(stage, hosts))
 
-        run_on([(fault.__name__, on(fault)) for fault in faults], num_rows, seconds, show, hosts.hosts, settled_s)
+        named = [(fault.__name__, on(fault)) for fault in faults]
+        run_on(named, num_rows, seconds, show, hosts.hosts, settled_s, period_s)
 
 
 def main() -> int:

@@ -59,8 +59,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--parity-requests",
         type=int,
-        default=300,
-        help="random requests that the served answers are compared with TensorFlow's on (default 300)",
+        default=200,
+        help="random requests that the served answers are compared with TensorFlow's on (default 200)",
     )
 
 

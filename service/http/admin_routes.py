@@ -44,12 +44,12 @@ def add_admin_routes(
         data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 
-    add_route(app, "/healthz", healthz, "GET", **openapi.healthz())
-    add_route(app, "/readyz", readyz, "GET", **openapi.readyz())
+    add_route(app, "/healthz", healthz, "GET", openapi.healthz())
+    add_route(app, "/readyz", readyz, "GET", openapi.readyz())
     for path in metrics_paths[:1]:
-        add_route(app, path, metrics_text, "GET", **openapi.metrics())
+        add_route(app, path, metrics_text, "GET", openapi.metrics())
     for path in metrics_paths[1:]:
-        add_route(app, path, metrics_text, "GET", include_in_schema=False)
+        add_route(app, path, metrics_text, "GET")
 
 
 def _json(document: dict[str, object], status: int = 200) -> Response:

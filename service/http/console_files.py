@@ -57,9 +57,9 @@ def add_console_files(app: FastAPI) -> None:
             raise RouteNotFound(f"Not found: {raw_path(request)}")
         return RedirectResponse(PATH.lstrip("/"), headers={"Vary": "Accept"})
 
-    add_route(app, "/", root, "GET", include_in_schema=False)
-    add_route(app, PATH, page, "GET", include_in_schema=False)
-    add_route(app, PATH + "/static/{file}", file, "GET", include_in_schema=False)
+    add_route(app, "/", root, "GET")
+    add_route(app, PATH, page, "GET")
+    add_route(app, PATH + "/static/{file}", file, "GET")
 
 
 def _read_files() -> dict[str, _File]:

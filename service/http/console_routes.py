@@ -138,10 +138,10 @@ def add_console_routes(
         secure = "; Secure" if sources.has_tls else ""
         return f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
-    add_route(app, PATH + "/overview", overview, "GET", include_in_schema=False)
-    add_route(app, SESSION_PATH, session, "GET", include_in_schema=False)
-    add_route(app, SESSION_PATH, sign_in, "POST", include_in_schema=False)
-    add_route(app, SESSION_PATH, sign_out, "DELETE", include_in_schema=False)
+    add_route(app, PATH + "/overview", overview, "GET")
+    add_route(app, SESSION_PATH, session, "GET")
+    add_route(app, SESSION_PATH, sign_in, "POST")
+    add_route(app, SESSION_PATH, sign_out, "DELETE")
 
 
 def is_plain_host(host: str) -> bool:

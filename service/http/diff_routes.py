@@ -51,4 +51,4 @@ def add_diff_route(app: FastAPI, engine: Engine) -> None:
     answer = ("What changed from the version to version `to`", ref("VersionDiff"), {"a rotation": EXAMPLE})
     to_version = {"name": "to", "in": "query", "required": True, "schema": INTEGER, "example": 2}
     route = openapi.described("diff", "Versions", "Compare two versions", _PATH, answer, query=[to_version])
-    add_route(app, _PATH + ":diff", diff, "GET", **route)
+    add_route(app, _PATH + ":diff", diff, "GET", route)

@@ -47,4 +47,4 @@ def add_docs_page(app: FastAPI, assets: Path | None) -> None:
     async def docs(request: Request) -> Response:
         return page
 
-    add_route(app, "/docs", docs, "GET", include_in_schema=False)
+    add_route(app, "/docs", docs, "GET")

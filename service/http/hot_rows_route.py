@@ -47,7 +47,7 @@ def add_hot_rows_route(app: FastAPI, engine: Engine) -> None:
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where + "/tables/{table}"
         route = openapi.described("hotRows", "Versions", "Hot rows of a table", path, answer, query=[parameter])
-        add_route(app, path + ":hot", hot, "GET", **route)
+        add_route(app, path + ":hot", hot, "GET", route)
 
 
 def _most(request: Request) -> int:

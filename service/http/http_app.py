@@ -97,7 +97,6 @@ def create_http_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        describe_routes()
         yield
         calls.close()
         close_table_views()
@@ -127,7 +126,7 @@ def create_http_app(
         add_statusz_route(app, *statusz)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
-    describe_routes = openapi.complete(app, engine, strict_json=strict_json)
+    openapi.complete(app, engine, strict_json=strict_json)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

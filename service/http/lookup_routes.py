@@ -54,9 +54,9 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
-        add_route(app, path + ":lookup", lookup, "POST", **openapi.lookup(path))
-        add_route(app, path + "/tables", tables, "GET", **openapi.tables(path))
-        add_route(app, path + "/tables/{table}:rows", rows, "POST", **openapi.rows(path))
+        add_route(app, path + ":lookup", lookup, "POST", openapi.lookup(path))
+        add_route(app, path + "/tables", tables, "GET", openapi.tables(path))
+        add_route(app, path + "/tables/{table}:rows", rows, "POST", openapi.rows(path))
 
 
 def _lookup(strict_json: bool, bound: Bound, body: LookupBody) -> bytes:

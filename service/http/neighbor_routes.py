@@ -33,7 +33,7 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_js
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
-        add_route(app, path + "/tables/{table}:neighbors", neighbors, "POST", **described_neighbors(path))
+        add_route(app, path + "/tables/{table}:neighbors", neighbors, "POST", described_neighbors(path))
 
 
 def _neighbors(

@@ -38,9 +38,9 @@ def infer(path: str) -> Json:
         body=(ref("InferRequest"), {"two users": lookup, "two rows of genres, the second empty": ragged}),
         is_computed=True,
     )
-    route["openapi_extra"]["parameters"].append(_LENGTH_HEADER)
-    route["openapi_extra"]["requestBody"]["content"]["application/octet-stream"] = _BINARY
-    route["responses"][200]["content"]["application/octet-stream"] = _BINARY
+    route["parameters"].append(_LENGTH_HEADER)
+    route["requestBody"]["content"]["application/octet-stream"] = _BINARY
+    route["responses"]["200"]["content"]["application/octet-stream"] = _BINARY
     return route
 
 
@@ -108,7 +108,7 @@ def health(what: str) -> Json:
     route = described(f"is{name}", _TAG, f"Whether the server is {what}", "", answer, errors=())
     if what == "ready":
         content = {"application/json": {"schema": schema, "examples": {"not ready": {"value": {"ready": False}}}}}
-        route["responses"][503] = {"description": "Send no requests here", "content": content}
+        route["responses"]["503"] = {"description": "Send no requests here", "content": content}
     return route
 
 
@@ -124,7 +124,7 @@ def repository_index() -> Json:
         body=(ref("IndexRequest"), {"all": {}, "those that can answer": {"ready": True}}),
         errors=(400, 413),
     )
-    route["openapi_extra"]["requestBody"]["required"] = False
+    route["requestBody"]["required"] = False
     return route
 
 
@@ -132,5 +132,5 @@ def _with_signature(route: Json) -> Json:
     schema = {"type": "string"}
     description = "Default: serving_default where the model has it, else lookup."
     parameter = {"name": "signature_name", "in": "query", "required": False, "schema": schema}
-    route["openapi_extra"]["parameters"].append(parameter | {"description": description})
+    route["parameters"].append(parameter | {"description": description})
     return route

@@ -118,17 +118,17 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
 
     for where in ("", "/versions/{version}"):
         path = "/v2/models/{model}" + where
-        add_route(app, path + "/infer", infer, "POST", **oip_openapi.infer(path))
-        add_route(app, path + "/ready", model_ready, "GET", **oip_openapi.model_ready(path))
-        add_route(app, path + "/config", config, "GET", **oip_openapi.model_config(path))
-        add_route(app, path, metadata, "GET", **oip_openapi.model_metadata(path))
-    add_route(app, "/v2", server_metadata, "GET", **oip_openapi.server_metadata())
-    add_route(app, "/v2/health/live", live, "GET", **oip_openapi.health("live"))
-    add_route(app, "/v2/health/ready", ready, "GET", **oip_openapi.health("ready"))
-    add_route(app, "/v2/repository/index", index, "POST", **oip_openapi.repository_index())
+        add_route(app, path + "/infer", infer, "POST", oip_openapi.infer(path))
+        add_route(app, path + "/ready", model_ready, "GET", oip_openapi.model_ready(path))
+        add_route(app, path + "/config", config, "GET", oip_openapi.model_config(path))
+        add_route(app, path, metadata, "GET", oip_openapi.model_metadata(path))
+    add_route(app, "/v2", server_metadata, "GET", oip_openapi.server_metadata())
+    add_route(app, "/v2/health/live", live, "GET", oip_openapi.health("live"))
+    add_route(app, "/v2/health/ready", ready, "GET", oip_openapi.health("ready"))
+    add_route(app, "/v2/repository/index", index, "POST", oip_openapi.repository_index())
     for path, (methods, text) in _UNIMPLEMENTED.items():
         for name in methods.split():
-            add_route(app, path, partial(_refuse, text), name, include_in_schema=False)
+            add_route(app, path, partial(_refuse, text), name)
 
 
 def read_only_ready(body: bytes) -> bool:

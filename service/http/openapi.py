@@ -1,15 +1,16 @@
 """Describes each HTTP route in the OpenAPI document: its operation, bodies and answers with examples, and errors.
 
-Routes read raw bytes, so FastAPI can not derive these descriptions from types. The examples are for a model
-"movielens": features user_id, film_id and occupation have one id per row, genres and recent_films any number. If a
-model can answer, examples for that model replace them.
+Routes read raw bytes, so FastAPI can not derive these descriptions from types, and this module makes the whole
+document. The examples are for a model "movielens": features user_id, film_id and occupation have one id per row,
+genres and recent_films any number. If a model can answer, examples for that model replace them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import copy_context
 from copy import deepcopy
 
@@ -21,7 +22,7 @@ from service.engine.engine import Engine
 from service.http.json_schema import Json, ref
 from service.http.openapi_examples import add_examples, served_model
 from service.http.openapi_schemas import schemas
-from service.http.routing import add_route
+from service.http.routing import RawRoute, add_route
 
 _DESCRIPTION = """
 Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's REST API for everything else.
@@ -74,13 +75,26 @@ def application() -> Json:
     }
 
 
-def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> Callable[[], object]:
-    """Adds to FastAPI's OpenAPI document the schemas of bodies, and example requests for a model that is served.
+def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
+    """Adds the route of the OpenAPI document, with the schemas of bodies and requests for a model that is served.
 
-    Adds also the document's route. Returns a function that makes FastAPI's part of the document, which takes some 50 ms
-    once, without other work on any thread: call it before requests come.
+    Call it after all documented routes were added.
     """
-    describe_routes = app.openapi
+    paths: dict[str, Json] = {}
+    for route in app.routes:
+        if isinstance(route, RawRoute) and route.operation is not None:
+            operation = {"description": inspect.cleandoc(route.endpoint.__doc__ or ""), **route.operation}
+            paths.setdefault(route.path_format, {})[route.method.lower()] = operation
+    general = {
+        "openapi": app.openapi_version,
+        "info": {
+            "title": app.title,
+            "version": app.version,
+            "description": app.description,
+            "license": app.license_info,
+        },
+        "tags": app.openapi_tags,
+    }
     last: tuple[object, Json] | None = None
 
     def describe() -> Json:
@@ -90,9 +104,8 @@ def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> Callable[[],
         key = served and (served[0].name, served[0].version, [table.name for table in served[1]])
         if last is not None and last[0] == key:
             return last[1]
-        # FastAPI's cached document is copied and not changed, because the examples differ when other models are served.
-        document = deepcopy(describe_routes())
-        document["components"] = {"schemas": schemas(strict_json=strict_json)}
+        # The operations are copied and not changed, because the examples differ when other models are served.
+        document = general | {"paths": deepcopy(paths), "components": {"schemas": schemas(strict_json=strict_json)}}
         add_examples(document, served)
         # The copy is kept until another model is served, because making it takes the event loop several milliseconds.
         last = (key, document)
@@ -103,8 +116,7 @@ def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> Callable[[],
     async def document(request: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(copy_context().run, describe))
 
-    add_route(app, "/openapi.json", document, "GET", include_in_schema=False)
-    return describe_routes
+    add_route(app, "/openapi.json", document, "GET")
 
 
 def lookup(path: str) -> Json:
@@ -243,7 +255,7 @@ def readyz() -> Json:
 def metrics() -> Json:
     """Describes GET /metrics."""
     content = {"text/plain": {"schema": {"type": "string"}}}
-    answer: dict[int | str, Json] = {200: {"description": "Prometheus text", "content": content}}
+    answer = {"200": {"description": "Prometheus text", "content": content}}
     return _route("metrics", "Operations", "Metrics", "", answer, errors=())
 
 
@@ -270,7 +282,7 @@ def described(
     """
     answers = (_computed if is_computed else _answer)(*answer)
     route = _route(operation, tag, summary, path, answers, body=None if body is None else _body(*body), errors=errors)
-    route["openapi_extra"]["parameters"] += query
+    route["parameters"] += query
     return route
 
 
@@ -279,7 +291,7 @@ def _route(
     tag: str,
     summary: str,
     path: str,
-    answer: dict[int | str, Json],
+    answer: Json,
     *,
     body: Json | None = None,
     errors: tuple[int, ...] = tuple(_ERRORS),
@@ -288,18 +300,16 @@ def _route(
     for status_code in errors:
         description, text = _ERRORS[status_code]
         responses |= _answer(description, ref("Error"), {"error": {"error": text}}, status_code)
-    extra: Json = {"parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)]}
-    if body is not None:
-        extra["requestBody"] = body
     # The id of an OpenAPI operation gets a suffix if its path has a version or a label: the same operation has a path
     # without them, and ids must differ.
     of_what = "Version" if "{version}" in path else "Label" if "{label}" in path else ""
     return {
-        "operation_id": operation + of_what,
+        "operationId": operation + of_what,
         "tags": [tag],
         "summary": summary,
         "responses": responses,
-        "openapi_extra": extra,
+        "parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)],
+        **({} if body is None else {"requestBody": body}),
     }
 
 
@@ -313,19 +323,19 @@ def _body(schema: Json, examples: Json) -> Json:
     return {"required": True, "content": {"application/json": _content(schema, examples)}}
 
 
-def _computed(description: str, schema: Json, examples: Json) -> dict[int | str, Json]:
+def _computed(description: str, schema: Json, examples: Json) -> Json:
     """Describes for OpenAPI an answer with the header X-Model-Version, which names the model version that computed the
     answer.
     """
     answer = _answer(description, schema, examples)
     header = {"required": True, "schema": {"type": "integer"}, "description": "The version that computed the answer."}
-    answer[200]["headers"] = {"X-Model-Version": header}
+    answer["200"]["headers"] = {"X-Model-Version": header}
     return answer
 
 
-def _answer(description: str, schema: Json, examples: Json, status_code: int = 200) -> dict[int | str, Json]:
+def _answer(description: str, schema: Json, examples: Json, status_code: int = 200) -> Json:
     return {
-        status_code: {"description": description, "content": {"application/json": _content(schema, examples)}},
+        str(status_code): {"description": description, "content": {"application/json": _content(schema, examples)}},
     }
 
 

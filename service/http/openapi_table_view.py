@@ -79,5 +79,5 @@ def _query(name: str, kind: str, description: str) -> Json:
 
 
 def _with(route: Json, *parameters: Json) -> Json:
-    route["openapi_extra"]["parameters"] = [*route["openapi_extra"]["parameters"], *parameters]
+    route["parameters"] = [*route["parameters"], *parameters]
     return route

@@ -7,12 +7,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from service.errors import InvalidRequest
+from service.http.json_schema import Json
 from service.http.path_case import IS_ENCODED
 from service.types import ModelRef
 
@@ -22,15 +23,21 @@ _MAX_VERSION = 2**63 - 1
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class RawRoute(APIRoute):
-    """A FastAPI route that calls its endpoint directly with the request, without FastAPI's processing.
+class RawRoute(Route):
+    """A route that calls its endpoint directly with the request, without FastAPI's processing.
 
-    FastAPI still documents the route, but opens no exit stacks, solves no dependencies and validates no body, which
-    would cost more than a lookup.
+    A route of FastAPI opens exit stacks, solves dependencies and validates the body, which would cost more than a
+    lookup. Making FastAPI's routes and their document would also take a tenth of the server's start.
+
+    Args:
+      operation: the route's operation in the OpenAPI document; None: the document leaves the route out.
     """
 
-    def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
+    def __init__(self, path: str, endpoint: Endpoint, method: str, operation: Json | None) -> None:
+        super().__init__(path, endpoint)
+        # Starlette would also answer HEAD requests with the endpoint of GET requests.
+        self.methods = {method}
+        self.method, self.operation = method, operation
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             response = await endpoint(Request(scope, receive))
@@ -38,10 +45,17 @@ class RawRoute(APIRoute):
 
         self.app = call
 
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Adds the route to the scope of a request that it matches: spans get the route's path as their name."""
+        match, child_scope = super().matches(scope)
+        if match != Match.NONE:
+            child_scope["route"] = self
+        return match, child_scope
 
-def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, **options: Any) -> None:
+
+def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, operation: Json | None = None) -> None:
     """Adds a RawRoute to the application's own router: an included router would be searched for every request."""
-    app.router.add_api_route(path, endpoint, methods=[method], route_class_override=RawRoute, **options)
+    app.router.routes.append(RawRoute(path, endpoint, method, operation))
 
 
 def model_ref(request: Request) -> ModelRef:

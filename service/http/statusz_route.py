@@ -45,7 +45,7 @@ def add_statusz_route(
         {},
     )
     route = openapi.described("statusz", "Operations", "Status page", "", answer, errors=())
-    add_route(app, PATH, statusz, "GET", **route)
+    add_route(app, PATH, statusz, "GET", route)
 
 
 def _wants_html(accept: str) -> bool:

@@ -79,11 +79,11 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
-        add_route(app, path + "/tables/{table}:page", page, "GET", **described.page(path))
-        add_route(app, path + "/tables/{table}:row", row, "GET", **described.row(path))
-        add_route(app, path + "/tables/{table}:projection", projection, "GET", **described.projection(path))
-        add_route(app, path + "/tables/{table}:drift", drift, "GET", **described.drift(path))
-        add_route(app, path + "/tables/{table}:keys", keys, "GET", **described.keys(path))
+        add_route(app, path + "/tables/{table}:page", page, "GET", described.page(path))
+        add_route(app, path + "/tables/{table}:row", row, "GET", described.row(path))
+        add_route(app, path + "/tables/{table}:projection", projection, "GET", described.projection(path))
+        add_route(app, path + "/tables/{table}:drift", drift, "GET", described.drift(path))
+        add_route(app, path + "/tables/{table}:keys", keys, "GET", described.keys(path))
     return maps.close
 
 

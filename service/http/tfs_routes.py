@@ -79,15 +79,15 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
-        add_route(app, path + ":predict", predict, "POST", **openapi.predict(path))
-        add_route(app, path + ":classify", classify, "POST", **openapi.classify(path))
-        add_route(app, path + ":regress", regress, "POST", **openapi.regress(path))
-        add_route(app, path, status, "GET", **openapi.status(path))
-        add_route(app, path + "/metadata", metadata, "GET", **openapi.metadata(path))
+        add_route(app, path + ":predict", predict, "POST", openapi.predict(path))
+        add_route(app, path + ":classify", classify, "POST", openapi.classify(path))
+        add_route(app, path + ":regress", regress, "POST", openapi.regress(path))
+        add_route(app, path, status, "GET", openapi.status(path))
+        add_route(app, path + "/metadata", metadata, "GET", openapi.metadata(path))
     for where in ("", "/versions/{version:int}", "/labels/{label}"):
-        add_route(app, "/v1/models" + where, no_name, "GET", include_in_schema=False)
+        add_route(app, "/v1/models" + where, no_name, "GET")
         if where:
-            add_route(app, f"/v1/models{where}/metadata", no_name, "GET", include_in_schema=False)
+            add_route(app, f"/v1/models{where}/metadata", no_name, "GET")
 
 
 def _predict(strict_json: bool, bound: Bound, body: PredictBody) -> bytes:

@@ -112,6 +112,8 @@ class NativeServers:
         """Starts the reference servers in Python, to which the native core forwards requests."""
         # The reference servers are imported only now, while the native core already serves: FastAPI and grpcio take as
         # long to import as all other modules that lookups need.
+        # Garbage collection is off during these imports for the same reason as in cli.py.
+        gc.disable()
         from service.process.grpc_transport import create_reference_grpc_server
         from service.process.http_transport import create_reference_http_server
 
@@ -126,6 +128,7 @@ class NativeServers:
         # gc.freeze() exempts the objects of FastAPI and grpcio, which live as long as the process: searching them for
         # garbage, each full garbage collection would stop all Python threads for some 100 ms.
         gc.freeze()
+        gc.enable()
         self._serving.add_done_callback(lambda _: self._on_end())
         self._telling = asyncio.create_task(self._repeat_health())
 

@@ -9,13 +9,13 @@ Source: the RESP protocol specification of Redis and Valkey, version 2.
 from __future__ import annotations
 
 import socket
-import ssl
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from service.remote.address import StoreAddress
+from service.remote.clients import tls_context
 from service.types import Array
 
 _READ_BYTES = 64 << 10
@@ -48,8 +48,7 @@ class RowConnection:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if address.has_tls:
-                context = ssl.create_default_context(cafile=address.ca_file or None)
-                sock = context.wrap_socket(sock, server_hostname=node[0])
+                sock = tls_context(address.ca_file).wrap_socket(sock, server_hostname=node[0])
         except BaseException:
             sock.close()
             raise

@@ -1,6 +1,6 @@
 """The native core and the Python data plane send the same bytes: random calls of every wire to both, side by side.
 
-`--parity-requests N` draws N requests of each model, each for every wire (default 300).
+`--parity-requests N` draws N requests of each model, each for every wire (default 200).
 """
 
 from __future__ import annotations

@@ -57,19 +57,21 @@ def servers(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield started
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
 @pytest.mark.parametrize("model", list(_MODELS))
 def test_remote_tables_answer_as_mapped_ones(
-    model: str, plane: str, servers: dict[str, ServerProcess], repository: Path, request: pytest.FixtureRequest
+    model: str, servers: dict[str, ServerProcess], repository: Path, request: pytest.FixtureRequest
 ) -> None:
     rng = random.Random(f"remote tables of {model}")
     calls = RandomCalls(model, repository / model / "1", _IDS_PER_ROW)
     answered: Counter[str] = Counter()
-    with closing(Answers(servers["mapped"])) as mapped, closing(Answers(servers[plane])) as remote:
+    with ExitStack() as stack:
+        mapped, *remotes = (stack.enter_context(closing(Answers(servers[name]))) for name in ("mapped", *DATA_PLANES))
         for _ in range(request.config.getoption("--parity-requests") // 3):
             for call in calls.draw(rng):
-                expected, found = mapped.to(call), remote.to(call)
-                assert found == expected, (call, found, expected)
+                expected = mapped.to(call)
+                for plane, remote in zip(DATA_PLANES, remotes, strict=True):
+                    found = remote.to(call)
+                    assert found == expected, (plane, call, found, expected)
                 answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
     # For each wire, at least one of the compared answers is not a refusal.
     assert min(answered.values()) > 0, answered

@@ -44,7 +44,7 @@ PREDICT = LOOKUP.replace(b":lookup", b":predict")
 TIMEOUT_S = 0.3
 # Seconds that an attack lasts. A busy machine leaves the attacker little time to send what the server must react to, so
 # an attack that had no effect is made again, each time for longer.
-ATTACK_S = (0.4, 1.6, 6.4, 25.6)
+ATTACK_S = (0.2, 0.8, 3.2, 25.6)
 # MiB that the server may keep after an attack: far more than was measured, because the allocator keeps some freed
 # memory.
 LEFT_MIB = 64.0

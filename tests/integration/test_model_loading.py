@@ -195,7 +195,7 @@ def test_a_graph_that_waits_for_ever_in_a_warm_up_holds_up_no_later_version_and_
     server = serve(
         model_base_path=tmp_path / "graphs",
         graph_signatures="auto",
-        load_timeout_s=20,
+        load_timeout_s=10,
         drain_timeout_s=3600,
         version_settle_s=0,
     ).answering()

@@ -1,6 +1,6 @@
 """A model from training to the wire: what is served is what TensorFlow computes, request by request.
 
-`--parity-requests N` makes the runs longer (default 300).
+`--parity-requests N` makes the runs longer (default 200).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 from model_export.errors import ExportError
 from model_export.remote.push import push
 from service.errors import ArtifactError, TableUnreachable
+from service.loading import remote_tables
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
 from tests.certificates import Authority
@@ -70,8 +71,10 @@ def test_rows_are_written_read_and_changed_over_tls_by_an_acl_user(
 
 
 def test_wrong_credentials_and_an_unknown_authority_are_named(
-    cluster: Cluster, authority: Path, tmp_path: Path
+    cluster: Cluster, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A load tries again for so many seconds: the password may be about to change.
+    monkeypatch.setattr(remote_tables, "_OPEN_S", 1.0)
     folder = write_toy_model(tmp_path / "toy" / "1")
     nodes = cluster.address.removeprefix("valkeys://")
     good = f"?ca_file={authority / 'ca.pem'}"
@@ -85,6 +88,14 @@ def test_wrong_credentials_and_an_unknown_authority_are_named(
             push(folder, StoreAddress.parse(address))
         with pytest.raises(ArtifactError, match=text):
             reopened(RemoteTables({"user": StoreAddress.parse(address)}, lambda: None), folder)
+    # The system trusts the nodes' authority, but ca_file has another one.
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
+    (tmp_path / "other.pem").write_text(Authority().pem)
+    other = StoreAddress.parse(f"valkeys://:{_ESCAPED}@{nodes}?ca_file={tmp_path / 'other.pem'}")
+    with pytest.raises(ExportError, match="certificate verify failed"):
+        push(folder, other)
+    with pytest.raises(ArtifactError, match="certificate verify failed"):
+        reopened(RemoteTables({"user": other}, lambda: None), folder)
 
 
 def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: Path, tmp_path: Path) -> None:
