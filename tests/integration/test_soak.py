@@ -31,7 +31,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def soak(exported: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
     """Starts the soak test on tiny tables, with lookups only; returns its process."""
-    own = ["--sizes=tiny", f"--folder={exported}", f"--out={out}", "--sample_seconds=1", "--swap_seconds=2"]
+    own = ["--sizes=tiny", f"--folder={exported}", f"--out={out}", "--sample_seconds=0.5", "--swap_seconds=1"]
     flags = ["--graph_signatures=off", "--file_system_poll_wait_seconds=0.1"]
     command = [sys.executable, "-m", "loadtest.soak", *own, *arguments, "--", *flags]
     return subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
@@ -47,7 +47,7 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
 
 
 def test_nothing_fails_and_the_report_has_its_rows(exported: Path, tmp_path: Path) -> None:
-    with soak(exported, tmp_path, "--minutes=0.12", "--rate=200") as process:
+    with soak(exported, tmp_path, "--minutes=0.06", "--rate=200") as process:
         text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     found = json.loads((tmp_path / "soak.json").read_text())
