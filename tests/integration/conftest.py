@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.bench.artifact import prepared
 from tests.conftest import MakeOnce
 from tests.integration.process import ROOT, ServerProcess, environment
 from tests.integration.s3_server import BUCKET, S3Server
@@ -56,6 +57,12 @@ def demo_model(make_once: MakeOnce) -> Path:
         assert done.returncode == 0, done.stdout + done.stderr
 
     return make_once("demo-model", write)
+
+
+@pytest.fixture(scope="session")
+def bench_models(make_once: MakeOnce) -> Path:
+    """Exports the benchmark's model with tiny tables; returns the folder of its models. Tests must not change them."""
+    return make_once("bench-models", lambda folder: prepared(folder, "tiny"))
 
 
 @pytest.fixture(scope="session")
