@@ -75,7 +75,12 @@ def nearest(
             is_neighbor = ~np.isnan(found) & (chunk != own[query])
             all_ids = np.concatenate([best_ids[query], chunk[is_neighbor]])
             all_scores = np.concatenate([best[query], found[is_neighbor]])
-            order = np.lexsort((all_ids, all_scores if metric == L2 else -all_scores))[:k]
+            distances = all_scores if metric == L2 else -all_scores
+            if distances.size > k > 0:
+                # Only rows as near as the k-th nearest are sorted: a sort of all rows took most of a search's time.
+                near = np.flatnonzero(distances <= np.partition(distances, k - 1)[k - 1])
+                all_ids, all_scores, distances = all_ids[near], all_scores[near], distances[near]
+            order = np.lexsort((all_ids, distances))[:k]
             best_ids[query], best[query] = all_ids[order], all_scores[order]
     ids.fill(-1)
     scores.fill(np.nan)

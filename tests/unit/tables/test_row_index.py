@@ -16,6 +16,12 @@ from tests.stored_tables import store
 K = 10
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes an index read the rows of these small tables in several blocks, the last of which is not full."""
+    monkeypatch.setattr(row_index, "_BLOCK_ROWS", 1300)
+
+
 def clustered(size: int, dim: int = 16) -> Array:
     """Returns [size, dim] rows around a hundred centres, of different lengths."""
     random = np.random.default_rng(size)
@@ -42,11 +48,11 @@ def true_neighbors(rows: Array, query: Array, metric: Metric) -> set[int]:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_an_index_names_nearly_all_of_the_nearest_rows_and_few_others(metric: Metric, dtype: str) -> None:
-    stored = store(clustered(8_000), dtype)
+    stored = store(clustered(3_000), dtype)
     index = built(stored.mapped, metric)
     assert index is not None and RECALL <= index.recall <= 1
     random = np.random.default_rng(1)
-    chosen = stored.numbers[random.integers(0, 8_000, 100)].astype(np.float32)
+    chosen = stored.numbers[random.integers(0, 3_000, 100)].astype(np.float32)
     queries = chosen + 0.1 * random.normal(size=chosen.shape).astype(np.float32)
     found = index.candidates(queries)
     hits = [
@@ -55,29 +61,29 @@ def test_an_index_names_nearly_all_of_the_nearest_rows_and_few_others(metric: Me
     ]
     assert np.mean(hits) / K > 0.9
     assert all((np.diff(ids) > 0).all() for ids in found)
-    assert np.mean([ids.size for ids in found]) < 8_000 / 4
+    assert np.mean([ids.size for ids in found]) < 3_000 / 4
 
 
 def test_each_row_is_in_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
     # A small limit, so that the lists are joined from several blocks of rows.
-    monkeypatch.setattr(row_index, "_SORTED_ROWS", 700)
-    index = built(store(clustered(5000), "float32").mapped)
+    monkeypatch.setattr(row_index, "_SORTED_ROWS", 300)
+    index = built(store(clustered(2000), "float32").mapped)
     assert index is not None
     index.probes = index.num_lists
     (everything,) = index.candidates(np.zeros((1, 16), np.float32))
-    assert np.array_equal(everything, np.arange(5000))
-    assert index.num_lists == int(4 * 5000**0.5)
+    assert np.array_equal(everything, np.arange(2000))
+    assert index.num_lists == int(4 * 2000**0.5)
     # A list of the index has the rows for which its centre is the nearest, so one probe finds a row that is the query
     # itself.
     index.probes = 1
-    rows = clustered(5000)
-    (found,) = index.candidates(rows[[4321]])
-    assert 4321 in found
+    rows = clustered(2000)
+    (found,) = index.candidates(rows[[1321]])
+    assert 1321 in found
 
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 def test_recall_is_measured_with_a_part_of_the_rows_at_a_time(metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = store(clustered(5000), "float32").mapped
+    table = store(clustered(2000), "float32").mapped
     whole = built(table, metric)
     sizes = []
 
@@ -87,9 +93,9 @@ def test_recall_is_measured_with_a_part_of_the_rows_at_a_time(metric: Metric, mo
         return table.nearest(wanted)
 
     # The last of the parts that are searched has 9 rows, fewer than the number of nearest rows.
-    monkeypatch.setattr(row_index, "_COMPARED_ROWS", 713)
-    index = build_index(table.rows, search, lambda: None, 5000, metric)
-    assert sizes == [713] * 7 + [9]
+    monkeypatch.setattr(row_index, "_COMPARED_ROWS", 181)
+    index = build_index(table.rows, search, lambda: None, 2000, metric)
+    assert sizes == [181] * 11 + [9]
     assert index is not None and whole is not None
     assert (index.recall, index.probes) == (whole.recall, whole.probes)
 
@@ -100,7 +106,7 @@ def test_rows_without_structure_get_no_index() -> None:
 
 
 def test_rows_that_are_no_numbers_or_all_equal_do_no_harm() -> None:
-    rows = clustered(5000)
+    rows = clustered(2000)
     rows[7], rows[8, 3], rows[9] = np.nan, np.inf, 0
     for metric in METRICS:
         assert built(store(rows, "float32").mapped, metric) is not None
@@ -109,10 +115,10 @@ def test_rows_that_are_no_numbers_or_all_equal_do_no_harm() -> None:
 
 
 def test_an_index_that_nobody_wants_any_more_is_given_up() -> None:
-    table = store(clustered(5000), "float32").mapped
+    table = store(clustered(2000), "float32").mapped
 
     def refuse() -> None:
         raise VersionNotFound("gone")
 
     with pytest.raises(VersionNotFound):
-        build_index(table.rows, table.nearest, refuse, 5000, "l2")
+        build_index(table.rows, table.nearest, refuse, 2000, "l2")
