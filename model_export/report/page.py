@@ -12,11 +12,11 @@ from typing import Any
 from model_export.report.svg import escape
 
 _SCRIPT = Path(__file__).with_name("pictures.js")
-# Each colour has one shade for light screens and one for dark screens, with a contrast of at least 3:1. The CSS class
-# `other` colours the points of a plot that have no group.
+# Each colour of texts and points has one shade for light screens and one for dark screens, with a contrast of at least
+# 3:1 to the background and to the cards. The CSS class `other` colours the points of a plot that have no group.
 _STYLE = """
 :root{color-scheme:light dark;--back:#fff;--card:#f6f7f9;--ink:#1c2330;--soft:#59616e;--line:#d5d9e0;
---bad:#b3261e;--good:#1a6e3c;--other:#a3a9b3;--c0:#0b62a8;--c1:#c2500a;--c2:#17804d;--c3:#b3267e;--c4:#6b4fc4;
+--bad:#b3261e;--good:#1a6e3c;--other:#848b96;--c0:#0b62a8;--c1:#c2500a;--c2:#17804d;--c3:#b3267e;--c4:#6b4fc4;
 --c5:#846a00;--c6:#0a7f90;--c7:#c22c2c}
 @media(prefers-color-scheme:dark){:root{--back:#14171c;--card:#1d2128;--ink:#e6e9ee;--soft:#a2aab6;--line:#3a414c;
 --bad:#ff8a80;--good:#6fd39a;--other:#656d79;--c0:#5aa9f0;--c1:#ff9a52;--c2:#4cc38a;--c3:#f078bd;--c4:#a893f5;

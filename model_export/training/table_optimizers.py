@@ -121,8 +121,8 @@ def train_tables(
 
 
 def _one_at_a_time(name: str, apply: Callable[[], Any]) -> Any:
-    # An optimizer's step on a table reads rows, computes new values, and writes them. If two worker processes made such
-    # steps on the same rows at the same time, one of the steps would be lost.
+    # Two worker processes must not make an optimizer's step on a table at the same time, because one of the steps would
+    # be lost if both change the same rows: a step reads rows, computes new values, and writes them.
     def run() -> Any:
         with tf.control_dependencies([apply()]):
             return tf.constant(True)

@@ -18,8 +18,8 @@ from service.grpc.methods import service_methods
 from service.wire.grpc_api import MODEL_SERVICE, PREDICTION_SERVICE, Handler
 
 SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, server_reflection.SERVICE_NAME)
-# Names for which health checks have a status: the server (""), its gRPC services, and TensorFlow Serving's names for
-# these.
+# Names for which health checks have a status: the server (""), its gRPC services for models, and TensorFlow Serving's
+# names for these services.
 HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
 # Path of a gRPC method that TensorFlow Serving or Triton has and this server lacks -> the text of its error
 # UNIMPLEMENTED.

@@ -31,7 +31,8 @@ use crate::plan::{Effort, Failure, Grant, GraphLimit, Routes, Waiting};
 
 /// Prefix of the names of headers that only the core may send to the reference server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
-/// Header that tells the reference server which names in the client's verified certificate belong to known callers.
+/// Header of forwarded requests, which tells the reference server in Python which names in the client's verified
+/// certificate belong to known callers.
 pub const NAMES_HEADER: &str = "x-embedding-server-names";
 /// Header with the random number by which the reference server decides whether to write the request to the model's
 /// request log.

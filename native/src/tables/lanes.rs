@@ -224,8 +224,9 @@ mod avx2 {
         unsafe fn int4(at: *const u8) -> Self {
             // SAFETY: the caller promises that four bytes from address `at` on, eight int4 numbers, may be read.
             let word = unsafe { at.cast::<i32>().read_unaligned() };
-            // Sign-extends the int4 in each 32-bit lane: shifts it to the top bits, then back with its sign. SAFETY:
-            // the caller promises that the processor has the instruction set AVX2.
+            // Each of the eight 32-bit lanes gets the whole word, shifts one of the word's eight int4 numbers to its top
+            // bits, and then back with its sign. SAFETY: the caller promises that the processor has the instruction set
+            // AVX2.
             Avx2(unsafe {
                 let lefts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
                 let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);

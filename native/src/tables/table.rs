@@ -171,7 +171,7 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// Returns the number of weights in this array.
+    /// Returns the number of float32 weights of looked-up ids in this array.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.len() / 4
