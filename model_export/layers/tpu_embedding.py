@@ -86,8 +86,8 @@ def _taken(optimizer: Any, default: Any, configs: list[Any]) -> Any:
 
 @contextmanager
 def _table_optimizers_replaced(configs: list[Any], taken: Mapping[int, Any]) -> Iterator[None]:
-    # TFRS copies the TableConfigs in its constructor, but embedding_tables and serving_config use the user's objects as
-    # keys. So those objects must stay, and get other optimizers only while the constructor copies them.
+    # TFRS must get the user's own TableConfig objects, because embedding_tables and serving_config use them as keys. So
+    # these objects have other optimizers only while the constructor of TFRS copies them.
     before = [table.optimizer for table in configs]
     try:
         for table in configs:

@@ -58,8 +58,8 @@ impl Upload {
         Upload { prefix, rest: None, is_withheld: false, parts: BodyParts::default(), on_unread: None, alive }
     }
 
-    /// Returns the body of a request: `prefix` is already received, `rest` is not. Calls `on_unread` if `rest` is not
-    /// read to its end.
+    /// Makes the body of a forwarded request from received bytes, `prefix`, and bytes that still come, `rest`. The
+    /// body calls `on_unread` later, if `rest` was not read to its end.
     #[must_use]
     pub fn streamed(prefix: Bytes, rest: Incoming, on_unread: Box<dyn Fn(UnreadReason) + Send>) -> Self {
         let mut upload = Upload::whole(prefix);

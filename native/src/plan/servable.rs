@@ -170,7 +170,8 @@ impl Signature {
         self.input_names.index(name)
     }
 
-    /// Returns the index of the feature with row splits that has this name in JSON requests.
+    /// Returns the index of a feature with row splits by its one name in JSON requests, where nested lists take the
+    /// place of ids and row splits.
     #[must_use]
     pub fn ragged_feature(&self, name: &[u8]) -> Option<usize> {
         self.ragged_names.index(name)

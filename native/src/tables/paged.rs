@@ -216,8 +216,8 @@ impl Pager {
         }
         // SAFETY: `fcntl` has just created this file descriptor, so no other code owns it.
         let file = unsafe { OwnedFd::from_raw_fd(copied) };
-        // The use counts of a large table take no memory at first: the kernel allocates pages of zeroed memory only
-        // when a thread writes to them.
+        // The use counts of a large table's pages take no memory at first: the kernel gives zeroed memory only when a
+        // thread writes to it.
         let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
         // SAFETY: the boxed slice of u8 may become one of AtomicU8, which has the same size and alignment.
         let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
