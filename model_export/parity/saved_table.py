@@ -6,6 +6,7 @@ requests for two lookups.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,9 @@ import numpy as np
 from model_export.graphs.reduced_table import widened
 from service.artifact.manifest import Manifest, TableEntry
 from service.types import TABLE_DTYPES, Array
+
+# Rows of a table that are kept after they were read: the requests of a parity check name the same few rows again.
+_KEPT_ROWS = 256
 
 
 class Rows(Protocol):
@@ -34,19 +38,27 @@ class SavedTable:
         self._entry = entry
         self._row_bytes = entry.nbytes // entry.vocabulary_size
         self._scales = read_scales(artifact, entry)
+        self._row = lru_cache(_KEPT_ROWS)(self._read_row)
 
     def __getitem__(self, rows: int | Array) -> Array:
-        """Reads the row of one id, [D], or of an array of ids, [N, D]: float64 if stored so, otherwise float32."""
+        """Reads the row of one id, [D], or of an array of ids, [N, D]: float64 if stored so, otherwise float32.
+
+        The row of one id is a read-only array.
+        """
         if isinstance(rows, np.ndarray):
             dtype = np.float64 if self._entry.dtype == "float64" else np.float32
-            return np.array([self[int(row)] for row in rows], dtype).reshape(-1, self.shape[1])
+            return np.array([self._row(int(row)) for row in rows], dtype).reshape(-1, self.shape[1])
+        return self._row(int(rows))
+
+    def _read_row(self, row: int) -> Array:
         with self._file.open("rb", buffering=0) as file:
-            file.seek(self._entry.offset + rows * self._row_bytes)
+            file.seek(self._entry.offset + row * self._row_bytes)
             numbers = np.frombuffer(file.read(self._row_bytes), TABLE_DTYPES[self._entry.dtype])
-        if self._entry.dtype == "float64":
-            return numbers
-        scales = None if self._scales is None else self._scales[rows]
-        return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
+        if self._entry.dtype != "float64":
+            scales = None if self._scales is None else self._scales[row]
+            numbers = widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
+        numbers.flags.writeable = False
+        return numbers
 
     def widened(self, start: int, numbers: Array) -> Array:
         """Converts consecutive stored rows to float32; start: number of the first of these rows."""

@@ -43,13 +43,17 @@ def timed(tower_version: Path, compare: Callable[..., Any], monkeypatch: pytest.
 def test_a_predict_is_cut_where_that_is_slower_at_no_size(
     tower_version: Path, monkeypatch: pytest.MonkeyPatch, ratios: tuple[float, ...], run: str
 ) -> None:
+    ratio_of = dict(zip((1, 32, 256), ratios, strict=True))
+    sizes = []
+
     def compare(adopted: Answer, original: Answer, requests: Mapping[int, bytes], *, turns: int) -> dict[int, Rates]:
+        sizes.append(list(requests))
         for request in requests.values():
             found, wanted = outputs(adopted(request)), outputs(original(request))
             assert found.keys() == wanted.keys()
             for name, array in wanted.items():
                 np.testing.assert_allclose(found[name], array, rtol=1e-6)
-        return {rows: Rates(ratio * 1e3, 1e3) for rows, ratio in zip(requests, ratios, strict=True)}
+        return {rows: Rates(ratio_of[rows] * 1e3, 1e3) for rows in requests}
 
     found = timed(tower_version, compare, monkeypatch)
     score = found["serving_default"]
@@ -57,6 +61,9 @@ def test_a_predict_is_cut_where_that_is_slower_at_no_size(
     assert score.times is not None and score.times.before_s == 1e-3
     assert score.times.after_s == (1e-3 if run == "whole" else 1e-3 / ratios[-1])
     assert {one.entry.run for one in found.values() if one.entry.kind == "lookup"} <= {"cut"}
+    # Each predict is timed at all sizes, and each lookup at the size whose times the summary shows.
+    kinds = [one.entry.kind for one in found.values() if one.times is not None]
+    assert sizes == [[1, 32, 256] if kind == "predict" else [256] for kind in kinds]
 
 
 def test_signatures_are_timed_as_the_native_core_serves_them(
