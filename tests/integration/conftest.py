@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.bench.artifact import prepared
 from tests.conftest import MakeOnce
 from tests.integration.process import ROOT, ServerProcess, environment
 from tests.integration.s3_server import BUCKET, S3Server
@@ -112,3 +113,9 @@ def add_version(base: Path, version: int, **options: object) -> Path:
     write_toy_model(hidden, **options)  # type: ignore[arg-type]
     os.rename(hidden, base / str(version))
     return base / str(version)
+
+
+@pytest.fixture(scope="session")
+def bench_models(make_once: MakeOnce) -> Path:
+    """Returns a folder with the benchmark's model of tiny tables; tests must not change the files."""
+    return make_once("bench-models", lambda folder: prepared(folder, "tiny"))

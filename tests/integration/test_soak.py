@@ -23,15 +23,9 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder in which runs keep the exported model."""
-    return tmp_path_factory.mktemp("soak")
-
-
-def soak(exported: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
+def soak(bench_models: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
     """Starts the soak test on tiny tables, with lookups only; returns its process."""
-    own = ["--sizes=tiny", f"--folder={exported}", f"--out={out}", "--sample_seconds=1", "--swap_seconds=2"]
+    own = ["--sizes=tiny", f"--folder={bench_models}", f"--out={out}", "--sample_seconds=1", "--swap_seconds=2"]
     flags = ["--graph_signatures=off", "--file_system_poll_wait_seconds=0.1"]
     command = [sys.executable, "-m", "loadtest.soak", *own, *arguments, "--", *flags]
     return subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
@@ -46,8 +40,8 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
     raise AssertionError(f"ended without {pattern!r}")
 
 
-def test_nothing_fails_and_the_report_has_its_rows(exported: Path, tmp_path: Path) -> None:
-    with soak(exported, tmp_path, "--minutes=0.12", "--rate=200") as process:
+def test_nothing_fails_and_the_report_has_its_rows(bench_models: Path, tmp_path: Path) -> None:
+    with soak(bench_models, tmp_path, "--minutes=0.12", "--rate=200") as process:
         text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     found = json.loads((tmp_path / "soak.json").read_text())
@@ -68,8 +62,8 @@ def test_nothing_fails_and_the_report_has_its_rows(exported: Path, tmp_path: Pat
     assert (tmp_path / "soak.svg").read_text().count("<polyline") == 7
 
 
-def test_an_interrupted_run_reports_what_it_has(exported: Path, tmp_path: Path) -> None:
-    with soak(exported, tmp_path, "--minutes=60") as process:
+def test_an_interrupted_run_reports_what_it_has(bench_models: Path, tmp_path: Path) -> None:
+    with soak(bench_models, tmp_path, "--minutes=60") as process:
         read_until(process, r"min: \d+ requests")
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=120)
@@ -77,8 +71,8 @@ def test_an_interrupted_run_reports_what_it_has(exported: Path, tmp_path: Path) 
     assert json.loads((tmp_path / "soak.json").read_text())["totals"]["requests"]["small lookup"] > 0
 
 
-def test_a_server_that_dies_fails_the_run(exported: Path, tmp_path: Path) -> None:
-    with soak(exported, tmp_path, "--minutes=60") as process:
+def test_a_server_that_dies_fails_the_run(bench_models: Path, tmp_path: Path) -> None:
+    with soak(bench_models, tmp_path, "--minutes=60") as process:
         server = int(read_until(process, r"^server (\d+): ")[1])
         read_until(process, r"min: \d+ requests")
         os.kill(server, signal.SIGKILL)
