@@ -285,10 +285,12 @@ ALSO_KNOWN: dict[str, set[str]] = {
     },
     # This load test writes training runs itself, because training tables of this size takes too long.
     "loadtest/export_memory.py": {"model_export"},
-    # These load tests call adopt() itself, because a command would import TensorFlow again for each model.
+    # These load tests call adopt() or import_tables() themselves, because a command would import TensorFlow again for
+    # each model.
     "loadtest/foreign/adopting.py": {"model_export"},
     "loadtest/bench/artifact.py": {"model_export"},
     "loadtest/bench/foreign_model.py": {"model_export"},
+    "loadtest/bench/larger_than_memory.py": {"model_export"},
     # These benchmarks measure the cost of a row that is read from a cluster, without a wire; the tests start the
     # cluster's nodes.
     **dict.fromkeys(

@@ -113,6 +113,7 @@ def measure(
     except EOFError:
         outcome, during = Outcome("the attacker failed", False, 0), victim.waits()
     finally:
+        victim.rest()
         process.join(1)
         if process.is_alive():
             process.kill()

@@ -44,7 +44,10 @@ class Waits:
 
 
 class Victim:
-    """Client in a separate process, which the attacker's work does not slow. Close it at the end."""
+    """Client in a separate process, which the attacker's work does not slow. Close it at the end.
+
+    It rests after its first answer; waits() makes it send requests until rest().
+    """
 
     def __init__(self, target: Target) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -60,10 +63,14 @@ class Victim:
 
     def waits(self) -> Waits:
         """Returns the victim's response times since the previous call, including that of the request in flight now."""
-        self._ours.send("look")
+        self._ours.send("go on")
         assert self._ours.poll(2 * PATIENCE_S), "the victim does not answer"
         seconds, faults = self._ours.recv()
         return Waits.of(seconds, faults)
+
+    def rest(self) -> None:
+        """Stops the victim's requests until the next call of waits(), so that it uses no processor time meanwhile."""
+        self._ours.send("rest")
 
     def close(self) -> None:
         """Ends the victim's process; kills the process if it has not ended after 5 s."""
@@ -157,16 +164,19 @@ def _run(target: Target, pipe: Connection) -> None:
     pipe.send(client.ask())
     seconds: list[float] = []
     faults: list[str] = []
+    is_resting = True
     try:
         while True:
+            if is_resting or pipe.poll(PAUSE_S):
+                is_resting = pipe.recv() == "rest"
+                if is_resting:
+                    continue
+                pipe.send((seconds, faults))
+                seconds, faults = [], []
             started_s = time.perf_counter()
             fault = client.ask()
             seconds.append(time.perf_counter() - started_s)
             if fault:
                 faults.append(fault)
-            if pipe.poll(PAUSE_S):
-                pipe.recv()
-                pipe.send((seconds, faults))
-                seconds, faults = [], []
     except (EOFError, OSError):
         return

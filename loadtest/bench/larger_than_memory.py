@@ -19,7 +19,6 @@ import math
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -39,7 +38,6 @@ from loadtest.bench.large_model import write_large_model
 from loadtest.bench.lookup_vs_graph import machine
 from loadtest.bench.processes import Service, cpu_s
 from loadtest.charts import Series, line_chart, stacked
-from loadtest.live_server import ROOT
 from loadtest.memory_group import MemoryGroup, NoMemoryGroup
 from loadtest.wire import DT_INT64, PREDICT_METHOD, message_classes
 
@@ -88,22 +86,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def rows_of(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Computes the table's rows of [N] int64 ids by a formula; returns [N, D] float32."""
-    return ((ids[:, None] * 31 + np.arange(_DIM) * 7) % (1 << 20)).astype(np.float32)
+    # The mask gives the remainder of a division by 2^20, and is faster than the operator %.
+    return ((ids[:, None] * 31 + np.arange(_DIM) * 7) & ((1 << 20) - 1)).astype(np.float32)
 
 
 def write_model(target: Path, num_rows: int) -> None:
     """Writes a version folder with one table `row` of `num_rows` rows."""
+    from model_export import import_tables
+
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         np.save(f"{scratch}/row.npy", rows_of(np.arange(4)))
-        command = [
-            sys.executable,
-            "-m",
-            "model_export",
-            "import",
-            f"--out={scratch}/m",
-            f"--table=row={scratch}/row.npy",
-        ]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        import_tables(Path(scratch) / "m", {"row": f"{scratch}/row.npy"})
         write_large_model(Path(scratch) / "m" / "1", target, {"row": (num_rows, _DIM)})
     with (target / _DATA).open("r+b") as file:
         for begin in range(0, num_rows, _CHUNK_ROWS):
