@@ -55,12 +55,12 @@ demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 	@$(BIN)/model-export demo --if_missing --out $(MODEL)
 	@$(BIN)/python examples/demo.py --model_base_path $(MODEL) --port $(PORT) --rest_api_port $(REST_PORT)
 
-test: core  ## all tests: the native core's, then the rest in three processes; ARGS=--quick: a minute
+test: core  ## all tests: the native core's, then the rest in four processes; ARGS=--quick: a minute
 	$(if $(findstring --quick,$(ARGS)),@echo 'ARGS=--quick leaves out the tests in Rust: they are compiled first.',\
 	  $(call cargo,cargo,$(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) cargo test --locked --quiet))
 	@# In their order, by which files with servers come first: one of them at the end would leave a processor idle.
 	@# Compiled modules are kept, also where the environment says otherwise: some 300 programs import them.
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(call cargo,cargo cargo-fmt,cargo fmt --check)
