@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -48,12 +49,8 @@ def node_client(address: StoreAddress, node: Node, timeout_s: float, *, is_text:
     Args:
       is_text: whether values are str, and not bytes.
     """
-    host, port = node
-    options = _options(address, timeout_s)
-    kind = _TlsConnection if options.pop("ssl") else redis.Connection
     retry = Retry(NoBackoff(), 0)
-    pool = redis.ConnectionPool(kind, host=host, port=port, **options, decode_responses=is_text, retry=retry)
-    return redis.Redis.from_pool(pool)
+    return _server_client(node, {**_options(address, timeout_s), "decode_responses": is_text, "retry": retry})
 
 
 def store_client(address: StoreAddress, timeout_s: float) -> Any:
@@ -69,22 +66,29 @@ def store_client(address: StoreAddress, timeout_s: float) -> Any:
                 client.execute_command("CLUSTER MYID")
         except redis.ResponseError as error:
             if "cluster support disabled" in str(error):
-                return redis.Redis(*node, **_options(address, timeout_s))
+                return _server_client(node, _options(address, timeout_s))
             raise
         except redis.RedisError as error:
             problem = error
             continue
-        return redis.RedisCluster(*node, **_options(address, timeout_s))
+        # Only a client that is made from a URL lets us choose the class of its connections. The scheme "rediss" would
+        # replace the class by redis-py's own.
+        host = f"[{node[0]}]" if ":" in node[0] else node[0]
+        return redis.RedisCluster.from_url(f"redis://{host}:{node[1]}", **_options(address, timeout_s))
     assert problem is not None  # each node of `address` has raised a RedisError, the last one of which is `problem`
     raise problem
+
+
+def _server_client(node: Node, options: Mapping[str, Any]) -> Any:
+    return redis.Redis.from_pool(redis.ConnectionPool(host=node[0], port=node[1], **options))
 
 
 def _options(address: StoreAddress, timeout_s: float) -> dict[str, Any]:
     authorities = {"ssl_ca_certs": address.ca_file} if address.ca_file else {}
     return {
+        "connection_class": _TlsConnection if address.has_tls else redis.Connection,
         "username": address.user or None,
         "password": address.password or None,
-        "ssl": address.has_tls,
         **authorities,
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from service.errors import ArtifactError, TableUnreachable
 from service.loading import remote_tables
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
+from service.remote.clients import node_client, store_client
 from tests.certificates import Authority
 from tests.integration.process import DATA_PLANES, ServerProcess
 from tests.integration.remote_readers import Readers
@@ -68,6 +70,15 @@ def test_rows_are_written_read_and_changed_over_tls_by_an_acl_user(
     server.tables.look()
     assert server.tables.problem("toy") == ""
     assert [node["answers"] for node in server.tables.clusters()[0]["nodes"]] == [True] * 6
+    # redis-py's own connections would trust the system's authorities besides ca_file.
+    address = StoreAddress.parse(f"valkeys://writer:{_ESCAPED}@{nodes}{options}")
+    with store_client(address, 5.0) as store, node_client(address, address.nodes[0], 5.0) as client:
+        of_store = [each.redis_connection for each in store.get_nodes() if each.redis_connection is not None]
+        assert of_store
+        for pool in (each.connection_pool for each in (client, *of_store)):
+            context = pool.get_connection()._sock.context
+            assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
+            assert len(context.get_ca_certs()) == 1
 
 
 def test_wrong_credentials_and_an_unknown_authority_are_named(
