@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,14 @@ from service.errors import ArtifactError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status. An error that the user can fix prints one message and returns 1."""
+    status = _run(argv)
+    if argv is None:
+        # The process ends now. Its last garbage collection would visit all objects of TensorFlow, which takes 0.7 s.
+        gc.freeze()
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
     from model_export.commands import run_command
 

@@ -2,11 +2,12 @@
 
 The TFRS embedding layer works with Keras 2 only, and TensorFlow chooses Keras when it is imported. Modules that need
 TensorFlow use `from model_export.tensorflow_setup import tf`. Commands import such modules late, because the import
-takes two to five seconds. Only a program that has imported JAX before can convert JAX to TensorFlow Lite.
+takes two to five seconds.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -16,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from model_export.environment import set_for_tensorflow
-from service.graph.tensorflow_import import import_tensorflow
 
 _LONGEST_MESSAGE = 500
 
@@ -45,12 +45,23 @@ def _quiet_start() -> Iterator[None]:
             os.close(saved)
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    # Garbage collection would take a fifth of the import's time and find no garbage.
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
 set_for_tensorflow()
 
-with _quiet_start(), warnings.catch_warnings():
+with _quiet_start(), _without_garbage_collection(), warnings.catch_warnings():
     # TensorFlow and its dependencies raise deprecation warnings about themselves, about which users can do nothing.
     warnings.simplefilter("ignore")
-    import_tensorflow()
     import tensorflow as tf
     import tensorflow_recommenders as tfrs
 
@@ -64,7 +75,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     # itself.
     message = record.getMessage()
     if len(message) > _LONGEST_MESSAGE:
-        # Long messages are cut: TensorFlow's message about a lost worker repeats a whole batch several times.
+        # TensorFlow's message about a lost worker repeats a whole batch several times.
         record.msg, record.args = message[:_LONGEST_MESSAGE] + " ...", ()
     return "is deprecated and will be removed" not in message and "tf_function_save" not in message
 

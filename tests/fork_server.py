@@ -6,6 +6,7 @@ program, with the names of modules to import first, this module is the process t
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -18,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 
 class ForkedProcess:
@@ -72,12 +75,17 @@ class ForkServer:
 
 
 @contextmanager
-def fork_server(outputs: Path, modules: Sequence[str]) -> Iterator[ForkServer]:
+def fork_server(outputs: Path, modules: Sequence[str], hash_seed: int) -> Iterator[ForkServer]:
     """Runs a ForkServer whose processes have imported some modules; their output is kept in files of a folder.
 
     Kills the processes that still run at the end.
+
+    Args:
+      hash_seed: the seed of the hashes of strings in these processes, and so of the order of sets.
     """
+    outputs.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    environment["PYTHONHASHSEED"] = str(hash_seed)
     command = [sys.executable, "-m", "tests.fork_server", *modules]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, **pipes) as process:
@@ -105,6 +113,8 @@ def _fork_on_request() -> dict[str, Any] | None:
 def _main() -> None:
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    # A forked process would copy each object that a garbage collection visits.
+    gc.freeze()
     request = _fork_on_request()
     if request is None:
         return
@@ -114,6 +124,8 @@ def _main() -> None:
     os.close(output)
     os.close(nothing)
     os.environ.update(request["environment"])
+    # Each process draws its own random numbers, as if it had imported numpy itself.
+    np.random.seed()
     sys.argv[1:] = request["arguments"]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 

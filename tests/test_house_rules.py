@@ -169,8 +169,7 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.environment": Row(),
     "model_export.errors": Row(),
     "model_export.tensorflow_setup": Row(
-        {"model_export.environment", "service.graph.tensorflow_import"},
-        {"tensorflow", "tensorflow_recommenders", "tf_keras"},
+        {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
     ),
     "model_export.folder_checks": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),

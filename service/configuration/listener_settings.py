@@ -107,7 +107,7 @@ class ListenerSettings(ServerSettings):
     keep_freed_mib: int = setting(
         64,
         "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: malloc's default. It is "
-        "returned to the system when 100 connections or more, at least half of all, have closed.",
+        "returned to the system when 100 connections to the native core or more, at least half of all, have closed.",
         0,
         1024,
     )

@@ -13,8 +13,8 @@ def import_tensorflow() -> None:
     """Imports TensorFlow if no import did so before; the module itself is in sys.modules then.
 
     Garbage collection is off meanwhile: it would take a fifth of the time and find no garbage. JAX is hidden meanwhile:
-    TensorFlow imports it, where it is installed, for a converter to TensorFlow Lite that neither servers nor
-    model_export use.
+    TensorFlow imports it, where it is installed, for a converter to TensorFlow Lite that no server uses. All objects
+    that the process has then are left out of later garbage collections, so only a server may call this function.
 
     Concurrency: any thread; all wait for the first.
     """

@@ -110,10 +110,21 @@ class NativeServers:
 
     async def complete(self) -> None:
         """Starts the reference servers in Python, to which the native core forwards requests."""
+        # Garbage collection is off until the reference servers are up: it would take a fifth of their imports' time and
+        # find no garbage.
+        gc.disable()
+        try:
+            await self._start_reference()
+            # gc.freeze() exempts the objects of FastAPI and grpcio, which live as long as the process: searching them
+            # for garbage, each full garbage collection would stop all Python threads for some 100 ms.
+            gc.freeze()
+        finally:
+            gc.enable()
+        self._telling = asyncio.create_task(self._repeat_health())
+
+    async def _start_reference(self) -> None:
         # The reference servers are imported only now, while the native core already serves: FastAPI and grpcio take as
         # long to import as all other modules that lookups need.
-        # Garbage collection is off during these imports for the same reason as in cli.py.
-        gc.disable()
         from service.process.grpc_transport import create_reference_grpc_server
         from service.process.http_transport import create_reference_http_server
 
@@ -125,12 +136,7 @@ class NativeServers:
         self._http = create_reference_http_server(self._http_parts, self._upstreams["http"], forwarding)
         self._serving = asyncio.create_task(self._http.serve())
         await self._http.begun.wait()
-        # gc.freeze() exempts the objects of FastAPI and grpcio, which live as long as the process: searching them for
-        # garbage, each full garbage collection would stop all Python threads for some 100 ms.
-        gc.freeze()
-        gc.enable()
         self._serving.add_done_callback(lambda _: self._on_end())
-        self._telling = asyncio.create_task(self._repeat_health())
 
     def _open_edge(self, listeners: dict[str, list[socket.socket]]) -> Edge:
         settings, metrics = self._settings, self._metrics

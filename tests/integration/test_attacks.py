@@ -18,7 +18,7 @@ import pytest
 
 from loadtest.attacks.__main__ import main
 from loadtest.attacks.cases import CASES
-from loadtest.attacks.measuring import Result, measure
+from loadtest.attacks.measuring import Result, measure, resident_mib
 from loadtest.attacks.peers import reference_of, secured, targets_of, write_callers
 from loadtest.attacks.targets import Target
 from loadtest.attacks.victim import Victim
@@ -181,6 +181,22 @@ def test_a_body_that_the_reference_refuses_unread_leaves_no_connection(server: S
         return open_descriptors(server) < before + 20
 
     until(are_closed)
+
+
+def test_the_memory_of_connections_that_have_closed_is_returned(tmp_path: Path) -> None:
+    write_version(tmp_path / "model" / "1", 1, 0)
+    # The server counts its connections each second, so the timeout lets it count them while they are open.
+    settings = {"model_base_path": tmp_path / "model", "graph_signatures": "off", "rest_api_head_timeout_s": 2.5}
+    with ServerProcess(**settings) as server, contextlib.ExitStack() as stack:
+        server.ready()
+        before = resident_mib([server.pid])
+        socks = [stack.enter_context(connect(server)) for _ in range(500)]
+        for sock in socks:
+            sock.sendall(LOOKUP + b"x: " + b"y" * 60_000)
+        for sock in socks:
+            rest(sock)
+        # Without the return of freed memory, 40 MiB stay for good.
+        until(lambda: resident_mib([server.pid]) < before + 20)
 
 
 def open_descriptors(server: ServerProcess) -> int:

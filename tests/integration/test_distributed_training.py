@@ -23,6 +23,8 @@ from tests.fork_server import ForkedProcess, ForkServer, fork_server
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
 
+ForkServers = tuple[ForkServer, ...]
+
 TRAIN = ("model_export", "train", "--dataset=synthetic", "--batch_size=200")
 ESTIMATOR = ("tests.integration.estimator_process",)
 # Modules that the training processes import.
@@ -44,7 +46,7 @@ def free_addresses(number: int) -> list[str]:
 class Cluster:
     """The processes of one distributed training, by "kind:index"."""
 
-    def __init__(self, forks: ForkServer, sizes: Mapping[str, int], command: Sequence[object]) -> None:
+    def __init__(self, forks: ForkServers, sizes: Mapping[str, int], command: Sequence[object]) -> None:
         addresses = iter(free_addresses(sum(sizes.values())))
         self.tasks = {kind: [next(addresses) for _ in range(size)] for kind, size in sizes.items()}
         self.forks, self.command = forks, command
@@ -54,7 +56,8 @@ class Cluster:
         """Starts the process of a task, also again after it has ended."""
         kind, _, index = name.partition(":")
         config = {"cluster": self.tasks, "task": {"type": kind, "index": int(index)}}
-        self.processes[name] = self.forks.start(*self.command, environment={"TF_CONFIG": json.dumps(config)})
+        forks = self.forks[len(self.processes) % len(self.forks)]
+        self.processes[name] = forks.start(*self.command, environment={"TF_CONFIG": json.dumps(config)})
 
     def kill(self, name: str) -> None:
         """Ends a process with SIGKILL."""
@@ -67,14 +70,18 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """Runs the process that imports TensorFlow once for all training processes."""
-    with fork_server(tmp_path_factory.mktemp("outputs"), IMPORTED) as server:
-        yield server
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServers]:
+    """Runs two processes that import TensorFlow for all training processes.
+
+    They have different hash seeds: the workers of a training must not depend on a common order of sets.
+    """
+    folder = tmp_path_factory.mktemp("outputs")
+    with fork_server(folder / "1", IMPORTED, 1) as one, fork_server(folder / "2", IMPORTED, 2) as other:
+        yield one, other
 
 
 @contextmanager
-def started(forks: ForkServer, sizes: Mapping[str, int], *command: object) -> Iterator[Cluster]:
+def started(forks: ForkServers, sizes: Mapping[str, int], *command: object) -> Iterator[Cluster]:
     """Starts all processes of a cluster; kills the ones that still run at the end."""
     cluster = Cluster(forks, sizes, command)
     try:
@@ -102,16 +109,16 @@ def history(run: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def single(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def single(forks: ForkServers, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Trains in one process; returns the held-out RMSE of each epoch."""
     run = tmp_path_factory.mktemp("single") / "run"
-    status, output = forks.start(*TRAIN, "--epochs=3", "--run", run, environment={}).end(PATIENCE_S)
+    status, output = forks[0].start(*TRAIN, "--epochs=3", "--run", run, environment={}).end(PATIENCE_S)
     assert status == 0, output
     return history(run)
 
 
 def test_tables_in_shards_train_as_in_one_process_though_a_worker_is_killed(
-    forks: ForkServer, single: list[Any], tmp_path: Path
+    forks: ForkServers, single: list[Any], tmp_path: Path
 ) -> None:
     from service.artifact.bundle import read_bundle
 
@@ -132,7 +139,7 @@ def test_tables_in_shards_train_as_in_one_process_though_a_worker_is_killed(
 
 
 def test_workers_that_step_together_resume_after_one_is_killed(
-    forks: ForkServer, single: list[Any], tmp_path: Path
+    forks: ForkServers, single: list[Any], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     with started(forks, {"worker": 2}, *TRAIN, "--distribution=multi_worker", "--epochs=3", "--run", run) as cluster:
@@ -156,16 +163,16 @@ def rmse(output: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def single_estimator(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> float:
+def single_estimator(forks: ForkServers, tmp_path_factory: pytest.TempPathFactory) -> float:
     """Trains an estimator in one process; returns the held-out RMSE."""
-    process = forks.start(*ESTIMATOR, tmp_path_factory.mktemp("estimator"), STEPS, environment={})
+    process = forks[0].start(*ESTIMATOR, tmp_path_factory.mktemp("estimator"), STEPS, environment={})
     status, output = process.end(PATIENCE_S)
     assert status == 0, output
     return rmse(output)
 
 
 def test_an_estimators_workers_step_together_and_resume(
-    forks: ForkServer, single_estimator: float, tmp_path: Path
+    forks: ForkServers, single_estimator: float, tmp_path: Path
 ) -> None:
     with started(forks, {"worker": 2}, *ESTIMATOR, tmp_path, STEPS, "--mirrored") as cluster:
         wait_for(tmp_path / "model.ckpt-50.index", cluster, "worker:0")
@@ -181,7 +188,7 @@ def test_an_estimators_workers_step_together_and_resume(
 
 
 def test_an_estimators_tables_lie_in_parts_on_parameter_servers(
-    forks: ForkServer, single_estimator: float, tmp_path: Path
+    forks: ForkServers, single_estimator: float, tmp_path: Path
 ) -> None:
     with started(forks, {"chief": 1, "worker": 1, "ps": 2}, *ESTIMATOR, tmp_path, STEPS) as cluster:
         wait_for(tmp_path / "model.ckpt-0.index", cluster, "chief:0")
