@@ -57,7 +57,7 @@ def keep_freed_memory(mib: int) -> bool:
     return all([mallopt(name, value) == 1 for name, value in settings.items()])
 
 
-# Least number of connections that must have closed before malloc's freed memory is returned to the system. Each can
+# Minimum number of connections that must have closed before malloc's freed memory is returned to the system. Each can
 # have left some 80 KB.
 _CLOSED = 100
 
