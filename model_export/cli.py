@@ -178,16 +178,21 @@ Makes a served model from files of numbers. A table is PATH[:NAME][?OPTION=VALUE
   --table 'user=users.parquet?key=user_id&vector=embedding'   or a folder of part files; vector=x,y,z joins columns
   --table user=checkpoints/7:params.user                      Orbax (a table of stacked ones: docs/import.md), zarr
   --table user=ckpt-1000:model/user                           a TensorFlow checkpoint, or the folder of a SavedModel
-  --table word=vectors.bin                                    word2vec; vectors.txt and .vec: its text form, or GloVe
+  --table user=model.pt:emb.weight                            PyTorch; .keras, .h5: model.keras:layers/user/vars/0
+  --table 'user=users.csv?key=user_id'                        .csv and .tsv; ?keys=none: numbers without keys
+  --table word=vectors.bin                                    word2vec; vectors.txt and .vec: its text form, or GloVe;
+                                                              also vectors.vec.gz, glove.zip:glove.50d.txt
 
-Keys (of Parquet, word vectors or --keys) become the vocabulary: clients send them instead of row numbers.
+Keys (of Parquet, CSV, hash tables, word vectors or --keys) become the vocabulary: clients send them instead of row
+numbers.
 """
 
 
 def _add_import(commands: Any) -> None:
     parser = commands.add_parser(
         "import",
-        help="make a served model from files of numbers: NumPy, safetensors, Parquet, Orbax, TensorFlow, word2vec",
+        help="make a served model from files of numbers: NumPy, safetensors, Parquet, CSV, Orbax, TensorFlow, PyTorch, "
+        "Keras, word2vec",
         description=_IMPORT_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

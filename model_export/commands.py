@@ -75,7 +75,7 @@ def run_command(arguments: argparse.Namespace) -> None:
         "inspect": inspect,
     }
     command = commands[arguments.command]
-    store_uri = _store_uri(arguments)
+    store_uri = arguments.store_uri = _store_uri(arguments)
     if store_uri is None or arguments.command == "upload":
         command(arguments)
     else:
@@ -171,6 +171,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> None:
+    from model_export.importers.import_summary import import_summary
     from model_export.importers.import_tables import import_tables
 
     named = {option: _once(option, getattr(arguments, option)) for option in ("table", "feature", "keys", "oov")}
@@ -198,6 +199,8 @@ def _import(arguments: argparse.Namespace) -> None:
             progress=of_table,
         )
     say(f"imported and verified: {artifact}")
+    for line in import_summary(artifact, str(arguments.store_uri or arguments.out)):
+        say(line)
 
 
 def _push(arguments: argparse.Namespace) -> None:

@@ -204,7 +204,7 @@ MAY_IMPORT: dict[str, Row] = {
     # these.
     "model_export.importers": Row(
         _TRAINED | {f"model_export.{name}" for name in ("adoption.spec", "exporter", "graphs", "parity")},
-        {"numpy", "pyarrow", "tensorstore"},
+        {"h5py", "numpy", "pyarrow", "tensorstore"},
     ),
     "model_export.report": Row(
         _SHARED

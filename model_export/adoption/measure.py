@@ -10,8 +10,8 @@ import numpy as np
 
 from model_export.adoption.summary import Served, Times
 from model_export.graphs.signature_runner import SERVE
-from model_export.parity.oracle import vocabulary_lines
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.artifact.vocabulary_lines import vocabulary_lines
 from service.errors import ServiceError
 from service.process.trial import Trial
 from service.types import Array, SignatureSpec

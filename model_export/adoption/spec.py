@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 from model_export.adoption.names import valid
 from model_export.errors import ExportError
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES, lookup_devices
-from model_export.parity.oracle import vocabulary_lines
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.bundle import BundleEntry
 from service.artifact.manifest import LookupDevice
+from service.artifact.vocabulary_lines import vocabulary_lines
 from service.near_names import did_you_mean
 
 _FEATURE_KEYS = (

@@ -7,6 +7,7 @@ from typing import Any
 from model_export.columns import tensorflow_columns
 from model_export.spec.features import VocabularySpec
 from model_export.tensorflow_setup import tf
+from service.artifact.vocabulary_lines import lines_of
 
 
 def vocabulary_of(column: Any, *, is_safe: bool) -> VocabularySpec | None:
@@ -41,8 +42,7 @@ def _lines(column: Any) -> list[bytes]:
         lines = [record.numpy() for record in tf.data.TFRecordDataset(column.vocabulary_file, "GZIP")]
     else:
         with tf.io.gfile.GFile(column.vocabulary_file, "rb") as file:
-            # TensorFlow's reader of vocabulary files ignores carriage returns, and needs no newline at a file's end.
-            lines = file.read().replace(b"\r", b"").removesuffix(b"\n").split(b"\n")
+            lines = list(lines_of(file.read()))
     size = int(column.vocabulary_size)
     if len(lines) < size:
         raise ValueError(f"vocabulary_file of {column.key} has {len(lines)} entries, vocabulary_size is {size}")

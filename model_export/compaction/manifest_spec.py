@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from model_export.errors import ExportError
-from model_export.parity.oracle import vocabulary_lines
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.artifact.vocabulary_lines import vocabulary_lines
 
 
 def lookup_spec(artifact: Path, manifest: Manifest, entry: SignatureEntry, id_dtypes: Mapping[str, str]) -> ModelSpec:

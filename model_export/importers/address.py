@@ -47,11 +47,12 @@ class Address:
                 options[key] = unquote(value)
         else:
             rest = text
-        # A path may contain a colon, so try the whole text as a path before its last colon separates a table's name.
-        path, _, name = ("", "", rest) if Path(rest).exists() else rest.rpartition(":")
-        if not path:
-            return Address(text, Path(rest), None, options, scratch)
-        return Address(text, Path(path), name, options, scratch)
+        # A path may contain a colon, and so may a table's name (Keras 2: "embeddings:0"). The path is the longest part
+        # that exists; if none does, it ends at the last colon.
+        colons = [at for at, letter in enumerate(rest) if letter == ":"][::-1]
+        end = next((at for at in (len(rest), *colons) if Path(rest[:at]).exists()), colons[0] if colons else len(rest))
+        name = rest[end + 1 :] if 0 < end < len(rest) else None
+        return Address(text, Path(rest if name is None else rest[:end]), name, options, scratch)
 
     def chosen(self, names: Sequence[str], what: str) -> str:
         """Returns the table's name: from the address or, if the address has none, the only name in the file.

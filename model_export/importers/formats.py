@@ -9,37 +9,64 @@ from pathlib import Path
 from model_export.errors import ExportError
 from model_export.importers import (
     array_store,
+    csv_file,
+    hdf5_file,
     npy_file,
     parquet_file,
+    raw_matrix,
     safetensors_file,
     tensorflow_checkpoint,
+    torch_file,
     word_vectors,
 )
 from model_export.importers.address import Address
+from model_export.importers.byte_source import ByteSource
+from model_export.importers.hash_table import HASH_TABLE_OPTIONS
+from model_export.importers.row_keys import DUPLICATES
 from model_export.importers.table_reader import TableReader
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A format of table files. open: makes the reader; options: allowed ones; has_names: addresses may be PATH:NAME."""
+    """A format of table files.
+
+    open: makes the reader. options: allowed ones, beside those of all formats. has_names: addresses may be PATH:NAME.
+    is_packable: the file may be compressed with gzip, or in a zip archive.
+    """
 
     open: Callable[[Address], TableReader]
     suffixes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     has_names: bool = True
+    is_packable: bool = False
 
 
+_CSV = ("key", "vector", "keys", "header", "key_dtype", "errors")
 _FORMATS: Mapping[str, _Format] = {
     "npy": _Format(npy_file.open_npy, (".npy",), ("dtype",), has_names=False),
     "npz": _Format(npy_file.open_npz, (".npz",), ("dtype",)),
     "safetensors": _Format(safetensors_file.open_safetensors, (".safetensors",)),
     "safetensors-index": _Format(safetensors_file.open_sharded, (".safetensors.index.json",)),
-    "parquet": _Format(parquet_file.open_parquet, (".parquet",), ("key", "vector"), has_names=False),
+    "parquet": _Format(parquet_file.open_parquet, (".parquet",), ("key", "vector", "key_dtype"), has_names=False),
+    "feather": _Format(parquet_file.open_feather, (".feather",), ("key", "vector", "key_dtype"), has_names=False),
+    "csv": _Format(csv_file.open_csv, (".csv",), _CSV, has_names=False, is_packable=True),
+    "tsv": _Format(csv_file.open_csv, (".tsv",), _CSV, has_names=False, is_packable=True),
     "orbax": _Format(array_store.open_array_store, options=("stacks",)),
-    "tensorflow": _Format(tensorflow_checkpoint.open_checkpoint),
-    "word2vec": _Format(word_vectors.open_text, (".vec",), has_names=False),
-    "glove": _Format(word_vectors.open_text, (".txt",), has_names=False),
-    "word2vec-binary": _Format(word_vectors.open_binary, (".bin",), has_names=False),
+    "tensorflow": _Format(tensorflow_checkpoint.open_checkpoint, options=HASH_TABLE_OPTIONS),
+    "torch": _Format(torch_file.open_torch, (".pt", ".pth")),
+    "hdf5": _Format(hdf5_file.open_hdf5, (".h5", ".hdf5", ".keras")),
+    "word2vec": _Format(word_vectors.open_text, (".vec",), ("keys", "errors"), has_names=False, is_packable=True),
+    "glove": _Format(word_vectors.open_text, (".txt",), ("keys", "errors"), has_names=False, is_packable=True),
+    "word2vec-binary": _Format(word_vectors.open_binary, (".bin",), ("errors",), has_names=False, is_packable=True),
+    "raw": _Format(raw_matrix.open_raw, (), ("dim", "dtype"), has_names=False),
+}
+_OF_ALL = (DUPLICATES, "format")
+# Files whose format is known but not read: the end of their name -> how to get a file that is.
+_CONVERSIONS = {
+    ".kv": "a pickle of gensim; write another file with KeyedVectors.load(PATH).save_word2vec_format(NEW, binary=True)",
+    ".pkl": "a pickle, which may run code when it is read; save its matrix with numpy.save(PATH, MATRIX)",
+    "emb_vector": "a matrix without a header, as HugeCTR and HPS write it; add ?format=raw&dim=D, D numbers a row. "
+    "Save its keys for --keys with numpy.save(NEW, numpy.fromfile(KEY_FILE, numpy.int64))",
 }
 
 
@@ -53,10 +80,13 @@ def open_table(text: str, scratch: Path | None = None) -> TableReader:
     address = Address.parse(text, scratch)
     name = _format_of(address)
     chosen = _FORMATS[name]
-    if unknown := sorted(set(address.options) - {"format", *chosen.options}):
-        known = ", ".join((*chosen.options, "format"))
+    if unknown := sorted(set(address.options) - {*chosen.options, *_OF_ALL}):
+        known = ", ".join((*chosen.options, *_OF_ALL))
         raise ExportError(f"{text}: {name} has no option {unknown[0]!r}; there are {known}")
-    if address.name is not None and not chosen.has_names:
+    is_archive = address.path.suffix == ".zip"
+    if (is_archive or address.path.suffix == ".gz") and not chosen.is_packable:
+        raise ExportError(f"{address.path} is compressed, and {name} is not read from compressed files; unpack it")
+    if address.name is not None and not (chosen.has_names or is_archive):
         raise ExportError(f"{text}: {name} holds one table, which has no name; leave ':{address.name}' out")
     try:
         return chosen.open(address)
@@ -73,7 +103,7 @@ def _format_of(address: Address) -> str:
         return said or "tensorflow"
     if not path.exists():
         raise ExportError(f"{path} does not exist (of {address.text!r})")
-    return said or (_folder_format(path) if path.is_dir() else _file_format(path))
+    return said or (_folder_format(path) if path.is_dir() else _file_format(address))
 
 
 def _folder_format(path: Path) -> str:
@@ -89,10 +119,15 @@ def _folder_format(path: Path) -> str:
     )
 
 
-def _file_format(path: Path) -> str:
+def _file_format(address: Address) -> str:
+    path = address.path
     if path.name.endswith(".index"):
         return "tensorflow"
-    for name, known in _FORMATS.items():
-        if path.name.endswith(known.suffixes):
-            return name
+    name = ByteSource.of(address).unpacked_name
+    for format_name, known in _FORMATS.items():
+        if known.suffixes and name.endswith(known.suffixes):
+            return format_name
+    for end, conversion in _CONVERSIONS.items():
+        if name.endswith(end):
+            raise ExportError(f"{path} is {conversion}")
     raise ExportError(f"{path}: its format does not show in its name; add ?format= with one of {', '.join(_FORMATS)}")

@@ -28,6 +28,7 @@ from model_export.importers.address import Address
 from model_export.importers.cut_copy import copy_first_rows, cut_tables
 from model_export.importers.formats import open_table
 from model_export.importers.key_file import read_keys
+from model_export.importers.row_keys import with_keys
 from model_export.importers.table_copy import CopiedTable, Progress, TableCopy
 from model_export.importers.table_options import OovPolicy, check_name, choose_features, model_spec
 from model_export.importers.table_reader import TableReader
@@ -133,14 +134,20 @@ class _Plan:
         table.
         """
         # Open all files before the first table is copied, so that a bad file is refused early.
-        readers: dict[str, TableReader] = {copy.name: open_table(copy.source, temporary) for copy in self.copies}
+        opened = {copy.name: open_table(copy.source, temporary) for copy in self.copies}
         keys = {name: read_keys(path) for name, path in self.keys.items()}
+        readers: dict[str, TableReader] = {
+            copy.name: with_keys(
+                opened[copy.name],
+                keys.get(copy.name),
+                Address.parse(copy.source).options,
+                f"table {copy.name!r}: {copy.source}",
+            )
+            for copy in self.copies
+        }
         try:
             with BundleWriter(temporary / VARIABLES_PREFIX) as writer:
-                return [
-                    copy.run(readers[copy.name], keys.get(copy.name), writer, progress(copy.name))
-                    for copy in self.copies
-                ]
+                return [copy.run(readers[copy.name], writer, progress(copy.name)) for copy in self.copies]
         except OSError as error:
             raise ExportError(f"cannot write the tables: {error}") from error
 

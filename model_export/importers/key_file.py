@@ -8,7 +8,7 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.table_reader import Keys
-from model_export.parity.oracle import vocabulary_lines
+from service.artifact.vocabulary_lines import vocabulary_lines
 
 
 def read_keys(path: Path) -> Keys:
@@ -16,7 +16,7 @@ def read_keys(path: Path) -> Keys:
     try:
         if path.suffix == ".npy":
             return _numpy_keys(path)
-        return [line.decode() for line in vocabulary_lines(path)] if path.stat().st_size else []
+        return [line.decode() for line in vocabulary_lines(path)]
     except UnicodeDecodeError as error:
         raise ExportError(f"{path}: keys are UTF-8 text, one a line: {error}") from error
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from model_export.errors import ExportError
 from model_export.importers.address import Address
 from model_export.importers.raw_matrix import NumberType, RawMatrix
-from model_export.importers.table_reader import Chunk, TableReader, rows_per_chunk
+from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, rows_per_chunk
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -48,13 +49,37 @@ def open_npz(address: Address) -> TableReader:
             what = f"{address.path}:{name}"
             with archive.open(info) as file:
                 header = _read_header(file, what)
-    except zipfile.BadZipFile as error:
-        raise ExportError(f"{address.path} is no .npz file, or is cut short: {error}") from error
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise ExportError(f"{address.path} is no .npz file, or is damaged or cut short: {error}") from error
     if info.compress_type == zipfile.ZIP_STORED:
-        return _raw_matrix(address, address.path, _data_offset(address.path, info), header, what)
+        return StoredMatrix(_raw_matrix(address, address.path, data_offset(address.path, info), header, what), info)
     if header.is_fortran:
         raise ExportError(f"{what} is compressed and in Fortran order; save np.ascontiguousarray(...) of it instead")
     return _CompressedMember(address.path, info.filename, header, _number_type(address, header, what))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A TableReader of a matrix in an uncompressed member of a zip archive, whose checksum is compared first."""
+
+    matrix: RawMatrix
+    member: zipfile.ZipInfo
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of the matrix."""
+        return self.matrix.num_rows
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields all rows of the matrix in chunks; raises ExportError for a short file or a wrong checksum."""
+        self.matrix.check_size()
+        try:
+            with zipfile.ZipFile(self.matrix.path) as archive, archive.open(self.member) as file:
+                while file.read(CHUNK_BYTES):
+                    pass
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise ExportError(f"{self.matrix.path}:{self.member.filename} is damaged: {error}") from error
+        yield from self.matrix.chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +105,7 @@ class _CompressedMember:
                     if len(data) < count * dim * self.header.dtype.itemsize:
                         raise ExportError(f"{self.path}:{self.member} is cut short after row {start:,} of {rows:,}")
                     yield Chunk(self.number.numbers(np.frombuffer(data, self.number.dtype).reshape(count, dim)))
-        except (zipfile.BadZipFile, EOFError) as error:
+        except (zipfile.BadZipFile, EOFError, zlib.error) as error:
             raise ExportError(f"{self.path}:{self.member} is damaged: {error}") from error
 
 
@@ -127,7 +152,8 @@ def _number_type(address: Address, header: _Header, what: str) -> NumberType:
     return NumberType(dtype)
 
 
-def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+def data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Returns the offset of a member's bytes in a zip archive; raises ExportError."""
     with path.open("rb") as file:
         file.seek(info.header_offset)
         head = file.read(_LOCAL_HEADER.size)

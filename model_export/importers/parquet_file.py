@@ -1,6 +1,6 @@
-"""Reads Parquet files and folders of part files: a key column becomes the vocabulary, vector columns become rows.
+"""Reads Parquet files, folders of part files, and Feather files: a key column becomes the vocabulary, vectors rows.
 
-pyarrow decodes a batch of rows at a time, from buffered reads of the row group that holds them.
+pyarrow decodes a batch of rows at a time, from buffered reads of the row group or record batch that holds them.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.address import Address
 from model_export.importers.table_reader import Chunk, Keys, TableReader, missing_library, rows_per_chunk
+from model_export.importers.text_keys import KeyDtypeChoice, option
 from service.types import Array
 
 # Number of a Parquet file's rows that are read at once if the length of the vectors is not known in advance.
@@ -24,15 +25,23 @@ _BUFFER_BYTES = 1 << 20
 
 def open_parquet(address: Address) -> TableReader:
     """Opens the table at PATH?key=COLUMN&vector=COLUMN[,COLUMN...] and returns its reader; raises ExportError."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise missing_library("pyarrow", "Parquet files") from error
     files = sorted(address.path.glob("*.parquet")) if address.path.is_dir() else [address.path]
-    parts = [_Part(file) for file in files]
-    schema = parts[0].open().schema_arrow
+    return _opened(address, [_ParquetPart(file) for file in files], "Parquet files")
+
+
+def open_feather(address: Address) -> TableReader:
+    """Opens the Feather file PATH?key=COLUMN&vector=COLUMN[,COLUMN...] and returns its reader; raises ExportError."""
+    return _opened(address, [_FeatherPart(address.path)], "Feather files")
+
+
+def _opened(address: Address, parts: Sequence[_Part], what: str) -> TableReader:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise missing_library("pyarrow", what) from error
+    schema = parts[0].schema
     for part in parts[1:]:
-        other = part.open().schema_arrow
+        other = part.schema
         if not other.equals(schema):
             raise ExportError(f"{part.path} has other columns or types than {parts[0].path.name}: {_listed(other)}")
     key = address.options.get("key")
@@ -46,14 +55,48 @@ def open_parquet(address: Address) -> TableReader:
         _check_vector_type(address, schema.field(column).type, column, len(vector))
     if key is not None:
         _check_key_type(address, schema.field(key).type, key)
-    return _Parquet(address, tuple(parts), key, tuple(vector))
+    dtype = option(address.options, "key_dtype", KeyDtypeChoice, address.text)
+    if dtype == "int64" and key is not None and not pyarrow.types.is_integer(schema.field(key).type):
+        raise ExportError(f"{address.path}: key column {key!r} is {schema.field(key).type}, not integers")
+    return _Columns(address, tuple(parts), key, tuple(vector), dtype == "string")
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Protocol):
+    """One file of a table in columns."""
+
     path: Path
 
-    def open(self) -> Any:
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the file; raises ExportError if the file is none of its format."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of the file."""
+        ...
+
+    def batches(self, size: int, columns: list[str]) -> Iterator[Any]:
+        """Yields Arrow record batches with at most `size` rows of the columns."""
+        ...
+
+
+@dataclass(slots=True)
+class _ParquetPart:
+    path: Path
+
+    @property
+    def schema(self) -> Any:
+        return self._file().schema_arrow
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._file().metadata.num_rows)
+
+    def batches(self, size: int, columns: list[str]) -> Iterator[Any]:
+        yield from self._file().iter_batches(size, columns=columns)
+
+    def _file(self) -> Any:
         import pyarrow
         import pyarrow.parquet
 
@@ -63,16 +106,51 @@ class _Part:
             raise ExportError(f"{self.path} is no Parquet file, or is cut short: {error}") from error
 
 
+@dataclass(slots=True)
+class _FeatherPart:
+    path: Path
+
+    @property
+    def schema(self) -> Any:
+        return self._file().schema
+
+    @property
+    def num_rows(self) -> int:
+        file = self._file()
+        return sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
+
+    def batches(self, size: int, columns: list[str]) -> Iterator[Any]:
+        file = self._file([self.schema.names.index(column) for column in columns])
+        for i in range(file.num_record_batches):
+            batch = file.get_batch(i)
+            for start in range(0, batch.num_rows, size):
+                yield batch.slice(start, size)
+
+    def _file(self, columns: list[int] | None = None) -> Any:
+        import pyarrow
+        import pyarrow.ipc
+
+        try:
+            options = pyarrow.ipc.IpcReadOptions(included_fields=columns)
+            return pyarrow.ipc.open_file(pyarrow.OSFile(str(self.path)), options=options)
+        except pyarrow.ArrowException as error:
+            raise ExportError(
+                f"{self.path} is no Feather file of version 2, or is cut short: {error}; "
+                "pyarrow.feather.write_feather(TABLE, PATH) writes one"
+            ) from error
+
+
 @dataclass(frozen=True, slots=True)
-class _Parquet:
+class _Columns:
     address: Address
     parts: tuple[_Part, ...]
     key: str | None
     vector: tuple[str, ...]
+    has_strings: bool
 
     @property
     def num_rows(self) -> int:
-        return sum(part.open().metadata.num_rows for part in self.parts)
+        return sum(part.num_rows for part in self.parts)
 
     def chunks(self) -> Iterator[Chunk]:
         import pyarrow
@@ -80,19 +158,24 @@ class _Parquet:
         columns = [*self.vector, *([] if self.key is None else [self.key])]
         done, dim = 0, None
         for part in self.parts:
-            file = part.open()
-            size = rows_per_chunk(self._known_dim(file.schema_arrow)) if dim is None else rows_per_chunk(dim)
+            size = rows_per_chunk(self._known_dim(part.schema)) if dim is None else rows_per_chunk(dim)
             try:
-                for batch in file.iter_batches(size, columns=list(dict.fromkeys(columns))):
+                for batch in part.batches(size, list(dict.fromkeys(columns))):
                     if not batch.num_rows:
                         continue
                     rows = self._rows(batch, part.path, done)
-                    keys = None if self.key is None else _keys(batch.column(self.key), part.path, done, self.key)
+                    keys = self._keys(batch, part.path, done)
                     dim = rows.shape[1]
                     done += batch.num_rows
                     yield Chunk(rows, keys)
             except pyarrow.ArrowException as error:
                 raise ExportError(f"{part.path} can not be read: {error}") from error
+
+    def _keys(self, batch: Any, path: Path, done: int) -> Keys | None:
+        if self.key is None:
+            return None
+        keys = _keys(batch.column(self.key), path, done, self.key)
+        return [str(key) for key in keys] if self.has_strings else keys
 
     def _known_dim(self, schema: Any) -> int:
         import pyarrow

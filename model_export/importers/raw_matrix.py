@@ -14,9 +14,17 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.graphs.reduced_table import widened
-from model_export.importers.table_reader import Chunk, rows_per_chunk
+from model_export.importers.address import Address
+from model_export.importers.table_reader import Chunk, TableReader, rows_per_chunk
 from service.artifact.crc32c import crc32c_of, masked
 from service.types import Array
+
+_RAW_DTYPES = {
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "bfloat16": "<u2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,25 @@ class NumberType:
     def numbers(self, stored: Array) -> Array:
         """Converts numbers, as a matrix file stores them, to a float dtype of numpy; bfloat16 becomes float32."""
         return widened(stored, "bfloat16") if self.is_bfloat16 else stored
+
+
+def open_raw(address: Address) -> TableReader:
+    """Opens a file of numbers without a header, PATH?format=raw&dim=D[&dtype=float32], as HugeCTR's emb_vector.
+
+    Raises:
+      ExportError: dim or dtype is missing or invalid, or the file does not hold whole rows.
+    """
+    dim, dtype = address.options.get("dim", ""), address.options.get("dtype", "float32")
+    if not dim.isdecimal() or int(dim) < 1 or dtype not in _RAW_DTYPES:
+        raise ExportError(
+            f"{address.text}: a raw matrix needs ?format=raw&dim=D, D numbers a row, little-endian; &dtype= is one of "
+            f"{', '.join(_RAW_DTYPES)} (default: float32)"
+        )
+    number = NumberType(np.dtype(_RAW_DTYPES[dtype]), is_bfloat16=dtype == "bfloat16")
+    size, row_bytes = address.path.stat().st_size, int(dim) * number.dtype.itemsize
+    if size % row_bytes:
+        raise ExportError(f"{address.path} has {size:,} bytes, no multiple of the {row_bytes:,} of {dim} x {dtype}")
+    return RawMatrix(address.path, 0, size // row_bytes, int(dim), number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +90,16 @@ class RawMatrix:
         """Reads the rows [start, stop) of the matrix from its file."""
         with self.path.open("rb", buffering=0) as file:
             return self.number.numbers(self._stored(file, start, stop))
+
+    def read_rows(self, rows: Array) -> Array:
+        """Reads rows [n] int64 of a matrix in C order, in the order of their numbers in `rows`."""
+        item = self.number.dtype.itemsize
+        stored = np.empty((len(rows), self.dim), self.number.dtype)
+        with self.path.open("rb", buffering=0) as file:
+            for i, row in enumerate(rows.tolist()):
+                file.seek(self.offset + row * self.dim * item)
+                self._fill(file, stored[i])
+        return self.number.numbers(stored)
 
     def check_size(self) -> None:
         """Raises ExportError if the file has fewer bytes than the matrix needs."""

@@ -12,7 +12,7 @@ from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.graphs.reduced_table import Rounding, TableDtype
 from model_export.importers.table_options import ReadTable
-from model_export.importers.table_reader import Chunk, Keys, TableReader
+from model_export.importers.table_reader import Chunk, TableReader
 from service.types import Array, saved_dtype
 
 # A callback for progress. Its arguments are the number of copied rows, and of all rows, or None if not known.
@@ -49,13 +49,9 @@ class TableCopy:
     adds_mean: bool = False
     allow_nonfinite: bool = False
 
-    def run(self, reader: TableReader, keys: Keys | None, writer: BundleWriter, progress: Progress) -> CopiedTable:
-        """Copies all rows of a table into the checkpoint; raises ExportError if the file, a key or a number is bad.
-
-        Args:
-          keys: keys from a separate file; None: use the reader's keys.
-        """
-        return _Run(self, writer).run(reader, keys, progress)
+    def run(self, reader: TableReader, writer: BundleWriter, progress: Progress) -> CopiedTable:
+        """Copies all rows of a table into the checkpoint; raises ExportError if the file, a key or a number is bad."""
+        return _Run(self, writer).run(reader, progress)
 
 
 class _Run:
@@ -64,30 +60,27 @@ class _Run:
         self._rounding = None if copy.dtype == "float32" else Rounding(copy.name, copy.dtype)
         self._scales: list[Array] = []
         self._sum: Any = 0.0
-        self._keys: list[Any] = []
-        self._has_keys = False
-        self._chosen: Keys | None = None
+        self._keys: list[Any] | None = None
         self._rows = self._dim = self._nonfinite = 0
 
-    def run(self, reader: TableReader, keys: Keys | None, progress: Progress) -> CopiedTable:
+    def run(self, reader: TableReader, progress: Progress) -> CopiedTable:
         copy = self._copy
         key, scale_key = f"tables/{copy.name}", None
-        self._writer.add(key, saved_dtype(copy.dtype), self._pieces(reader, keys, progress))
+        self._writer.add(key, saved_dtype(copy.dtype), self._pieces(reader, progress))
         if self._scales:
             scale_key = f"scales/{copy.name}"
             self._writer.add(scale_key, "float32", self._scales)
         mean_row = self._rows - 1 if copy.adds_mean else None
-        read = ReadTable(copy.name, self._rows, self._dim, self._chosen, mean_row)
+        read = ReadTable(copy.name, self._rows, self._dim, self._keys, mean_row)
         rounding = None if self._rounding is None else self._rounding.to_json()
         return CopiedTable(read, copy.source, copy.dtype, self._nonfinite, key, scale_key, rounding)
 
-    def _pieces(self, reader: TableReader, keys: Keys | None, progress: Progress) -> Iterator[Array]:
+    def _pieces(self, reader: TableReader, progress: Progress) -> Iterator[Array]:
         for chunk in self._chunks(reader):
             yield self._stored(self._float32_rows(chunk))
             progress(self._rows, reader.num_rows)
         if not self._rows or not self._dim:
             raise ExportError(f"table {self._copy.name!r}: {self._copy.source} holds no rows of numbers")
-        self._chosen = self._chosen_keys(keys)
         if self._copy.adds_mean:
             yield self._stored((self._sum / self._rows).astype(np.float32)[None, :])
 
@@ -113,7 +106,7 @@ class _Run:
         self._dim = chunk.rows.shape[1]
         rows = self._float32(chunk.rows)
         if chunk.keys is not None:
-            self._has_keys = True
+            self._keys = self._keys or []
             self._keys.extend(chunk.keys)
         if self._copy.adds_mean:
             self._sum = self._sum + rows.sum(axis=0, dtype=np.float64)
@@ -152,14 +145,3 @@ class _Run:
         if scales is not None:
             self._scales.append(scales)
         return numbers
-
-    def _chosen_keys(self, given: Keys | None) -> Keys | None:
-        copy = self._copy
-        if given is not None and self._has_keys:
-            raise ExportError(
-                f"table {copy.name!r}: {copy.source} has keys of its own; leave --keys {copy.name}=... out"
-            )
-        keys = self._keys if self._has_keys else given
-        if keys is not None and len(keys) != self._rows:
-            raise ExportError(f"table {copy.name!r} has {self._rows:,} rows and {len(keys):,} keys; one key a row")
-        return keys

@@ -133,23 +133,14 @@ def _feature(
 def _vocabulary(table: ReadTable, oov: OovPolicy) -> VocabularySpec:
     keys: Any = tuple(table.keys or ())
     if keys and isinstance(keys[0], int) and not (min(keys) in _INT64 and max(keys) in _INT64):
-        raise ExportError(f"table {table.name!r} has a key that is no 64-bit integer: {min(keys)} to {max(keys)}")
+        beyond = next(row for row, key in enumerate(keys) if key not in _INT64)
+        raise ExportError(
+            f"table {table.name!r}: the key of row {beyond} is {keys[beyond]}, beyond int64, which ends at 2^63 - 1; "
+            "import the keys as strings: ?key_dtype=string for Parquet, Feather and CSV, or a text file for --keys"
+        )
     row = table.mean_row if oov.kind == "mean" else oov.row if oov.kind == "row" else None
     try:
         return VocabularySpec(keys, oov_id=row, on_oov="drop" if oov.kind == "zero" else "error")
     except ValueError as error:
-        raise ExportError(f"table {table.name!r}: {_bad_key(keys) or error}") from error
-
-
-def _bad_key(keys: Keys) -> str | None:
-    # Returns a message with the row of the bad key, which VocabularySpec's own error does not name; None if all keys
-    # are good.
-    first: dict[str | int, int] = {}
-    listed: list[str | int] = list(keys)
-    for row, key in enumerate(listed):
-        if isinstance(key, str) and (not key or key.splitlines() != [key]):
-            what = "is empty" if not key else f"is {key!r}, which has a line break"
-            return f"the key of row {row} {what}; leave the row out, or give it another key"
-        if first.setdefault(key, row) != row:
-            return f"rows {first[key]} and {row} have the same key {key!r}; keep one of them"
-    return None
+        way = ", or add ?duplicates=first or ?duplicates=last" if len(set(keys)) != len(keys) else ""
+        raise ExportError(f"table {table.name!r}: {error}{way}") from error

@@ -1,4 +1,6 @@
-"""Reads word2vec's two formats, fastText's .vec and GloVe's text; the words become the keys of the rows.
+"""Reads word2vec's two formats, fastText's .vec, GloVe's text, and matrices of numbers in text without words.
+
+Words become the keys of the rows. Only a line feed ends a line; a word may hold any other character.
 
 Source: word2vec.c of the word2vec tool (the end of TrainModel). GloVe's files are the same without the first line.
 """
@@ -8,43 +10,76 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import BinaryIO
 
 import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.address import Address
+from model_export.importers.byte_source import ByteSource
 from model_export.importers.table_reader import Chunk, TableReader, rows_per_chunk
+from model_export.importers.text_keys import Errors, KeysChoice, decoded, is_number, option
 
 _LONGEST_WORD_BYTES = 1 << 16
 _BLOCK_BYTES = 1 << 20
 _FRACTION = re.compile(rb"[+-]?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
+_LAST_SEPARATOR = re.compile(rb"([ \t])[^ \t]*$")
+_BLANKS = b" \t\r\n"
+# First bytes of fastText's own binary format. Source: FASTTEXT_FILEFORMAT_MAGIC_INT32 in fastText's src/fasttext.cc.
+_FASTTEXT = (793712314).to_bytes(4, "little")
+_ZIP = b"PK\3\4"
 
 
 def open_text(address: Address) -> TableReader:
-    """Opens a text file of word vectors, with or without word2vec's first line of two integers; raises ExportError."""
-    with address.path.open("rb") as file:
-        first = file.readline(_LONGEST_WORD_BYTES * 16)
+    """Opens a text file of vectors, with or without words, with or without word2vec's first line of two integers.
+
+    Raises:
+      ExportError: the file has no numbers, or does not tell whether its lines begin with keys.
+    """
+    source = ByteSource.of(address)
+    with source.open() as file:
+        first, second = file.readline(_LONGEST_WORD_BYTES * 16), file.readline(_LONGEST_WORD_BYTES * 16)
     header = _header(first)
     wanted = address.options.get("format")
+    errors = option(address.options, "errors", Errors, address.text) or "strict"
+    keys = option(address.options, "keys", KeysChoice, address.text)
     if wanted == "word2vec" and header is None:
-        raise ExportError(f"{address.path}: its first line is not the header of word2vec, such as '3000000 300'")
+        raise ExportError(f"{source.name}: its first line is not the header of word2vec, such as '3000000 300'")
     if header is not None and wanted != "glove":
-        return _Text(address.path, header[0], header[1], has_header=True)
-    dim = len(first.split()) - 1
-    if dim < 1:
-        raise ExportError(f"{address.path}: line 1 has no word with numbers behind it")
-    return _Text(address.path, None, dim, has_header=False)
+        num_rows, dim = header
+        separator = _separator(second)
+        count = _fields(second, separator)
+        has_keys = keys == "first" if keys else count != dim
+        if count not in (dim, dim + 1) and second and all(is_number(field) for field in second.split()):
+            raise ExportError(f"{source.name}, line 2 has {count} numbers, its first line says {dim} after each key")
+        return _Text(source, num_rows, dim, has_keys, separator, errors)
+    separator, count = _separator(first), len(first.split())
+    has_keys = keys == "first" if keys else count > 1 and _has_words(source, first)
+    dim = count - has_keys
+    if dim < 1 or (count == 1 and not is_number(first)):
+        raise ExportError(f"{source.name}: line 1 has no numbers")
+    return _Text(source, None, dim, has_keys, separator, errors)
 
 
 def open_binary(address: Address) -> TableReader:
     """Opens a file in word2vec's binary format and returns its reader; raises ExportError."""
-    with address.path.open("rb") as file:
-        header = _header(file.readline(100))
+    source = ByteSource.of(address)
+    errors = option(address.options, "errors", Errors, address.text) or "strict"
+    with source.open() as file:
+        line = file.readline(100)
+    if line.startswith(_FASTTEXT):
+        raise ExportError(
+            f"{source.name} is a fastText model, whose word vectors are computed from its rows of subwords; import its "
+            ".vec file, or write one with fastText: for each word of model.words, the word and "
+            "model.get_word_vector(word)"
+        )
+    if line.startswith(_ZIP):
+        raise ExportError(f"{source.name} is not word2vec's binary format, but a zip archive; PyTorch's: ?format=torch")
+    header = _header(line)
     if header is None:
-        raise ExportError(f"{address.path} is not word2vec's binary format: no first line such as '3000000 300'")
-    return _Binary(address.path, *header)
+        raise ExportError(f"{source.name} is not word2vec's binary format: no first line such as '3000000 300'")
+    return _Binary(source, *header, errors)
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
@@ -54,84 +89,133 @@ def _header(line: bytes) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[1])
 
 
+def _separator(line: bytes) -> bytes:
+    found = _LAST_SEPARATOR.search(line.rstrip(_BLANKS))
+    return b" " if found is None else found.group(1)
+
+
+def _fields(line: bytes, separator: bytes) -> int:
+    # Counts the fields of a line between single separators, since a word may be a blank; a matrix whose columns are
+    # aligned with several blanks has no words that are blanks.
+    fields = line.rstrip(_BLANKS).split(separator)
+    return len(line.split()) if b"" in fields else len(fields)
+
+
+def _has_words(source: ByteSource, first: bytes) -> bool:
+    # A word is not a number, but a key may be one. So one line that begins with a word shows that all lines begin with
+    # keys. If there is no such line, the file may be a matrix.
+    with source.open() as file:
+        for line in file:
+            if (begin := line[:_LONGEST_WORD_BYTES].split(None, 1)) and not is_number(begin[0]):
+                return True
+    count = len(first.split())
+    raise ExportError(
+        f"{source.name}: each line begins with a number, and the file does not tell whether it is a key: add "
+        f"?keys=none ({count} numbers a row, no keys) or ?keys=first (a key and {count - 1} numbers)"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Text:
-    path: Path
-    num_rows: int | None
+    source: ByteSource
+    header_rows: int | None
     dim: int
-    has_header: bool
+    has_keys: bool
+    separator: bytes
+    errors: str
+
+    @property
+    def num_rows(self) -> int | None:
+        return None if self.errors == "skip" else self.header_rows
 
     def chunks(self) -> Iterator[Chunk]:
         step = rows_per_chunk(self.dim)
-        words: list[str] = []
-        rows = np.empty((min(step, 1024), self.dim), np.float32)
-        total = 0
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if number == 1 and self.has_header:
+        rows, keys, lines = [], [], 0
+        with self.source.open() as file:
+            for number, line in islice(enumerate(file, 1), 0 if self.header_rows is None else 1, None):
+                lines += 1
+                key, row = self._parsed(line, number)
+                if key is None:
                     continue
-                if len(words) == len(rows):
-                    rows = np.resize(rows, (min(2 * len(rows), step), self.dim))
-                word, rows[len(words)] = self._parsed(line, number)
-                words.append(word)
-                if len(words) == step:
-                    yield Chunk(rows, words)
-                    total, words, rows = total + step, [], np.empty_like(rows)
-        if words:
-            yield Chunk(rows[: len(words)], words)
-        total += len(words)
-        if self.num_rows is not None and total != self.num_rows:
+                keys.append(key)
+                rows.append(row)
+                if len(rows) == step:
+                    yield self._chunk(rows, keys)
+                    rows, keys = [], []
+        if rows:
+            yield self._chunk(rows, keys)
+        if self.header_rows is not None and lines != self.header_rows:
+            how = "it is cut short" if lines < self.header_rows else "it goes on after them"
             raise ExportError(
-                f"{self.path} has {total:,} words, its first line says {self.num_rows:,}: it is cut short"
+                f"{self.source.name} has {lines:,} rows, its first line says {self.header_rows:,}: {how}; if its first "
+                "line is a row, add ?format=glove"
             )
 
-    def _parsed(self, line: bytes, number: int) -> tuple[str, list[float]]:
-        # The line of a word and its numbers is split from the right, because some GloVe files have words with spaces.
-        parts = line.rstrip(b" \t\r\n").rsplit(None, self.dim)
+    def _chunk(self, rows: list[np.ndarray], keys: list[str]) -> Chunk:
+        return Chunk(np.stack(rows), keys if self.has_keys else None)
+
+    def _parsed(self, line: bytes, number: int) -> tuple[str | None, np.ndarray]:
+        # Returns the key ("" if the file has none; None to leave the row out) and the numbers of a line.
+        where = f"{self.source.name}, line {number}"
+        text = line.rstrip(_BLANKS)
+        # The line is split from the right, because words may hold blanks, as some of GloVe's do.
+        parts = text.rsplit(self.separator, self.dim) if self.has_keys else [b"", *text.split()]
+        if self.has_keys and (b"" in parts[1:] or len(parts) != self.dim + 1):
+            parts = text.lstrip().rsplit(None, self.dim)
         word = parts[0] if parts else b""
         last = word.split()[-1:]
+        wanted = f"a key and {self.dim} numbers" if self.has_keys else f"{self.dim} numbers"
         if len(parts) != self.dim + 1 or (len(word.split()) > 1 and _FRACTION.fullmatch(last[0])):
-            count = max(0, len(line.split()) - 1)
-            raise ExportError(f"{self.path}, line {number}: {count} numbers, expected {self.dim} as in the first row")
+            raise ExportError(f"{where} has {len(line.split())} columns, expected {wanted}")
         try:
-            return _decoded(word.lstrip(), self.path, f"line {number}"), [float(part) for part in parts[1:]]
+            row = np.array([float(part) for part in parts[1:]])
         except ValueError as error:
-            raise ExportError(f"{self.path}, line {number}: {error}; expected a word and {self.dim} numbers") from error
+            raise ExportError(f"{where}: {error}; expected {wanted}") from error
+        return decoded(word, self.errors, where), row
 
 
 @dataclass(frozen=True, slots=True)
 class _Binary:
-    path: Path
-    num_rows: int
+    source: ByteSource
+    header_rows: int
     dim: int
+    errors: str
+
+    @property
+    def num_rows(self) -> int | None:
+        return None if self.errors == "skip" else self.header_rows
 
     def chunks(self) -> Iterator[Chunk]:
         step = rows_per_chunk(self.dim)
-        with self.path.open("rb") as file:
+        with self.source.open() as file:
             file.readline()
-            words = _BinaryWords(file, self.path, self.dim)
-            for start in range(0, self.num_rows, step):
-                count = min(step, self.num_rows - start)
-                rows, keys = np.empty((count, self.dim), np.float32), []
-                for i in range(count):
-                    word, rows[i] = words.next_word(start + i, self.num_rows)
-                    keys.append(word)
-                yield Chunk(rows, keys)
-            words.check_end(self.num_rows)
+            words = _BinaryWords(file, self.source.name, self.dim)
+            for start in range(0, self.header_rows, step):
+                count = min(step, self.header_rows - start)
+                rows = np.empty((count, self.dim), np.float32)
+                keys: list[str] = []
+                for i in range(start, start + count):
+                    word, row = words.next_word(i, self.header_rows)
+                    if (key := decoded(word, self.errors, f"{self.source.name}, row {i}")) is not None:
+                        rows[len(keys)] = row
+                        keys.append(key)
+                if keys:
+                    yield Chunk(rows[: len(keys)], keys)
+            words.check_end(self.header_rows)
 
 
 class _BinaryWords:
     """A parser of word2vec's binary format, which reads the file block by block. Concurrency: one caller at a time."""
 
-    def __init__(self, file: BinaryIO, path: Path, dim: int) -> None:
-        self._file, self._path, self._dim = file, path, dim
+    def __init__(self, file: BinaryIO, name: str, dim: int) -> None:
+        self._file, self._name, self._dim = file, name, dim
         self._data, self._position = b"", 0
 
-    def next_word(self, row: int, num_rows: int) -> tuple[str, np.ndarray]:
+    def next_word(self, row: int, num_rows: int) -> tuple[bytes, np.ndarray]:
         """Parses the next word and its [D] float32 vector from a file in word2vec's binary format."""
         while (end := self._data.find(b" ", self._position)) < 0:
             if len(self._data) - self._position > _LONGEST_WORD_BYTES:
-                raise ExportError(f"{self._path}, row {row}: no end of a word; it is not word2vec's binary format")
+                raise ExportError(f"{self._name}, row {row}: no end of a word; it is not word2vec's binary format")
             self._more(row, num_rows)
         vector_bytes = 4 * self._dim
         word_bytes = end - self._position
@@ -142,23 +226,16 @@ class _BinaryWords:
         word = self._data[self._position : begin - 1].lstrip(b"\n")
         vector = np.frombuffer(self._data, "<f4", self._dim, begin)
         self._position = begin + vector_bytes
-        return _decoded(word, self._path, f"row {row}"), vector
+        return word, vector
 
     def check_end(self, num_rows: int) -> None:
         """Raises ExportError if the word2vec file has bytes after its last vector."""
         rest = self._data[self._position :] + self._file.read(2)
         if rest.strip(b"\n"):
-            raise ExportError(f"{self._path} goes on after the {num_rows:,} words that its first line says")
+            raise ExportError(f"{self._name} goes on after the {num_rows:,} words that its first line says")
 
     def _more(self, row: int, num_rows: int) -> None:
         block = self._file.read(max(_BLOCK_BYTES, 4 * self._dim))
         if not block:
-            raise ExportError(f"{self._path} is cut short: it ends in row {row:,}, its first line says {num_rows:,}")
+            raise ExportError(f"{self._name} is cut short: it ends in row {row:,}, its first line says {num_rows:,}")
         self._data, self._position = self._data[self._position :] + block, 0
-
-
-def _decoded(word: bytes, path: Path, where: str) -> str:
-    try:
-        return word.decode()
-    except UnicodeDecodeError as error:
-        raise ExportError(f"{path}, {where}: the word {word[:60]!r} is not UTF-8; keys are UTF-8") from error

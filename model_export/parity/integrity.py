@@ -10,11 +10,11 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.graphs.reduced_table import REDUCED_KEY, widened
-from model_export.parity import oracle
 from model_export.parity.saved_table import read_scales
 from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
 from service.artifact.delta_file import DELTAS_FOLDER
 from service.artifact.manifest import MANIFEST_PATH, Manifest, TableEntry, TableScale
+from service.artifact.vocabulary_lines import vocabulary_lines
 from service.types import TABLE_DTYPES, Array, saved_dtype, stored_columns
 
 # Key in the manifest's provenance. Its value maps a table to its count of NaN and infinite numbers, if the export
@@ -158,7 +158,7 @@ def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
         if not entry.file:
             continue
         try:
-            words = oracle.vocabulary_lines(artifact / entry.file)
+            words = vocabulary_lines(artifact / entry.file)
         except OSError as error:
             faults.append(f"vocabulary {name!r}: {error}")
             continue

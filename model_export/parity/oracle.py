@@ -20,6 +20,7 @@ import numpy as np
 from model_export.parity.fingerprint import fingerprint64
 from model_export.parity.saved_table import Rows
 from service.artifact.manifest import LookupFeature, Manifest, VocabularyEntry
+from service.artifact.vocabulary_lines import vocabulary_lines
 from service.types import Array, RaggedIds
 
 # The ids of one feature: an array [B] for one id per row, or RaggedIds. They are row numbers of the table, or keys
@@ -130,12 +131,6 @@ def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) 
             lines = vocabulary_lines(artifact / entry.file) if entry.file else ()
             keys[feature] = Keys(entry, lines, sends_rows)
     return keys
-
-
-def vocabulary_lines(path: Path) -> tuple[bytes, ...]:
-    """Reads the keys of a vocabulary file, one a line; only a newline, or CR LF, ends a line."""
-    content = path.read_bytes().removesuffix(b"\n")
-    return tuple(line.removesuffix(b"\r") for line in content.split(b"\n"))
 
 
 def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:

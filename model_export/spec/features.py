@@ -35,6 +35,28 @@ from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 
+def line_fault(key: str) -> str | None:
+    """Says why a string can not be a line of a vocabulary file; returns None if it can.
+
+    Source: InputBuffer::ReadLine of tsl/lib/io/inputbuffer.cc and TextFileLineIterator of
+    tensorflow/core/kernels/lookup_util.cc (TensorFlow 2.21).
+
+    >>> line_fault("new\\u2028york"), line_fault("york\\r")
+    (None, "is 'york\\\\r', and readers of vocabulary files drop a carriage return at the end of a line")
+    """
+    if not key:
+        return "is empty"
+    if "\n" in key:
+        return f"is {key!r}, and a line feed ends a line of a vocabulary file"
+    if key.endswith("\r"):
+        return f"is {key!r}, and readers of vocabulary files drop a carriage return at the end of a line"
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return f"is {key!r}, and half of a surrogate pair is no UTF-8"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class VocabularySpec:
     """The keys that clients send for rows of a table: keys[i] means row first_id + i.
@@ -53,10 +75,15 @@ class VocabularySpec:
         kinds = {type(key) for key in self.keys}
         if kinds not in ({str}, {int}):
             raise ValueError("a vocabulary has keys that are all strings or all integers, at least one")
+        for row, key in enumerate(self.keys, self.first_id):
+            if isinstance(key, str) and (fault := line_fault(key)):
+                raise ValueError(f"the key of row {row} {fault}; leave the row out, or give it another key")
         if len(set(self.keys)) != len(self.keys):
-            raise ValueError("a vocabulary names a key twice")
-        if any(isinstance(key, str) and (not key or key.splitlines() != [key]) for key in self.keys):
-            raise ValueError("a vocabulary entry is empty or spans lines")
+            first: dict[Any, int] = {}
+            row, key = next(
+                (row, key) for row, key in enumerate(self.keys, self.first_id) if first.setdefault(key, row) != row
+            )
+            raise ValueError(f"rows {first[key]} and {row} have the same key {key!r}; keep one of them")
         if self.num_oov_buckets and self.oov_id is not None:
             raise ValueError("a vocabulary has either oov_id or num_oov_buckets")
 

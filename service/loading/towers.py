@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.artifact.vocabulary_lines import vocabulary_lines
 from service.graph.table_rows import Claim, ComputedRows, FeatureRows, RowSource
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
@@ -84,7 +85,7 @@ def _fitted(feature: LookupFeature, spec: SignatureSpec) -> LookupFeature:
 def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
     """Returns keys of a feature's vocabulary, every n-th if there are too many; none if it only hashes keys."""
     entry = manifest.vocabularies[manifest.features[feature].vocabulary or ""]
-    lines = (artifact / entry.file).read_bytes().split(b"\n")[: entry.size] if entry.file else []
+    lines = vocabulary_lines(artifact / entry.file) if entry.file else ()
     chosen = lines[:: -(-len(lines) // _MOST_KEYS) or 1]
     if entry.key_dtype == "int64":
         return np.array([int(line) for line in chosen], np.int64)

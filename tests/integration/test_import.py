@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,8 @@ def test_imported_vectors_are_what_http_answers(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(f"imported and verified: {tmp_path}/m/1")
+    assert f"imported and verified: {tmp_path}/m/1\n" in done.stdout
+    assert f"serve: embedding-server --model_base_path={tmp_path}/m\n" in done.stdout
     with ServerProcess(model_base_path=tmp_path / "m").ready() as server:
         asked = {
             "user": ["user-299", "nobody", "user-0"],
@@ -52,3 +54,21 @@ def test_imported_vectors_are_what_http_answers(tmp_path: Path) -> None:
     np.testing.assert_allclose(got["items"], [_ITEMS[[0, 39]].mean(axis=0), np.zeros(4), _ITEMS[5]], rtol=1e-6)
     np.testing.assert_array_equal(got["film"], _ITEMS[[39, 1, 0]])
     assert refused.status_code == 400 and "40" in refused.json()["error"]
+
+
+def test_the_commands_of_the_guide(tmp_path: Path) -> None:
+    block = (ROOT / "docs/import.md").read_text(encoding="utf-8").split("```")[1].strip().split("\n")
+    assert block[0] == "pip install -e '.[import]'", "the test environment has this extra"
+    lines = [line for line in block if not line.startswith(("pip ", "embedding-server ", "curl "))]
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    command = ["bash", "-ec", "\n".join(lines)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**environment(), "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    request = re.search(r"-d '(.*)' localhost:8501(/v1/.*)", block[-1])
+    assert request is not None
+    with ServerProcess(model_base_path=tmp_path / "models/shop").ready() as server:
+        answer = server.http.post(request.group(2), content=request.group(1))
+    assert answer.status_code == 200, answer.text
+    assert "[0.25,4.0,8.0]" in answer.text.replace(" ", "")

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from model_export.parity.oracle import Keys
+from model_export.spec.features import line_fault
 from service.artifact.manifest import Manifest, VocabularyEntry
+from service.artifact.vocabulary_lines import vocabulary_lines
 from service.tables.vocabulary import open_vocabularies
 from service.types import Vocabulary
 
@@ -25,6 +27,58 @@ def open_keys(folder: Path, keys: list[Any], **fields: Any) -> Vocabulary:
     (folder / "v.txt").write_text("".join(f"{key}\n" for key in keys))
     entry = VocabularyEntry("v.txt", len(keys), **fields)
     return open_vocabularies(folder, Manifest({}, {}, {}, {"v": entry}))["v"]
+
+
+# A key that a line of a vocabulary file can hold, or why not.
+LINES = {
+    "plain": None,
+    " ": None,
+    "\t": None,
+    "a\x0bb": None,
+    "\x1c": None,
+    "a\x85b": None,
+    "\u2028": None,
+    "\x00": None,
+    "a\x00": None,
+    "\ra": None,
+    "a\rb": None,
+    "\ufeff": None,
+    "": "is empty",
+    "a\nb": "a line feed ends a line",
+    "a\r": "drop a carriage return",
+    "\r": "drop a carriage return",
+    "a\r\r": "drop a carriage return",
+    "a\ud83d": "half of a surrogate pair",
+}
+
+
+def test_which_keys_a_line_can_hold_is_the_same_everywhere(tf: Any, tmp_path: Path) -> None:
+    for number, (key, fault) in enumerate(LINES.items()):
+        found = line_fault(key)
+        assert (found is None) == (fault is None) and (fault or "") in (found or ""), key
+        sent = key.encode(errors="surrogatepass")
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "v.txt").write_bytes(b"first\n" + sent + b"\nlast\n")
+        lines = vocabulary_lines(folder / "v.txt")
+        if fault is None:
+            assert lines == (b"first", sent, b"last")
+        file = str(folder / "v.txt")
+        whole = tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+        try:
+            theirs = tf.lookup.StaticHashTable(tf.lookup.TextFileInitializer(file, tf.string, *whole), -1)
+            rows = theirs.lookup(tf.constant([*lines, sent])).numpy().tolist()
+        except tf.errors.InvalidArgumentError as error:
+            # TensorFlow refuses an empty line.
+            assert b"" in lines and "empty line" in str(error), key
+            continue
+        entry = VocabularyEntry("v.txt", len(lines), oov_id=len(lines))
+        ours = open_vocabularies(folder, Manifest({}, {}, {}, {"v": entry}))["v"]
+        assert ours.ids_of(np.array([*lines, sent, None], object)[:-1], "x").tolist() == [
+            len(lines) if row < 0 else row for row in rows
+        ], key
+        assert rows[:-1] == list(range(len(lines)))
+        assert (rows[-1] == 1) == (fault is None or key.endswith("\ud83d")), key
 
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 7, 1000])

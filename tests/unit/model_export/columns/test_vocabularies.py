@@ -100,3 +100,17 @@ def test_a_file_that_is_not_as_said_is_refused(tmp_path: Path) -> None:
         vocabulary_of(make("k", str(file)), is_safe=True)
     with pytest.raises(ValueError, match="vocabulary of k: keys are integers, but"):
         vocabulary_of(make("k", str(file), dtype=tf.int64), is_safe=True)
+
+
+def test_only_line_feeds_end_lines_of_a_vocabulary_file(tmp_path: Path) -> None:
+    from model_export.columns.vocabularies import vocabulary_of
+    from model_export.tensorflow_setup import tf
+
+    file = tmp_path / "words.txt"
+    keys = ["a\rb", "c\x0bd", "e\u2028f", "g"]
+    file.write_bytes("\r\n".join(keys).encode())
+    column = tf.feature_column.categorical_column_with_vocabulary_file("k", str(file))
+    vocabulary = vocabulary_of(column, is_safe=True)
+    assert vocabulary is not None and list(vocabulary.keys) == keys
+    sent = tf.SparseTensor([[0, i] for i in range(4)], tf.constant(keys), [1, 4])
+    assert column._transform_input_tensor(sent).values.numpy().tolist() == [0, 1, 2, 3]

@@ -47,13 +47,19 @@ def test_formats_that_are_not_known(tmp_path: Path) -> None:
     (tmp_path / "data.xyz").write_bytes(b"")
     with pytest.raises(ExportError, match=r"its format does not show in its name; add \?format= with one of npy, npz"):
         open_table(f"{tmp_path}/data.xyz")
-    with pytest.raises(ExportError, match="format 'csv' is not known; there are npy"):
-        open_table(f"{tmp_path}/data.xyz?format=csv")
+    with pytest.raises(ExportError, match="format 'xls' is not known; there are npy"):
+        open_table(f"{tmp_path}/data.xyz?format=xls")
     with pytest.raises(ExportError, match="is a folder, but neither a SavedModel"):
         open_table(str(tmp_path))
     np.save(tmp_path / "x.npy", matrix(2, 2))
     (tmp_path / "x.npy").rename(tmp_path / "data.xyz")
     np.testing.assert_array_equal(read_all(f"{tmp_path}/data.xyz?format=npy")[0], matrix(2, 2))
+
+
+def test_a_name_with_a_colon(tmp_path: Path) -> None:
+    (tmp_path / "model.h5").touch()
+    address = Address.parse(f"{tmp_path}/model.h5:user/embeddings:0")
+    assert (address.path.name, address.name) == ("model.h5", "user/embeddings:0")
 
 
 def test_a_name_where_there_are_none_is_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import model_export
 from model_export.__main__ import main
 from model_export.errors import ExportError
 from model_export.importers import import_tables as module
+from model_export.importers.import_summary import import_summary
 from model_export.importers.import_tables import COMPARED_ROWS_KEY
 from model_export.parity.saved_table import read_tables
 from service.artifact.manifest import Manifest
@@ -175,3 +176,26 @@ def test_an_argument_without_a_name_is_told(capsys: pytest.CaptureFixture[str], 
     with pytest.raises(SystemExit):
         main(["import", "--out", "m", "--table", text])
     assert f"{text!r} is not NAME=VALUE" in capsys.readouterr().err
+
+
+def test_the_command_ends_with_what_to_do_next(
+    tmp_path: Path, sources: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = [f"--table={name}={path}" for name, path in sources.items()]
+    options = ["--keys", f"tag={tmp_path}/tags.txt", "--feature", "tags=tag:mean", "--oov", "tag=zero"]
+    assert main(["import", "--out", f"{tmp_path}/my models", *tables, *options]) == 0
+    lines = capsys.readouterr().out.replace(str(tmp_path), "T").splitlines()
+    request = '{"features": {"tags": [["red", "green"], ["red"]], "user": [0, 1]}}'
+    assert lines[-9:] == [
+        "imported and verified: T/my models/1",
+        "tables:",
+        "  user: 9 rows x 4 float32",
+        "  tag: 5 rows x 3 float32",
+        "features:",
+        "  tags: table tag, 5 string keys, any number per row (mean)",
+        "  user: table user, row numbers, one per row",
+        "serve: embedding-server --model_base_path='T/my models'",
+        f"ask:   curl -d '{request}' localhost:8501/v1/models/default:lookup",
+    ]
+    served = list(import_summary(tmp_path / "my models" / "1", "s3://bucket/models"))[-2]
+    assert served == "serve: embedding-server --model_base_path=s3://bucket/models --store_cache_dir=DIR"

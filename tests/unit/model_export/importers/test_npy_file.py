@@ -98,7 +98,7 @@ def test_files_that_are_cut_short(tmp_path: Path) -> None:
             read_all(tmp_path / "cut.npy")
     np.savez(tmp_path / "t.npz", t=matrix(50, 4))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "t.npz").read_bytes()[:-9])
-    with pytest.raises(ExportError, match=r"is no .npz file, or is cut short"):
+    with pytest.raises(ExportError, match=r"is no .npz file, or is damaged or cut short"):
         read_all(tmp_path / "cut.npz")
 
 

@@ -82,7 +82,7 @@ def test_part_files_follow_each_other_by_name(tmp_path: Path) -> None:
         ("?key=v&vector=v", "key column 'v' is list<.*keys are strings or whole numbers"),
         ("?vector=v,v", "names a column twice"),
         ("?vector=v,k", "column 'v' is list<.*several columns of numbers"),
-        ("?columns=v", "parquet has no option 'columns'; there are key, vector, format"),
+        ("?columns=v", "parquet has no option 'columns'; there are key, vector, key_dtype, duplicates, format"),
     ],
 )
 def test_columns_that_are_not_there_or_not_fit(tmp_path: Path, query: str, message: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.graphs.reduced_table import reduced
+from model_export.importers.row_keys import with_keys
 from model_export.importers.table_copy import CopiedTable, TableCopy
 from model_export.importers.table_reader import Chunk
 from service.artifact.bundle import read_bundle
@@ -36,9 +37,8 @@ def copied(
 ) -> tuple[CopiedTable, np.ndarray]:
     """Copies a table into a checkpoint; returns its description and the numbers that the checkpoint has."""
     with BundleWriter(folder / "variables") as writer:
-        table = TableCopy("user", "user.npy", **options).run(
-            Given(chunks), keys, writer, progress or (lambda done, total: None)
-        )
+        reader = with_keys(Given(chunks), keys, {}, "table 'user': user.npy")
+        table = TableCopy("user", "user.npy", **options).run(reader, writer, progress or (lambda done, total: None))
     return table, stored(folder, table.key)
 
 
@@ -113,7 +113,7 @@ def test_numbers_that_float32_can_not_hold(tmp_path: Path) -> None:
             "row 2 of user.npy has 3 numbers, the rows before it have 2",
         ),
         ([Chunk(matrix(2, 2))], ["a"], "has 2 rows and 1 keys"),
-        ([Chunk(matrix(2, 2), ["a", "b"])], ["a", "b"], "has keys of its own; leave --keys user=... out"),
+        ([Chunk(matrix(2, 2), ["a", "b"])], ["a", "b"], "has keys of its own; leave --keys out"),
     ],
 )
 def test_tables_at_fault(tmp_path: Path, chunks: Any, keys: Any, message: str) -> None:
@@ -134,4 +134,4 @@ def test_what_a_library_says_is_told_with_the_table(tmp_path: Path) -> None:
         BundleWriter(tmp_path / "v") as writer,
         pytest.raises(ExportError, match="cannot read user.npy: no such codec"),
     ):
-        TableCopy("user", "user.npy").run(Failing([]), None, writer, lambda done, total: None)
+        TableCopy("user", "user.npy").run(Failing([]), writer, lambda done, total: None)

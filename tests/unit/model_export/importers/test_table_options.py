@@ -78,11 +78,22 @@ def test_policies(oov: str, bad_id: str, default_id: int, oov_id: int | None, on
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["a", "b", "a"], "rows 0 and 2 have the same key 'a'"),
+        (
+            ["a", "b", "a"],
+            r"rows 0 and 2 have the same key 'a'; keep one of them, or add \?duplicates=first or \?duplicates=last",
+        ),
         ([7, 8, 8], "rows 1 and 2 have the same key 8"),
         (["a", "", "c"], "the key of row 1 is empty"),
-        (["a", "b", "c\nd"], r"the key of row 2 is 'c\\nd', which has a line break"),
-        ([1, 2, 2**63], "has a key that is no 64-bit integer: 1 to 9223372036854775808"),
+        (["a", "b", "c\nd"], r"the key of row 2 is 'c\\nd', and a line feed ends a line of a vocabulary file"),
+        (
+            ["a", "b\r"],
+            r"the key of row 1 is 'b\\r', and readers of vocabulary files drop a carriage return at the end",
+        ),
+        (["a", "b\ud83d"], r"the key of row 1 is 'b\\ud83d', and half of a surrogate pair is no UTF-8"),
+        (
+            [1, 2, 2**63],
+            r"the key of row 2 is 9223372036854775808, beyond int64, which ends at 2\^63 - 1; .* \?key_dtype=string",
+        ),
     ],
 )
 def test_keys_at_fault(keys: Any, message: str) -> None:

@@ -55,7 +55,7 @@ def test_a_lookup_layer_without_room_for_others_makes_them_errors() -> None:
         (lambda: layers.StringLookup(vocabulary=["x"], mask_token=""), "mask_token=''"),
         (lambda: layers.StringLookup(vocabulary=["x"], output_mode="multi_hot"), "output_mode='multi_hot'"),
         (lambda: layers.StringLookup(vocabulary=["x"], invert=True), "invert=True"),
-        (lambda: ["a", "a"], "names a key twice"),
+        (lambda: ["a", "a"], "rows 0 and 1 have the same key 'a'"),
         (lambda: ["a", 1], "all strings or all integers"),
         (lambda: 3, "vocabulary of feature 'f'"),
     ],

@@ -27,9 +27,10 @@ def with_vocabulary(keys: tuple[str, ...], **options: Any) -> ModelSpec:
         (lambda: TableSpec("film", 0, 2), "holds no numbers"),
         (lambda: TableSpec("film", 4, 0), "holds no numbers"),
         (lambda: TableSpec("film", 4, 2, combiner="max"), "combiner is 'max'"),  # type: ignore[arg-type]
-        (lambda: VocabularySpec(("a", "a")), "twice"),
-        (lambda: VocabularySpec(("a\nb",)), "spans lines"),
-        (lambda: VocabularySpec(("a\x85b",)), "spans lines"),
+        (lambda: VocabularySpec(("a", "a")), "rows 0 and 1 have the same key 'a'"),
+        (lambda: VocabularySpec(("a\nb",)), "a line feed ends a line"),
+        (lambda: VocabularySpec(("a", "b\ud83d"), 4), r"the key of row 5 is 'b.ud83d', and half of a surrogate pair"),
+        (lambda: VocabularySpec((4, 7, 4), 1), "rows 1 and 3 have the same key 4"),
         (lambda: VocabularySpec(("",)), "empty"),
         (lambda: VocabularySpec(()), "at least one"),
         (lambda: VocabularySpec(("a", 1)), "all strings or all integers"),
