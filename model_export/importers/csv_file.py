@@ -19,6 +19,8 @@ from model_export.importers.table_reader import Chunk, TableReader, rows_per_chu
 from model_export.importers.text_keys import Errors, KeyDtypeChoice, KeysChoice, decoded, is_int64, is_number, option
 
 _HeaderChoice = Literal["first", "none"]
+# Marks of missing numbers, which are no names of columns.
+_MISSING = ("", "na", "n/a", "null", "none")
 _WIDTH = "{where} has {found} columns, the first line has {wanted}"
 
 
@@ -126,17 +128,18 @@ def _has_header(address: Address, name: str, first: Sequence[Sequence[str]]) -> 
         return said == "first"
     # The first cell may be a key or the name of the keys' column; the others are numbers in a row of a table.
     cells = [cell.strip() for cell in (first[0][1:] or first[0])]
-    if not all(is_number(cell.encode("utf-8", "surrogateescape")) for cell in cells):
-        return True
-    integers = [is_int64(cell) for cell in cells]
-    # pandas names columns without names 0, 1, 2, ...
-    counted = [[str(i + start) for i in range(len(cells))] for start in (0, 1)]
-    differs = len(first) > 1 and not all(is_int64(cell.strip()) for cell in first[1][1:])
-    if all(integers) and (cells in counted or differs):
+    are_numbers = {is_number(cell.encode("utf-8", "surrogateescape")) for cell in cells}
+    is_doubtful = len(are_numbers) > 1 or any(cell.lower() in _MISSING for cell in cells)
+    if are_numbers == {True} and all(is_int64(cell) for cell in cells):
+        # pandas names columns without names 0, 1, 2, ...
+        counted = [[str(i + start) for i in range(len(cells))] for start in (0, 1)]
+        has_fractions = len(first) > 1 and not all(is_int64(cell.strip()) for cell in first[1][1:])
+        is_doubtful = cells in counted or has_fractions
+    if is_doubtful:
         raise ExportError(
             f"{name}: its first line may hold names of columns or be a row: add ?header=first (names) or ?header=none"
         )
-    return False
+    return are_numbers == {False}
 
 
 def _key_column(address: Address, name: str, names: Sequence[str] | None, sample: Sequence[str]) -> int | None:

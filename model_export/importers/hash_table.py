@@ -46,7 +46,7 @@ class HashTable:
 
 
 def hash_tables(variables: Mapping[str, BundleEntry]) -> list[HashTable]:
-    """Returns the hash tables of a checkpoint."""
+    """Returns the hash tables of a checkpoint; raises ExportError if a table lacks a part."""
     found: dict[str, list[str]] = {}
     for key, values in variables.items():
         stem = key.removesuffix(VALUES)
@@ -57,6 +57,11 @@ def hash_tables(variables: Mapping[str, BundleEntry]) -> list[HashTable]:
             part = _PART.search(stem)
             whole = stem if part is None else f"{stem[: part.start()]}*{stem[part.end() :]}"
             found.setdefault(whole, []).append(stem)
+    for whole, parts in found.items():
+        if (number := re.search(r"_mht_\*of(\d+)", whole)) and int(number[1]) != len(parts):
+            raise ExportError(
+                f"hash table {whole.replace('*', 'I')} has {len(parts)} of its {number[1]} parts in the checkpoint"
+            )
     return [
         HashTable((parts[0] if len(parts) == 1 else whole).removesuffix(_OBJECT), tuple(parts))
         for whole, parts in found.items()

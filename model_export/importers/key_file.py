@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.table_reader import Keys
-from service.artifact.vocabulary_lines import vocabulary_lines
+from service.artifact.vocabulary_lines import lines_of
 
 
 def read_keys(path: Path) -> Keys:
@@ -16,7 +17,8 @@ def read_keys(path: Path) -> Keys:
     try:
         if path.suffix == ".npy":
             return _numpy_keys(path)
-        return [line.decode() for line in vocabulary_lines(path)]
+        # The byte order mark that some editors write is no part of the first key.
+        return [line.decode() for line in lines_of(path.read_bytes().removeprefix(BOM_UTF8))]
     except UnicodeDecodeError as error:
         raise ExportError(f"{path}: keys are UTF-8 text, one a line: {error}") from error
     except (OSError, ValueError) as error:

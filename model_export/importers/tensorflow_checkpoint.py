@@ -57,7 +57,7 @@ def open_checkpoint(address: Address) -> TableReader:
     if chosen:
         return _open_hash_table(address, chosen[0], variables)
     if given := sorted(set(address.options) & set(HASH_TABLE_OPTIONS)):
-        raise ExportError(f"{address.text}: {given[0]}= is for hash tables, of which the checkpoint has no such one")
+        raise ExportError(f"{address.text}: {given[0]}= is for hash tables, and this is a variable")
     name = tables[0] if address.name is None else address.name
     return _open_variable(name, plain, _hash_table_lines(hashed, variables))
 

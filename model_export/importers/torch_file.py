@@ -199,7 +199,9 @@ def _called(name: str, arguments: Any) -> Any:
         return dict(*arguments)
     if name in (_SIZE, _PARAMETER):
         return arguments[0]
-    storage, offset, shape, strides, *_ = arguments
+    storage, offset, shape, strides, *rest = arguments
+    if len(rest) > 2 and rest[2]:
+        raise ValueError("a tensor is a view that changes signs; save tensor.resolve_neg()")
     sizes, steps = tuple(int(size) for size in shape), tuple(int(stride) for stride in strides)
     if name != _TENSOR or not isinstance(storage, _Storage) or min((0, *sizes)) < 0 or len(sizes) != len(steps):
         raise ValueError("data.pkl has a tensor without a storage or shape")

@@ -8,9 +8,10 @@ Source: word2vec.c of the word2vec tool (the end of TrainModel). GloVe's files a
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import BinaryIO
 
 import numpy as np
@@ -39,7 +40,8 @@ def open_text(address: Address) -> TableReader:
     """
     source = ByteSource.of(address)
     with source.open() as file:
-        first, second = file.readline(_LONGEST_WORD_BYTES * 16), file.readline(_LONGEST_WORD_BYTES * 16)
+        first = file.readline(_LONGEST_WORD_BYTES * 16).removeprefix(BOM_UTF8)
+        second = file.readline(_LONGEST_WORD_BYTES * 16)
     header = _header(first)
     wanted = address.options.get("format")
     errors = option(address.options, "errors", Errors, address.text) or "strict"
@@ -58,7 +60,7 @@ def open_text(address: Address) -> TableReader:
     has_keys = keys == "first" if keys else count > 1 and _has_words(source, first)
     dim = count - has_keys
     if dim < 1 or (count == 1 and not is_number(first)):
-        raise ExportError(f"{source.name}: line 1 has no numbers")
+        raise ExportError(f"{source.name}: line 1 has no numbers between blanks or tabs; ?format=csv reads commas")
     return _Text(source, None, dim, has_keys, separator, errors)
 
 
@@ -105,7 +107,7 @@ def _has_words(source: ByteSource, first: bytes) -> bool:
     # A word is not a number, but a key may be one. So one line that begins with a word shows that all lines begin with
     # keys. If there is no such line, the file may be a matrix.
     with source.open() as file:
-        for line in file:
+        for line in chain([file.readline().removeprefix(BOM_UTF8)], file):
             if (begin := line[:_LONGEST_WORD_BYTES].split(None, 1)) and not is_number(begin[0]):
                 return True
     count = len(first.split())
@@ -134,7 +136,7 @@ class _Text:
         with self.source.open() as file:
             for number, line in islice(enumerate(file, 1), 0 if self.header_rows is None else 1, None):
                 lines += 1
-                key, row = self._parsed(line, number)
+                key, row = self._parsed(line.removeprefix(BOM_UTF8) if number == 1 else line, number)
                 if key is None:
                     continue
                 keys.append(key)

@@ -72,3 +72,19 @@ def test_the_commands_of_the_guide(tmp_path: Path) -> None:
         answer = server.http.post(request.group(2), content=request.group(1))
     assert answer.status_code == 200, answer.text
     assert "[0.25,4.0,8.0]" in answer.text.replace(" ", "")
+
+
+def test_words_with_any_character_are_what_http_answers(tmp_path: Path) -> None:
+    words = ["the", "a\x85b", "\u2028", "\t", " ", "\x1c", "c\rd", "\x00", '"', "naïve"]
+    rows = np.random.default_rng(3).normal(size=(len(words), 3)).astype(np.float32)
+    lines = [
+        f"{word} {' '.join(repr(float(number)) for number in row)} \n" for word, row in zip(words, rows, strict=True)
+    ]
+    (tmp_path / "words.vec").write_bytes(f"{len(words)} 3\n{''.join(lines)}".encode())
+    command = [sys.executable, "-m", "model_export", "import", "--out", tmp_path / "m"]
+    command += ["--table", f"word={tmp_path}/words.vec"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with ServerProcess(model_base_path=tmp_path / "m").ready() as server:
+        got = np.array(server.lookup({"word": words[::-1]})["word"], np.float32)
+    np.testing.assert_array_equal(got, rows[::-1])

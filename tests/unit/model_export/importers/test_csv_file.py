@@ -85,6 +85,13 @@ def test_names_of_columns_that_are_numbers(tmp_path: Path) -> None:
         assert len(read_all(f"{path}?header=none")[0]) == 6
 
 
+@pytest.mark.parametrize("row", ["a,,2", "a,NA,null", "a,1.5,x", "a,n/a,3"])
+def test_a_first_row_with_missing_numbers_is_no_header(tmp_path: Path, row: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{row}\nb,3,4\n")
+    with pytest.raises(ExportError, match=r"add \?header=first \(names\) or \?header=none"):
+        read_all(tmp_path / "t.csv")
+
+
 @pytest.mark.parametrize(
     ("text", "query", "message"),
     [

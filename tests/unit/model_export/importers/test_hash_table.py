@@ -50,7 +50,7 @@ def test_a_hash_table_beside_variables(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"variable 'usr' is not there(?s:.*)table\? user  \[6, 4\] hash table"):
         read_all(f"{prefix}:usr")
     assert read_all(f"{prefix}:item")[1] is None
-    with pytest.raises(ExportError, match="empty_key= is for hash tables"):
+    with pytest.raises(ExportError, match="empty_key= is for hash tables, and this is a variable"):
         read_all(f"{prefix}:item?empty_key=0")
 
 
@@ -100,6 +100,16 @@ def test_tables_of_recommenders_addons_in_parts(tmp_path: Path, dtype: str, is_b
         rows, read = read_all(f"{tmp_path}/ckpt{name}")
         assert read == [keys[i] for i in order]
         assert rows.tobytes() == _ROWS[order].tobytes()
+
+
+def test_a_part_that_is_missing(tmp_path: Path) -> None:
+    keys, values = hash_table(_KEYS["int64"], _ROWS, "int64").export()
+    names = ["user_mht_2of3-keys", "user_mht_2of3-values"]
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "ckpt"), tensor_names=names, shape_and_slices=["", ""], tensors=[keys, values]
+    )
+    with pytest.raises(ExportError, match="hash table user_mht_Iof3 has 1 of its 3 parts in the checkpoint"):
+        read_all(f"{tmp_path}/ckpt:user_mht_2of3-values")
 
 
 def test_keys_that_are_not_utf_8(tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ def test_a_policys_row_must_be_there() -> None:
 def test_keys_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "k.txt").write_text("a\nb c\nü\n", encoding="utf-8")
     assert read_keys(tmp_path / "k.txt") == ["a", "b c", "ü"]
+    (tmp_path / "k.txt").write_text("a\x0bb\r\n\u2028\r\n", encoding="utf-8-sig")
+    assert read_keys(tmp_path / "k.txt") == ["a\x0bb", "\u2028"]
     (tmp_path / "empty.txt").write_bytes(b"")
     assert read_keys(tmp_path / "empty.txt") == []
     for array in (np.array(["a", "ü"]), np.array([b"a", "ü".encode()])):

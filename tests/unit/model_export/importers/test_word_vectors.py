@@ -67,8 +67,9 @@ def test_a_vector_may_hold_any_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("a 1 2\nb 3.0 4.0 5.0\n", "line 2 has 4 columns, expected a key and 2 numbers"),
         ("a 1 2\nb 3 x\n", "line 2: could not convert string to float"),
         ("a 1 2\n\nb 3 4\n", "line 2 has 0 columns, expected a key and 2 numbers"),
-        ("\n", "line 1 has no numbers"),
-        ("word\n", "line 1 has no numbers"),
+        ("\n", "line 1 has no numbers between blanks or tabs"),
+        ("0.5,1.5\n", r"line 1 has no numbers between blanks or tabs; \?format=csv reads commas"),
+        ("word\n", "line 1 has no numbers between blanks or tabs"),
     ],
 )
 def test_text_at_fault(tmp_path: Path, text: str, message: str) -> None:
@@ -164,3 +165,12 @@ def test_words_that_are_not_utf_8(tmp_path: Path, name: str) -> None:
         assert (read, rows.tolist()) == (keys, [[0.5, 2.0]] * len(keys))
     with pytest.raises(ExportError, match="errors=drop; expected strict or replace or ignore or skip"):
         read_all(f"{tmp_path / name}?errors=drop")
+
+
+@pytest.mark.parametrize("header", ["", "2 1\n"])
+def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path, header: str) -> None:
+    (tmp_path / "v.txt").write_text(f"{header}a 1\nb 2\n", encoding="utf-8-sig")
+    rows, keys = read_all(tmp_path / "v.txt")
+    assert (rows.tolist(), keys) == ([[1.0], [2.0]], ["a", "b"])
+    (tmp_path / "v.txt").write_text("1 2\n3 4\n", encoding="utf-8-sig")
+    assert read_all(f"{tmp_path}/v.txt?format=glove&keys=none")[0].tolist() == [[1.0, 2.0], [3.0, 4.0]]
