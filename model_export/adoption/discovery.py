@@ -9,7 +9,7 @@ from pathlib import Path
 from model_export.adoption.feature_search import FoundFeature, find_feature
 from model_export.adoption.keys import FoundKeys
 from model_export.adoption.names import is_nameless_input, table_names, unique, valid
-from model_export.adoption.opened_graph import OpenedGraph, SignatureGraph, open_graph
+from model_export.adoption.opened_graph import OpenedGraph, Read, SignatureGraph, open_graph
 from model_export.adoption.outputs import find_outputs
 from model_export.adoption.probing import Probe
 from model_export.adoption.roles import feature_name
@@ -56,7 +56,7 @@ class Discovery:
 
 
 def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_rounding: bool = False) -> Discovery:
-    """Reads a SavedModel's graph and finds its lookups, by running parts of the graph on chosen requests.
+    """Reads a SavedModel's graph and finds its lookups.
 
     Args:
       progress: called with the name of each signature before the search.
@@ -114,8 +114,9 @@ class _Features:
 
 def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allow_rounding: bool) -> FoundSignature:
     found = {}
+    ends: dict[Read, str] = {}
     for read in graph.reads:
-        feature = find_feature(probe, graph, read, allow_rounding=allow_rounding)
+        feature, ends[read] = find_feature(probe, graph, read, allow_rounding=allow_rounding)
         if feature is not None:
             found[read] = feature
     entries: dict[str, LookupFeature] = {}
@@ -130,7 +131,7 @@ def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allo
     is_exact = all(feature.is_exact for feature in found.values())
     outputs = find_outputs(graph, tensors)
     used = {part for f in entries.values() for part in (f.ids, f.row_splits, f.weights) if part}
-    reason = _not_a_lookup(graph, found.keys(), outputs, used)
+    reason = _not_a_lookup(graph, found, ends, outputs, used)
     if not reason and isinstance(outputs, dict):
         alone = {parts[0]: output for output, parts in reversed(outputs.items()) if len(parts) == 1}
         lookups = {name: replace(entry, output=alone.get(name)) for name, entry in entries.items()}
@@ -142,15 +143,23 @@ def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allo
 
 
 def _not_a_lookup(
-    graph: SignatureGraph, found: Iterable[object], outputs: Mapping[str, list[str]] | str, used: set[str]
+    graph: SignatureGraph,
+    found: Mapping[Read, FoundFeature],
+    ends: Mapping[Read, str],
+    outputs: Mapping[str, list[str]] | str,
+    used: set[str],
 ) -> str:
-    unknown = [read for read in graph.reads if read not in found]
-    if unknown:
-        return f"adopt does not recognize its lookup of variable {unknown[0].key!r}"
+    """Returns why a signature is no lookup, "" if it is one."""
+    if unknown := [read for read in graph.reads if read not in found]:
+        return f"TensorFlow computes the ids of variable {unknown[0].key!r}: {ends[unknown[0]] or 'no input holds them'}"
     if isinstance(outputs, str):
-        return outputs
+        # A description that ended early says more than the op that follows the last described tensor.
+        ended = next((ends[read] for read in graph.reads if ends[read]), "")
+        return f"{outputs}; {ended}" if ended else outputs
     if rest := sorted(set(graph.spec.inputs) - used):
         return f"input {rest[0]!r} belongs to no lookup"
+    if check := graph.check(used):
+        return f"{check} may refuse a request, by a condition that is not known"
     return ""
 
 
