@@ -72,25 +72,26 @@ def find_feature(
     """
     found, reason = None, ""
     for tensor in graph.behind(read):
-        may_follow, reasons = False, []
+        reasons, ends = [], []
         for roles in possible_roles(graph, tensor, [gather.ids for gather in read.gathers]):
             try:
                 better = _Trial(probe, graph, read, tensor, roles).found(found)
             except NotRead as error:
-                may_follow |= isinstance(error, NotHere)
                 reasons.append(f"{error} (node {tensor.partition(':')[0]!r})")
+                ends.append(not isinstance(error, NotHere))
                 continue
-            may_follow = True
+            ends.append(False)
             if better is not None and (better.is_exact or allow_rounding):
                 found, reasons = better, []
                 break
             if better is not None:
                 reasons.append("sums are added up in another order than in any description")
-        if not reasons and found is None and not may_follow:
+        if not ends and found is None:
             reasons = [no_roles(graph, tensor)]
         # The likely roles come first, so their reason says most.
         reason = reasons[0] if reasons else "" if found is not None and found.tensor == tensor else reason
-        if not may_follow:
+        if ends and all(ends):
+            # What is not known here is not known of any later tensor, either.
             break
     return found, reason
 
@@ -303,7 +304,7 @@ class _Trial:
         sizes = [after - first for first, after in zip(firsts, [*firsts[1:], self._size], strict=True)]
         if min(sizes) < 0:
             raise NotRead("the parts of a table are read in another order than they have")
-        refused = Within(self._size, self._size)
+        refused = Within(self._size, self._size, "DynamicPartition")
 
         def look(evaluation: Evaluation) -> tuple[Known, ...]:
             row: Known = refused

@@ -77,10 +77,11 @@ class Hashed:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """An integer between low and high, both included, of which no more is known."""
+    """An integer between low and high, both included, of which no more is known; `op` computes it."""
 
     low: int
     high: int
+    op: str
 
 
 Known = Shifted | Fixed | Text | Hashed | Within
@@ -303,8 +304,9 @@ class Evaluation:
             return Hashed(value.buckets, value.first + by)
         if isinstance(value, Fixed):
             return Fixed(int(value.value) + by)
-        low, high = self._range(value)
-        return Within(low + by, high + by)
+        assert isinstance(value, Within)
+        low, high = value.low, value.high
+        return Within(low + by, high + by, value.op)
 
     # The rules. Each takes a node and the names of its inputs.
 
@@ -345,7 +347,7 @@ class Evaluation:
         if low // by == high // by:
             return Fixed(low // by)
         self._step(value, low, high, by)
-        return Within(low // by, high // by)
+        return Within(low // by, high // by, node.op)
 
     def remainder(self, node: Any, inputs: list[str]) -> Known:
         value, by = self.of(inputs[0]), self._divisor(node, inputs)
@@ -355,7 +357,7 @@ class Evaluation:
         if low // by == high // by:
             return self.shifted(value, -(low // by) * by)
         self._step(value, low, high, by)
-        return Within(0, by - 1)
+        return Within(0, by - 1, node.op)
 
     def _divisor(self, node: Any, inputs: list[str]) -> int:
         by = self.of(inputs[1])
@@ -386,7 +388,7 @@ class Evaluation:
             if isinstance(one, Shifted) and isinstance(other, Fixed):
                 raise _Split(int(other.value) - one.by + (0 if self._range(one)[0] < int(other.value) else 1))
         pick = max if is_largest else min
-        return Within(pick(a_low, b_low), pick(a_high, b_high))
+        return Within(pick(a_low, b_low), pick(a_high, b_high), "Maximum" if is_largest else "Minimum")
 
     def compare(self, node: Any, inputs: list[str]) -> Known:
         return self.compared(node.op, self.of(inputs[0]), self.of(inputs[1]))

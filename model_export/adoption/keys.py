@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from model_export.adoption.policies import row_at
 from model_export.parity.fingerprint import fingerprint64
 from model_export.parity.oracle import Keys, RefusedError
 from model_export.tensorflow_setup import tf
-from service.artifact.manifest import VocabularyEntry
+from service.artifact.manifest import KeyDtype, VocabularyEntry
 from service.types import Array
 
 # The most keys that are hashed to find keys of rows.
@@ -73,8 +73,7 @@ def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabu
 def _entry(
     function: KeyFunction, special: Array, rows: Array, unknown: Known, size: int
 ) -> tuple[VocabularyEntry, tuple[bytes, ...]]:
-    key_dtype = "string" if function.dtype == "string" else "int64"
-    base = VocabularyEntry(file="", size=0, key_dtype=key_dtype)  # type: ignore[arg-type]
+    base = VocabularyEntry(file="", size=0, key_dtype="string" if function.dtype == "string" else "int64")
     usual: Array
     if isinstance(unknown, Hashed):
         if unknown.first < 0 or unknown.first + unknown.buckets > size:
@@ -90,19 +89,18 @@ def _entry(
         raise NotRead("the rows of unknown keys are not known")
     inside = (rows >= 0) & (rows < size)
     own = np.flatnonzero(inside & (rows != usual))
-    order = own[np.argsort(rows[own], kind="stable")]
-    lines = tuple(_line(key) for key in special[order].tolist())
-    if b"" in lines and not _is_consecutive(rows[order]):
+    key_of: dict[int, bytes] = {}
+    for key, row in zip(special[own].tolist(), rows[own].tolist(), strict=True):
+        if row in key_of:
+            raise NotRead(f"keys {key_of[row]!r} and {key!r} read one row, {row}")
+        key_of[row] = _line(key)
+    empty = next((row for row, line in key_of.items() if not line), None)
+    if empty is not None and max(key_of) - min(key_of) >= len(key_of):
         # The empty key's row lies apart from the vocabulary's rows, as that of Keras' mask token "".
-        at = lines.index(b"")
-        base = replace(base, empty_key_id=int(rows[order[at]]))
-        lines, order = (*lines[:at], *lines[at + 1 :]), np.delete(order, at)
-    first = int(rows[order[0]]) if order.size else 0
-    if not _is_consecutive(rows[order]):
-        place = int(np.flatnonzero(rows[order] != np.arange(first, first + order.size))[0])
-        raise NotRead(
-            f"key {special[order[place]]!r} reads row {rows[order[place]]}: the vocabulary's keys read no consecutive rows"
-        )
+        base = replace(base, empty_key_id=empty)
+        del key_of[empty]
+    key_of |= _fillers(key_of, unknown, {_line(key) for key in special.tolist()}, base.key_dtype)
+    first, lines = min(key_of, default=0), tuple(key_of[row] for row in sorted(key_of))
     if any(b"\n" in line or line.endswith(b"\r") for line in lines):
         raise NotRead("a key of the vocabulary holds a line break")
     if not lines:
@@ -115,6 +113,40 @@ def _entry(
     if isinstance(unknown, Hashed) and unknown.buckets == 1:
         entry = replace(entry, num_oov_buckets=0, first_oov_id=None, oov_id=unknown.first)
     return entry, lines
+
+
+def _fillers(
+    key_of: Mapping[int, bytes], unknown: Known, taken: Collection[bytes], key_dtype: KeyDtype
+) -> dict[int, bytes]:
+    """Returns a key for each row between the vocabulary's rows that none of its keys reads.
+
+    Only unknown keys read such a row, as row 1 behind Keras' mask token. A vocabulary's rows are consecutive, so one
+    unknown key stands for the row: it reads the row in any case.
+
+    Raises NotRead if unknown keys do not read the row.
+    """
+    missing = {*range(min(key_of, default=0), max(key_of, default=-1) + 1)} - key_of.keys()
+    found: dict[int, bytes] = {}
+    for number in range(_HASHED_KEYS):
+        if not missing:
+            return found
+        text = b"%d" % (-1 - number) if key_dtype == "int64" else b"[UNK%d]" % number if number else b"[UNK]"
+        row = unknown.first + fingerprint64(text) % unknown.buckets if isinstance(unknown, Hashed) else _row(unknown)
+        if text not in taken and row in missing:
+            found[row] = text
+            missing.remove(row)
+            if isinstance(unknown, Fixed) and missing:
+                break
+    if not missing:
+        return found
+    row = min(missing)
+    below = max(known for known in key_of if known < row)
+    raise NotRead(f"key {key_of[below]!r} reads row {below}, and no key reads row {row} behind it")
+
+
+def _row(value: Known) -> int:
+    assert isinstance(value, Fixed)
+    return int(value.value)
 
 
 def _check(
@@ -157,7 +189,3 @@ def sample_keys(found: FoundKeys) -> Mapping[int, bytes | int]:
         key_of = {entry.first_id + fingerprint64(key) % entry.num_oov_buckets: key for key in hashed}
     return {row: int(key) for row, key in key_of.items()} if entry.key_dtype == "int64" else key_of
 
-
-
-def _is_consecutive(rows: Array) -> bool:
-    return not rows.size or np.array_equal(rows, np.arange(rows[0], rows[0] + rows.size))

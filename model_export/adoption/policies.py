@@ -76,7 +76,7 @@ def row_at(value: object, key: int, size: int) -> Outcome:
     if isinstance(value, Within):
         if value.high < 0 or value.low >= size:
             return "refused"
-        raise NotRead(f"the row of id {key} is not known")
+        raise NotRead(f"{value.op} maps several ids to one row")
     if not isinstance(value, (Fixed, Shifted)):
         raise NotRead("rows are hashes of integers")
     row = key + value.by if isinstance(value, Shifted) else int(value.value)
