@@ -9,7 +9,7 @@ from pathlib import Path
 from model_export.adoption.feature_search import FoundFeature, find_feature
 from model_export.adoption.keys import FoundKeys
 from model_export.adoption.names import is_nameless_input, table_names, unique, valid
-from model_export.adoption.opened_graph import OpenedGraph, Read, SignatureGraph, open_graph
+from model_export.adoption.opened_graph import TABLE_DTYPES, OpenedGraph, Read, SignatureGraph, open_graph
 from model_export.adoption.outputs import find_outputs
 from model_export.adoption.probing import Probe
 from model_export.adoption.roles import feature_name
@@ -55,16 +55,23 @@ class Discovery:
     opened: OpenedGraph
 
 
-def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_rounding: bool = False) -> Discovery:
+def discover(
+    artifact: Path,
+    progress: Progress = lambda text: None,
+    *,
+    allow_rounding: bool = False,
+    needs_tables: bool = True,
+) -> Discovery:
     """Reads a SavedModel's graph and finds its lookups.
 
     Args:
       progress: called with the name of each signature before the search.
       allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
+      needs_tables: refuse a SavedModel of which no signature reads rows of a variable.
 
     Raises:
       ExportError: the folder is no SavedModel, or no signature reads rows of a variable; the message lists the
-      variables.
+      variables, and says how each is read.
     """
     opened = open_graph(artifact)
     graphs: dict[str, SignatureGraph] = {}
@@ -75,8 +82,8 @@ def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_ro
         else:
             graphs[spec.name] = graph
     keys = {read.key for graph in graphs.values() for read in graph.reads}
-    if not keys:
-        raise ExportError(f"{artifact}: {_no_tables(opened, reasons)}")
+    if not keys and needs_tables:
+        raise ExportError(f"{artifact}: {_no_tables(opened, graphs.values(), reasons)}")
     names = table_names(keys, opened.variable_names())
     features = _Features(names)
     found = []
@@ -151,7 +158,9 @@ def _not_a_lookup(
 ) -> str:
     """Returns why a signature is no lookup, "" if it is one."""
     if unknown := [read for read in graph.reads if read not in found]:
-        return f"TensorFlow computes the ids of variable {unknown[0].key!r}: {ends[unknown[0]] or 'no input holds them'}"
+        return (
+            f"TensorFlow computes the ids of variable {unknown[0].key!r}: {ends[unknown[0]] or 'no input holds them'}"
+        )
     if isinstance(outputs, str):
         # A description that ended early says more than the op that follows the last described tensor.
         ended = next((ends[read] for read in graph.reads if ends[read]), "")
@@ -163,11 +172,20 @@ def _not_a_lookup(
     return ""
 
 
-def _no_tables(opened: OpenedGraph, reasons: Mapping[str, str]) -> str:
-    lines = [f"  {key}  {list(entry.shape)} {entry.dtype}" for key, entry in opened.variables.items()]
+def _no_tables(opened: OpenedGraph, graphs: Iterable[SignatureGraph], reasons: Mapping[str, str]) -> str:
+    read_by = {key: why for graph in graphs for key, why in graph.otherwise.items()}
+    lines = [
+        f"  {key}  {list(entry.shape)} {entry.dtype}: {read_by.get(key, 'no signature reads it')}"
+        for key, entry in opened.variables.items()
+    ]
+    others = [
+        f"  {key}  {list(entry.shape)} {entry.dtype}: a table is a matrix of {', '.join(TABLE_DTYPES)}"
+        for key, entry in opened.bundle.items()
+        if key not in opened.variables and len(entry.shape) == 2 and entry.dtype != "other"
+    ]
     because = "".join(f"\nsignature {name!r}: {why}" for name, why in reasons.items())
-    listed = "\n".join(lines) if lines else "  none"
+    listed = "\n".join([*lines, *others]) if lines or others else "  none"
     return (
-        f"no signature reads rows of a variable, so there is nothing to look up.{because}\n"
-        f"Matrices of the model:\n{listed}"
+        "no signature reads rows of a variable by tf.gather or tf.nn.embedding_lookup, so there is nothing to look "
+        f"up.{because}\nMatrices of the model:\n{listed}"
     )

@@ -20,6 +20,7 @@ from model_export.adoption.policies import IdPolicy, Outcome, find_policy
 from model_export.adoption.probing import Probe
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
+from model_export.parity.oracle import RefusedError
 from service.artifact.manifest import (
     Combiner,
     EmptyRowPolicy,
@@ -130,6 +131,7 @@ class _Trial:
     def _single(self) -> FoundFeature:
         policy = self._policy()
         feature = LookupFeature(ids=self._roles.ids, on_bad_id=policy.on_bad_id, default_row=policy.default_row)
+        self._check_keys(feature)
         width = self._width
         rows = self._draw(5 * width).reshape(5, width).tolist()
         for count in (5, 1, 0):
@@ -160,6 +162,7 @@ class _Trial:
             is_exact = self._agrees(feature)
             if is_exact is None:
                 continue
+            self._check_keys(feature)
             if not is_exact:
                 others = (replace(feature, summation=order) for order in self._summations())
                 exact = next((other for other in others if self._agrees(other)), None)
@@ -225,10 +228,49 @@ class _Trial:
             return [None]
         compared = np.array(sorted(self._reading.weights | {0.0}), np.float32)
         telling = np.concatenate(
-            [[1, 0, -1, 0.5, 2], compared, -compared, *(np.nextafter(compared, np.float32(to)) for to in (-np.inf, np.inf))]
+            [
+                [1, 0, -1, 0.5, 2],
+                compared,
+                -compared,
+                *(np.nextafter(compared, np.float32(to)) for to in (-np.inf, np.inf)),
+            ]
         )
         telling = telling[np.isfinite(telling)].astype(np.float32)
         return [self._random.uniform(0.1, 2, count).astype(np.float32), self._random.choice(telling, count)]
+
+    def _check_keys(self, feature: LookupFeature) -> None:
+        """Sends keys that a graph may treat apart, and keys that differ little from them, each in a row of its own.
+
+        The rows of all keys are known from the ops already: a difference here is a fault of this program.
+        """
+        if self._keys is None:
+            return
+        keys = self._keys.as_oracle()
+        line_of = {line: number for number, line in enumerate(keys.lines)}
+        rows = []
+        for key in self._keys.telling(self._random):
+            try:
+                rows.append((key, keys.row_of(line_of, key)))
+            except RefusedError:
+                continue
+        count = len(rows) // self._width * self._width
+        if not count:
+            return
+        sent = [rows[at : at + self._width] for at in range(0, count, self._width)]
+        got = self._run(self._roles.request(self._graph.spec, [[key for key, _ in row] for row in sent]))
+        ids = np.array([row for row in rows[:count]], object)[:, 1].astype(np.int64)
+        self._table.fill(ids)
+        entry = SignatureEntry("lookup", {"it": replace(feature, output="it")})
+        request = {feature.ids: ids}
+        if feature.row_splits is not None:
+            request |= {feature.row_splits: np.arange(len(ids) + 1)}
+            if feature.weights is not None:
+                request |= {feature.weights: np.ones(len(ids), np.float32)}
+            wanted = compile_signature(entry, {"it": self._read.key}, self._probe.tables).run(request, ("it",))["it"]
+        else:
+            wanted = self._stored(ids)
+        if got is None or not np.array_equal(got.reshape(wanted.shape) if got.size == wanted.size else got, wanted):
+            raise NotRead("a trial with keys next to the vocabulary's differs from what the ops say: a fault of adopt")
 
     def _empty_rows(self) -> tuple[EmptyRowPolicy, int, TrailingRowPolicy]:
         good = self._draw(2).tolist()

@@ -35,8 +35,20 @@ from typing import Literal
 #   reduced    adds up elements, or finds the largest; the inputs other than the data say which ones.
 #   laid_out   computes layout from layout.
 Rule = Literal[
-    *("same", "arranged", "moved", "sized", "constant", "mapped", "positions", "distinct", "filled", "sparse"),
-    *("parted", "stitched", "reduced", "laid_out"),
+    "same",
+    "arranged",
+    "moved",
+    "sized",
+    "constant",
+    "mapped",
+    "positions",
+    "distinct",
+    "filled",
+    "sparse",
+    "parted",
+    "stitched",
+    "reduced",
+    "laid_out",
 ]
 
 

@@ -294,7 +294,9 @@ class Evaluation:
             return value if first == 0 else self.shifted(value, -first * span)
         if isinstance(value, Shifted) and last - first <= 2:
             raise _Split(least + (first + 1) * span - value.by)
-        raise NotRead(f"{op} to {dtype} drops the upper bits of ids: id {least + span * (first + 1 or 1)} reads as {least}")
+        raise NotRead(
+            f"{op} to {dtype} drops the upper bits of ids: id {least + span * (first + 1 or 1)} reads as {least}"
+        )
 
     def shifted(self, value: Known, by: int) -> Known:
         """Returns a number plus `by`."""
@@ -480,7 +482,9 @@ class Evaluation:
         value, missing = self.of(inputs[1]), self.of(inputs[2])
         keys, values = self._function._table(f"{node.name}:0")
         if isinstance(value, Fixed):
-            return Fixed(_found(keys, values, np.array(value.value, keys.dtype), np.array(missing_value(missing))).item())
+            return Fixed(
+                _found(keys, values, np.array(value.value, keys.dtype), np.array(missing_value(missing))).item()
+            )
         if value != Shifted():
             raise NotRead("a vocabulary is asked for something else than the key")
         return missing  # the vocabulary's own keys are special keys, which this case leaves out
@@ -543,6 +547,8 @@ def _run_op(node: Any, inputs: list[Any]) -> Any:
     for declared in op_def_registry.get(node.op).attr:
         value = attribute(node, declared.name)
         attributes += [declared.name, getattr(value, value.WhichOneof("value"))]
-    given = [tf.constant(i.tolist(), tf.string) if i.dtype == object else tf.constant(i) for i in map(np.asarray, inputs)]
+    given = [
+        tf.constant(i.tolist(), tf.string) if i.dtype == object else tf.constant(i) for i in map(np.asarray, inputs)
+    ]
     (found,) = execute.execute(node.op, 1, given, tuple(attributes), context.context())
     return found

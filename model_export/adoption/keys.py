@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from service.types import Array
 
 # The most keys that are hashed to find keys of rows.
 _HASHED_KEYS = 4096
+# Keys of the vocabulary's start, middle and end that are tried in a graph.
+_TOLD_KEYS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,43 @@ class FoundKeys:
 
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
+
+    def as_oracle(self) -> Keys:
+        """Returns the vocabulary as numpy's oracle reads it."""
+        return Keys(self.entry, self.lines)
+
+    def telling(self, random: np.random.Generator) -> list[Any]:
+        """Returns keys of the vocabulary, keys that differ from them in little, and keys that graphs treat apart."""
+        few = [self.lines[i] for i in random.integers(0, len(self.lines), _TOLD_KEYS)] if self.lines else []
+        few = [*self.lines[:_TOLD_KEYS], *few, *self.lines[-_TOLD_KEYS:]]
+        if self.entry.key_dtype == "int64":
+            numbers = [int(line) + step for line in few for step in (-1, 0, 1)]
+            return [
+                n
+                for n in (*numbers, 0, -1, 1, 2**31, -(2**31) - 1, 2**32 + 5, 2**63 - 1, -(2**63))
+                if -(2**63) <= n < 2**63
+            ]
+        changes: tuple[Callable[[bytes], bytes], ...] = (bytes.upper, bytes.lower, bytes.title, bytes.strip)
+        near = [change(key) for key in few for change in changes]
+        near += [
+            text for key in few for text in (key[:-1], key + b"x", b" " + key, key + b" ", key + b"\0", key + b"-")
+        ]
+        signs = [b"%cab%c12%c" % (sign, sign, sign) for sign in b"-._:/,;|#@ \t\n"]
+        return [
+            *few,
+            *near,
+            *signs,
+            b"",
+            b"0",
+            b"-1",
+            b"nan",
+            b"NaN",
+            b"[UNK]",
+            b"[PAD]",
+            b"https://a.org/b",
+            b"\xff\xfe",
+            b"x" * 300,
+        ]
 
 
 def takes_keys(function: KeyFunction, ids: str) -> bool:
@@ -188,4 +227,3 @@ def sample_keys(found: FoundKeys) -> Mapping[int, bytes | int]:
         hashed = (b"%d" % number for number in range(_HASHED_KEYS))
         key_of = {entry.first_id + fingerprint64(key) % entry.num_oov_buckets: key for key in hashed}
     return {row: int(key) for row, key in key_of.items()} if entry.key_dtype == "int64" else key_of
-

@@ -21,7 +21,7 @@ from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import NotProven, acts, bottlenecks, has_effect, needed_nodes, table_reads
 from service.types import SignatureSpec
 
-_TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
+TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 # Name of the signature that TensorFlow adds to a SavedModel to initialize its vocabularies.
 _INIT_OP = "__saved_model_init_op"
 
@@ -212,7 +212,7 @@ def open_graph(artifact: Path) -> OpenedGraph:
     variables = {
         key: entry
         for key, entry in bundle.items()
-        if key in restored and len(entry.shape) == 2 and entry.dtype in _TABLE_DTYPES
+        if key in restored and len(entry.shape) == 2 and entry.dtype in TABLE_DTYPES
     }
     served = {name: spec for name, spec in specs.items() if name != _INIT_OP}
     return OpenedGraph(artifact, meta_graph, served, bundle, variables, handles, repaired)

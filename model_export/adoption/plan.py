@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
@@ -129,9 +129,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 def _model(
     found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
 ) -> ModelSpec | None:
-    """Returns the ModelSpec of lookups to add; leaves out integer keys and tables other than float32. None if none is
-    left.
-    """
+    """Returns the ModelSpec of lookups to add, without those that an added signature can not have; None if none is left."""
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
         for name, lookup in one.entry.features.items():
@@ -141,7 +139,9 @@ def _model(
         planned = features[name]
         variable = found.opened.variables[found.features[name].table]
         takes_integers = planned.vocabulary and vocabularies[planned.vocabulary].entry.key_dtype == "int64"
-        if variable.dtype != "float32" or takes_integers or "__" in name:
+        # An added signature's graph has neither max_norm nor a vector for empty rows.
+        is_plain = lookup.max_norm is None and lookup.on_empty_row == "zeros"
+        if variable.dtype != "float32" or takes_integers or "__" in name or not is_plain:
             continue
         specs.append(
             FeatureSpec(
@@ -158,6 +158,52 @@ def _model(
     used = {feature.table for feature in specs}
     tables = tuple(TableSpec(name, size, dim) for name, (size, dim) in shapes.items() if name in used)
     return ModelSpec(tables, tuple(specs)) if specs else None
+
+
+def without_features(model: ModelSpec, features: Collection[str]) -> ModelSpec | None:
+    """Returns a model without some features, and without tables that then have none; None if no feature is left."""
+    left = tuple(feature for feature in model.features if feature.name not in features)
+    used = {feature.table for feature in left}
+    return ModelSpec(tuple(table for table in model.tables if table.name in used), left) if left else None
+
+
+def unproven_features(plan: AdoptPlan, found: Discovery) -> dict[str, str]:
+    """Returns "signature/feature" -> why the graph does not say what a spec declares, for each such lookup of a spec."""
+    unproven = {}
+    read = {one.name: one for one in found.signatures}
+    for name, entry in plan.signatures.items():
+        if entry.kind != "lookup" or name not in read:
+            continue
+        known = {
+            (found.features[key].table, lookup.ids): (lookup, found.features[key].keys)
+            for key, lookup in read[name].entry.features.items()
+        }
+        for feature, declared in entry.features.items():
+            where = f"signature {name!r}, feature {feature!r}"
+            at = plan.tables[plan.features[feature].table], declared.ids
+            if at not in known:
+                why = read[name].reason or f"no lookup of {at[0]!r} by input {declared.ids!r} was found"
+                unproven[f"{name}/{feature}"] = f"{where}: the graph's ops do not say that it is a lookup: {why}"
+                continue
+            lookup, keys = known[at]
+            differs = [
+                f"{field.name} is {getattr(declared, field.name)!r} in the spec, {getattr(lookup, field.name)!r} in the graph"
+                for field in dataclasses.fields(declared)
+                if field.name not in ("output", "summation", "mean_divisor", "default_row")
+                and getattr(declared, field.name) != getattr(lookup, field.name)
+            ]
+            planned = plan.vocabularies.get(plan.features[feature].vocabulary or "")
+            if planned is not None and (keys is None or _as_declared(keys, planned) != planned):
+                differs.append("the vocabulary differs from the graph's")
+            if planned is None and keys is not None:
+                differs.append("the graph takes keys of a vocabulary")
+            if differs:
+                unproven[f"{name}/{feature}"] = f"{where}: {'; '.join(differs)}"
+    return unproven
+
+
+def _as_declared(keys: FoundKeys, planned: PlannedVocabulary) -> PlannedVocabulary:
+    return PlannedVocabulary(dataclasses.replace(keys.entry, file=planned.entry.file), keys.lines)
 
 
 def _named_after_features(spec: AdoptSpec, infos: Mapping[str, InputInfo]) -> list[FeatureSpec]:

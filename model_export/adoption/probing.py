@@ -36,7 +36,9 @@ class RandomTable(MappedTable):
     def __init__(self, key: str, entry: BundleEntry) -> None:
         size, dim = entry.shape
         stored = np.dtype(np.uint16 if entry.dtype == "bfloat16" else entry.dtype)
-        memory = mmap.mmap(-1, max(1, size * dim * stored.itemsize), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        memory = mmap.mmap(
+            -1, max(1, size * dim * stored.itemsize), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        )
         rows = np.frombuffer(memory, stored, size * dim).reshape(size, dim)
         super().__init__(TableInfo(key, size, dim, entry.dtype, rows.nbytes, ()), rows)
         self._filled: set[int] = set()
@@ -60,7 +62,9 @@ class RandomTable(MappedTable):
         numbers = np.random.default_rng((_SEED, row)).standard_normal(self.info.embedding_dim, np.float32)
         if self._norms:
             factors = np.array([0.5, 1.0, 2.0, 8.0]) / max(float(np.linalg.norm(numbers)), 1e-6)
-            numbers = (numbers * self._norms[row % len(self._norms)] * factors[row // len(self._norms) % 4]).astype(np.float32)
+            numbers = (numbers * self._norms[row % len(self._norms)] * factors[row // len(self._norms) % 4]).astype(
+                np.float32
+            )
         if self.info.dtype == "bfloat16":
             return (numbers.view(np.uint32) >> 16).astype(np.uint16)
         return numbers.astype(self.info.dtype)
@@ -73,7 +77,8 @@ class Probe:
         self._opened = opened
         dense = DenseGraph(opened.meta_graph, {})
         self.tables = {
-            key: RandomTable(key, opened.variables[key]) for key in {read.key for graph in graphs for read in graph.reads}
+            key: RandomTable(key, opened.variables[key])
+            for key in {read.key for graph in graphs for read in graph.reads}
         }
         for graph in graphs:
             gathers = [gather for read in graph.reads for gather in read.gathers]

@@ -228,7 +228,9 @@ class Reading:
     def _mapped_keys(self, node: Any, inputs: list[str], values: list[Value]) -> Value:
         keys = {value for value in values if value.kind == "K"}
         if any(value.kind not in ("C", "K") for value in values):
-            raise NotRead(f"{node.op} combines ids with {_KIND_NAMES[next(v.kind for v in values if v.kind not in 'CK')]}")
+            raise NotRead(
+                f"{node.op} combines ids with {_KIND_NAMES[next(v.kind for v in values if v.kind not in 'CK')]}"
+            )
         for given, value in zip(inputs, values, strict=True):
             is_handle = self.graph.flat.nodes[node_of(given)].op in _RESOURCES
             if value.kind == "C" and not is_handle and (size := self.constant(given).size) != 1:
