@@ -1,7 +1,7 @@
 """Copies another program's SavedModel and adds a manifest, so that the server reads its tables from mapped files.
 
-The variables stay unchanged. The manifest describes each signature whose ops say that it is a lookup; if no signature is
-one, adopt adds one. Every lookup is compared with the numpy oracle before the copy becomes a version.
+The variables stay unchanged. The manifest describes each signature whose ops say that it is a lookup; if no signature
+is one, adopt adds one. Every lookup is compared with the numpy oracle before the copy becomes a version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ import numpy as np
 from model_export.adoption.chosen_names import names_text, with_names
 from model_export.adoption.discovery import discover
 from model_export.adoption.opened_graph import OpenedGraph
-from model_export.adoption.plan import AdoptPlan, plan_of_discovery, plan_of_spec, unproven_features, without_features
+from model_export.adoption.plan import (
+    AdoptPlan,
+    Unproven,
+    plan_of_discovery,
+    plan_of_spec,
+    unproven_features,
+    without_features,
+    without_unproven,
+)
 from model_export.adoption.spec import Names, read_names, read_spec
 from model_export.adoption.summary import Served, summary_lines
 from model_export.errors import ExportError
@@ -77,8 +85,8 @@ def adopt(
       allow_rounding: accept a lookup whose sums differ from TensorFlow's in the last bits; otherwise TensorFlow
         computes such sums.
       allow_nonfinite: adopt a table that holds NaN or infinity; the manifest then says how many.
-      allow_unproven: believe what `spec` says of a signature whose ops adopt can not read, after comparing some requests
-        with the graph; the manifest and the server's status then name its features.
+      allow_unproven: believe what `spec` says of a signature whose ops adopt can not read, after comparing some
+        requests with the graph; the manifest and the server's status then name its features.
       say: called with lines of text: each step, and at the end how each signature is served.
       clock: gives the time that the manifest records.
 
@@ -94,7 +102,7 @@ def adopt(
     if (folder / MANIFEST_PATH).exists():
         raise ExportError(f"{folder} has a lookup manifest already")
     names = Names() if spec is None else read_names(Path(spec))
-    unproven: Mapping[str, str] = {}
+    unproven: list[Unproven] = []
     if names is not None:
         found = with_names(discover(folder, say, allow_rounding=allow_rounding), names)
         opened, plan = found.opened, plan_of_discovery(found)
@@ -102,12 +110,14 @@ def adopt(
         found = discover(folder, say, allow_rounding=allow_rounding, needs_tables=False)
         opened = found.opened
         plan = plan_of_spec(read_spec(Path(str(spec)), opened.bundle), inputs, opened)
-        unproven = unproven_features(plan, found)
+        doubted = unproven_features(plan, found)
+        plan = without_unproven(plan, doubted)
+        unproven = [one for one in doubted if one.signature in plan.required]
         if unproven and not allow_unproven:
-            raise ExportError("\n".join(unproven.values()) + "\n" + _UNPROVEN)
+            raise ExportError("\n".join([*map(str, unproven), _UNPROVEN]))
     provenance = {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
     if unproven:
-        provenance["unproven"] = sorted(unproven)
+        provenance["unproven"] = sorted(f"{one.signature}/{one.feature}" for one in unproven)
     is_new = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))

@@ -186,6 +186,6 @@ def _no_tables(opened: OpenedGraph, graphs: Iterable[SignatureGraph], reasons: M
     because = "".join(f"\nsignature {name!r}: {why}" for name, why in reasons.items())
     listed = "\n".join([*lines, *others]) if lines or others else "  none"
     return (
-        "no signature reads rows of a variable by tf.gather or tf.nn.embedding_lookup, so there is nothing to look "
-        f"up.{because}\nMatrices of the model:\n{listed}"
+        f"no signature reads rows of a variable, so there is nothing to look up.{because}\n"
+        f"Matrices of the model:\n{listed}"
     )

@@ -16,7 +16,7 @@ import numpy as np
 from model_export.adoption.key_function import Evaluation, KeyFunction, Known, NotHere, NotRead, Within
 from model_export.adoption.keys import FoundKeys, find_keys, sample_keys, takes_keys
 from model_export.adoption.opened_graph import Read, SignatureGraph
-from model_export.adoption.policies import IdPolicy, Outcome, find_policy
+from model_export.adoption.policies import NO_PART, IdPolicy, Outcome, find_policy
 from model_export.adoption.probing import Probe
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
@@ -346,15 +346,14 @@ class _Trial:
         sizes = [after - first for first, after in zip(firsts, [*firsts[1:], self._size], strict=True)]
         if min(sizes) < 0:
             raise NotRead("the parts of a table are read in another order than they have")
-        refused = Within(self._size, self._size, "DynamicPartition")
 
         def look(evaluation: Evaluation) -> tuple[Known, ...]:
-            row: Known = refused
+            row: Known = NO_PART
             if evaluation.is_within(evaluation.of(numbers), count):
                 part = evaluation.fixed(numbers)
                 within = evaluation.of(owner[part].ids)
-                if evaluation.is_within(within, sizes[part]):
-                    row = evaluation.shifted(within, firsts[part])
+                outside = Within(self._size, self._size, "DynamicPartition")
+                row = evaluation.shifted(within, firsts[part]) if evaluation.is_within(within, sizes[part]) else outside
             return row, *(evaluation.of(condition) for condition in conditions)
 
         return look
@@ -375,7 +374,7 @@ class _Trial:
         return IdPolicy("error")
 
     def _outcome(self, item: Any) -> Outcome | None:
-        """Sends one id or key; returns what became of it. None: the vector is not made of the row that the graph read."""
+        """Sends one id or key; returns what became of it, None if the vector is not of the row that the graph read."""
         if self._roles.row_splits is None:
             request = self._roles.request(self._graph.spec, [[item] * self._width])
             got = self._run(request)

@@ -213,7 +213,7 @@ class KeyFunction:
 
 
 class Evaluation:
-    """The values of tensors for the keys of one interval; each rule is the op's meaning by TensorFlow's documentation."""
+    """The values of tensors for the keys of one interval. Each rule is an op's meaning by TensorFlow's documentation."""
 
     def __init__(self, function: KeyFunction, keys: Interval) -> None:
         self._function, self._keys = function, keys
@@ -226,7 +226,7 @@ class Evaluation:
         return self._known[tensor]
 
     def fixed(self, tensor: str) -> int:
-        """Returns the number that a tensor holds for all keys of the interval; splits the interval if it holds several."""
+        """Returns the number that a tensor holds for all keys of the interval; splits an interval that has several."""
         low, high = self._range(self.of(tensor))
         if low == high:
             return low
@@ -523,7 +523,7 @@ _RULES: Mapping[str, Callable[[Evaluation, Any, list[str]], Known]] = {
 
 
 def attribute(node: Any, name: str) -> Any:
-    """Returns the AttrValue of a node's attribute; the op's default if the node, as saved without defaults, lacks it."""
+    """Returns the AttrValue of a node's attribute, or the op's default, which a saved graph leaves out."""
     from tensorflow.python.framework import op_def_registry
 
     if name in node.attr:

@@ -82,8 +82,8 @@ def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabu
 
     Args:
       ids: the tensor of ids that the graph reads rows by.
-      conditions: tensors of truth values that decide which keys count; they must treat alike all keys of the vocabulary,
-        and all others.
+      conditions: tensors of truth values that decide which keys count; they must treat alike all keys of the
+        vocabulary, and all others.
       vocabulary_size: rows of the table.
 
     Raises:
@@ -93,7 +93,7 @@ def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabu
     special = function.special_keys(tensors)
     pieces = function.pieces(lambda evaluation: tuple(evaluation.of(tensor) for tensor in tensors))
     known = set(special.tolist())
-    # A piece of one key that is compared with: a special key, too, if it is not in the vocabulary, whose keys pieces leave out.
+    # A piece of one key that the graph compares keys with is a special key, too. Pieces leave out the vocabulary's keys.
     apart = [p.keys[0] for p in pieces if p.keys is not None and p.keys[0] == p.keys[1] and p.keys[0] not in known]
     rest = {(p.values) for p in pieces if p.keys is None or p.keys[0] != p.keys[1]}
     if len(rest) != 1:
@@ -191,7 +191,7 @@ def _row(value: Known) -> int:
 def _check(
     keys: Keys, special: Array, rows: Array, counts: list[list[bool]], unknown_counts: list[bool], size: int
 ) -> None:
-    """Compares the described vocabulary with the graph for each special key; raises NotRead for the first difference."""
+    """Compares the described vocabulary with the graph for each special key; raises NotRead for a difference."""
     line_of = {line: number for number, line in enumerate(keys.lines)}
     of_lines = None
     for key, row, count in zip(special.tolist(), rows.tolist(), counts, strict=True):

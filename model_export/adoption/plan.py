@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
@@ -129,7 +129,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 def _model(
     found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
 ) -> ModelSpec | None:
-    """Returns the ModelSpec of lookups to add, without those that an added signature can not have; None if none is left."""
+    """Returns the ModelSpec of lookups to add: those that an added signature can have. None if none is left."""
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
         for name, lookup in one.entry.features.items():
@@ -167,39 +167,75 @@ def without_features(model: ModelSpec, features: Collection[str]) -> ModelSpec |
     return ModelSpec(tuple(table for table in model.tables if table.name in used), left) if left else None
 
 
-def unproven_features(plan: AdoptPlan, found: Discovery) -> dict[str, str]:
-    """Returns "signature/feature" -> why the graph does not say what a spec declares, for each such lookup of a spec."""
-    unproven = {}
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """A lookup that a spec declares, and that the graph's ops do not say. reason: what they say instead."""
+
+    signature: str
+    feature: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"signature {self.signature!r}, feature {self.feature!r}: {self.reason}"
+
+
+def unproven_features(plan: AdoptPlan, found: Discovery) -> list[Unproven]:
+    """Returns the lookups of a spec's plan that the graph's ops do not say.
+
+    Raises:
+      ExportError: a lookup has an input that its signature lacks.
+    """
+    unproven = []
     read = {one.name: one for one in found.signatures}
     for name, entry in plan.signatures.items():
-        if entry.kind != "lookup" or name not in read:
+        if entry.kind != "lookup":
             continue
         known = {
             (found.features[key].table, lookup.ids): (lookup, found.features[key].keys)
             for key, lookup in read[name].entry.features.items()
         }
+        inputs = sorted(found.opened.specs[name].inputs)
         for feature, declared in entry.features.items():
-            where = f"signature {name!r}, feature {feature!r}"
+            if declared.ids not in inputs:
+                raise ExportError(f"signature {name!r}: it takes {inputs}, the spec says {declared.ids!r}")
             at = plan.tables[plan.features[feature].table], declared.ids
+            planned = plan.vocabularies.get(plan.features[feature].vocabulary or "")
             if at not in known:
                 why = read[name].reason or f"no lookup of {at[0]!r} by input {declared.ids!r} was found"
-                unproven[f"{name}/{feature}"] = f"{where}: the graph's ops do not say that it is a lookup: {why}"
-                continue
-            lookup, keys = known[at]
-            differs = [
-                f"{field.name} is {getattr(declared, field.name)!r} in the spec, {getattr(lookup, field.name)!r} in the graph"
-                for field in dataclasses.fields(declared)
-                if field.name not in ("output", "summation", "mean_divisor", "default_row")
-                and getattr(declared, field.name) != getattr(lookup, field.name)
-            ]
-            planned = plan.vocabularies.get(plan.features[feature].vocabulary or "")
-            if planned is not None and (keys is None or _as_declared(keys, planned) != planned):
-                differs.append("the vocabulary differs from the graph's")
-            if planned is None and keys is not None:
-                differs.append("the graph takes keys of a vocabulary")
-            if differs:
-                unproven[f"{name}/{feature}"] = f"{where}: {'; '.join(differs)}"
+                reasons = [f"the graph's ops do not say that it is a lookup: {why}"]
+            elif read[name].entry.kind != "lookup":
+                reasons = [f"the graph's ops do not say that it is a lookup: {read[name].reason}"]
+            else:
+                reasons = _differences(declared, planned, *known[at])
+            if reasons:
+                unproven.append(Unproven(name, feature, "; ".join(reasons)))
     return unproven
+
+
+def without_unproven(plan: AdoptPlan, unproven: Sequence[Unproven]) -> AdoptPlan:
+    """Returns a plan in which TensorFlow runs the signatures that the spec does not require to be lookups."""
+    left = {one.signature: one.reason for one in unproven if one.signature not in plan.required}
+    signatures = {name: SignatureEntry("predict", {}) if name in left else e for name, e in plan.signatures.items()}
+    return dataclasses.replace(plan, signatures=signatures, reasons={**plan.reasons, **left})
+
+
+def _differences(
+    declared: LookupFeature, planned: PlannedVocabulary | None, read: LookupFeature, keys: FoundKeys | None
+) -> list[str]:
+    """Says in which fields a spec's lookup differs from the one that the graph's ops say."""
+    same = {"output", "summation", "mean_divisor"}
+    if "default_row" not in (declared.on_bad_id, declared.on_empty_row, read.on_bad_id, read.on_empty_row):
+        same.add("default_row")
+    differs = [
+        f"{field.name} is {getattr(declared, field.name)!r} in the spec, {getattr(read, field.name)!r} in the graph"
+        for field in dataclasses.fields(declared)
+        if field.name not in same and getattr(declared, field.name) != getattr(read, field.name)
+    ]
+    if planned is not None and (keys is None or _as_declared(keys, planned) != planned):
+        differs.append("the vocabulary differs from the graph's")
+    if planned is None and keys is not None:
+        differs.append("the graph takes keys of a vocabulary")
+    return differs
 
 
 def _as_declared(keys: FoundKeys, planned: PlannedVocabulary) -> PlannedVocabulary:

@@ -12,6 +12,10 @@ from service.artifact.manifest import BadIdPolicy
 # The graph's reaction to one id: it refused the request, dropped the id, or read the row with this number.
 Outcome = Literal["refused", "dropped"] | int
 
+# The row of ids that belong to no part of a table. They are not tried: TensorFlow casts the number of a part to int32,
+# and so reads an arbitrary row for ids whose number wraps, some 2^31 times the rows of a part. The server refuses them.
+NO_PART = Within(-1, -1, "DynamicPartition")
+
 
 @dataclass(frozen=True, slots=True)
 class IdPolicy:
@@ -25,7 +29,7 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
     """Returns the policy that describes what the graph does with every id outside [0, V), and reads row i for id i.
 
     Args:
-      pieces: intervals of ids that the graph treats alike; a piece's first value is the row, and each row number lies in
+      pieces: intervals of ids that the graph treats alike; a piece's first value is the row. Each row number lies in
         the table or outside it for a whole piece.
       outcome: sends the graph one id; None if its vector is neither the row of `pieces` nor that of a dropped id.
 
@@ -39,7 +43,7 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
         row = piece.values[0]
         inside = 0 <= low and high < size
         for end in sorted({low, high}):
-            found = outcome(end)
+            found = "refused" if row == NO_PART else outcome(end)
             if found != "dropped" and found != (wanted := row_at(row, end, size)):
                 raise NotRead(f"id {end} reads {found!r} in a trial, and row {wanted!r} by the graph's ops")
             if inside and found != end:

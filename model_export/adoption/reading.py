@@ -3,8 +3,8 @@
 Each tensor between the inputs and the vectors gets a kind (forms.py). A tensor has no kind if an op on its way is not
 in the table of forms: then the description ends before that op, and NotRead says why. What a reading proves: ids are a
 function of one key each, which key_function.py knows exactly; which vectors are added up depends on the layout of the
-request, on the weights and on conditions on keys, all computed by known ops; and the constants that take part are known,
-so that trial requests can lie on both sides of each of them.
+request, on the weights and on conditions on keys, all computed by known ops; and the constants that take part are
+known, so that trial requests can lie on both sides of each of them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RESOURCES = ("HashTableV2",)
 class Value:
     """What is known of one tensor.
 
-    kind: a letter of forms.py. order: for keys, which key each element belongs to; two tensors of keys of equal order and
-    shape hold values of the same key at the same place.
+    kind: a letter of forms.py. order: for keys, which key each element belongs to; two tensors of keys of equal order
+    and shape hold values of the same key at the same place.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Reading:
         self._follow_values()
 
     def _follow_values(self) -> None:
-        # The values of a sparse input are keys; its indices and dense shape, which belong to the row splits, are layout.
+        # The values of a sparse input are keys; its indices and dense shape, made of the row splits, are layout.
         for names in self.graph.sparse.values():
             if node_of(names.values) in self._kinds:
                 self._kinds[node_of(names.indices)] = self._kinds[node_of(names.dense_shape)] = "L"
@@ -273,7 +273,7 @@ class Reading:
         raise NotRead("DynamicStitch puts something else than vectors together")
 
     def _collect(self, node: Any, found: Value, inputs: list[str], values: list[Value]) -> None:
-        """Notes the constants of an op that computes layout, weights or norms, so that trials lie beside each of them."""
+        """Notes the constants of an op that computes layout, weights or norms: trials lie beside each of them."""
         targets: Mapping[str, set[Any]] = {"L": self.sizes, "W": self.weights, "N": self.norms}
         kinds = {value.kind for value in values} - {"C"}
         # A weight that is compared, a norm that is compared: their conditions are of the same kind as they are.
