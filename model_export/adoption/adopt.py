@@ -149,7 +149,7 @@ class _Copy:
     """A copied SavedModel, with the methods that make its manifest."""
 
     def __init__(self, artifact: Path, opened: OpenedGraph, plan: AdoptPlan, provenance: Mapping[str, object]) -> None:
-        self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, provenance
+        self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, dict(provenance)
         self._disproved: set[str] = set()
         self._variables = read_bundle(artifact / VARIABLES_PREFIX)
         self._index = _write_whole_tables(artifact, plan.tables, self._variables)
@@ -173,6 +173,11 @@ class _Copy:
             from model_export.adoption.measure import measured
 
             served = measured(self._artifact, manifest, served, say)
+            self._provenance["measured"] = {
+                name: {"rows": one.times.rows, "whole_us": one.times.before_s * 1e6, "now_us": one.times.after_s * 1e6}
+                for name, one in served.items()
+                if one.times is not None
+            }
             manifest = self._manifest({name: one.entry for name, one in served.items()})
         return dataclasses.replace(manifest, parity=parity.manifest_json()), served
 

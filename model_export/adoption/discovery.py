@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_export.adoption.feature_search import FoundFeature, find_feature
+from model_export.adoption.forms import FORMS
 from model_export.adoption.keys import FoundKeys
 from model_export.adoption.names import is_nameless_input, table_names, unique, valid
 from model_export.adoption.opened_graph import TABLE_DTYPES, OpenedGraph, Read, SignatureGraph, open_graph
@@ -162,9 +163,10 @@ def _not_a_lookup(
             f"TensorFlow computes the ids of variable {unknown[0].key!r}: {ends[unknown[0]] or 'no input holds them'}"
         )
     if isinstance(outputs, str):
-        # A description that ended early says more than the op that follows the last described tensor.
+        # Where a lookup may have an op, the reason says more why this op's tensor is none.
         ended = next((ends[read] for read in graph.reads if ends[read]), "")
-        return f"{outputs}; {ended}" if ended else outputs
+        op = FORMS.get(outputs.split()[-1])
+        return f"{outputs}: {ended}" if ended and op is not None and op.rule == "reduced" else outputs
     if rest := sorted(set(graph.spec.inputs) - used):
         return f"input {rest[0]!r} belongs to no lookup"
     if check := graph.check(used):

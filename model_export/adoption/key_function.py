@@ -213,7 +213,7 @@ class KeyFunction:
 
 
 class Evaluation:
-    """The values of tensors for the keys of one interval. Each rule is an op's meaning by TensorFlow's documentation."""
+    """The values of tensors for the keys of one interval. Each rule is an op's meaning as TensorFlow documents it."""
 
     def __init__(self, function: KeyFunction, keys: Interval) -> None:
         self._function, self._keys = function, keys

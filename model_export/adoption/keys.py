@@ -93,7 +93,7 @@ def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabu
     special = function.special_keys(tensors)
     pieces = function.pieces(lambda evaluation: tuple(evaluation.of(tensor) for tensor in tensors))
     known = set(special.tolist())
-    # A piece of one key that the graph compares keys with is a special key, too. Pieces leave out the vocabulary's keys.
+    # A piece of one key that the graph compares keys with is a special key, too; the vocabulary's own are left out.
     apart = [p.keys[0] for p in pieces if p.keys is not None and p.keys[0] == p.keys[1] and p.keys[0] not in known]
     rest = {(p.values) for p in pieces if p.keys is None or p.keys[0] != p.keys[1]}
     if len(rest) != 1:
