@@ -262,6 +262,8 @@ class Reading:
         self.parts[inputs[1]] = count
         if values[0].kind in ("C", "L"):
             return Value("L")
+        if values[0].kind != "K":
+            raise NotRead(f"{_KIND_NAMES[values[0].kind]} are distributed to parts of a table")
         if (values[0].order, values[0].shape) != (numbers.order, numbers.shape):
             raise NotRead("ids are distributed by the part numbers of other ids")
         return Value("K", f"{node.name}:{tensor.partition(':')[2]}<{values[0].order}", "flat")
