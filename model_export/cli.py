@@ -113,6 +113,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="use mapped tables even for lookups whose sums then differ from TensorFlow's in the last bits",
     )
     adopt.add_argument(
+        "--allow_unproven",
+        action="store_true",
+        help="believe what a spec says of signatures whose ops can not be read; the server's status names them",
+    )
+    adopt.add_argument(
         "--no_measure",
         action="store_true",
         help="do not time the signatures that TensorFlow still runs; cut lookups out of all of them",

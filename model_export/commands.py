@@ -165,6 +165,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
         version=arguments.version,
         measure=not arguments.no_measure,
         allow_rounding=arguments.allow_rounding,
+        allow_unproven=arguments.allow_unproven,
         say=say,
     )
     say(f"adopted and verified: {artifact}")

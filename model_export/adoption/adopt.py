@@ -1,7 +1,7 @@
 """Copies another program's SavedModel and adds a manifest, so that the server reads its tables from mapped files.
 
-The variables stay unchanged. The manifest describes each signature that is a lookup; if no signature is one, adopt
-adds one. Every lookup is compared with the numpy oracle before the copy becomes a version.
+The variables stay unchanged. The manifest describes each signature whose ops say that it is a lookup; if no signature
+is one, adopt adds one. Every lookup is compared with the numpy oracle before the copy becomes a version.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ import numpy as np
 
 from model_export.adoption.chosen_names import names_text, with_names
 from model_export.adoption.discovery import discover
-from model_export.adoption.opened_graph import OpenedGraph, open_graph
-from model_export.adoption.plan import AdoptPlan, plan_of_discovery, plan_of_spec
+from model_export.adoption.opened_graph import OpenedGraph
+from model_export.adoption.plan import (
+    AdoptPlan,
+    Unproven,
+    plan_of_discovery,
+    plan_of_spec,
+    unproven_features,
+    without_features,
+    without_unproven,
+)
 from model_export.adoption.spec import Names, read_names, read_spec
 from model_export.adoption.summary import Served, summary_lines
 from model_export.errors import ExportError
@@ -43,6 +51,11 @@ from service.artifact.manifest import MANIFEST_PATH, Manifest, SignatureEntry
 from service.types import Array
 
 Say = Callable[[str], None]
+_FAULT = "adopt read a lookup in the graph, and the graph's answers differ from it; please report this"
+_UNPROVEN = (
+    "adopt believes a spec only where the graph's ops say the same. --allow_unproven believes it after comparing some "
+    "requests with the graph; wrong rows for other ids would then go unnoticed."
+)
 
 
 def adopt(
@@ -54,6 +67,7 @@ def adopt(
     measure: bool = True,
     allow_rounding: bool = False,
     allow_nonfinite: bool = True,
+    allow_unproven: bool = False,
     say: Say = lambda line: None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Path:
@@ -71,6 +85,8 @@ def adopt(
       allow_rounding: accept a lookup whose sums differ from TensorFlow's in the last bits; otherwise TensorFlow
         computes such sums.
       allow_nonfinite: adopt a table that holds NaN or infinity; the manifest then says how many.
+      allow_unproven: believe what `spec` says of a signature whose ops adopt can not read, after comparing some
+        requests with the graph; the manifest and the server's status then name its features.
       say: called with lines of text: each step, and at the end how each signature is served.
       clock: gives the time that the manifest records.
 
@@ -86,12 +102,22 @@ def adopt(
     if (folder / MANIFEST_PATH).exists():
         raise ExportError(f"{folder} has a lookup manifest already")
     names = Names() if spec is None else read_names(Path(spec))
+    unproven: list[Unproven] = []
     if names is not None:
         found = with_names(discover(folder, say, allow_rounding=allow_rounding), names)
         opened, plan = found.opened, plan_of_discovery(found)
     else:
-        opened = open_graph(folder)
+        found = discover(folder, say, allow_rounding=allow_rounding, needs_tables=False)
+        opened = found.opened
         plan = plan_of_spec(read_spec(Path(str(spec)), opened.bundle), inputs, opened)
+        doubted = unproven_features(plan, found)
+        plan = without_unproven(plan, doubted)
+        unproven = [one for one in doubted if one.signature in plan.required]
+        if unproven and not allow_unproven:
+            raise ExportError("\n".join([*map(str, unproven), _UNPROVEN]))
+    provenance = {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
+    if unproven:
+        provenance["unproven"] = sorted(f"{one.signature}/{one.feature}" for one in unproven)
     is_new = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
@@ -101,9 +127,7 @@ def adopt(
         shutil.copytree(folder, artifact)
         if opened.repaired:
             write_graph(artifact, opened.meta_graph)
-        copy = _Copy(
-            artifact, opened, plan, {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
-        )
+        copy = _Copy(artifact, opened, plan, provenance)
         manifest, served = copy.described(say, measure=measure)
         manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
         finish(artifact, manifest, target)
@@ -125,7 +149,8 @@ class _Copy:
     """A copied SavedModel, with the methods that make its manifest."""
 
     def __init__(self, artifact: Path, opened: OpenedGraph, plan: AdoptPlan, provenance: Mapping[str, object]) -> None:
-        self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, provenance
+        self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, dict(provenance)
+        self._disproved: set[str] = set()
         self._variables = read_bundle(artifact / VARIABLES_PREFIX)
         self._index = _write_whole_tables(artifact, plan.tables, self._variables)
         _write_vocabularies(artifact, plan)
@@ -148,11 +173,16 @@ class _Copy:
             from model_export.adoption.measure import measured
 
             served = measured(self._artifact, manifest, served, say)
+            self._provenance["measured"] = {
+                name: {"rows": one.times.rows, "whole_us": one.times.before_s * 1e6, "now_us": one.times.after_s * 1e6}
+                for name, one in served.items()
+                if one.times is not None
+            }
             manifest = self._manifest({name: one.entry for name, one in served.items()})
         return dataclasses.replace(manifest, parity=parity.manifest_json()), served
 
     def _proven(self, signatures: Mapping[str, SignatureEntry]) -> tuple[dict[str, SignatureEntry], dict[str, str]]:
-        """Compares lookups with the oracle in numpy; makes each signature a predict whose answers differ.
+        """Compares lookups with the oracle in numpy; leaves each signature to TensorFlow whose answers differ.
 
         Returns the manifest's entries and, for each such signature, a text that describes the first difference.
 
@@ -170,7 +200,9 @@ class _Copy:
                     continue
                 if name in self._plan.required:
                     raise fault
-                found[name], why[name] = SignatureEntry("predict", {}), fault.lines[0]
+                found[name] = SignatureEntry("predict", {}, run="whole")
+                why[name] = f"{_FAULT}: {fault.lines[0]}"
+                self._disproved |= entry.features.keys()
         return found, why
 
     def _faults(self, signatures: Mapping[str, SignatureEntry]) -> Disagreements | None:
@@ -190,6 +222,9 @@ class _Copy:
         if devices is None:
             devices = () if any(entry.kind == "lookup" for entry in signatures.values()) else ("cpu",)
         model = self._plan.added_model
+        if model is not None and self._disproved:
+            # What the graph disproves in one signature is not believed in another.
+            model = without_features(model, self._disproved)
         if not devices or model is None:
             return {}
         lookups = {

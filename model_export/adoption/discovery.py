@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_export.adoption.feature_search import FoundFeature, find_feature
+from model_export.adoption.forms import FORMS
 from model_export.adoption.keys import FoundKeys
 from model_export.adoption.names import is_nameless_input, table_names, unique, valid
-from model_export.adoption.opened_graph import OpenedGraph, SignatureGraph, open_graph
+from model_export.adoption.opened_graph import TABLE_DTYPES, OpenedGraph, Read, SignatureGraph, open_graph
 from model_export.adoption.outputs import find_outputs
 from model_export.adoption.probing import Probe
 from model_export.adoption.roles import feature_name
@@ -55,16 +56,23 @@ class Discovery:
     opened: OpenedGraph
 
 
-def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_rounding: bool = False) -> Discovery:
-    """Reads a SavedModel's graph and finds its lookups, by running parts of the graph on chosen requests.
+def discover(
+    artifact: Path,
+    progress: Progress = lambda text: None,
+    *,
+    allow_rounding: bool = False,
+    needs_tables: bool = True,
+) -> Discovery:
+    """Reads a SavedModel's graph and finds its lookups.
 
     Args:
       progress: called with the name of each signature before the search.
       allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
+      needs_tables: refuse a SavedModel of which no signature reads rows of a variable.
 
     Raises:
       ExportError: the folder is no SavedModel, or no signature reads rows of a variable; the message lists the
-      variables.
+      variables, and says how each is read.
     """
     opened = open_graph(artifact)
     graphs: dict[str, SignatureGraph] = {}
@@ -75,8 +83,8 @@ def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_ro
         else:
             graphs[spec.name] = graph
     keys = {read.key for graph in graphs.values() for read in graph.reads}
-    if not keys:
-        raise ExportError(f"{artifact}: {_no_tables(opened, reasons)}")
+    if not keys and needs_tables:
+        raise ExportError(f"{artifact}: {_no_tables(opened, graphs.values(), reasons)}")
     names = table_names(keys, opened.variable_names())
     features = _Features(names)
     found = []
@@ -114,8 +122,9 @@ class _Features:
 
 def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allow_rounding: bool) -> FoundSignature:
     found = {}
+    ends: dict[Read, str] = {}
     for read in graph.reads:
-        feature = find_feature(probe, graph, read, allow_rounding=allow_rounding)
+        feature, ends[read] = find_feature(probe, graph, read, allow_rounding=allow_rounding)
         if feature is not None:
             found[read] = feature
     entries: dict[str, LookupFeature] = {}
@@ -130,7 +139,7 @@ def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allo
     is_exact = all(feature.is_exact for feature in found.values())
     outputs = find_outputs(graph, tensors)
     used = {part for f in entries.values() for part in (f.ids, f.row_splits, f.weights) if part}
-    reason = _not_a_lookup(graph, found.keys(), outputs, used)
+    reason = _not_a_lookup(graph, found, ends, outputs, used)
     if not reason and isinstance(outputs, dict):
         alone = {parts[0]: output for output, parts in reversed(outputs.items()) if len(parts) == 1}
         lookups = {name: replace(entry, output=alone.get(name)) for name, entry in entries.items()}
@@ -142,22 +151,42 @@ def _signature(probe: Probe, graph: SignatureGraph, features: _Features, *, allo
 
 
 def _not_a_lookup(
-    graph: SignatureGraph, found: Iterable[object], outputs: Mapping[str, list[str]] | str, used: set[str]
+    graph: SignatureGraph,
+    found: Mapping[Read, FoundFeature],
+    ends: Mapping[Read, str],
+    outputs: Mapping[str, list[str]] | str,
+    used: set[str],
 ) -> str:
-    unknown = [read for read in graph.reads if read not in found]
-    if unknown:
-        return f"adopt does not recognize its lookup of variable {unknown[0].key!r}"
+    """Returns why a signature is no lookup, "" if it is one."""
+    if unknown := [read for read in graph.reads if read not in found]:
+        return (
+            f"TensorFlow computes the ids of variable {unknown[0].key!r}: {ends[unknown[0]] or 'no input holds them'}"
+        )
     if isinstance(outputs, str):
-        return outputs
+        # Where a lookup may have an op, the reason says more why this op's tensor is none.
+        ended = next((ends[read] for read in graph.reads if ends[read]), "")
+        op = FORMS.get(outputs.split()[-1])
+        return f"{outputs}: {ended}" if ended and op is not None and op.rule == "reduced" else outputs
     if rest := sorted(set(graph.spec.inputs) - used):
         return f"input {rest[0]!r} belongs to no lookup"
+    if check := graph.check(used):
+        return f"{check} may refuse a request, by a condition that is not known"
     return ""
 
 
-def _no_tables(opened: OpenedGraph, reasons: Mapping[str, str]) -> str:
-    lines = [f"  {key}  {list(entry.shape)} {entry.dtype}" for key, entry in opened.variables.items()]
+def _no_tables(opened: OpenedGraph, graphs: Iterable[SignatureGraph], reasons: Mapping[str, str]) -> str:
+    read_by = {key: why for graph in graphs for key, why in graph.otherwise.items()}
+    lines = [
+        f"  {key}  {list(entry.shape)} {entry.dtype}: {read_by.get(key, 'no signature reads it')}"
+        for key, entry in opened.variables.items()
+    ]
+    others = [
+        f"  {key}  {list(entry.shape)} {entry.dtype}: a table is a matrix of {', '.join(TABLE_DTYPES)}"
+        for key, entry in opened.bundle.items()
+        if key not in opened.variables and len(entry.shape) == 2 and entry.dtype != "other"
+    ]
     because = "".join(f"\nsignature {name!r}: {why}" for name, why in reasons.items())
-    listed = "\n".join(lines) if lines else "  none"
+    listed = "\n".join([*lines, *others]) if lines or others else "  none"
     return (
         f"no signature reads rows of a variable, so there is nothing to look up.{because}\n"
         f"Matrices of the model:\n{listed}"

@@ -1,4 +1,9 @@
-"""Finds the lookup (inputs, combiner, policies) behind one read of a table, by running chosen requests."""
+"""Describes the lookup (inputs, combiner, policies) behind one read of a table, as the graph's ops say it.
+
+What each key's row is, and which keys are dropped, is worked out from the ops (key_function.py). Which combiner, order
+of additions and policy for empty rows the known ops amount to is found by trial requests. Their rows, weights and row
+lengths lie beside every constant of those ops, so that no condition of the graph stays untried.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from model_export.adoption.keys import FoundKeys, find_keys
+from model_export.adoption.key_function import Evaluation, KeyFunction, Known, NotHere, NotRead, Within
+from model_export.adoption.keys import FoundKeys, find_keys, sample_keys, takes_keys
 from model_export.adoption.opened_graph import Read, SignatureGraph
-from model_export.adoption.policies import Outcome, find_policy, row_of
+from model_export.adoption.policies import NO_PART, IdPolicy, Outcome, find_policy
 from model_export.adoption.probing import Probe
-from model_export.adoption.roles import Roles, possible_roles, width_of
-from model_export.parity.fingerprint import fingerprint64
-from model_export.tensorflow_setup import tf
+from model_export.adoption.reading import Reading
+from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
+from model_export.parity.oracle import RefusedError
 from service.artifact.manifest import (
     Combiner,
     EmptyRowPolicy,
@@ -24,7 +30,8 @@ from service.artifact.manifest import (
     TrailingRowPolicy,
 )
 from service.errors import ServiceError
-from service.graph.probes import Constants, is_same_sum
+from service.graph.flat_graph import node_of
+from service.graph.probes import is_same_sum
 from service.tables.plan import compile_signature
 from service.types import Array, Tensors
 
@@ -32,16 +39,14 @@ _COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
 # Numbers of ids per row in each trial request. Some rows are long, because a graph may sum their vectors in another
 # order.
 _LENGTHS = ((3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (1,), (0, 0), (8, 16, 24, 10))
+# Largest constant in the arithmetic of a lookup's layout: rows of this many ids are tried on both sides of it.
+_MOST_IDS = 4096
 _SEED = 31
-# _HASHED_KEYS: the most keys that are hashed to find a key for each row. _SEARCHED_ROWS: the most rows that are
-# compared to find the default row.
-_HASHED_KEYS = 4096
-_SEARCHED_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFeature:
-    """A lookup that adopt's search found in the graph of a signature.
+    """A lookup that adopt has read in the graph of a signature.
 
     tensor: the graph's tensor with the result: [B, D], or any shape if the ids are not combined.
     read: the read of the table whose rows the lookup uses.
@@ -58,31 +63,38 @@ class FoundFeature:
 
 def find_feature(
     probe: Probe, graph: SignatureGraph, read: Read, *, allow_rounding: bool = False
-) -> FoundFeature | None:
-    """Returns the lookup that starts at a read of a table and spans the most ops; None if the read is in no lookup.
+) -> tuple[FoundFeature | None, str]:
+    """Returns the lookup that starts at a read of a table and spans the most ops, and why the description ends there.
+
+    The lookup is None if the graph's ops do not say that the read is a lookup.
 
     Args:
       allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
     """
-    found = None
+    found, reason = None, ""
     for tensor in graph.behind(read):
-        if not _is_lookup_alone(graph, read, tensor):
-            break
+        reasons, ends = [], []
         for roles in possible_roles(graph, tensor, [gather.ids for gather in read.gathers]):
-            better = _Trial(probe, graph, read, tensor, roles).found(found)
+            try:
+                better = _Trial(probe, graph, read, tensor, roles).found(found)
+            except NotRead as error:
+                reasons.append(f"{error} (node {tensor.partition(':')[0]!r})")
+                ends.append(not isinstance(error, NotHere))
+                continue
+            ends.append(False)
             if better is not None and (better.is_exact or allow_rounding):
-                found = better
+                found, reasons = better, []
                 break
-    return found
-
-
-def _is_lookup_alone(graph: SignatureGraph, read: Read, tensor: str) -> bool:
-    """Says whether the graph computes a tensor from the read's rows and the request alone, without other variables."""
-    for name in graph.flat.ancestors([tensor], cut=read.rows, follow=graph.follow):
-        node = graph.flat.nodes[name]
-        if node.op in ("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "ResourceGather"):
-            return False
-    return True
+            if better is not None:
+                reasons.append("sums are added up in another order than in any description")
+        if not ends and found is None:
+            reasons = [no_roles(graph, tensor)]
+        # The likely roles come first, so their reason says most.
+        reason = reasons[0] if reasons else "" if found is not None and found.tensor == tensor else reason
+        if ends and all(ends):
+            # What is not known here is not known of any later tensor, either.
+            break
+    return found, reason
 
 
 class _Trial:
@@ -93,56 +105,56 @@ class _Trial:
         self._table = probe.tables[read.key]
         self._size = self._table.info.vocabulary_size
         self._random = np.random.default_rng(_SEED)
+        self._reading = Reading(graph, read, roles, probe.constant)
         self._keys: FoundKeys | None = None
         # Maps a row number of the table to a key that reads the row; empty if the input takes ids.
         self._key_of: dict[int, Any] = {}
+        self._rows_with_keys = np.empty(0, np.int64)
 
     def found(self, before: FoundFeature | None) -> FoundFeature | None:
-        """Returns the lookup that computes the examined tensor; None if no lookup does.
+        """Returns the lookup that computes the examined tensor; None if it is no other than the one before.
 
         Args:
           before: the lookup of a tensor nearer to the table's rows; None if there is none yet. A later tensor counts
               only if it combines the vectors of a row.
-        """
-        if self._roles.row_splits is None:
-            if before is not None:
-                return None
-            return self._single()
-        return self._combined()
 
-    def _single(self) -> FoundFeature | None:
-        if not self._learn_keys():
+        Raises:
+          NotRead: the tensor is no lookup that can be described; the message says why.
+        """
+        if self._roles.row_splits is None and before is not None:
             return None
-        policy = self._policy(self._single_outcome)
-        if policy is None:
-            return None
-        feature = LookupFeature(ids=self._roles.ids, on_bad_id=policy[0], default_row=policy[1])
-        rows = self._draw(5 * self._width).reshape(5, self._width).tolist()
+        self._reading.vectors(self._tensor)
+        if most := [size for size in self._reading.sizes if _MOST_IDS < abs(size) < 2**31 - 1]:
+            raise NotRead(f"the constant {most[0]} takes part in the layout")
+        return self._single() if self._roles.row_splits is None else self._combined()
+
+    def _single(self) -> FoundFeature:
+        policy = self._policy()
+        feature = LookupFeature(ids=self._roles.ids, on_bad_id=policy.on_bad_id, default_row=policy.default_row)
+        self._check_keys(feature)
+        width = self._width
+        rows = self._draw(5 * width).reshape(5, width).tolist()
         for count in (5, 1, 0):
             got = self._run(self._request(rows[:count]))
             wanted = self._stored(np.array(rows[:count], np.int64).reshape(-1))
             if got is None or got.reshape(-1).tobytes() != wanted.tobytes() or got.dtype != wanted.dtype:
-                return None
+                raise NotHere("the vectors are not the table's rows in the order of the ids")
         return self._as_found(feature, is_exact=True)
 
-    def _combined(self) -> FoundFeature | None:
-        if self._table.info.dtype != "float32" or not self._learn_keys():
-            return None
-        empty = self._empty_rows()
-        if empty is None:
-            return None
-        on_empty, default_row, trailing = empty
-        policy = self._policy(self._ragged_outcome)
-        if policy is None:
-            return None
-        if on_empty == "default_row" and policy[0] == "default_row" and policy[1] != default_row:
-            return None
+    def _combined(self) -> FoundFeature:
+        if self._table.info.dtype != "float32":
+            raise NotRead(f"vectors of a table of {self._table.info.dtype} are combined")
+        self._table.spread(self._reading.norms)
+        policy = self._policy()
+        on_empty, default_row, trailing = self._empty_rows()
+        if on_empty == "default_row" and policy.on_bad_id == "default_row" and policy.default_row != default_row:
+            raise NotRead("empty rows and ids outside the table read different rows")
         base = LookupFeature(
             ids=self._roles.ids,
             row_splits=self._roles.row_splits,
             weights=self._roles.weights,
-            on_bad_id=policy[0],
-            default_row=default_row if on_empty == "default_row" else policy[1],
+            on_bad_id=policy.on_bad_id,
+            default_row=default_row if on_empty == "default_row" else policy.default_row,
             on_empty_row=on_empty,
             trailing_empty_rows=trailing,
         )
@@ -150,12 +162,13 @@ class _Trial:
             is_exact = self._agrees(feature)
             if is_exact is None:
                 continue
+            self._check_keys(feature)
             if not is_exact:
                 others = (replace(feature, summation=order) for order in self._summations())
                 exact = next((other for other in others if self._agrees(other)), None)
                 return self._as_found(exact or feature, is_exact=exact is not None)
             return self._as_found(feature, is_exact=True)
-        return None
+        raise NotHere("the combined vectors are no sum, mean or sqrtn of the row's vectors")
 
     def _summations(self) -> tuple[Summation, ...]:
         return ("four_lanes",) if self._roles.weights else ("blocks_of_8", "four_lanes")
@@ -169,7 +182,7 @@ class _Trial:
                 yield from (replace(feature, max_norm=norm) for norm in self._norms())
 
     def _norms(self) -> list[float]:
-        return [n for n in _constants(self._graph, self._tensor).floats if 1e-6 < n < 1e6 and n != 1.0] + [1.0]
+        return sorted({n for n in self._reading.norms if 0 < n < float("inf")})
 
     def _agrees(self, feature: LookupFeature) -> bool | None:
         """Returns True if graph and lookup give equal bits in all trials, False if only rounding differs, else None."""
@@ -178,6 +191,7 @@ class _Trial:
         is_exact = True
         for request, in_rows in self._requests(feature):
             got = self._run(request)
+            self._table.fill(np.append(in_rows[self._roles.ids], feature.default_row))
             try:
                 wanted = plan.run(in_rows, ("it",))["it"]
             except ServiceError:
@@ -196,7 +210,9 @@ class _Trial:
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
-        for lengths in _LENGTHS:
+        near = {size + d for size in self._reading.sizes for d in (-1, 0, 1) if 2 < abs(size) <= _MOST_IDS}
+        lengths_of = [*_LENGTHS, *((size, 1, 0, size) for size in sorted(near) if size > 0)]
+        for lengths in lengths_of:
             for with_bad in (False, True) if bad and self._keys is None else (False,):
                 ids = self._draw(sum(lengths))
                 if with_bad and ids.size:
@@ -210,116 +226,193 @@ class _Trial:
     def _weights(self, count: int) -> list[Array | None]:
         if self._roles.weights is None:
             return [None]
-        telling = np.array([1, 0, -1, 0.5, 2], np.float32)
+        compared = np.array(sorted(self._reading.weights | {0.0}), np.float32)
+        telling = np.concatenate(
+            [
+                [1, 0, -1, 0.5, 2],
+                compared,
+                -compared,
+                *(np.nextafter(compared, np.float32(to)) for to in (-np.inf, np.inf)),
+            ]
+        )
+        telling = telling[np.isfinite(telling)].astype(np.float32)
         return [self._random.uniform(0.1, 2, count).astype(np.float32), self._random.choice(telling, count)]
 
-    def _empty_rows(self) -> tuple[EmptyRowPolicy, int, TrailingRowPolicy] | None:
+    def _check_keys(self, feature: LookupFeature) -> None:
+        """Sends keys that a graph may treat apart, and keys that differ little from them, each in a row of its own.
+
+        The rows of all keys are known from the ops already: a difference here is a fault of this program.
+        """
+        if self._keys is None:
+            return
+        keys = self._keys.as_oracle()
+        line_of = {line: number for number, line in enumerate(keys.lines)}
+        rows = []
+        for key in self._keys.telling(self._random):
+            try:
+                rows.append((key, keys.row_of(line_of, key)))
+            except RefusedError:
+                continue
+        count = len(rows) // self._width * self._width
+        if not count:
+            return
+        sent = [rows[at : at + self._width] for at in range(0, count, self._width)]
+        got = self._run(self._roles.request(self._graph.spec, [[key for key, _ in row] for row in sent]))
+        ids = np.array([row for row in rows[:count]], object)[:, 1].astype(np.int64)
+        self._table.fill(ids)
+        entry = SignatureEntry("lookup", {"it": replace(feature, output="it")})
+        request = {feature.ids: ids}
+        if feature.row_splits is not None:
+            request |= {feature.row_splits: np.arange(len(ids) + 1)}
+            if feature.weights is not None:
+                request |= {feature.weights: np.ones(len(ids), np.float32)}
+            wanted = compile_signature(entry, {"it": self._read.key}, self._probe.tables).run(request, ("it",))["it"]
+        else:
+            wanted = self._stored(ids)
+        if got is None or not np.array_equal(got.reshape(wanted.shape) if got.size == wanted.size else got, wanted):
+            raise NotRead("a trial with keys next to the vocabulary's differs from what the ops say: a fault of adopt")
+
+    def _empty_rows(self) -> tuple[EmptyRowPolicy, int, TrailingRowPolicy]:
         good = self._draw(2).tolist()
         got = self._run(self._request([[], good, [], good, [], []]))
-        if got is None or got.ndim != 2 or got.shape[1:] != (self._table.info.embedding_dim,):
-            return None
-        if len(got) not in (4, 6):
-            return None
+        if got is None or got.ndim != 2 or got.shape[1:] != (self._table.info.embedding_dim,) or len(got) not in (4, 6):
+            raise NotHere("the tensor does not hold one vector for each row of the request")
         trailing: TrailingRowPolicy = "cut" if len(got) == 4 else "keep"
         empty = got[[0, 2]] if trailing == "cut" else got[[0, 2, 4, 5]]
         if not empty.any():
             return "zeros", 0, trailing
         if np.isnan(empty).all():
             return "nan", 0, trailing
-        row = row_of(empty[0], self._rows)
-        if row is None or not (empty == empty[0]).all():
-            return None
-        return "default_row", row, trailing
+        for row in self._filled_rows():
+            if 0 <= row < self._size and (empty == self._stored(np.array([row]))).all():
+                return "default_row", row, trailing
+        raise NotHere("the vector of an empty row is neither zeros nor a row of the table")
 
-    def _policy(self, outcome: Callable[[Any], Outcome | None]) -> tuple[Any, int] | None:
-        """Finds the on_bad_id and default_row that explain how the graph reacts to bad ids; None if no policy does."""
-        if self._keys is not None:
-            # Known keys always become rows of the table, so only an unknown key is tried, to find the policy for ids
-            # outside the table.
-            entry = self._keys.entry
-            if entry.num_oov_buckets or entry.oov_id is not None or not entry.size:
-                return "error", 0
-            became = outcome(b"no such key at all" if entry.key_dtype == "string" else 10**12 + 1)
-            if became == "dropped":
-                self._keys = replace(self._keys, entry=replace(entry, on_oov="drop"))
-            return ("drop", 0) if became == "dropped" else ("error", 0) if became == "refused" else None
-        limits = np.iinfo(self._graph.spec.inputs[self._roles.ids].dtype)
-        found = find_policy(outcome, self._size, int(limits.max) if limits.bits == 32 else 2**40 + 1)
-        return None if found is None else (found.on_bad_id, found.default_row)
+    def _filled_rows(self) -> list[int]:
+        """Returns the ids that the graph puts into empty rows, which are constants of the graph."""
+        found = []
+        for tensor in sorted(self._reading.fills):
+            found += self._reading.constant(self._graph.flat.data_inputs(node_of(tensor))[3]).reshape(-1).tolist()
+        return [int(row) for row in found if isinstance(row, int)]
 
-    def _single_outcome(self, item: Any) -> Outcome | None:
-        got = self._run(self._roles.request(self._graph.spec, [[item] * self._width]))
-        if got is None:
+    def _policy(self) -> IdPolicy:
+        """Works out the rows of all keys or ids; returns the policy for ids outside the table."""
+        reading, spec = self._reading, self._graph.spec.inputs[self._roles.ids]
+        function = KeyFunction(
+            self._graph.flat,
+            reading.source,
+            spec.dtype,
+            reading.is_constant,
+            reading.constant,
+            self._probe.lookup_table,
+            reading.casts_of_parts(),
+        )
+        conditions = sorted(reading.conditions)
+        gathers = self._read.gathers
+        if takes_keys(function, gathers[0].ids):
+            if len(gathers) > 1:
+                raise NotRead("keys are mapped to rows of a table that is saved in parts")
+            if spec.dtype == "int32":
+                raise NotRead("keys of a vocabulary or hash are int32")
+            self._keys = find_keys(function, gathers[0].ids, conditions, self._size)
+            self._key_of = dict(sample_keys(self._keys))
+            self._rows_with_keys = np.fromiter(self._key_of, np.int64)
+            return self._policy_of_unknown_keys()
+        look = self._parts(conditions) if reading.parts or len(gathers) > 1 else self._whole(conditions)
+        return find_policy(function.pieces(look, (0, self._size)), self._size, self._outcome)
+
+    def _whole(self, conditions: Sequence[str]) -> Callable[[Evaluation], tuple[Known, ...]]:
+        (gather,) = self._read.gathers
+        if gather.first_row:
+            raise NotRead("only a part of the table is read")
+
+        def look(evaluation: Evaluation) -> tuple[Known, ...]:
+            row = evaluation.of(gather.ids)
+            evaluation.is_within(row, self._size)
+            return row, *(evaluation.of(condition) for condition in conditions)
+
+        return look
+
+    def _parts(self, conditions: Sequence[str]) -> Callable[[Evaluation], tuple[Known, ...]]:
+        """Returns the look at ids of a table that is saved in parts: the row of a part is a row of the table."""
+        gathers = self._read.gathers
+        if len(self._reading.parts) != 1:
+            raise NotRead("ids are not distributed to the parts of a table by one DynamicPartition")
+        ((numbers, count),) = self._reading.parts.items()
+        owner = {self._reading.part_of(gather.ids): gather for gather in gathers}
+        if sorted(owner) != list(range(count)):
+            raise NotRead("the parts of a table are not read by one part of the ids each")
+        firsts = [owner[part].first_row for part in range(count)]
+        sizes = [after - first for first, after in zip(firsts, [*firsts[1:], self._size], strict=True)]
+        if min(sizes) < 0:
+            raise NotRead("the parts of a table are read in another order than they have")
+
+        def look(evaluation: Evaluation) -> tuple[Known, ...]:
+            row: Known = NO_PART
+            if evaluation.is_within(evaluation.of(numbers), count):
+                part = evaluation.fixed(numbers)
+                within = evaluation.of(owner[part].ids)
+                outside = Within(self._size, self._size, "DynamicPartition")
+                row = evaluation.shifted(within, firsts[part]) if evaluation.is_within(within, sizes[part]) else outside
+            return row, *(evaluation.of(condition) for condition in conditions)
+
+        return look
+
+    def _policy_of_unknown_keys(self) -> IdPolicy:
+        # Known keys always become rows of the table, so only one unknown key is tried: the graph treats all alike.
+        keys = self._keys
+        assert keys is not None
+        entry = keys.entry
+        if entry.num_oov_buckets or entry.oov_id is not None or not entry.size:
+            return IdPolicy("error")
+        became = self._outcome(b"no such key at all" if entry.key_dtype == "string" else 2**61 + 1)
+        if became == "dropped":
+            self._keys = replace(keys, entry=replace(entry, on_oov="drop"))
+            return IdPolicy("drop")
+        if became != "refused":
+            raise NotRead("unknown keys are neither dropped nor refused, and read no row of the table")
+        return IdPolicy("error")
+
+    def _outcome(self, item: Any) -> Outcome | None:
+        """Sends one id or key; returns what became of it, None if the vector is not of the row that the graph read."""
+        if self._roles.row_splits is None:
+            request = self._roles.request(self._graph.spec, [[item] * self._width])
+            got = self._run(request)
+            if got is None:
+                return "refused"
+            rows = set(self._probe.rows_read(self._graph, self._read, request).tolist())
+            dim = self._table.info.embedding_dim
+            row = rows.pop()
+            is_row = not rows and got.reshape(-1)[:dim].tobytes() == self._stored(np.array([row])).tobytes()
+            return row if is_row else None
+        good = int(self._draw(1)[0])
+        # Beside a known id, a dropped id changes nothing.
+        alone, beside = (self._run(self._sent_ragged([ids])) for ids in ([self._sent(good)], [item, self._sent(good)]))
+        if alone is None or beside is None:
             return "refused"
-        vector = got.reshape(-1)[: self._table.info.embedding_dim]
-        return "dropped" if not vector.astype(np.float32).any() else row_of(vector, self._rows)
-
-    def _ragged_outcome(self, item: Any) -> Outcome | None:
-        good = self._draw(1).tolist()
-        request = self._roles.request(self._graph.spec, [[item], [self._sent(good[0])]])
-        got, empty = self._run(request), self._run(self._request([[], good]))
-        if got is None or empty is None:
-            return "refused"
-        if np.array_equal(got, empty, equal_nan=True):
+        rows = set(self._probe.rows_read(self._graph, self._read, self._sent_ragged([[item]])).tolist())
+        if np.array_equal(alone, beside, equal_nan=True) and item != self._sent(good):
             return "dropped"
-        return row_of(got[0], self._rows)
+        return int(rows.pop()) if len(rows) == 1 else None
 
-    def _learn_keys(self) -> bool:
-        """Finds a key for each row, unless the input takes row numbers; returns False if the input seems to take
-        neither.
-        """
-        tensor = self._graph.spec.inputs[self._roles.ids]
-        ids = None
-        if tensor.dtype != "string":
-            probe_rows = [[0] * self._width, [min(1, self._size - 1)] * self._width]
-            ids = self._probe.ids(self._graph, self._read, self._roles.request(self._graph.spec, probe_rows))
-            if len(self._read.gathers) > 1:
-                # The graph maps an id of a table saved in parts to a part and to a row of that part. Such ids can not
-                # be compared with row numbers here; _single() and _combined() compare the looked-up vectors instead.
-                return True
-            if (
-                ids is not None
-                and set(ids.reshape(-1).tolist()) == {0, min(1, self._size - 1)}
-                and not self._has_keys()
-            ):
-                return True
-        self._keys = find_keys(self._probe, self._graph, self._read, self._roles)
-        if self._keys is None:
-            return False
-        entry, lines = self._keys.entry, self._keys.lines
-        self._key_of = {entry.first_id + number: line for number, line in enumerate(lines)}
-        if not lines:
-            hashed = (b"%d" % number for number in range(_HASHED_KEYS))
-            self._key_of = {entry.first_id + fingerprint64(key) % entry.num_oov_buckets: key for key in hashed}
-        if entry.key_dtype == "int64":
-            self._key_of = {row: int(key) for row, key in self._key_of.items()}
-        return True
+    def _sent_ragged(self, rows: Sequence[Sequence[Any]]) -> dict[str, Array]:
+        return self._roles.request(self._graph.spec, rows)
 
     def _draw(self, count: int) -> Array:
         """Draws the numbers of random rows, [N] int64; with a vocabulary, only rows that a known key reads."""
         if self._keys is None:
             return self._random.integers(0, self._size, count)
-        return self._random.choice(np.fromiter(self._key_of, np.int64), count)
+        return self._random.choice(self._rows_with_keys, count)
 
     def _sent(self, row: int) -> Any:
         return row if self._keys is None else self._key_of[row]
-
-    def _has_keys(self) -> bool:
-        nodes = self._graph.flat.nodes
-        return any(
-            nodes[name].op.startswith(("LookupTable", "StringToHash"))
-            for name in self._graph.flat.ancestors([self._read.gathers[0].ids], follow=self._graph.follow)
-        )
 
     @property
     def _width(self) -> int:
         return width_of(self._graph.spec.inputs[self._roles.ids])
 
-    @property
-    def _rows(self) -> Array:
-        return self._stored(np.arange(min(self._size, _SEARCHED_ROWS)))
-
     def _stored(self, ids: Array) -> Array:
+        self._table.fill(ids)
         return self._table.rows(ids) if self._table.info.dtype == "float32" else self._table.stored_rows(ids)
 
     def _request(self, rows: Sequence[Sequence[int]], weights: Array | None = None) -> dict[str, Array]:
@@ -332,16 +425,3 @@ class _Trial:
 
     def _as_found(self, feature: LookupFeature, *, is_exact: bool) -> FoundFeature:
         return FoundFeature(self._roles, feature, self._keys, self._read, self._tensor, is_exact)
-
-
-def _constants(graph: SignatureGraph, tensor: str) -> Constants:
-    integers: set[int] = set()
-    floats: set[float] = set()
-    for name in graph.flat.ancestors([tensor], follow=graph.follow):
-        node = graph.flat.nodes[name]
-        if node.op == "Const":
-            numbers = tf.make_ndarray(node.attr["value"].tensor)
-            if numbers.size <= 8 and numbers.dtype.kind in "if":
-                target: set[Any] = integers if numbers.dtype.kind == "i" else floats
-                target.update(numbers.reshape(-1).tolist())
-    return Constants(tuple(sorted(integers)), tuple(sorted(floats)))

@@ -1,43 +1,25 @@
-"""Finds the vocabulary or hash by which a graph maps keys to rows, from its lookup tables and from trial keys."""
+"""Describes the vocabulary or the hash by which a graph maps keys to rows, from the exact function of its ids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from model_export.adoption.opened_graph import Read, SignatureGraph
-from model_export.adoption.probing import Probe
-from model_export.adoption.roles import Roles, width_of
+from model_export.adoption.key_function import Fixed, Hashed, KeyFunction, Known, NotRead
+from model_export.adoption.policies import row_at
 from model_export.parity.fingerprint import fingerprint64
-from service.artifact.manifest import KeyDtype, OovPolicy, VocabularyEntry
+from model_export.parity.oracle import Keys, RefusedError
+from model_export.tensorflow_setup import tf
+from service.artifact.manifest import KeyDtype, VocabularyEntry
 from service.types import Array
 
-# Trial keys that a vocabulary probably lacks. Their capitals, spaces, signs and digits reveal a graph that normalizes
-# keys.
-_STRANGERS = (
-    *(
-        "no such key",
-        "No Such KEY",
-        " leading",
-        "trailing ",
-        "two  spaces",
-        "tab\tand\nline",
-        "a,b;c|d",
-        "~",
-        "0",
-        "007",
-    ),
-    *("Ω unknown", "ÄÖÜ", "äöü", "x" * 300),
-    *(f"stranger {n}" for n in range(60)),
-)
-_INTEGER_STRANGERS = tuple(10**9 + 7 * n for n in range(30)) + tuple(-5 - n for n in range(30))
-# The largest number of keys that a graph is asked for one by one, after it failed on all keys in one request, or
-# returned another number of ids for them. More keys are given up.
-_MOST_SINGLY = 2000
-_HASHES = ("StringToHashBucketFast",)
+# The most keys that are hashed to find keys of rows.
+_HASHED_KEYS = 4096
+# Keys of the vocabulary's start, middle and end that are tried in a graph.
+_TOLD_KEYS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,129 +29,201 @@ class FoundKeys:
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
 
+    def as_oracle(self) -> Keys:
+        """Returns the vocabulary as numpy's oracle reads it."""
+        return Keys(self.entry, self.lines)
 
-def find_keys(probe: Probe, graph: SignatureGraph, read: Read, roles: Roles) -> FoundKeys | None:
-    """Returns the vocabulary or hash by which a graph maps an input's keys to row ids; None if the graph has neither.
+    def telling(self, random: np.random.Generator) -> list[Any]:
+        """Returns keys of the vocabulary, keys that differ from them in little, and keys that graphs treat apart."""
+        few = [self.lines[i] for i in random.integers(0, len(self.lines), _TOLD_KEYS)] if self.lines else []
+        few = [*self.lines[:_TOLD_KEYS], *few, *self.lines[-_TOLD_KEYS:]]
+        if self.entry.key_dtype == "int64":
+            numbers = [int(line) + step for line in few for step in (-1, 0, 1)]
+            return [
+                n
+                for n in (*numbers, 0, -1, 1, 2**31, -(2**31) - 1, 2**32 + 5, 2**63 - 1, -(2**63))
+                if -(2**63) <= n < 2**63
+            ]
+        changes: tuple[Callable[[bytes], bytes], ...] = (bytes.upper, bytes.lower, bytes.title, bytes.strip)
+        near = [change(key) for key in few for change in changes]
+        near += [
+            text for key in few for text in (key[:-1], key + b"x", b" " + key, key + b" ", key + b"\0", key + b"-")
+        ]
+        signs = [b"%cab%c12%c" % (sign, sign, sign) for sign in b"-._:/,;|#@ \t\n"]
+        return [
+            *few,
+            *near,
+            *signs,
+            b"",
+            b"0",
+            b"-1",
+            b"nan",
+            b"NaN",
+            b"[UNK]",
+            b"[PAD]",
+            b"https://a.org/b",
+            b"\xff\xfe",
+            b"x" * 300,
+        ]
 
-    The returned entry says that an unknown key without a row is an error; feature_search then tries whether the graph
-    drops it.
+
+def takes_keys(function: KeyFunction, ids: str) -> bool:
+    """Says whether ids are found in a vocabulary or hashed, so that the input holds keys and not row numbers."""
+    if function.dtype == "string":
+        return True
+    return any(
+        function.flat.nodes[part.partition(":")[0]].op in ("LookupTableFindV2", "StringToHashBucketFast")
+        for part in function.parts(ids)
+    )
+
+
+def find_keys(function: KeyFunction, ids: str, conditions: Sequence[str], vocabulary_size: int) -> FoundKeys:
+    """Returns the vocabulary or hash by which a graph maps keys to rows of a table.
+
+    Args:
+      ids: the tensor of ids that the graph reads rows by.
+      conditions: tensors of truth values that decide which keys count; they must treat alike all keys of the
+        vocabulary, and all others.
+      vocabulary_size: rows of the table.
+
+    Raises:
+      NotRead: the graph treats some key in a way that no vocabulary has; the message names the key.
     """
-    tensor = graph.spec.inputs[roles.ids]
-    if tensor.dtype not in ("string", "int64"):
-        return None
-    search = _Search(probe, graph, read, roles)
-    if len(read.gathers) > 1:
-        return None
-    exported = probe.exported_tables(graph, read.gathers[0].ids)
-    if len(exported) > 1 or (exported and exported[0].dtype.kind != ("O" if tensor.dtype == "string" else "i")):
-        return None
-    known = exported[0].reshape(-1) if exported else np.empty(0, object)
-    return search.vocabulary(known) if known.size else search.hashed()
+    tensors = (ids, *conditions)
+    special = function.special_keys(tensors)
+    pieces = function.pieces(lambda evaluation: tuple(evaluation.of(tensor) for tensor in tensors))
+    known = set(special.tolist())
+    # A piece of one key that the graph compares keys with is a special key, too; the vocabulary's own are left out.
+    apart = [p.keys[0] for p in pieces if p.keys is not None and p.keys[0] == p.keys[1] and p.keys[0] not in known]
+    rest = {(p.values) for p in pieces if p.keys is None or p.keys[0] != p.keys[1]}
+    if len(rest) != 1:
+        raise NotRead("unknown keys are mapped to rows in more than one way")
+    ((unknown, *unknown_counts),) = rest
+    if apart:
+        special = np.concatenate([special, np.array(apart, special.dtype)])
+    rows = function.at(ids, special).astype(np.int64)
+    counts = np.array([function.at(condition, special) for condition in conditions], bool)
+    columns: list[list[bool]] = counts.T.tolist() if conditions else [[]] * special.size
+    entry, lines = _entry(function, special, rows, unknown, vocabulary_size)
+    _check(Keys(entry, lines), special, rows, columns, [_truth(c) for c in unknown_counts], vocabulary_size)
+    return FoundKeys(entry, lines)
 
 
-class _Search:
-    def __init__(self, probe: Probe, graph: SignatureGraph, read: Read, roles: Roles) -> None:
-        self._probe, self._graph, self._read, self._roles = probe, graph, read, roles
-        tensor = graph.spec.inputs[roles.ids]
-        self._width = 1 if roles.row_splits else width_of(tensor)
-        self._size = probe.tables[read.key].info.vocabulary_size
-        self._key_dtype: KeyDtype = "string" if tensor.dtype == "string" else "int64"
+def _entry(
+    function: KeyFunction, special: Array, rows: Array, unknown: Known, size: int
+) -> tuple[VocabularyEntry, tuple[bytes, ...]]:
+    base = VocabularyEntry(file="", size=0, key_dtype="string" if function.dtype == "string" else "int64")
+    usual: Array
+    if isinstance(unknown, Hashed):
+        if unknown.first < 0 or unknown.first + unknown.buckets > size:
+            raise NotRead("unknown keys are hashed to rows that the table lacks")
+        base = replace(base, num_oov_buckets=unknown.buckets, first_oov_id=unknown.first)
+        texts = [_line(key) for key in special.tolist()]
+        usual = unknown.first + tf.strings.to_hash_bucket_fast(texts, unknown.buckets).numpy() if texts else rows
+    elif isinstance(unknown, Fixed):
+        row = row_at(unknown, 0, size)
+        base = replace(base, oov_id=row if isinstance(row, int) else None)
+        usual = np.full(rows.shape, row if isinstance(row, int) else -1)
+    else:
+        raise NotRead("the rows of unknown keys are not known")
+    inside = (rows >= 0) & (rows < size)
+    own = np.flatnonzero(inside & (rows != usual))
+    key_of: dict[int, bytes] = {}
+    for key, row in zip(special[own].tolist(), rows[own].tolist(), strict=True):
+        if row in key_of:
+            raise NotRead(f"keys {key_of[row]!r} and {key!r} read one row, {row}")
+        key_of[row] = _line(key)
+    empty = next((row for row, line in key_of.items() if not line), None)
+    if empty is not None and max(key_of) - min(key_of) >= len(key_of):
+        # The empty key's row lies apart from the vocabulary's rows, as that of Keras' mask token "".
+        base = replace(base, empty_key_id=empty)
+        del key_of[empty]
+    key_of |= _fillers(key_of, unknown, {_line(key) for key in special.tolist()}, base.key_dtype)
+    first, lines = min(key_of, default=0), tuple(key_of[row] for row in sorted(key_of))
+    if any(b"\n" in line or line.endswith(b"\r") for line in lines):
+        raise NotRead("a key of the vocabulary holds a line break")
+    if not lines:
+        if not isinstance(unknown, Hashed):
+            raise NotRead("all keys read one row")
+        return replace(base, first_id=unknown.first, first_oov_id=None), ()
+    entry = replace(base, file="?", size=len(lines), first_id=first)
+    if entry.first_oov_id == first + len(lines):
+        entry = replace(entry, first_oov_id=None)
+    if isinstance(unknown, Hashed) and unknown.buckets == 1:
+        entry = replace(entry, num_oov_buckets=0, first_oov_id=None, oov_id=unknown.first)
+    return entry, lines
 
-    def vocabulary(self, known: Array) -> FoundKeys | None:
-        rows = self._rows(known)
-        if rows is None:
-            return None
-        order = np.argsort(rows)
-        first = int(rows[order[0]])
-        if not np.array_equal(rows[order], np.arange(first, first + known.size)):
-            return None
-        lines = tuple(_line(key) for key in known[order].tolist())
-        if len(set(lines)) != len(lines) or any(b"\n" in line or line.endswith(b"\r") for line in lines):
-            return None
-        rest = self._strangers(set(lines))
-        if rest is None:
-            return None
-        first_oov, buckets, on_oov = rest
-        entry = VocabularyEntry(
-            file="?",
-            size=len(lines),
-            first_id=first,
-            oov_id=first_oov if buckets == 1 else None,
-            num_oov_buckets=buckets if buckets > 1 else 0,
-            first_oov_id=first_oov if buckets > 1 and first_oov != first + len(lines) else None,
-            on_oov=on_oov,
-            key_dtype=self._key_dtype,
-        )
-        return self._with_empty_key(entry, lines)
 
-    def hashed(self) -> FoundKeys | None:
-        rest = self._strangers(set()) if self._buckets() else None
-        if rest is None or rest[1] < 1:
-            return None
-        entry = VocabularyEntry(
-            file="", size=0, first_id=rest[0] or 0, num_oov_buckets=rest[1], key_dtype=self._key_dtype
-        )
-        return self._with_empty_key(entry, ())
+def _fillers(
+    key_of: Mapping[int, bytes], unknown: Known, taken: Collection[bytes], key_dtype: KeyDtype
+) -> dict[int, bytes]:
+    """Returns a key for each row between the vocabulary's rows that none of its keys reads.
 
-    def _with_empty_key(self, entry: VocabularyEntry, lines: tuple[bytes, ...]) -> FoundKeys | None:
-        if self._key_dtype != "string" or b"" in lines:
-            return FoundKeys(entry, lines)
-        rows = self._rows(np.array([b""], object))
-        if rows is None:
-            is_as_others = entry.on_oov == "error" and not entry.num_oov_buckets and entry.oov_id is None
-            return FoundKeys(entry, lines) if is_as_others else None
-        if entry.num_oov_buckets:
-            usual: int | None = entry.first_bucket + fingerprint64(b"") % entry.num_oov_buckets
-        else:
-            usual = entry.oov_id
-        row = int(rows[0])
-        if row == usual or (usual is None and not 0 <= row < self._size):
-            return FoundKeys(entry, lines)
-        return FoundKeys(replace(entry, empty_key_id=row), lines) if 0 <= row < self._size else None
+    Only unknown keys read such a row, as row 1 behind Keras' mask token. A vocabulary's rows are consecutive, so one
+    unknown key stands for the row: it reads the row in any case.
 
-    def _strangers(self, lines: set[bytes]) -> tuple[int | None, int, OovPolicy] | None:
-        """Finds the rows of unknown keys: first row, number of rows, and on_oov; None if no rule explains them."""
-        keys = [key for key in self._unknown(lines) if _line(key) not in lines]
-        rows = self._rows(np.array(keys, object if self._key_dtype == "string" else np.int64))
-        if rows is None or not ((rows >= 0) & (rows < self._size)).any():
-            return None, 0, "error"
-        if not ((rows >= 0) & (rows < self._size)).all():
-            return None
-        for buckets in self._buckets():
-            hashes = np.array([fingerprint64(_line(key)) % buckets for key in keys])
-            firsts = set((rows - hashes).tolist())
-            if len(firsts) == 1 and (first := firsts.pop()) >= 0 and first + buckets <= self._size:
-                return first, buckets, "error"
-        return (int(rows[0]), 1, "error") if len(set(rows.tolist())) == 1 else None
-
-    def _unknown(self, lines: set[bytes]) -> Sequence[bytes | int]:
-        if self._key_dtype == "int64":
-            return _INTEGER_STRANGERS
-        some = sorted(lines)[:20]
-        variants = {change(key) for key in some for change in (bytes.upper, bytes.lower, bytes.title)}
-        variants |= {change % key for key in some for change in (b" %s", b"%s ", b"%s,")}
-        return [*(text.encode() for text in _STRANGERS), *sorted(variants - lines - {b""})]
-
-    def _buckets(self) -> list[int]:
-        nodes = (self._graph.flat.nodes[n] for n in self._graph.flat.ancestors([self._read.gathers[0].ids]))
-        return sorted({int(node.attr["num_buckets"].i) for node in nodes if node.op in _HASHES})
-
-    def _rows(self, keys: Array) -> Array | None:
-        """Returns the [N] ids that the graph computes from N keys; None if it fails or gives another number of ids."""
-        found = self._ask(keys.tolist())
-        if found is None and 1 < len(keys) <= _MOST_SINGLY:
-            # A graph that looks up each distinct id once may compute fewer ids than keys were sent, so each key is sent
-            # alone.
-            singly = [self._ask([key]) for key in keys.tolist()]
-            found = None if any(ids is None for ids in singly) else np.concatenate([i for i in singly if i is not None])
+    Raises NotRead if unknown keys do not read the row.
+    """
+    missing = {*range(min(key_of, default=0), max(key_of, default=-1) + 1)} - key_of.keys()
+    found: dict[int, bytes] = {}
+    for number in range(_HASHED_KEYS):
+        if not missing:
+            return found
+        text = b"%d" % (-1 - number) if key_dtype == "int64" else b"[UNK%d]" % number if number else b"[UNK]"
+        row = unknown.first + fingerprint64(text) % unknown.buckets if isinstance(unknown, Hashed) else _row(unknown)
+        if text not in taken and row in missing:
+            found[row] = text
+            missing.remove(row)
+            if isinstance(unknown, Fixed) and missing:
+                break
+    if not missing:
         return found
-
-    def _ask(self, keys: list[Any]) -> Array | None:
-        padded = keys + keys[:1] * (-len(keys) % self._width)
-        rows = [padded[at : at + self._width] for at in range(0, len(padded), self._width)]
-        ids = self._probe.ids(self._graph, self._read, self._roles.request(self._graph.spec, rows))
-        return ids.reshape(-1)[: len(keys)].astype(np.int64) if ids is not None and ids.size == len(padded) else None
+    row = min(missing)
+    below = max(known for known in key_of if known < row)
+    raise NotRead(f"key {key_of[below]!r} reads row {below}, and no key reads row {row} behind it")
 
 
-def _line(key: bytes | int) -> bytes:
+def _row(value: Known) -> int:
+    assert isinstance(value, Fixed)
+    return int(value.value)
+
+
+def _check(
+    keys: Keys, special: Array, rows: Array, counts: list[list[bool]], unknown_counts: list[bool], size: int
+) -> None:
+    """Compares the described vocabulary with the graph for each special key; raises NotRead for a difference."""
+    line_of = {line: number for number, line in enumerate(keys.lines)}
+    of_lines = None
+    for key, row, count in zip(special.tolist(), rows.tolist(), counts, strict=True):
+        try:
+            wanted = keys.row_of(line_of, key)
+        except RefusedError:
+            wanted = -1
+        if wanted != (row if 0 <= row < size else -1):
+            raise NotRead(f"key {key!r} reads row {row}, and no vocabulary has such a key")
+        if _line(key) in line_of or (key == b"" and keys.entry.empty_key_id is not None):
+            of_lines = count if of_lines is None else of_lines
+            if count != of_lines:
+                raise NotRead(f"key {key!r} counts under other conditions than other keys")
+        elif count != unknown_counts:
+            raise NotRead(f"key {key!r} counts under other conditions than other unknown keys")
+
+
+def _truth(value: Known) -> bool:
+    if not isinstance(value, Fixed):
+        raise NotRead("a condition on unknown keys is not known")
+    return bool(value.value)
+
+
+def _line(key: Any) -> bytes:
     return key if isinstance(key, bytes) else str(key).encode()
+
+
+def sample_keys(found: FoundKeys) -> Mapping[int, bytes | int]:
+    """Returns a key for rows of the table that some key reads: row -> key."""
+    entry = found.entry
+    key_of: dict[int, bytes] = {entry.first_id + number: line for number, line in enumerate(found.lines)}
+    if not found.lines:
+        hashed = (b"%d" % number for number in range(_HASHED_KEYS))
+        key_of = {entry.first_id + fingerprint64(key) % entry.num_oov_buckets: key for key in hashed}
+    return {row: int(key) for row, key in key_of.items()} if entry.key_dtype == "int64" else key_of

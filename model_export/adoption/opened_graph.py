@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from service.graph.flat_graph import FlatGraph, flatten, node_of
 from service.graph.handles import repair_handles, variable_names
 from service.graph.restoring import Saved, saved_tensors
 from service.graph.sparse import SparseNames, read_sparse_names
-from service.graph.table_reads import NotProven, bottlenecks, has_effect, needed_nodes, table_reads
+from service.graph.table_reads import NotProven, acts, bottlenecks, has_effect, needed_nodes, table_reads
 from service.types import SignatureSpec
 
-_TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
+TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 # Name of the signature that TensorFlow adds to a SavedModel to initialize its vocabularies.
 _INIT_OP = "__saved_model_init_op"
 
@@ -86,6 +86,26 @@ class SignatureGraph:
             splits = next(ragged.row_splits for ragged in self.spec.ragged_names if ragged.values == values)
             nodes |= {node_of(names.indices): splits, node_of(names.dense_shape): splits}
         return nodes
+
+    def check(self, lookups: Collection[str], source: str = "") -> str:
+        """Returns the op of a node that runs only to refuse requests, such as Assert; "" if there is none.
+
+        Checks of row splits are left out.
+
+        Args:
+          lookups: inputs of lookups, whose row splits the server checks itself.
+          source: an input that the op must depend on; "" for any.
+        """
+        nodes = self.placeholders()
+        ragged = {name for names in self.spec.ragged_names for name in (names.values, names.row_splits)} | {*lookups}
+        known = frozenset(node for node, name in nodes.items() if name in ragged)
+        computed = self.flat.ancestors(self.outputs.values(), follow=lambda reference: False)
+        for name in sorted(self.needed - computed):
+            if acts(self.flat, name, known):
+                inputs = {nodes[n] for n in self.flat.ancestors([name]) if n in nodes}
+                if not source or source in inputs:
+                    return str(self.flat.nodes[name].op)
+        return ""
 
     def sources(self, tensor: str) -> set[str]:
         """Returns the names of the signature's inputs on which the given tensor depends."""
@@ -192,7 +212,7 @@ def open_graph(artifact: Path) -> OpenedGraph:
     variables = {
         key: entry
         for key, entry in bundle.items()
-        if key in restored and len(entry.shape) == 2 and entry.dtype in _TABLE_DTYPES
+        if key in restored and len(entry.shape) == 2 and entry.dtype in TABLE_DTYPES
     }
     served = {name: spec for name, spec in specs.items() if name != _INIT_OP}
     return OpenedGraph(artifact, meta_graph, served, bundle, variables, handles, repaired)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
@@ -129,9 +129,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 def _model(
     found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
 ) -> ModelSpec | None:
-    """Returns the ModelSpec of lookups to add; leaves out integer keys and tables other than float32. None if none is
-    left.
-    """
+    """Returns the ModelSpec of lookups to add: those that an added signature can have. None if none is left."""
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
         for name, lookup in one.entry.features.items():
@@ -141,7 +139,9 @@ def _model(
         planned = features[name]
         variable = found.opened.variables[found.features[name].table]
         takes_integers = planned.vocabulary and vocabularies[planned.vocabulary].entry.key_dtype == "int64"
-        if variable.dtype != "float32" or takes_integers or "__" in name:
+        # An added signature's graph has neither max_norm nor a vector for empty rows.
+        is_plain = lookup.max_norm is None and lookup.on_empty_row == "zeros"
+        if variable.dtype != "float32" or takes_integers or "__" in name or not is_plain:
             continue
         specs.append(
             FeatureSpec(
@@ -158,6 +158,88 @@ def _model(
     used = {feature.table for feature in specs}
     tables = tuple(TableSpec(name, size, dim) for name, (size, dim) in shapes.items() if name in used)
     return ModelSpec(tables, tuple(specs)) if specs else None
+
+
+def without_features(model: ModelSpec, features: Collection[str]) -> ModelSpec | None:
+    """Returns a model without some features, and without tables that then have none; None if no feature is left."""
+    left = tuple(feature for feature in model.features if feature.name not in features)
+    used = {feature.table for feature in left}
+    return ModelSpec(tuple(table for table in model.tables if table.name in used), left) if left else None
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """A lookup that a spec declares, and that the graph's ops do not say. reason: what they say instead."""
+
+    signature: str
+    feature: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"signature {self.signature!r}, feature {self.feature!r}: {self.reason}"
+
+
+def unproven_features(plan: AdoptPlan, found: Discovery) -> list[Unproven]:
+    """Returns the lookups of a spec's plan that the graph's ops do not say.
+
+    Raises:
+      ExportError: a lookup has an input that its signature lacks.
+    """
+    unproven = []
+    read = {one.name: one for one in found.signatures}
+    for name, entry in plan.signatures.items():
+        if entry.kind != "lookup":
+            continue
+        known = {
+            (found.features[key].table, lookup.ids): (lookup, found.features[key].keys)
+            for key, lookup in read[name].entry.features.items()
+        }
+        inputs = sorted(found.opened.specs[name].inputs)
+        for feature, declared in entry.features.items():
+            if declared.ids not in inputs:
+                raise ExportError(f"signature {name!r}: it takes {inputs}, the spec says {declared.ids!r}")
+            at = plan.tables[plan.features[feature].table], declared.ids
+            planned = plan.vocabularies.get(plan.features[feature].vocabulary or "")
+            if at not in known:
+                why = read[name].reason or f"no lookup of {at[0]!r} by input {declared.ids!r} was found"
+                reasons = [f"the graph's ops do not say that it is a lookup: {why}"]
+            elif read[name].entry.kind != "lookup":
+                reasons = [f"the graph's ops do not say that it is a lookup: {read[name].reason}"]
+            else:
+                reasons = _differences(declared, planned, *known[at])
+            if reasons:
+                unproven.append(Unproven(name, feature, "; ".join(reasons)))
+    return unproven
+
+
+def without_unproven(plan: AdoptPlan, unproven: Sequence[Unproven]) -> AdoptPlan:
+    """Returns a plan in which TensorFlow runs the signatures that the spec does not require to be lookups."""
+    left = {one.signature: one.reason for one in unproven if one.signature not in plan.required}
+    signatures = {name: SignatureEntry("predict", {}) if name in left else e for name, e in plan.signatures.items()}
+    return dataclasses.replace(plan, signatures=signatures, reasons={**plan.reasons, **left})
+
+
+def _differences(
+    declared: LookupFeature, planned: PlannedVocabulary | None, read: LookupFeature, keys: FoundKeys | None
+) -> list[str]:
+    """Says in which fields a spec's lookup differs from the one that the graph's ops say."""
+    same = {"output", "summation", "mean_divisor"}
+    if "default_row" not in (declared.on_bad_id, declared.on_empty_row, read.on_bad_id, read.on_empty_row):
+        same.add("default_row")
+    differs = [
+        f"{field.name} is {getattr(declared, field.name)!r} in the spec, {getattr(read, field.name)!r} in the graph"
+        for field in dataclasses.fields(declared)
+        if field.name not in same and getattr(declared, field.name) != getattr(read, field.name)
+    ]
+    if planned is not None and (keys is None or _as_declared(keys, planned) != planned):
+        differs.append("the vocabulary differs from the graph's")
+    if planned is None and keys is not None:
+        differs.append("the graph takes keys of a vocabulary")
+    return differs
+
+
+def _as_declared(keys: FoundKeys, planned: PlannedVocabulary) -> PlannedVocabulary:
+    return PlannedVocabulary(dataclasses.replace(keys.entry, file=planned.entry.file), keys.lines)
 
 
 def _named_after_features(spec: AdoptSpec, infos: Mapping[str, InputInfo]) -> list[FeatureSpec]:

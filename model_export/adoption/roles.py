@@ -84,6 +84,18 @@ def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str
             yield Roles(ids, splits, floats[0] if floats else None)
 
 
+def no_roles(graph: SignatureGraph, tensor: str) -> str:
+    """Says why the inputs of a tensor are not the ids, row splits and weights of one lookup."""
+    inputs = {name: graph.spec.inputs[name] for name in sorted(graph.sources(tensor))}
+    if not inputs:
+        return "its ids depend on no input"
+    if len(inputs) == 1:
+        ((name, one),) = inputs.items()
+        return f"input {name!r} is {one.dtype}, and lookups take {', '.join(_IDS)} ids of one dimension or more"
+    told = ", ".join(f"{name!r} ({one.dtype})" for name, one in inputs.items())
+    return f"inputs {told} are not the ids, row splits and weights of one lookup"
+
+
 def feature_name(roles: Roles) -> str:
     """Returns a feature's name: the name of its ids input, or the common prefix of its ids and row_splits inputs.
 

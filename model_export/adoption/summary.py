@@ -11,7 +11,7 @@ from service.artifact.manifest import SignatureEntry
 
 
 class Times(NamedTuple):
-    """Seconds of a request to an adopted model. before_s: in TensorFlow alone; after_s: served with the manifest."""
+    """Processor seconds of a request to an adopted model. before_s: in TensorFlow alone; after_s: with the manifest."""
 
     before_s: float
     after_s: float
@@ -24,7 +24,8 @@ class Served:
 
     reason: why the signature is no lookup; "" for a lookup.
     is_inexact: whether the lookup's sums may differ from the graph's in the last bits.
-    times: None if the signature was not measured.
+    times: None if the signature was not measured. compared: requests whose answers, with lookups cut out and by the
+      whole graph, were equal bit by bit.
     """
 
     entry: SignatureEntry
@@ -32,6 +33,7 @@ class Served:
     is_inexact: bool = False
     is_added: bool = False
     times: Times | None = None
+    compared: int = 0
 
 
 def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:

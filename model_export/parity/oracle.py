@@ -45,9 +45,10 @@ class Keys:
         if self.sends_rows:
             return keys.astype(np.int64)
         line_of = {line: number for number, line in enumerate(self.lines)}
-        return np.array([self._row(line_of, key) for key in keys.tolist()], np.int64)
+        return np.array([self.row_of(line_of, key) for key in keys.tolist()], np.int64)
 
-    def _row(self, line_of: Mapping[bytes, int], key: bytes | int) -> int:
+    def row_of(self, line_of: Mapping[bytes, int], key: bytes | int) -> int:
+        """Maps one key to its row; -1 if it is dropped. line_of: key -> its line. Raises RefusedError."""
         text = key if isinstance(key, bytes) else str(key).encode()
         entry = self.entry
         if not text and entry.empty_key_id is not None:

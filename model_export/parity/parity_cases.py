@@ -46,7 +46,7 @@ class CaseWriter:
     """Generator of requests for one signature of a manifest.
 
     keys: vocabularies by feature; id_dtypes: feature -> dtype of its ids input; id_shapes: feature -> shape of its
-    ids input; default: [B].
+    ids input; default: [B]. weighted: features that must be sent with weights, because the signature has no default.
     """
 
     manifest: Manifest
@@ -54,6 +54,7 @@ class CaseWriter:
     keys: Mapping[str, Keys]
     id_dtypes: Mapping[str, str]
     id_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    weighted: frozenset[str] = frozenset()
 
     def lookup_cases(self) -> Iterator[Case]:
         """Yields requests to a lookup signature, with and without weights for the ids.
@@ -73,7 +74,7 @@ class CaseWriter:
             yield from self._single_values(rng)
 
     def predict_cases(self, sizes: tuple[int, ...] = (1, 17, 64)) -> Iterator[Case]:
-        """Yields requests to a predict signature; none of them has weights for its ids.
+        """Yields requests to a predict signature; only ids that must have weights have them.
 
         Their ids are inside the tables, row 0 among them; keys are known, or unknown if the policy accepts that; some
         rows are empty.
@@ -90,7 +91,8 @@ class CaseWriter:
             ids = plain[name]
             tolerated = [("", np.array([bad])) for bad in self._tolerated(name)]
             for reason, bad in [*tolerated, *self._refused_values(name, feature)]:
-                changed: Ids = RaggedIds(bad, np.array([0, 0, 1]))
+                weights = np.ones(len(bad), np.float32) if name in self.weighted else None
+                changed: Ids = RaggedIds(bad, np.array([0, 0, 1]), weights)
                 if not isinstance(ids, RaggedIds):
                     changed = ids.copy()
                     changed[-1:] = bad
@@ -98,7 +100,8 @@ class CaseWriter:
             most = feature.max_ids_per_row
             if feature.row_splits and most is not None and feature.on_too_many_ids == "error":
                 values = self._draw(rng, name, most + 1, is_inside=True)
-                too_long = RaggedIds(values, np.array([0, 0, most + 1]))
+                weights = np.ones(most + 1, np.float32) if name in self.weighted else None
+                too_long = RaggedIds(values, np.array([0, 0, most + 1]), weights)
                 yield Case({**plain, name: too_long}, f"{feature.ids}: {most + 1} ids in a row")
 
     def _refused_values(self, name: str, feature: LookupFeature) -> Iterator[tuple[str, Array]]:
@@ -125,7 +128,7 @@ class CaseWriter:
         lengths = _lengths(rng, feature, rows, is_inside)
         values = self._draw(rng, name, int(lengths.sum()), is_inside=is_inside)
         row_splits = np.r_[0, np.cumsum(lengths)].astype(np.int64)
-        if not (is_weighted and feature.weights):
+        if not (feature.weights and (is_weighted or name in self.weighted)):
             return RaggedIds(values, row_splits)
         return RaggedIds(values, row_splits, _weights(rng, feature, lengths, row_splits))
 

@@ -173,7 +173,8 @@ class _Checks:
         shapes = {
             key: infos[feature.ids].shape or (None,) for key, feature in entry.features.items() if feature.ids in infos
         }
-        return CaseWriter(self._manifest, entry, keys, dtypes, shapes)
+        weighted = {key for key, f in entry.features.items() if f.weights in infos and infos[f.weights].default is None}
+        return CaseWriter(self._manifest, entry, keys, dtypes, shapes, frozenset(weighted))
 
     def _check_empty_rows(self, name: str, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
         # The comparison skips numbers whose expected value is NaN, because a table may hold NaN. So check here that an

@@ -43,8 +43,10 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
     for names in spec.ragged_names:
         if names.values in result:
             rows[names.feature] = _check_ragged(names, result)
-    if spec.kind == "predict" and spec.ragged and len(set(rows.values())) > 1:
-        counts = ", ".join(f'"{name}" has {n}' for name, n in sorted(rows.items()))
+    # Only inputs that the manifest describes: an adopted graph may take others, such as indices, that are no rows.
+    described = {name: n for name, n in rows.items() if name in spec.ragged or spec.inputs[name].vocabulary_size}
+    if spec.kind == "predict" and spec.ragged and len(set(described.values())) > 1:
+        counts = ", ".join(f'"{name}" has {n}' for name, n in sorted(described.items()))
         raise InputMismatch(f"inputs differ in their number of rows: {counts}.")
     num_rows = max(rows.values(), default=0)
     if spec.kind == "predict" and spec.defaults:

@@ -32,6 +32,34 @@ class FlatGraph:
             inputs = [i if i.startswith("^") else self.resolved(i) for i in node.input]
             del node.input[:]
             node.input.extend(inputs)
+        for node in list(nodes.values()):
+            self._gather_before_cast(node)
+
+    def _gather_before_cast(self, node: Any) -> None:
+        """Replaces a gather of a variable that is cast as a whole, as in Keras' mixed precision, by a cast of its rows.
+
+        The rows are the same, and the gather reads the variable itself.
+        """
+        if node.op not in ("GatherV2", "Gather"):
+            return
+        cast = self.nodes[node_of(self.data_inputs(node.name)[0])]
+        read = cast
+        while read.op in ("Cast", "Identity"):
+            read = self.nodes[node_of(self.data_inputs(read.name)[0])]
+        if cast.op != "Cast" or read.op != "ReadVariableOp":
+            return
+        rows = _copy(node)
+        rows.name = f"{node.name}/before_cast"
+        rows.input[0] = self.data_inputs(cast.name)[0]
+        rows.attr["Tparams"].type = cast.attr["SrcT"].type
+        self.nodes[rows.name] = rows
+        node.op = "Cast"
+        del node.input[:]
+        node.input.append(f"{rows.name}:0")
+        node.attr.clear()
+        for name in ("SrcT", "DstT", "Truncate"):
+            if name in cast.attr:
+                node.attr[name].CopyFrom(cast.attr[name])
 
     def resolved(self, tensor: str) -> str:
         """Returns the tensor that replaces a tensor of the original graph after function calls were inlined."""

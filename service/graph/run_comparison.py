@@ -1,4 +1,7 @@
-"""Measures, in alternating turns, how many requests a second a cut signature and its whole graph answer."""
+"""Measures, in alternating turns, how much processor time a cut signature and its whole graph take for a request.
+
+Processor time, not elapsed time: what else the machine does then decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import TypeVar
 
-# Seconds that one measurement of a function lasts: many times 5 ms, after which Python's interpreter switches threads.
+# Seconds of processor time of one measurement of a function: many times 5 ms, after which Python's interpreter switches
+# threads.
 _TURN_S = 0.06
 
 Name = TypeVar("Name", bound=Hashable)
@@ -19,7 +23,7 @@ Request = TypeVar("Request")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Median requests per second of both forms of a signature.
+    """Median requests per second of processor time of both forms of a signature.
 
     cut: looked-up rows are fed to the rest of the graph. whole: TensorFlow runs the whole graph.
     """
@@ -29,7 +33,7 @@ class Rates:
 
     @property
     def ratio(self) -> float:
-        """The cut signature's requests per second, divided by the whole graph's requests per second."""
+        """The whole graph's processor time for a request, divided by the cut signature's."""
         return self.cut / self.whole
 
 
@@ -41,7 +45,7 @@ def compare_runs(
     threads: int = 8,
     turns: int = 9,
 ) -> dict[Name, Rates]:
-    """Measures how many requests per second cut() and whole() answer, in alternating turns, for each given request.
+    """Measures how many requests cut() and whole() answer in a second of processor time, in alternating turns.
 
     Args:
       cut, whole: functions that answer a request, either from bytes to bytes as a server does, or by a backend alone.
@@ -76,14 +80,15 @@ class _Callers:
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
 
     def rate(self) -> float:
-        """Runs the request again and again in each thread, for about _TURN_S seconds; returns requests per second."""
+        """Runs the request again and again in each thread; returns requests per second of processor time."""
         return self._threads * self._runs / self._seconds(self._runs)
 
     def _seconds(self, runs: int) -> float:
-        started_s = perf_counter()
+        started_s = process_time()
         for done in [self._pool.submit(self._run, runs) for _ in range(self._threads)]:
             done.result()
-        return perf_counter() - started_s
+        # A clock of processor time may tick in steps that a quick run does not fill.
+        return max(process_time() - started_s, 1e-6)
 
     def _run(self, runs: int) -> None:
         for _ in range(runs):

@@ -32,6 +32,8 @@ from service.wire.grpc_api import PREDICT
 
 _MODEL = "trial"
 
+# The outputs of a run by name, or the error that it ended with.
+Outputs = dict[str, Array] | ServiceError
 # Type of a function that answers a serialized PredictRequest with a serialized PredictResponse; raises ServiceError.
 Answer = Callable[[bytes], bytes]
 
@@ -81,11 +83,8 @@ class Trial:
         encoded = {key: _predict_request(self._cut, name, inputs) for key, inputs in requests.items()}
         return compare_runs(*self._answers, encoded, turns=turns)
 
-    def outputs(self, name: str, request: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Runs one request with lookups taken out of its graph, and with the whole graph; returns the outputs of both.
-
-        The outputs are {} if the signature refuses the request.
-        """
+    def outputs(self, name: str, request: Mapping[str, Array]) -> tuple[Outputs, Outputs]:
+        """Runs a request with lookups taken out of its graph, and with the whole graph; returns what each answered."""
         return _run(self._cut.backends[name], self.signatures[name], request), _run(
             self._graphs, self.signatures[name], request
         )
@@ -97,11 +96,11 @@ def _described(lookups: OpenedLookups, towers: TowerBackend | None) -> Servable:
     return Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables)
 
 
-def _run(backend: Backend, spec: SignatureSpec, request: Mapping[str, Array]) -> dict[str, Array]:
+def _run(backend: Backend, spec: SignatureSpec, request: Mapping[str, Array]) -> Outputs:
     try:
         return {output: np.asarray(a) for output, a in backend.run(spec.name, request, tuple(spec.outputs)).items()}
-    except ServiceError:
-        return {}
+    except ServiceError as error:
+        return error
 
 
 class _Unobserved:

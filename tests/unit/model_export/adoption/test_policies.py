@@ -1,49 +1,83 @@
-"""The policy for ids without a row is found from the model's answers."""
+"""The policy for ids outside a table follows from the pieces of the ids' function, with hand-worked outcomes."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from model_export.adoption.policies import IdPolicy, Outcome, find_policy, row_of
+from model_export.adoption.key_function import Fixed, Known, NotRead, Piece, Shifted, Within
+from model_export.adoption.policies import IdPolicy, Outcome, find_policy
 
 V = 10
+LEAST, MOST = -(2**31), 2**31 - 1
+INSIDE = Piece((0, V - 1), (Shifted(),))
 
 
-def outcome_of(policy: str) -> dict[int, Outcome]:
-    """Returns, for each tested id, what a policy does with it; worked out by hand."""
-    low, high = (-1, -2, -10, -11), (10, 15, 999)
-    found: dict[str, dict[int, Outcome]] = {
-        "error": {bad: "refused" for bad in low + high},
-        "drop": {bad: "dropped" for bad in low + high},
-        "drop_negative": {**{bad: "dropped" for bad in low}, **{bad: "refused" for bad in high}},
-        "clamp": {**{bad: 0 for bad in low}, **{bad: 9 for bad in high}},
-        "wrap": {-1: 9, -2: 8, -10: 0, -11: "refused", 10: "refused", 15: "refused", 999: "refused"},
-        "default_row": {bad: 4 for bad in low + high},
-    }
-    return found[policy]
+def outside(below: Known, beyond: Known) -> list[Piece]:
+    """Returns pieces of two values for ids below 0 and from V on, and of the id itself for the ids of the table."""
+    return [Piece((LEAST, -1), (below,)), INSIDE, Piece((V, MOST), (beyond,))]
 
 
-@pytest.mark.parametrize("policy", ["error", "drop", "drop_negative", "clamp", "wrap", "default_row"])
-def test_each_policy_is_told_by_its_outcomes(policy: str) -> None:
-    outcomes = outcome_of(policy)
-    found = find_policy(lambda bad: outcomes[bad], V, 999)
-    assert found is not None and found.on_bad_id == policy
-    assert found.default_row == (4 if policy == "default_row" else 0)
+@pytest.mark.parametrize(
+    ("pieces", "dropped", "policy"),
+    [
+        (outside(Shifted(), Shifted()), (), IdPolicy("error")),
+        (outside(Shifted(), Shifted()), ((LEAST, -1), (V, MOST)), IdPolicy("drop")),
+        (outside(Shifted(), Shifted()), ((LEAST, -1),), IdPolicy("drop_negative")),
+        (outside(Fixed(0), Fixed(V - 1)), (), IdPolicy("clamp")),
+        (outside(Fixed(4), Fixed(4)), (), IdPolicy("default_row", 4)),
+        (
+            [
+                Piece((LEAST, -V - 1), (Shifted(V),)),
+                Piece((-V, -1), (Shifted(V),)),
+                INSIDE,
+                Piece((V, MOST), (Shifted(),)),
+            ],
+            (),
+            IdPolicy("wrap"),
+        ),
+        (outside(Within(-9, -1, "FloorDiv"), Within(V, 99, "FloorDiv")), (), IdPolicy("error")),
+    ],
+)
+def test_each_policy_is_told_by_its_pieces(
+    pieces: list[Piece], dropped: tuple[tuple[int, int], ...], policy: IdPolicy
+) -> None:
+    assert find_policy(pieces, V, outcome_of(pieces, dropped)) == policy
 
 
-@pytest.mark.parametrize("changed", [{-1: 3}, {10: 0}, {-11: 9}, {15: None}])
-def test_outcomes_that_no_policy_has_are_no_policy(changed: dict[int, Outcome | None]) -> None:
-    outcomes = {**outcome_of("wrap"), **changed}
-    assert find_policy(lambda bad: outcomes[bad], V, 999) is None
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        # One id is retired.
+        ([Piece((LEAST, -1), (Shifted(),)), Piece((0, 3), (Shifted(),)), Piece((4, 4), (Fixed(2),)),
+          Piece((5, V - 1), (Shifted(),)), Piece((V, MOST), (Shifted(),))], "id 4 reads row 2"),
+        # Ids count from 1.
+        ([Piece((LEAST, -1), (Shifted(-1),)), Piece((0, 0), (Shifted(-1),)), Piece((1, V - 1), (Shifted(-1),)),
+          Piece((V, V), (Shifted(-1),)), Piece((V + 1, MOST), (Shifted(-1),))], "id 0 is refused"),
+        # Below the table row 1, beyond it row 2.
+        (outside(Fixed(1), Fixed(2)), "reads row 1, and no policy"),
+        (outside(Shifted(), Within(0, V - 1, "FloorMod")), "FloorMod maps several ids to one row"),
+    ],
+)  # fmt: skip
+def test_what_no_policy_says_is_told_with_an_id(pieces: list[Piece], message: str) -> None:
+    with pytest.raises(NotRead, match=message):
+        find_policy(pieces, V, outcome_of(pieces, ()))
 
 
-def test_a_table_of_one_row_has_a_default_row() -> None:
-    outcomes = {bad: 0 for bad in (-1, -2, 1, 6, 999)}
-    assert find_policy(lambda bad: outcomes[bad], 1, 999) == IdPolicy("default_row", 0)
+def test_a_trial_that_differs_from_the_ops_is_no_policy() -> None:
+    pieces = outside(Shifted(), Shifted())
+    answers = outcome_of(pieces, ())
+    with pytest.raises(NotRead, match="id 9 reads 8 in a trial, and row 9 by the graph's ops"):
+        find_policy(pieces, V, lambda key: 8 if key == 9 else answers(key))
 
 
-def test_a_vector_is_found_among_rows() -> None:
-    rows = np.array([[1, 2], [3, 4]], np.float32)
-    assert row_of(np.array([3, 4], np.float32), rows) == 1
-    assert row_of(np.array([3, 5], np.float32), rows) is None
+def outcome_of(pieces: list[Piece], dropped: tuple[tuple[int, int], ...]):  # type: ignore[no-untyped-def]
+    """Returns what a graph of these pieces does with an id; ids of the intervals `dropped` are dropped."""
+
+    def outcome(key: int) -> Outcome | None:
+        if any(low <= key <= high for low, high in dropped):
+            return "dropped"
+        (value,) = next(p.values for p in pieces if p.keys and p.keys[0] <= key <= p.keys[1])
+        row = key + value.by if isinstance(value, Shifted) else value.value if isinstance(value, Fixed) else -1
+        return row if 0 <= row < V else "refused"
+
+    return outcome

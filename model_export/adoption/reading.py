@@ -1,0 +1,305 @@
+"""Reads a lookup in the graph of a signature: from a table's gathered rows back to the inputs, and on to the vectors.
+
+Each tensor between the inputs and the vectors gets a kind (forms.py). A tensor has no kind if an op on its way is not
+in the table of forms: then the description ends before that op, and NotRead says why. What a reading proves: ids are a
+function of one key each, which key_function.py knows exactly; which vectors are added up depends on the layout of the
+request, on the weights and on conditions on keys, all computed by known ops; and the constants that take part are
+known, so that trial requests can lie on both sides of each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from model_export.adoption.forms import FORMS, Form
+from model_export.adoption.key_function import NotHere, NotRead
+from model_export.adoption.opened_graph import Read, SignatureGraph
+from model_export.adoption.roles import Roles
+from service.graph.flat_graph import node_of
+from service.types import Array
+
+# Largest number of elements of a constant that takes part in the layout of a lookup, or in the arithmetic of weights.
+_MOST_NUMBERS = 16
+_RESOURCES = ("HashTableV2",)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of one tensor.
+
+    kind: a letter of forms.py. order: for keys, which key each element belongs to; two tensors of keys of equal order
+    and shape hold values of the same key at the same place.
+    """
+
+    kind: str
+    order: str = ""
+    shape: str = ""
+
+
+@dataclass(slots=True)
+class Reading:
+    """The kinds of the tensors of one lookup.
+
+    constant: returns the value of a tensor that depends on no input and on no variable.
+    conditions: tensors of truth values of keys that decide which ids count.
+    parts: tensors of part numbers of keys, with the number of parts: the graph refuses all other part numbers.
+    fills: tensors whose second input is the id that stands for an empty row.
+    sizes, weights, norms: the constants in the arithmetic of the layout, of the weights and of the vectors' norms.
+    """
+
+    graph: SignatureGraph
+    read: Read
+    roles: Roles
+    constant: Callable[[str], Array]
+    conditions: set[str] = field(default_factory=set)
+    parts: dict[str, int] = field(default_factory=dict)
+    fills: set[str] = field(default_factory=set)
+    sizes: set[int] = field(default_factory=set)
+    weights: set[float] = field(default_factory=set)
+    norms: set[float] = field(default_factory=set)
+    _values: dict[str, Value] = field(default_factory=dict)
+    _kinds: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        role_of = {self.roles.ids: "K", self.roles.row_splits: "L", self.roles.weights: "W"}
+        for node, name in self.graph.placeholders().items():
+            if name in role_of:
+                self._kinds[node] = role_of[name]
+        self._follow_values()
+
+    def _follow_values(self) -> None:
+        # The values of a sparse input are keys; its indices and dense shape, made of the row splits, are layout.
+        for names in self.graph.sparse.values():
+            if node_of(names.values) in self._kinds:
+                self._kinds[node_of(names.indices)] = self._kinds[node_of(names.dense_shape)] = "L"
+
+    @property
+    def source(self) -> str:
+        """The tensor that is fed the keys."""
+        return next(f"{node}:0" for node, kind in self._kinds.items() if kind == "K")
+
+    def is_constant(self, tensor: str) -> bool:
+        """Says whether a tensor depends on no input."""
+        return self.value(tensor).kind == "C"
+
+    def vectors(self, tensor: str) -> None:
+        """Reads the lookup whose vectors a tensor holds; raises NotRead if the tensor holds something else."""
+        for gather in self.read.gathers:
+            if self.value(gather.ids).kind != "K":
+                raise NotRead("rows are read by ids that are no function of the input's ids")
+        before = self.graph.flat.ancestors([tensor])
+        if any(node_of(rows) not in before for rows in self.read.rows):
+            raise NotHere("only some parts of the table are read")
+        if self.value(tensor).kind != "V":
+            raise NotHere(f"{self._op(tensor)} computes no vectors")
+        # A check of row splits needs no place in a description, whichever inputs it reads.
+        if check := self.graph.check(self.graph.spec.inputs, self.roles.ids):
+            raise NotRead(f"{check} may refuse a request, by a condition that is not known")
+
+    def part_of(self, tensor: str) -> int:
+        """Returns the output of the DynamicPartition whose elements a tensor holds; raises NotRead if there is none."""
+        node = self.graph.flat.nodes[node_of(tensor)]
+        if node.op == "DynamicPartition":
+            return int(tensor.partition(":")[2])
+        if (form := FORMS.get(node.op)) is None or form.rule not in ("same", "arranged", "distinct"):
+            raise NotRead(f"{node.op} lies between the parts of ids and the parts of a table")
+        return self.part_of(self.graph.flat.data_inputs(node.name)[0])
+
+    def casts_of_parts(self) -> frozenset[str]:
+        """Returns the nodes of Cast that make the part numbers of a table in parts."""
+        found = set()
+        for tensor in self.parts:
+            node = self.graph.flat.nodes[node_of(tensor)]
+            while (form := FORMS.get(node.op)) is not None and form.rule in ("same", "arranged"):
+                node = self.graph.flat.nodes[node_of(self.graph.flat.data_inputs(node.name)[0])]
+            if node.op == "Cast":
+                found.add(node.name)
+        return frozenset(found)
+
+    def value(self, tensor: str) -> Value:
+        """Returns what is known of a tensor; raises NotRead if an op before it is not known."""
+        if tensor not in self._values:
+            self._values[tensor] = self._found(tensor)
+        return self._values[tensor]
+
+    def _found(self, tensor: str) -> Value:
+        if tensor in self.read.rows:
+            return Value("V")
+        name = node_of(tensor)
+        node = self.graph.flat.nodes[name]
+        if node.op in ("Placeholder", "PlaceholderWithDefault"):
+            if name not in self._kinds:
+                raise NotRead("another input takes part in the lookup")
+            return Value(self._kinds[name], "input", "input")
+        if node.op == "Const" or node.op in _RESOURCES or node.op == "LookupTableSizeV2":
+            return Value("C")
+        form = FORMS.get(node.op)
+        if form is None:
+            raise NotRead(f"{node.op} is not an op of a known lookup")
+        inputs = self.graph.flat.data_inputs(name)
+        values = [self.value(given) for given in inputs]
+        if all(value.kind == "C" for value in values):
+            return Value("C")
+        found = self._applied(tensor, node, form, inputs, values)
+        self._collect(node, found, inputs, values)
+        return found
+
+    def _applied(self, tensor: str, node: Any, form: Form, inputs: list[str], values: list[Value]) -> Value:
+        kinds = {value.kind for value in values}
+        if form.rule == "stitched":
+            return self._stitched(inputs, values)
+        if form.rule == "mapped":
+            return self._mapped(node, form, inputs, values)
+        if kinds <= {"C", "L"}:
+            return Value("L")
+        if form.rule == "parted":
+            return self._parted(tensor, node, inputs, values)
+        data = [values[inputs.index(given)] for given in form.data_of(inputs)]
+        others = [v for i, v in enumerate(values) if inputs[i] not in form.data_of(inputs)]
+        main = data[0]
+        if len(data) != 1 or main.kind not in form.on:
+            raise NotRead(f"{node.op} is applied to {_KIND_NAMES[max(kinds, key='CLKWVQN'.index)]}")
+        if form.rule == "filled" and values[3].kind != "C":
+            raise NotRead("an empty row gets an id that is no constant")
+        if any(other.kind not in ("C", "L") for other in others):
+            raise NotRead(f"{node.op} moves elements by what is no layout")
+        if form.rule in ("sized", "positions"):
+            if form.rule == "positions" and main.kind == "K":
+                self.conditions.add(inputs[0])
+            return Value("L")
+        if form.rule == "distinct":
+            return Value("K", f"{tensor}<{main.order}", "flat") if tensor.endswith(":0") else Value("L")
+        if form.rule in ("filled", "sparse"):
+            if not tensor.endswith(":1"):
+                return Value("L")
+            if form.rule == "filled" and main.kind == "K":
+                self.fills.add(tensor)
+            return Value(main.kind, f"{node.name}<{main.order}" if form.rule == "filled" else main.order, "flat")
+        if form.rule == "reduced":
+            return Value("N" if main.kind == "Q" else main.kind)
+        if main.kind != "K" or form.rule in ("same", "constant"):
+            return Value("L") if form.rule == "constant" and main.kind != "K" else main
+        if form.rule == "arranged":
+            return Value("K", main.order, self._shape(node, inputs, main))
+        where = ",".join(inputs[i] for i in range(len(inputs)) if i not in form.data)
+        return Value("K", f"{node.op}({where})<{main.order}", main.shape)
+
+    def _shape(self, node: Any, inputs: list[str], main: Value) -> str:
+        """Names the arrangement of keys after a Reshape, ExpandDims or Squeeze: equal names, equal shapes."""
+        if node.op == "Reshape":
+            target = self.graph.flat.nodes[node_of(inputs[1])]
+            if target.op == "Shape":
+                like = self.value(self.graph.flat.data_inputs(target.name)[0])
+                if like.order == main.order:
+                    return like.shape
+            if self.is_constant(inputs[1]) and self.constant(inputs[1]).reshape(-1).tolist() == [-1]:
+                rank = self.graph.spec.inputs[self.roles.ids].shape
+                return "input" if main.shape == "input" and rank is not None and len(rank) == 1 else "flat"
+            return f"{main.shape}/{inputs[1]}"
+        if node.op == "ExpandDims":
+            axis = self.constant(inputs[1]).reshape(-1).tolist() if self.is_constant(inputs[1]) else inputs[1]
+            return f"{main.shape}/+{axis}"
+        axes = list(node.attr["squeeze_dims"].list.i)
+        return main.shape.removesuffix(f"/+{axes}") if main.shape.endswith(f"/+{axes}") else f"{main.shape}/-{axes}"
+
+    def _mapped(self, node: Any, form: Form, inputs: list[str], values: list[Value]) -> Value:
+        kinds = {value.kind for value in values}
+        if kinds <= {"C", "L"}:
+            return Value("L")
+        if "K" in kinds and kinds & {"L", "W"} and kinds <= {"K", "L", "W"} and node.op in ("LogicalAnd", "LogicalOr"):
+            # A condition on the weight or the place beside one on the key: both decide which ids count.
+            self.conditions.update(given for given, value in zip(inputs, values, strict=True) if value.kind == "K")
+            return Value("W" if "W" in kinds else "L")
+        main = max(values, key=lambda value: "CLWNKVQ".index(value.kind))
+        if main.kind not in form.on:
+            raise NotRead(f"{node.op} is applied to {_KIND_NAMES[main.kind]}")
+        if main.kind == "K":
+            return self._mapped_keys(node, inputs, values)
+        if main.kind == "W" and kinds <= {"C", "L", "W"}:
+            return Value("W")
+        if main.kind == "N" and kinds <= {"C", "N", "L"}:
+            return Value("N")
+        if main.kind == "V":
+            return self._scaled(node, inputs, values)
+        raise NotRead(f"{node.op} combines {' and '.join(sorted(_KIND_NAMES[kind] for kind in kinds - {'C'}))}")
+
+    def _mapped_keys(self, node: Any, inputs: list[str], values: list[Value]) -> Value:
+        keys = {value for value in values if value.kind == "K"}
+        if any(value.kind not in ("C", "K") for value in values):
+            raise NotRead(
+                f"{node.op} combines ids with {_KIND_NAMES[next(v.kind for v in values if v.kind not in 'CK')]}"
+            )
+        for given, value in zip(inputs, values, strict=True):
+            is_handle = self.graph.flat.nodes[node_of(given)].op in _RESOURCES
+            if value.kind == "C" and not is_handle and (size := self.constant(given).size) != 1:
+                raise NotRead(f"{node.op} combines ids with {size} constants")
+        if len(keys) != 1:
+            raise NotRead(f"{node.op} combines the id of one place with that of another")
+        return keys.pop()
+
+    def _scaled(self, node: Any, inputs: list[str], values: list[Value]) -> Value:
+        vectors = [i for i, value in enumerate(values) if value.kind == "V"]
+        factors = {value.kind for value in values} - {"V"}
+        if not factors <= {"C", "L", "W", "N"}:
+            raise NotRead(f"{node.op} combines vectors with {_KIND_NAMES[max(factors, key='CLWNKVQ'.index)]}")
+        if node.op == "Square" or (node.op == "Mul" and len(vectors) == 2 and inputs[0] == inputs[1]):
+            return Value("Q")
+        if node.op == "Mul" and len(vectors) == 1:
+            return Value("V")
+        if node.op in ("RealDiv", "DivNoNan") and vectors == [0]:
+            return Value("V")
+        if node.op in ("Select", "SelectV2") and 0 not in vectors:
+            return Value("V")
+        raise NotRead(f"{node.op} changes vectors")
+
+    def _parted(self, tensor: str, node: Any, inputs: list[str], values: list[Value]) -> Value:
+        numbers = values[1]
+        count = int(node.attr["num_partitions"].i)
+        if numbers.kind != "K":
+            raise NotRead("ids are distributed by what is no function of them")
+        self.parts[inputs[1]] = count
+        if values[0].kind in ("C", "L"):
+            return Value("L")
+        if values[0].kind != "K":
+            raise NotRead(f"{_KIND_NAMES[values[0].kind]} are distributed to parts of a table")
+        if (values[0].order, values[0].shape) != (numbers.order, numbers.shape):
+            raise NotRead("ids are distributed by the part numbers of other ids")
+        return Value("K", f"{node.name}:{tensor.partition(':')[2]}<{values[0].order}", "flat")
+
+    def _stitched(self, inputs: list[str], values: list[Value]) -> Value:
+        half = len(inputs) // 2
+        if {value.kind for value in values[:half]} <= {"C", "L"} and {value.kind for value in values[half:]} == {"V"}:
+            return Value("V")
+        raise NotRead("DynamicStitch puts something else than vectors together")
+
+    def _collect(self, node: Any, found: Value, inputs: list[str], values: list[Value]) -> None:
+        """Notes the constants of an op that computes layout, weights or norms: trials lie beside each of them."""
+        targets: Mapping[str, set[Any]] = {"L": self.sizes, "W": self.weights, "N": self.norms}
+        kinds = {value.kind for value in values} - {"C"}
+        # A weight that is compared, a norm that is compared: their conditions are of the same kind as they are.
+        kind = found.kind if found.kind in targets else max(kinds, key="LWKNVQ".index)
+        for given, value in zip(inputs, values, strict=True):
+            if value.kind != "C" or kind not in targets or self.graph.flat.nodes[node_of(given)].op in _RESOURCES:
+                continue
+            numbers = self.constant(given)
+            if numbers.dtype.kind not in "iuf":
+                continue
+            if numbers.size > _MOST_NUMBERS:
+                raise NotRead(f"{node.op} takes {numbers.size} constants")
+            targets[kind].update(numbers.reshape(-1).tolist())
+
+    def _op(self, tensor: str) -> str:
+        return str(self.graph.flat.nodes[node_of(tensor)].op)
+
+
+_KIND_NAMES = {
+    "C": "constants",
+    "L": "the layout",
+    "K": "ids",
+    "W": "weights",
+    "V": "vectors",
+    "Q": "squares of vectors",
+    "N": "norms of vectors",
+}
