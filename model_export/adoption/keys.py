@@ -134,8 +134,8 @@ def _entry(
             raise NotRead(f"keys {key_of[row]!r} and {key!r} read one row, {row}")
         key_of[row] = _line(key)
     empty = next((row for row, line in key_of.items() if not line), None)
-    if empty is not None and max(key_of) - min(key_of) >= len(key_of):
-        # The empty key's row lies apart from the vocabulary's rows, as that of Keras' mask token "".
+    if empty is not None:
+        # No line of a vocabulary file is empty.
         base = replace(base, empty_key_id=empty)
         del key_of[empty]
     key_of |= _fillers(key_of, unknown, {_line(key) for key in special.tolist()}, base.key_dtype)

@@ -135,7 +135,9 @@ MATRIX: dict[str, tuple[Apply, str]] = {
     "Range": (lambda raw, x, p: raw.Range(start=p["first"](x), limit=p["one"](x), delta=p["one"](x)), "L:L K:! W:!"),
     "Cumsum": (lambda raw, x, p: raw.Cumsum(x=x, axis=0), "L:L K:! W:! V:! Q:! N:!"),
     "SparseReshape": (
-        lambda raw, x, p: raw.SparseReshape(input_indices=p["indices"], input_shape=p["size2"], new_shape=x).output_shape,
+        lambda raw, x, p: raw.SparseReshape(
+            input_indices=p["indices"], input_shape=p["size2"], new_shape=x
+        ).output_shape,
         "L:L K:!",
     ),
 }  # fmt: skip
