@@ -168,7 +168,8 @@ class _Copy:
         served = {}
         for name, entry in signatures.items():
             reason = why.get(name, self._plan.reasons.get(name, ""))
-            served[name] = Served(entry, reason, name in self._plan.inexact, is_added=name in added)
+            cases = parity.signatures[name].cases if name in parity.signatures else 0
+            served[name] = Served(entry, reason, name in self._plan.inexact, is_added=name in added, compared=cases)
         if measure:
             from model_export.adoption.measure import measured
 

@@ -77,7 +77,9 @@ def measured(
                 entry = dataclasses.replace(entry, run="whole")
                 times = None if times is None else times._replace(after_s=times.before_s)
             reason = "; ".join(text for text in (reason, refusal) if text)
-            found[name] = dataclasses.replace(one, entry=entry, times=times, reason=reason, compared=compared)
+            found[name] = dataclasses.replace(
+                one, entry=entry, times=times, reason=reason, compared=compared or one.compared
+            )
     return found
 
 
