@@ -23,6 +23,8 @@ SignatureKind = Literal["lookup", "predict"]
 
 # Name of the signature that a request means if it names none.
 DEFAULT_SIGNATURE = "serving_default"
+# Name of the signature that initializes a SavedModel of TensorFlow 2; clients can not call it.
+INIT_SIGNATURE = "__saved_model_init_op"
 
 VALUES_SUFFIX = "__values"
 ROW_SPLITS_SUFFIX = "__row_splits"

@@ -95,20 +95,21 @@ def compile_native(
     names = {"model": servable.name, "version": servable.version}
     earlier, servable = servable.native, replace(servable, native=None)
     forwarded = left_out(lookups, servable.signatures, graphs)
-    if forwarded and not servable.is_loading:
-        logger.info("signatures are left to the reference servers", extra=names | {"signatures": forwarded})
-    servable = replace(servable, forwarded=forwarded)
     native_graphs = {name: graph for name, graph in graphs.items() if isinstance(graph, NativeGraph)}
     described = describe(
         servable.name, servable.version, lookups, servable.signatures, native_graphs, has_hot_rows=has_hot_rows
     )
-    if described is None:
-        return servable
-    try:
-        compiled = _native.Servable(described.text, described.keep, clusters, pager)
-    except (ValueError, OSError) as error:
-        # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
-        # because the reference servers answer for the version.
-        logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
-        return replace(servable, forwarded=dict.fromkeys(servable.signatures, str(error)))
-    return replace(servable, native=CompiledServable(compiled, described, earlier))
+    native: CompiledServable | None = None
+    if described is not None:
+        try:
+            compiled = _native.Servable(described.text, described.keep, clusters, pager)
+            native = CompiledServable(compiled, described, earlier)
+        except (ValueError, OSError) as error:
+            # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
+            # because the reference servers answer for the version.
+            forwarded = dict.fromkeys(servable.signatures, f"it can not compile the version: {error}")
+    servable = replace(servable, native=native, forwarded=forwarded)
+    if forwarded and not servable.is_loading:
+        level = logging.WARNING if servable.run_in_python else logging.INFO
+        logger.log(level, "signatures are left to the reference servers", extra=names | {"signatures": forwarded})
+    return servable
