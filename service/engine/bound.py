@@ -15,7 +15,7 @@ from service.engine.inference import INPUTS, Classification, Regression, result_
 from service.engine.recording import Recorder
 from service.engine.servable import Lease, Servable
 from service.engine.tracing import Tracing
-from service.engine.validation import check_names, check_outputs, checked
+from service.engine.validation import answer_bytes, check_names, check_outputs, checked
 from service.errors import (
     BackendFailure,
     DeadlineExceeded,
@@ -116,14 +116,15 @@ class Bound:
         outputs = self._choose_outputs(output_filter)
         arrays, self._rows = checked(self.spec, inputs)
         check_outputs(self.spec, arrays, output_filter)
-        if self._rows * self.spec.row_bytes > self._services.max_response_bytes:
+        size = answer_bytes(self.spec, arrays, self._rows, outputs)
+        if size > self._services.max_response_bytes:
             # The size of answers has a limit of its own, because two bytes of a request can ask for a row of several
             # kilobytes in the answer.
             raise PayloadTooLarge(
-                f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
+                f"The answer would hold {size} bytes for {self._rows} rows, this server's limit is "
                 f"{self._services.max_response_bytes} bytes; send fewer rows per request."
             )
-        self._reserve(self._rows, self._rows * self.spec.row_bytes)
+        self._reserve(self._rows, size)
         results = self._run(backend, arrays, outputs)
         recorder = self._recorder
         if recorder is not None and recorder.draw.is_chosen():
@@ -155,7 +156,7 @@ class Bound:
             # but the lookup kernels do not.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
-        self._reserve(examples.size, examples.size * self.spec.row_bytes)
+        self._reserve(examples.size, answer_bytes(self.spec, {INPUTS: examples}, examples.size, outputs))
         results = self._run(backend, {INPUTS: examples}, outputs)
         result = result_of(method_name, results, examples.size)
         recorder = self._recorder

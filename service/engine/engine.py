@@ -95,7 +95,7 @@ class Engine:
 
     Args:
       clock: seconds, monotonic.
-      max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
+      max_response_bytes: largest answer, in bytes, as arrays.
       reload: replaces the list of models; None: the list is fixed.
       set_label: changes a label of a model; None: the list is fixed.
       admission: counts and limits the bytes and rows in flight; None: there is no limit.

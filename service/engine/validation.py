@@ -52,6 +52,25 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
     return result, num_rows
 
 
+def answer_bytes(spec: SignatureSpec, inputs: Tensors, rows: int, outputs: tuple[str, ...]) -> int:
+    """Returns how many bytes the numbers of an answer take, as far as the shapes of its outputs are known.
+
+    Args:
+      inputs, rows: the result of checked().
+      outputs: the signature's outputs that the request wants; a lookup answers those whose features were sent.
+    """
+    if not spec.output_ids:
+        return rows * sum(spec.row_bytes[name] for name in outputs)
+    size = 0
+    for name in outputs:
+        ids = spec.output_ids[name]
+        if all(one in inputs for one in ids):
+            splits = next((one.row_splits for one in spec.ragged_names if one.values == ids[0]), None)
+            count = _num_rows(spec, ids[0], inputs[ids[0]]) if splits is None else inputs[splits].size - 1
+            size += count * spec.row_bytes[name]
+    return size
+
+
 def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
     if spec.kind == "lookup" and array.ndim == 2 and (spec.inputs[name].shape or (None, 1))[1] is None:
         # If a lookup's ids have the shape [B, K] with an unknown K, spec.row_bytes is the size of one id's vector, so

@@ -204,7 +204,6 @@ class _Writer:
                 }
                 for name in spec.outputs
             ],
-            "row_bytes": spec.row_bytes,
             "max_rows": plan.max_rows,
             "graph": None,
         }
@@ -220,10 +219,15 @@ class _Writer:
             "inputs": [self._input(tensor) for tensor in spec.inputs.values()],
             "features": [self._feature(spec, feature, inputs) for feature in graph.features],
             "outputs": [
-                {"name": name, "dtype": tensor.dtype, "parts": [], "is_flat": False}
+                {
+                    "name": name,
+                    "dtype": tensor.dtype,
+                    "parts": [],
+                    "is_flat": False,
+                    "row_bytes": spec.row_bytes[name],
+                }
                 for name, tensor in spec.outputs.items()
             ],
-            "row_bytes": spec.row_bytes,
             "max_rows": None,
             "num_computed": len(graph.computed),
             "graph": dict(graph.document),

@@ -115,6 +115,9 @@ pub struct OutputPlan {
     pub parts: Vec<usize>,
     /// Whether vectors of shape `[K, D]` are flattened to `K * D` numbers.
     pub is_flat: bool,
+    /// For an output of a predict: bytes of one row, as far as its shape is known, for the limit on the size of an
+    /// answer.
+    pub row_bytes: usize,
 }
 
 /// One signature.
@@ -130,8 +133,6 @@ pub struct Signature {
     pub features: Vec<FeaturePlan>,
     /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputPlan>,
-    /// Bytes of one row of all outputs together, for the limit on the size of an answer.
-    pub row_bytes: usize,
     /// Maximal number of rows in a request for this signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
@@ -508,8 +509,7 @@ fn signature(
     num_vocabularies: usize,
     open_graph: &OpenGraph<'_>,
 ) -> Result<Signature, String> {
-    let SignatureDescription { name, kind, inputs, features, outputs, row_bytes, max_rows, num_computed, graph } =
-        description;
+    let SignatureDescription { name, kind, inputs, features, outputs, max_rows, num_computed, graph } = description;
     if kind == SignatureKind::Lookup && num_computed > 0 {
         return Err(format!("signature {name:?} is a lookup and has no graph that works out ids"));
     }
@@ -568,7 +568,6 @@ fn signature(
         inputs,
         features,
         outputs,
-        row_bytes,
         max_rows,
         num_computed,
         is_remote,
@@ -590,7 +589,13 @@ fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan])
     if one.parts.len() > 1 && !one.is_flat && one.parts.iter().any(is_sequence) {
         return Err(format!("output {:?} joins a sequence row by row", one.name));
     }
-    Ok(OutputPlan { name: one.name, dtype: one.dtype, parts: one.parts, is_flat: one.is_flat })
+    Ok(OutputPlan {
+        name: one.name,
+        dtype: one.dtype,
+        parts: one.parts,
+        is_flat: one.is_flat,
+        row_bytes: one.row_bytes,
+    })
 }
 
 fn feature(
