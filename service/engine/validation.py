@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from service.engine.refused_inputs import shape_fault
 from service.errors import IdOutOfRange, InputMismatch
 from service.types import Array, RaggedNames, SignatureSpec, Tensors, TensorSpec
 
@@ -184,9 +185,7 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
         array = _converted(tensor, array, spec)
     described = spec.kind == "lookup" or tensor.vocabulary_size is not None
     if described and tensor.shape is not None and array.ndim != len(tensor.shape):
-        raise InputMismatch(
-            f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)} (rank {array.ndim}).'
-        )
+        raise InputMismatch(shape_fault(tensor, array))
     if array.ndim > 1 and spec.kind == "lookup" and tensor.shape is not None and tensor.shape[1:] != array.shape[1:]:
         _check_sizes(tensor, array)
     if tensor.takes_keys:
@@ -201,7 +200,7 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
 def _check_sizes(tensor: TensorSpec, array: Array) -> None:
     sizes = zip((tensor.shape or ())[1:], array.shape[1:], strict=True)
     if any(wanted not in (None, size) for wanted, size in sizes):
-        raise InputMismatch(f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)}.')
+        raise InputMismatch(shape_fault(tensor, array))
 
 
 def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
@@ -283,10 +282,6 @@ def _check_ragged(names: RaggedNames, inputs: Tensors) -> int:
 
 def _features(spec: SignatureSpec) -> list[str]:
     return sorted(spec.ragged.keys() | spec.row_inputs)
-
-
-def _shape(tensor: TensorSpec) -> str:
-    return "[" + ", ".join("?" if size is None else str(size) for size in tensor.shape or ()) + "]"
 
 
 def _join(names: list[str]) -> str:

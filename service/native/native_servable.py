@@ -80,6 +80,7 @@ def compile_native(
     pager: _native.Pager | None = None,
     *,
     has_hot_rows: bool = False,
+    strict_shapes: bool = False,
 ) -> Servable:
     """Compiles a servable for the native core; returns it with the compiled form, and why signatures are forwarded.
 
@@ -89,6 +90,7 @@ def compile_native(
       clusters: opens the remote tables of the version; None: the core forwards requests for remote tables.
       pager: reads the tables of a version whose tables are larger than memory.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
+      strict_shapes: the core leaves predicts to Python whose inputs have other shapes than the signature declares.
     """
     from service import _native
 
@@ -97,7 +99,13 @@ def compile_native(
     forwarded = left_out(lookups, servable.signatures, graphs)
     native_graphs = {name: graph for name, graph in graphs.items() if isinstance(graph, NativeGraph)}
     described = describe(
-        servable.name, servable.version, lookups, servable.signatures, native_graphs, has_hot_rows=has_hot_rows
+        servable.name,
+        servable.version,
+        lookups,
+        servable.signatures,
+        native_graphs,
+        has_hot_rows=has_hot_rows,
+        strict_shapes=strict_shapes,
     )
     native: CompiledServable | None = None
     if described is not None:

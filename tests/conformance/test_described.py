@@ -284,8 +284,11 @@ def test_ids_of_two_dimensions(served: Served) -> None:
 
 
 def test_ids_of_another_shape_are_refused(served: Served) -> None:
-    assert served.refusal("blocks", two=[[1, 2, 3]]) == 'input "two": expected shape [?, 2], got [1, 3].'
-    assert served.refusal("blocks", two=[1, 2]) == 'input "two": expected shape [?, 2], got [2] (rank 1).'
+    assert (
+        served.refusal("blocks", two=[[1, 2, 3]])
+        == 'input "two": the signature declares [?, 2], the request has [1, 3].'
+    )
+    assert served.refusal("blocks", two=[1, 2]) == 'input "two": the signature declares [?, 2], the request has [2].'
     assert served.refusal("blocks", any=[[1, 2], [9, 1]]).startswith('input "any": id 9 at position 2')
 
 

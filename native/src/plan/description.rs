@@ -130,6 +130,10 @@ pub struct InputDescription {
     pub takes_keys: bool,
     /// Whether requests may have strings for this input.
     pub takes_strings: bool,
+    /// Whether the shape of each request's tensor must agree with the input's shape (`--strict_shapes`), even where
+    /// TensorFlow Serving would run the graph.
+    #[serde(default)]
+    pub is_strict: bool,
 }
 
 /// The description of one feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.

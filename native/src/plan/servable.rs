@@ -41,6 +41,8 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
+    /// Whether a tensor of another shape is declined, although no feature reads the input.
+    pub is_strict: bool,
     /// The kind of data in the input: ids, row splits or weights of a feature, or data that no feature reads.
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
@@ -535,6 +537,7 @@ fn signature(
                 dtype: input.dtype,
                 shape: input.shape,
                 is_optional: input.is_optional,
+                is_strict: input.is_strict,
                 role: match input.vocabulary_size {
                     _ if parts.contains(&index) => InputRole::SplitsOrWeights,
                     None if !ids.contains(&index) => InputRole::Unread,
