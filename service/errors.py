@@ -3,7 +3,7 @@
 ServiceError
   InvalidRequest        INVALID_ARGUMENT     MalformedPayload  InputMismatch  IdOutOfRange  IdsTooMany  UnknownOutput
                                              LabelNotFound
-                                             UnfitSignature
+                                             UnfitSignature  GraphRefusal
   PayloadTooLarge       RESOURCE_EXHAUSTED
   NotFound              NOT_FOUND            ModelNotFound  VersionNotFound  TableNotFound  RouteNotFound
   SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
@@ -91,6 +91,10 @@ class LabelNotFound(InvalidRequest):
 
 class UnfitSignature(InvalidRequest):
     """The request's method, such as Classify, can not run the signature, whose inputs or outputs do not fit it."""
+
+
+class GraphRefusal(InvalidRequest):
+    """The signature's graph refused the request's inputs; the message begins with TensorFlow's text."""
 
 
 class PayloadTooLarge(ServiceError):

@@ -23,6 +23,8 @@ SignatureKind = Literal["lookup", "predict"]
 
 # Name of the signature that a request means if it names none.
 DEFAULT_SIGNATURE = "serving_default"
+# Name of the signature that initializes a SavedModel of TensorFlow 2; clients can not call it.
+INIT_SIGNATURE = "__saved_model_init_op"
 
 VALUES_SUFFIX = "__values"
 ROW_SPLITS_SUFFIX = "__row_splits"
@@ -146,7 +148,7 @@ class SignatureSpec:
     required: derived; names of the inputs that each request must send.
     ragged: derived; ragged_names by feature.
     row_inputs: derived; inputs that are no part of a ragged feature; their first dimension is the number of rows.
-    row_bytes: derived; bytes of one row of all outputs together, as far as their shapes are known.
+    row_bytes: derived; output -> bytes of one row of it, as far as its shape is known.
     has_joined_outputs: derived; an output needs several features.
     """
 
@@ -162,7 +164,7 @@ class SignatureSpec:
     required: frozenset[str] = field(init=False, repr=False, compare=False)
     ragged: Mapping[str, RaggedNames] = field(init=False, repr=False, compare=False)
     row_inputs: frozenset[str] = field(init=False, repr=False, compare=False)
-    row_bytes: int = field(init=False, repr=False, compare=False)
+    row_bytes: Mapping[str, int] = field(init=False, repr=False, compare=False)
     has_joined_outputs: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -175,7 +177,8 @@ class SignatureSpec:
         object.__setattr__(self, "required", required)
         object.__setattr__(self, "ragged", {names.feature: names for names in self.ragged_names})
         object.__setattr__(self, "row_inputs", frozenset(self.inputs) - parts)
-        object.__setattr__(self, "row_bytes", sum(_row_bytes(tensor, self.kind) for tensor in self.outputs.values()))
+        row_bytes = {name: _row_bytes(tensor, self.kind) for name, tensor in self.outputs.items()}
+        object.__setattr__(self, "row_bytes", row_bytes)
         object.__setattr__(self, "has_joined_outputs", any(len(ids) > 1 for ids in self.output_ids.values()))
 
 

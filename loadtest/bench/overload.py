@@ -103,7 +103,7 @@ class Target:
 
     def ask(self, kind: Kind) -> bytes:
         """Sends one predict request of the given kind over gRPC, and returns the answer's bytes."""
-        return bytes(self._predict(kind.message, metadata=kind.headers, timeout=_GIVE_UP_S))
+        return bytes(self._predict(kind.message, timeout=_GIVE_UP_S))
 
     def check_grpc(self) -> None:
         """Calls the server's gRPC health service."""
@@ -187,7 +187,6 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
     body = folder / "body"
     body.write_bytes(b"\0" + len(kind.message).to_bytes(4, "big") + kind.message)
     command = [h2load, f"--data={body}", "-Hcontent-type: application/grpc", "-Hte: trailers"]
-    command += [f"-H{key}: {value}" for key, value in kind.headers]
     command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
     target.ask(kind)
     # The first load is not measured: during it, the server learns the cost of this kind of request.

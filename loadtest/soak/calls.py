@@ -30,6 +30,8 @@ _OPTIONS = [
 ]
 _CONTENT = (("x-tensor-encoding", "content"),)
 _GZIP = (("x-response-encoding", "gzip"),)
+# The first bytes of gzip data; no message of a PredictResponse begins with them.
+_GZIP_MAGIC = b"\x1f\x8b\x08"
 SMALL_LOOKUP = "small lookup"
 
 
@@ -106,7 +108,16 @@ class Calls:
         source: random.Random,
     ) -> str:
         one = source.choice(asked)
-        body = _unary(channel, PREDICT_METHOD, one.body, metadata=metadata, compression=compression)
+        call = channel.unary_unary(PREDICT_METHOD)
+        body, rpc = call.with_call(one.body, timeout=_PATIENCE_S, metadata=metadata, compression=compression)
+        if body[:3] == _GZIP_MAGIC:
+            # The client's library has removed the compression that the answer's flag and header tell, and hides both:
+            # here either the message was compressed twice, or the header `grpc-encoding` was missing.
+            raise Wrong(
+                f"an answer of {len(body)} bytes is still compressed, as if twice; status {rpc.code().name}, initial "
+                f"metadata {rpc.initial_metadata()}, trailing metadata {rpc.trailing_metadata()}, first bytes "
+                f"{body[:16].hex()}, request compressed: {compression is not None}"
+            )
         answer = _predict_class("Response").FromString(body)
         answer.ClearField("model_spec")
         if answer != one.answer:

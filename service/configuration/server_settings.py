@@ -34,6 +34,11 @@ class ServerSettings:
         "waits for a version, as TensorFlow Serving does.",
     )
     strict_readiness: bool = setting(False, "Whether readiness needs every model to answer, and not only one of them.")
+    strict_shapes: bool = setting(
+        False,
+        "Whether predicts are refused whose inputs have other shapes than the signature declares. Else their graph is "
+        "run, as by TensorFlow Serving.",
+    )
     model_reload_timeout_s: float = setting(
         300.0, "Seconds within which the new models of a new list, from the file or a request, must answer.", 0, 86400
     )

@@ -13,12 +13,14 @@ from service.engine.call import Call, Finished, Subject
 from service.engine.deadline import DEADLINE_S
 from service.engine.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
 from service.engine.recording import Recorder
+from service.engine.refused_inputs import explained, shape_faults
 from service.engine.servable import Lease, Servable
 from service.engine.tracing import Tracing
-from service.engine.validation import check_names, check_outputs, checked
+from service.engine.validation import answer_bytes, check_names, check_outputs, checked
 from service.errors import (
     BackendFailure,
     DeadlineExceeded,
+    GraphRefusal,
     InputMismatch,
     PayloadTooLarge,
     ServiceError,
@@ -42,6 +44,7 @@ class Services:
     observer: Observer
     clock: Callable[[], float]
     max_response_bytes: int
+    strict_shapes: bool
     admission: Admission
     tracing: Tracing | None
     on_damage: Callable[[str], None]
@@ -116,15 +119,23 @@ class Bound:
         outputs = self._choose_outputs(output_filter)
         arrays, self._rows = checked(self.spec, inputs)
         check_outputs(self.spec, arrays, output_filter)
-        if self._rows * self.spec.row_bytes > self._services.max_response_bytes:
+        if self._services.strict_shapes and self.spec.kind == "predict":
+            # Lookups hold their shapes against the signature without the flag, in checked().
+            if faults := shape_faults(self.spec, inputs):
+                raise InputMismatch(faults)
+        size = answer_bytes(self.spec, arrays, self._rows, outputs)
+        if size > self._services.max_response_bytes:
             # The size of answers has a limit of its own, because two bytes of a request can ask for a row of several
             # kilobytes in the answer.
             raise PayloadTooLarge(
-                f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
+                f"The answer would hold {size} bytes for {self._rows} rows, this server's limit is "
                 f"{self._services.max_response_bytes} bytes; send fewer rows per request."
             )
-        self._reserve(self._rows, self._rows * self.spec.row_bytes)
-        results = self._run(backend, arrays, outputs)
+        self._reserve(self._rows, size)
+        try:
+            results = self._run(backend, arrays, outputs)
+        except GraphRefusal as refusal:
+            raise GraphRefusal(explained(refusal.message, self.spec, inputs)) from refusal
         recorder = self._recorder
         if recorder is not None and recorder.draw.is_chosen():
             recorder.predicted(
@@ -155,7 +166,7 @@ class Bound:
             # but the lookup kernels do not.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
-        self._reserve(examples.size, examples.size * self.spec.row_bytes)
+        self._reserve(examples.size, answer_bytes(self.spec, {INPUTS: examples}, examples.size, outputs))
         results = self._run(backend, {INPUTS: examples}, outputs)
         result = result_of(method_name, results, examples.size)
         recorder = self._recorder

@@ -14,7 +14,7 @@ from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, ho
 from service.engine.neighbors import SearchedTable, TableKeys
 from service.errors import DataLoss, GraphUnavailable, SignatureNotFound
 from service.near_names import did_you_mean
-from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, TableCounts, Vocabulary
+from service.types import DEFAULT_SIGNATURE, INIT_SIGNATURE, Backend, SignatureSpec, TableCounts, Vocabulary
 
 
 class Files(Protocol):
@@ -131,6 +131,14 @@ class Servable:
             return self.signature(name, fallback).name in self.backends
         except SignatureNotFound:
             return False
+
+    @property
+    def run_in_python(self) -> Mapping[str, str]:
+        """Signature -> why the native core leaves it to the reference servers, which run it many times slower."""
+        if self.is_loading:
+            return {}
+        served = self.backends.keys() - {INIT_SIGNATURE}
+        return {name: reason for name, reason in self.forwarded.items() if name in served}
 
     def backend(self, spec: SignatureSpec) -> Backend:
         """Returns the backend that runs a signature; raises GraphUnavailable if there is none."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from service.engine.refused_inputs import shape_fault
 from service.errors import IdOutOfRange, InputMismatch
 from service.types import Array, RaggedNames, SignatureSpec, Tensors, TensorSpec
 
@@ -52,6 +53,25 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
     if spec.kind == "predict" and spec.defaults:
         return {**spec.defaults, **result}, num_rows
     return result, num_rows
+
+
+def answer_bytes(spec: SignatureSpec, inputs: Tensors, rows: int, outputs: tuple[str, ...]) -> int:
+    """Returns how many bytes the numbers of an answer take, as far as the shapes of its outputs are known.
+
+    Args:
+      inputs, rows: the result of checked().
+      outputs: the signature's outputs that the request wants; a lookup answers those whose features were sent.
+    """
+    if not spec.output_ids:
+        return rows * sum(spec.row_bytes[name] for name in outputs)
+    size = 0
+    for name in outputs:
+        ids = spec.output_ids[name]
+        if all(one in inputs for one in ids):
+            splits = next((one.row_splits for one in spec.ragged_names if one.values == ids[0]), None)
+            count = _num_rows(spec, ids[0], inputs[ids[0]]) if splits is None else inputs[splits].size - 1
+            size += count * spec.row_bytes[name]
+    return size
 
 
 def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
@@ -167,9 +187,7 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
         array = _converted(tensor, array, spec)
     described = spec.kind == "lookup" or tensor.vocabulary_size is not None
     if described and tensor.shape is not None and array.ndim != len(tensor.shape):
-        raise InputMismatch(
-            f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)} (rank {array.ndim}).'
-        )
+        raise InputMismatch(shape_fault(tensor, array))
     if array.ndim > 1 and spec.kind == "lookup" and tensor.shape is not None and tensor.shape[1:] != array.shape[1:]:
         _check_sizes(tensor, array)
     if tensor.takes_keys:
@@ -184,7 +202,7 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
 def _check_sizes(tensor: TensorSpec, array: Array) -> None:
     sizes = zip((tensor.shape or ())[1:], array.shape[1:], strict=True)
     if any(wanted not in (None, size) for wanted, size in sizes):
-        raise InputMismatch(f'input "{tensor.name}": expected shape {_shape(tensor)}, got {list(array.shape)}.')
+        raise InputMismatch(shape_fault(tensor, array))
 
 
 def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
@@ -266,10 +284,6 @@ def _check_ragged(names: RaggedNames, inputs: Tensors) -> int:
 
 def _features(spec: SignatureSpec) -> list[str]:
     return sorted(spec.ragged.keys() | spec.row_inputs)
-
-
-def _shape(tensor: TensorSpec) -> str:
-    return "[" + ", ".join("?" if size is None else str(size) for size in tensor.shape or ()) + "]"
 
 
 def _join(names: list[str]) -> str:

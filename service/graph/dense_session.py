@@ -11,6 +11,7 @@ from service.graph.flat_graph import FlatGraph, flatten, node_of
 from service.graph.graph_session import GraphProgram, GraphSession, open_python_session, open_session
 from service.graph.restoring import Saved, add_restore
 from service.graph.table_reads import NotProven
+from service.types import INIT_SIGNATURE
 
 # Ops of TensorFlow 1 (control flow, reference variables) that TensorFlow's single-threaded executor can not run.
 _NEEDS_THREADS = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "VariableV2", "Variable"})
@@ -145,9 +146,9 @@ def _init_op(meta_graph: Any) -> str:
 
     Source: tensorflow/python/saved_model/loader_impl.py, get_init_op (2.21).
     """
-    signature = meta_graph.signature_def.get("__saved_model_init_op")
+    signature = meta_graph.signature_def.get(INIT_SIGNATURE)
     if signature is not None:
-        return node_of(signature.outputs["__saved_model_init_op"].name)
+        return node_of(signature.outputs[INIT_SIGNATURE].name)
     for key in ("saved_model_main_op", "legacy_init_op"):
         if key in meta_graph.collection_def and meta_graph.collection_def[key].node_list.value:
             return node_of(meta_graph.collection_def[key].node_list.value[0])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from service.artifact.tpu_lowering import TPU_TAG, lower
-from service.errors import ArtifactError, BackendFailure, InvalidRequest, ServiceError, Unimplemented
+from service.errors import ArtifactError, BackendFailure, GraphRefusal, InvalidRequest, ServiceError, Unimplemented
 from service.graph.graph_session import GraphProgram, GraphSession, PythonSession, open_core_session
 from service.graph.handles import repair_handles
 from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
@@ -68,7 +68,7 @@ class SavedModelBackend:
             raise translated(error) from error
         except UnicodeDecodeError as error:
             # TensorFlow's error text quotes bytes of the request; bytes that are not valid UTF-8 are replaced.
-            raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
+            raise GraphRefusal(first_line(error.object.decode(errors="replace"))) from error
         return {name: np.asarray(results[name]) for name in outputs}
 
     def _make(self, signature_name: str, fed: tuple[str, ...], fetched: tuple[str, ...]) -> Callable[..., list[Any]]:
@@ -211,7 +211,7 @@ def translated(error: Exception) -> ServiceError:
         sent, wanted, position = mismatch.groups()
         return InvalidRequest(f"Expects arg[{position}] to be {wanted} but {sent} is provided")
     if type(error).__name__ in _CLIENT_ERRORS:
-        return InvalidRequest(_text(error))
+        return GraphRefusal(_text(error))
     return BackendFailure("TensorFlow failed to run this request; the server's log has the cause.")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.errors import InvalidRequest
+from service.errors import GraphRefusal, InvalidRequest
 from service.graph.graph_session import GraphSession
 from service.graph.joined_rows import JoinedRows
 from service.graph.row_feed import RowFeed
@@ -121,7 +121,7 @@ class TowerBackend:
         except self._error_type as error:
             raise translated(error) from error
         except UnicodeDecodeError as error:
-            raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
+            raise GraphRefusal(first_line(error.object.decode(errors="replace"))) from error
         return dict(zip(outputs, results, strict=True))
 
     def close(self) -> None:

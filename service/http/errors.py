@@ -28,6 +28,7 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.UnknownOutput: 400,
     errors.LabelNotFound: 400,
     errors.UnfitSignature: 400,
+    errors.GraphRefusal: 400,
     errors.PayloadTooLarge: 413,
     errors.NotFound: 404,
     errors.ModelNotFound: 404,

@@ -81,7 +81,8 @@ def create_load_rules(
             pages=pages,
             verification=verification,
             deltas=delta_rules(settings, wake_follower),
-            compile_native=compile_native and partial(compile_native, has_hot_rows=settings.hot_rows),
+            compile_native=compile_native
+            and partial(compile_native, has_hot_rows=settings.hot_rows, strict_shapes=settings.strict_shapes),
             show_lookups=show_lookups,
             open_remote=open_remote,
             hot_rows=hot_rows,

@@ -75,7 +75,7 @@ class CompileNative(Protocol):
     """The function that compiles a servable for the native core, with all signatures that the core can answer.
 
     Must not raise. lookups: from the version's manifest; None without one. graphs: predict signature -> its graph.
-    has_hot_rows: the core samples ids, to find the hot rows of each table.
+    has_hot_rows: the core samples ids, to find the hot rows of each table. strict_shapes: as in Settings.
     """
 
     def __call__(
@@ -85,6 +85,7 @@ class CompileNative(Protocol):
         graphs: Mapping[str, NativeGraph | PythonOnly],
         *,
         has_hot_rows: bool = False,
+        strict_shapes: bool = False,
     ) -> Servable: ...
 
 

@@ -96,6 +96,7 @@ def describe(
     graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
     *,
     has_hot_rows: bool = False,
+    strict_shapes: bool = False,
 ) -> Described | None:
     """Describes a version for the native core; returns None if the core can answer none of its signatures.
 
@@ -103,8 +104,9 @@ def describe(
       lookups: the lookups of the version's manifest, if it has one.
       signatures, graphs: the version's signatures and the graphs of its predicts, by name.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
+      strict_shapes: the core answers a predict only if its inputs have the shapes that the signature declares.
     """
-    writer = _Writer(lookups)
+    writer = _Writer(lookups, strict_shapes=strict_shapes)
     written = []
     features: dict[str, tuple[FeaturePlan, ...]] = {}
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
@@ -150,7 +152,8 @@ def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
 class _Writer:
     """The writer of a description's JSON; it numbers the tables and vocabularies that signatures read."""
 
-    def __init__(self, lookups: OpenedLookups | None) -> None:
+    def __init__(self, lookups: OpenedLookups | None, *, strict_shapes: bool) -> None:
+        self._strict_shapes = strict_shapes
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
         self._paged_files = lookups.files if lookups is not None and lookups.is_paged else None
         self._table_numbers: dict[str, int] = {}
@@ -204,7 +207,6 @@ class _Writer:
                 }
                 for name in spec.outputs
             ],
-            "row_bytes": spec.row_bytes,
             "max_rows": plan.max_rows,
             "graph": None,
         }
@@ -220,10 +222,15 @@ class _Writer:
             "inputs": [self._input(tensor) for tensor in spec.inputs.values()],
             "features": [self._feature(spec, feature, inputs) for feature in graph.features],
             "outputs": [
-                {"name": name, "dtype": tensor.dtype, "parts": [], "is_flat": False}
+                {
+                    "name": name,
+                    "dtype": tensor.dtype,
+                    "parts": [],
+                    "is_flat": False,
+                    "row_bytes": spec.row_bytes[name],
+                }
                 for name, tensor in spec.outputs.items()
             ],
-            "row_bytes": spec.row_bytes,
             "max_rows": None,
             "num_computed": len(graph.computed),
             "graph": dict(graph.document),
@@ -240,6 +247,7 @@ class _Writer:
             "vocabulary": self._vocabulary_number(tensor),
             "takes_keys": tensor.takes_keys,
             "takes_strings": tensor.takes_strings,
+            "is_strict": self._strict_shapes,
         }
 
     def _vocabulary_number(self, tensor: TensorSpec) -> int | None:

@@ -13,7 +13,7 @@ from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.types import SignatureSpec
 
 # The dtypes of tensors that the native core can read and write, as in native/src/plan/inputs.rs.
-_DTYPES = frozenset(
+CORE_DTYPES = frozenset(
     {
         *("float16", "bfloat16", "float32", "float64", "bool", "string"),
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -49,7 +49,7 @@ def left_out(
 def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
     """Returns the reason why the native core can not answer a predict signature; "" if it can."""
     for name, tensor in (*spec.inputs.items(), *spec.outputs.items()):
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in CORE_DTYPES:
             return f'"{name}" is {tensor.dtype}, which the native core does not read or write'
     for feature in graph.features:
         lookup = feature.feature
@@ -67,7 +67,7 @@ def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
 def lookup_fault(spec: SignatureSpec, plan: SignaturePlan) -> str:
     """Returns the reason why the native core can not answer a lookup signature; "" if it can."""
     for name, tensor in spec.inputs.items():
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in CORE_DTYPES:
             return f'"{name}" is {tensor.dtype}, which the native core does not read'
     for name, tensor in spec.outputs.items():
         if tensor.dtype != "float32":

@@ -80,6 +80,7 @@ def compile_native(
     pager: _native.Pager | None = None,
     *,
     has_hot_rows: bool = False,
+    strict_shapes: bool = False,
 ) -> Servable:
     """Compiles a servable for the native core; returns it with the compiled form, and why signatures are forwarded.
 
@@ -89,26 +90,34 @@ def compile_native(
       clusters: opens the remote tables of the version; None: the core forwards requests for remote tables.
       pager: reads the tables of a version whose tables are larger than memory.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
+      strict_shapes: the core leaves predicts to Python whose inputs have other shapes than the signature declares.
     """
     from service import _native
 
     names = {"model": servable.name, "version": servable.version}
     earlier, servable = servable.native, replace(servable, native=None)
     forwarded = left_out(lookups, servable.signatures, graphs)
-    if forwarded and not servable.is_loading:
-        logger.info("signatures are left to the reference servers", extra=names | {"signatures": forwarded})
-    servable = replace(servable, forwarded=forwarded)
     native_graphs = {name: graph for name, graph in graphs.items() if isinstance(graph, NativeGraph)}
     described = describe(
-        servable.name, servable.version, lookups, servable.signatures, native_graphs, has_hot_rows=has_hot_rows
+        servable.name,
+        servable.version,
+        lookups,
+        servable.signatures,
+        native_graphs,
+        has_hot_rows=has_hot_rows,
+        strict_shapes=strict_shapes,
     )
-    if described is None:
-        return servable
-    try:
-        compiled = _native.Servable(described.text, described.keep, clusters, pager)
-    except (ValueError, OSError) as error:
-        # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
-        # because the reference servers answer for the version.
-        logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
-        return replace(servable, forwarded=dict.fromkeys(servable.signatures, str(error)))
-    return replace(servable, native=CompiledServable(compiled, described, earlier))
+    native: CompiledServable | None = None
+    if described is not None:
+        try:
+            compiled = _native.Servable(described.text, described.keep, clusters, pager)
+            native = CompiledServable(compiled, described, earlier)
+        except (ValueError, OSError) as error:
+            # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
+            # because the reference servers answer for the version.
+            forwarded = dict.fromkeys(servable.signatures, f"it can not compile the version: {error}")
+    servable = replace(servable, native=native, forwarded=forwarded)
+    if forwarded and not servable.is_loading:
+        level = logging.WARNING if servable.run_in_python else logging.INFO
+        logger.log(level, "signatures are left to the reference servers", extra=names | {"signatures": forwarded})
+    return servable

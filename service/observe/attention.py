@@ -62,9 +62,19 @@ def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
             if version["state"] == "END" and version["code"] != "OK":
                 alert = "EmbeddingVersionDamaged" if version["code"] == "DATA_LOSS" else "EmbeddingVersionFailed"
                 yield Notice(name, f"{where}: {version['code']}: {version['message']}", alert)
+            for reason, signatures in _by_reason(version.get("run_in_python", {})).items():
+                message = f"{where}: the native core does not run {', '.join(signatures)}: {reason}"
+                yield Notice(name, message, "EmbeddingSignaturesInPython")
             if version.get("deltas"):
                 for message, alert in _of_deltas(version["deltas"]):
                     yield Notice(name, f"{where}: {message}", alert)
+
+
+def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        found.setdefault(reason, []).append(name)
+    return found
 
 
 def _of_deltas(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from service.observe.reload_metrics import ReloadCounter
 from service.observe.request_metrics import Notes, RequestCounter
 from service.observe.serving_metric_names import Counted, serving_lines
 from service.observe.tls_metrics import TlsCounter
-from service.observe.version_metrics import VersionStates, delta_lines
+from service.observe.version_metrics import VersionStates, core_lines, delta_lines
 from service.observe.warmup_metrics import WarmupCounter
 from service.types import State, VersionStatus
 
@@ -75,6 +75,7 @@ class Metrics:
         batches = self.batches.read()
         lines += batch_lines(batches)
         lines += self.admission.lines(self.held(), self.limits) + self.auth.lines() + delta_lines(self._loaded())
+        lines += core_lines(self._loaded())
         lines += hot_rows_lines(self._loaded())
         for read in self._more:
             lines += read()

@@ -154,6 +154,7 @@ def _version(one: LoadedServable) -> Document:
         "signatures": {name: spec.kind for name, spec in sorted(one.servable.signatures.items())},
         "signature_faults": dict(sorted(one.servable.signature_faults.items())),
         "forwarded": dict(sorted(one.servable.forwarded.items())),
+        "run_in_python": dict(sorted(one.servable.run_in_python.items())),
         "tables": tables,
     }
 

@@ -16,6 +16,7 @@ MODEL_READY = "embedding_server_model_ready"
 STATE = "embedding_server_version_state"
 ERROR = "embedding_server_version_error"
 LOAD_FAILURES = "embedding_server_version_load_failures"
+IN_PYTHON = "embedding_server_version_signatures_in_python"
 
 
 class VersionStates:
@@ -79,6 +80,15 @@ def readiness_lines(is_ready: bool, models: Mapping[str, bool]) -> list[str]:
     lines.append(sample(READY, "", float(is_ready)))
     lines += family(MODEL_READY, "gauge", "Whether a version of a configured model answers: 1, else 0.")
     return lines + [sample(MODEL_READY, labels({"model": name}), float(models[name])) for name in sorted(models)]
+
+
+def core_lines(loaded: Sequence[LoadedServable]) -> list[str]:
+    """Returns the lines of metrics on signatures that the native core does not run."""
+    about = "Signatures of the version that the native core does not run, so that Python does, many times slower."
+    return family(IN_PYTHON, "gauge", about) + [
+        sample(IN_PYTHON, _named(one.servable.name, one.servable.version), float(len(one.servable.run_in_python)))
+        for one in loaded
+    ]
 
 
 def _named(model: str, version: int) -> str:

@@ -91,8 +91,7 @@ class App:
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, self._clusters)
         self._registry.problem_beside = self._remote.problem
-        paging = TablePaging(settings, self._clusters, self._registry.loaded)
-        self._stores = open_stores(settings)
+        paging, self._stores = TablePaging(settings, self._clusters, self._registry.loaded), open_stores(settings)
         more = [
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
@@ -146,6 +145,7 @@ class App:
             self._registry,
             self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
+            strict_shapes=settings.strict_shapes,
             reload=self._lists.reload,
             set_label=self._lists.set_label,
             pin=self._lists.pin,

@@ -16,6 +16,7 @@ from tests.conformance.contract_models import write_half, write_kinds
 from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
 from tests.conformance.wires import EngineWire, GrpcWire, HttpClient, HttpWire, Wire, grpc_channel, http_client
 from tests.conftest import RecordingObserver, serving
+from tests.integration.process import ServerProcess
 from tests.toy_policies import write_policy_model
 
 
@@ -62,12 +63,34 @@ def wires(shared_engine: Engine, http: HttpClient) -> Iterator[dict[str, Wire]]:
 
 
 @pytest.fixture(scope="session")
-def contract_engine(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Makes an engine of both versions of model "half" and of "kinds", which TensorFlow runs."""
+def contract_models(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes both versions of model "half", and model "kinds"; tests must not change them."""
     base = tmp_path_factory.mktemp("contract")
     write_half(tf, base / "half" / "1", added=100.0)
     write_half(tf, base / "half" / "2")
     write_kinds(tf, base / "kinds" / "1")
+    return base
+
+
+@pytest.fixture(scope="session")
+def contract_core(contract_models: Path) -> Iterator[ServerProcess]:
+    """Starts a server whose native core answers for the models of contract_engine."""
+    pytest.importorskip("service._native", reason="the native core is not built")
+    configs = "".join(
+        f'config {{ name: "{name}" base_path: "{contract_models / name}" model_platform: "tensorflow" '
+        "model_version_policy { all {} } }"
+        for name in ("half", "kinds")
+    )
+    file = contract_models / "models.config"
+    file.write_text(f"model_config_list {{ {configs} }}")
+    with ServerProcess(data_plane="native", model_config_file=file, strict_readiness="true") as server:
+        yield server.ready()
+
+
+@pytest.fixture(scope="session")
+def contract_engine(tf: Any, contract_models: Path) -> Engine:
+    """Makes an engine of both versions of model "half" and of "kinds", which TensorFlow runs."""
+    base = contract_models
     registry = Registry(lambda name, status: None)
     load = ServableLoader(frozenset({"serve"}), "auto", 1)
     for name, version in (("half", 1), ("half", 2), ("kinds", 1)):

@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.conformance.contract_calls import expected, send_grpc, send_rest, wires_of
+from tests.conformance.contract_calls import ProcessHttp, expected, send_grpc, send_rest, wires_of
 from tests.conformance.wires import HttpClient
+from tests.integration.process import ServerProcess
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases" / "contract.json").read_text())
 FORMS = {f"{case['name']}, {wire}": (case, wire) for case in CASES for wire in wires_of(case)}
@@ -25,6 +26,23 @@ def test_case(contract_http: HttpClient, contract_channel: grpc.Channel, case: d
     else:
         answer = send_rest(contract_http, case, wire)
     assert answer == expected(case, wire)
+
+
+@pytest.mark.parametrize(("case", "wire"), FORMS.values(), ids=FORMS.keys())
+def test_the_core_answers_the_same(contract_core: ServerProcess, case: dict[str, Any], wire: str) -> None:
+    if wire.startswith("grpc"):
+        answer = send_grpc(contract_core.channel, case, as_content=wire == "grpc content")
+    else:
+        answer = send_rest(ProcessHttp(contract_core.http), case, wire)
+    assert answer == expected(case, wire)
+
+
+def test_a_signature_without_inputs_is_refused_over_rest_in_each_form(contract_core: ServerProcess) -> None:
+    path, name = "/v1/models/half:predict", "constant"
+    for form in ({"inputs": {}}, {"inputs": []}, {"inputs": 1}, {"instances": [{}]}, {"instances": [1]}, {}):
+        answer = contract_core.http.post(path, json={"signature_name": name, **form})
+        assert answer.status_code == 400, form
+        assert answer.json() == {"error": f"Failed to get input map for signature: {name}"}
 
 
 def test_names_are_used_once() -> None:

@@ -284,15 +284,18 @@ def test_ids_of_two_dimensions(served: Served) -> None:
 
 
 def test_ids_of_another_shape_are_refused(served: Served) -> None:
-    assert served.refusal("blocks", two=[[1, 2, 3]]) == 'input "two": expected shape [?, 2], got [1, 3].'
-    assert served.refusal("blocks", two=[1, 2]) == 'input "two": expected shape [?, 2], got [2] (rank 1).'
+    assert (
+        served.refusal("blocks", two=[[1, 2, 3]])
+        == 'input "two": the signature declares [?, 2], the request has [1, 3].'
+    )
+    assert served.refusal("blocks", two=[1, 2]) == 'input "two": the signature declares [?, 2], the request has [2].'
     assert served.refusal("blocks", any=[[1, 2], [9, 1]]).startswith('input "any": id 9 at position 2')
 
 
 def test_a_limit_on_answers_counts_every_id(served: Served) -> None:
     with served.engine._registry.lease(ModelRef("described")) as servable:
         # Signature "blocks" answers each request row with 1 + 2 + 3 table rows of two numbers.
-        assert servable.signatures["blocks"].row_bytes == 4 * (2 + 4 + 6)
+        assert sum(servable.signatures["blocks"].row_bytes.values()) == 4 * (2 + 4 + 6)
 
 
 @pytest.mark.parametrize("as_content", [False, True])

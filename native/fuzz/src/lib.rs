@@ -92,7 +92,7 @@ fn servable() -> Servable {
     let rows = vec![0.5_f32; ROWS * DIM];
     let one_size = json!([null]);
     let lookup = json!({
-        "name": "serving_default", "kind": "lookup", "row_bytes": 16 * DIM, "max_rows": 1000, "graph": null,
+        "name": "serving_default", "kind": "lookup", "max_rows": 1000, "graph": null,
         "inputs": [
             input("user", "int64", one_size.clone(), true),
             input("tags__values", "int64", one_size.clone(), true),
@@ -114,7 +114,7 @@ fn servable() -> Servable {
         ],
     });
     let predict = json!({
-        "name": "predict", "kind": "predict", "row_bytes": 0, "max_rows": null, "graph": {}, "features": [],
+        "name": "predict", "kind": "predict", "max_rows": null, "graph": {}, "features": [],
         "inputs": DTYPES.map(|dtype| input(dtype, dtype, Value::Null, true)),
         "outputs": DTYPES.map(|dtype| output(dtype, dtype, &[])),
     });

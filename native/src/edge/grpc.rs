@@ -267,6 +267,7 @@ fn begin(
     let draws = Draws::new(shared.tracing.as_ref());
     let plain = plain(shared, connection, &head, draws);
     if let Some(plain) = &plain
+        && !plain.is_gzip
         && !connection.is_full()
         && !shared.account.is_full()
     {
@@ -355,7 +356,7 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
         return None;
     }
     let terms = shared.terms(&head.headers, connection, draws)?;
-    let mut plain = Plain { method, terms, request_id: None };
+    let mut plain = Plain { method, terms, request_id: None, is_gzip: false };
     let mut is_grpc = false;
     for (name, value) in &head.headers {
         match name.as_str() {
@@ -366,7 +367,7 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
             },
             "grpc-timeout" => drop(grpc_message::timeout(value.as_bytes())?),
             "x-tensor-encoding" => plain.terms.as_content = value.as_bytes() == b"content",
-            "x-response-encoding" if value.as_bytes() == b"gzip" => return None,
+            "x-response-encoding" => plain.is_gzip = value.as_bytes() == b"gzip",
             "x-request-id" if plain.request_id.is_none() && request_id::is_sane(value.as_bytes()) => {
                 plain.request_id = Some(value.clone());
             }

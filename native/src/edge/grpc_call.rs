@@ -33,6 +33,8 @@ pub struct Plain {
     pub terms: Terms,
     // The request id that the call's client chose; the answer's headers return it.
     pub request_id: Option<HeaderValue>,
+    // The client wants the answer's message compressed with gzip. A thread of a pool compresses it.
+    pub is_gzip: bool,
 }
 
 /// One gRPC call that the core has received and not yet answered.
@@ -49,6 +51,9 @@ pub struct Incoming {
     heads: Option<[OwnedSemaphorePermit; 2]>,
     // Announces a large call to the queue of large work; None for a small call, and once the call is in that queue.
     pub announcement: Option<(Announcement, Arriving)>,
+    // Limits how many messages of the connection are held in inflated form; None if the call's message was not
+    // compressed.
+    pub inflated: Option<OwnedSemaphorePermit>,
     _open: Open,
 }
 
@@ -71,6 +76,7 @@ impl Incoming {
             hold: Hold::default(),
             heads: None,
             announcement: None,
+            inflated: None,
             _open: connection.open(),
         }
     }
@@ -132,7 +138,7 @@ impl Incoming {
     }
 
     /// Returns the connection's byte counters for the model of a gRPC call whose message begins with `data`.
-    fn shares(&self, data: &[u8]) -> Arc<Shares> {
+    pub fn shares(&self, data: &[u8]) -> Arc<Shares> {
         self.connection.shares(&self.shared.account, self.model(data))
     }
 
@@ -187,10 +193,11 @@ pub fn send(
         Reply::Answer(Made { answered, debt, took }) => {
             shared.statistics.succeeded(plain.method, &answered, took, || id(plain));
             connection.note_handed(answered.body.len());
-            let Some(payload) = Payload::message(answered.body, debt) else {
+            let Some(payload) = Payload::message(answered.body, debt, plain.is_gzip) else {
                 return respond.send_reset(Reason::INTERNAL_ERROR);
             };
-            if let Ok(mut stream) = respond.send_response(grpc_message::head(plain.request_id.as_ref()), false)
+            if let Ok(mut stream) =
+                respond.send_response(grpc_message::head(plain.request_id.as_ref(), plain.is_gzip), false)
                 && stream.send_data(payload, false).is_ok()
             {
                 let mut trailers = grpc_message::trailers();
@@ -221,8 +228,8 @@ pub fn is_serving(shared: &Shared, data: &[u8]) -> bool {
 /// Sends SERVING as the answer to a gRPC health check.
 pub fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: SendResponse<Payload>) {
     let debt = Debt::new(connection, &shared.account, "", health::SERVING.len());
-    if let Some(payload) = Payload::message(Bytes::from_static(health::SERVING), debt)
-        && let Ok(mut stream) = respond.send_response(grpc_message::head(None), false)
+    if let Some(payload) = Payload::message(Bytes::from_static(health::SERVING), debt, false)
+        && let Ok(mut stream) = respond.send_response(grpc_message::head(None, false), false)
         && stream.send_data(payload, false).is_ok()
     {
         let _ = stream.send_trailers(grpc_message::trailers());

@@ -1,5 +1,4 @@
-//! Forwards gRPC calls to the reference server: limits how many run there, and checks the inflated size of compressed
-//! messages first.
+//! Forwards gRPC calls to the reference server: limits how many run there, and inflates compressed messages first.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use super::grpc_call::{Gathered, Incoming, gather, is_serving, late, refuse, sen
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
-use super::inflated::{self, Coding};
+use super::inflated::{self, Coding, TooLarge};
 use super::long_calls::LongCall;
 use super::shared;
 use crate::forward::Lane;
@@ -78,18 +77,15 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     if let Err(status) = grpc_metadata::sanitize(&mut incoming.head.headers) {
         return refuse(&incoming, respond, &status);
     }
-    let mut inflated = None;
-    if let Some(coding) = coding(&incoming.head) {
-        let judged = tokio::select! {
-            biased;
-            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-            judged = judge(&mut incoming, coding, &begun) => judged,
-        };
-        match judged {
-            Ok(permit) => inflated = permit,
-            Err(status) => return refuse(&incoming, respond, &status),
-        }
-    }
+    let inflated = tokio::select! {
+        biased;
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        inflated = inflate(&mut incoming, &begun) => inflated,
+    };
+    let begun = match inflated {
+        Ok(inflated) => inflated.unwrap_or(begun),
+        Err(status) => return refuse(&incoming, respond, &status),
+    };
     let shared = Arc::clone(&incoming.shared);
     let lane = lane(incoming.head.uri.path());
     let _stream = match lane {
@@ -116,7 +112,6 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }
-    drop(inflated);
 }
 
 /// Counts a long-lived call against the limits on such calls, until the caller drops the returned values.
@@ -150,12 +145,19 @@ fn coding(head: &Parts) -> Option<Coding> {
     }
 }
 
-/// Computes the inflated size of a call's compressed message, and counts it against the limit on bytes in flight.
-/// Returns a permit that the caller keeps until the call ends; None if `data` is no whole compressed message, which the
-/// reference server then does not inflate.
-async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
+/// Inflates the compressed message of a call, counts it against the limit on bytes in flight, and removes the header
+/// that names its coding. Returns the message in plain, with its prefix; None if `data` is no whole compressed message,
+/// or an invalid one, which is forwarded as it is.
+///
+/// # Errors
+/// The refusal: a limit on inflated messages, or on the work that waits for a thread, is reached.
+pub async fn inflate(incoming: &mut Incoming, data: &Bytes) -> Result<Option<Bytes>, Status> {
+    let Some(coding) = coding(&incoming.head) else { return Ok(None) };
     let message = match data.split_first_chunk::<PREFIX_BYTES>() {
-        Some((prefix, message)) if prefix[0] != 0 && message.len() == grpc_message::length(*prefix) => {
+        // With a permit, the call was here before, and its message is invalid.
+        Some((prefix, message))
+            if prefix[0] != 0 && message.len() == grpc_message::length(*prefix) && incoming.inflated.is_none() =>
+        {
             data.slice_ref(message)
         }
         _ => return Ok(None),
@@ -167,26 +169,39 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
     };
+    incoming.inflated = Some(permit);
     let (sender, receiver) = oneshot::channel();
+    let (mut hold, shares) = (std::mem::take(&mut incoming.hold), incoming.shares(data));
+    let sent = data.len();
     let job = move |told: Result<Duration, Refusal>| {
-        let size = told.map(|_| inflated::size(coding, &message, limit));
-        let has_run = size.is_ok();
-        let _ = sender.send(size);
+        let inflated = told.map(|_| {
+            let has_room = |size| hold.reach(sent + size, || Arc::clone(&shares));
+            inflated::inflate(coding, &message, limit, has_room)
+        });
+        let has_run = inflated.is_ok();
+        let _ = sender.send((inflated, hold));
         has_run
     };
     // The call's task keeps the queue's ticket while it waits: if the task is dropped, the ticket removes the job from
     // the queue.
-    let ticket = shared.large.submit(incoming.ask(&[], data.len()), None, job);
+    let ticket = shared.large.submit(incoming.ask(&[], sent), None, job);
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
-    match receiver.await {
-        Ok(Ok(Ok(size))) => incoming.reach(data, data.len() + size).map(|()| Some(permit)),
-        Ok(Ok(Err(too_large))) => {
+    // No result comes if the thread pool dropped the job with the sender, because the pool is closed when the server
+    // stops.
+    let Ok((inflated, hold)) = receiver.await else {
+        return Err(shared::no_upstream());
+    };
+    incoming.hold = hold;
+    match inflated.map_err(|refusal| shared.refuse("", refusal, late))? {
+        Ok(Some(message)) => {
+            incoming.head.headers.remove("grpc-encoding");
+            Ok(Some(message))
+        }
+        Ok(None) => Ok(None),
+        Err(TooLarge::InFlight) => Err(shared.no_bytes("")),
+        Err(too_large) => {
             shared.statistics.refused("", "inflated");
             Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
         }
-        Ok(Err(refusal)) => Err(shared.refuse("", refusal, late)),
-        // No result comes if the thread pool dropped the job with the sender, because the pool is closed when the
-        // server stops.
-        Err(_) => Err(shared::no_upstream()),
     }
 }

@@ -16,6 +16,7 @@ const ENCODINGS: HeaderValue = HeaderValue::from_static("identity, deflate, gzip
 /// Milliseconds that a refused client should wait before it tries again. Source: gRPC A6, "Pushback".
 const PUSHBACK: (HeaderName, HeaderValue) =
     (HeaderName::from_static("grpc-retry-pushback-ms"), HeaderValue::from_static("1000"));
+const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -78,13 +79,16 @@ pub struct Status {
     pub may_retry: bool,
 }
 
-/// Returns the HTTP/2 headers of a successful gRPC answer; a message must follow.
+/// Returns the HTTP/2 headers of a successful gRPC answer; a message must follow. `is_gzip`: the message is compressed.
 #[must_use]
-pub fn head(request_id: Option<&HeaderValue>) -> Response<()> {
+pub fn head(request_id: Option<&HeaderValue>, is_gzip: bool) -> Response<()> {
     let mut head = Response::new(());
     let headers = head.headers_mut();
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(ACCEPT_ENCODING, ENCODINGS);
+    if is_gzip {
+        headers.insert(ENCODING, HeaderValue::from_static("gzip"));
+    }
     if let Some(id) = request_id {
         headers.insert(super::request_id::REQUEST_ID, id.clone());
     }
@@ -140,10 +144,11 @@ pub struct Payload {
 
 impl Payload {
     /// Puts a gRPC prefix before an answer's message; returns None if the message is too long for the four-byte length.
+    /// `is_gzip`: the message is compressed, as the answer's headers must say, too.
     #[must_use]
-    pub fn message(body: Bytes, debt: Debt) -> Option<Self> {
+    pub fn message(body: Bytes, debt: Debt, is_gzip: bool) -> Option<Self> {
         let [a, b, c, d] = u32::try_from(body.len()).ok()?.to_be_bytes();
-        Some(Payload { prefix: [0, a, b, c, d], start: 0, body, debt: Some(debt) })
+        Some(Payload { prefix: [u8::from(is_gzip), a, b, c, d], start: 0, body, debt: Some(debt) })
     }
 }
 
@@ -205,7 +210,7 @@ mod tests {
     fn a_payload_is_prefix_and_body_and_pays_its_debt() {
         let (connection, account) = (Connection::new(String::new(), &Limits::default()), Account::new(100));
         let debt = Debt::new(&connection, &account, "m", 3);
-        let mut payload = Payload::message(Bytes::from_static(b"abc"), debt).unwrap();
+        let mut payload = Payload::message(Bytes::from_static(b"abc"), debt, false).unwrap();
         assert_eq!((payload.remaining(), connection.owed()), (8, 3));
         payload.advance(6);
         assert_eq!((payload.chunk(), connection.owed()), (&b"bc"[..], 2));

@@ -44,11 +44,14 @@ fn refused(code: Code, text: &str) -> Status {
     Status { code, text: text.into(), may_retry: false }
 }
 
-/// Returns true if the reference server does not need the metadata with this name: gRPC reserves the name, or the
-/// metadata is binary, which no handler reads.
+/// Returns true if the reference server does not need the metadata with this name: gRPC reserves the name, the metadata
+/// is binary, which no handler reads, or it asks for a compressed answer, which only the core compresses.
 fn is_of_no_use(name: &str) -> bool {
     let is_needed = ["grpc-timeout", "grpc-encoding", "grpc-accept-encoding"].contains(&name);
-    name.starts_with("grpc-") && !is_needed || name.ends_with("-bin") || name.starts_with("lb-")
+    name.starts_with("grpc-") && !is_needed
+        || name.ends_with("-bin")
+        || name.starts_with("lb-")
+        || name == "x-response-encoding"
 }
 
 /// Says whether a value is visible ASCII and spaces, as gRPC's metadata must be.

@@ -8,11 +8,13 @@ use h2::Reason;
 use h2::server::SendResponse;
 
 use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, send, too_many};
-use super::grpc_forwarding::{forward, serve_other};
+use super::grpc_forwarding::{forward, inflate, serve_other};
 use super::grpc_message::{PREFIX_BYTES, Payload};
+use super::inflated;
 use super::limits::INLINE_BYTES;
 use super::shared::{Failed, NotRun, Outcome};
 use crate::declined::Declined;
+use crate::forms::Answered;
 use crate::plan::Effort;
 
 /// Serves one gRPC call until it is answered.
@@ -79,12 +81,16 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
     incoming.connection.room().await;
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
-        Gathered::Unusual(begun) => return Next::Forward(begun),
+        Gathered::Unusual(begun) => match inflate(incoming, &begun).await {
+            Ok(Some(data)) => return large(incoming, plain, data, Declined::TooLarge).await,
+            Ok(None) => return Next::Forward(begun),
+            Err(status) => return Next::Reply(Reply::Refusal(status)),
+        },
         Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
         Gathered::TooMany => return Next::Reply(Reply::Refusal(too_many())),
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
-    if data.len() > INLINE_BYTES {
+    if data.len() > INLINE_BYTES || plain.is_gzip {
         return large(incoming, plain, data, Declined::TooLarge).await;
     }
     let connection = Arc::clone(&incoming.connection);
@@ -131,14 +137,17 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
     let mut turn = None;
     loop {
         connection.room().await;
-        let (method, body) = (plain.method, data.clone());
+        let (method, is_gzip, body) = (plain.method, plain.is_gzip, data.clone());
         let called = shared.call_large(
             why,
             ask.clone(),
             announcement.take(),
             &connection,
             plain.terms.clone(),
-            move |dispatch, call| dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default()),
+            move |dispatch, call| {
+                let made = dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())?;
+                Ok(if is_gzip { Answered { body: inflated::gzip(&made.body), ..made } } else { made })
+            },
         );
         match called.await {
             Ok(outcome) => return after(incoming, plain, outcome, data),

@@ -421,7 +421,7 @@ mod tests {
             "model": "m", "version": version, "tables": [], "vocabularies": [], "damage_flag_at": 0,
             "signatures": [{
                 "name": "lookup", "kind": "lookup", "inputs": [], "features": [], "outputs": [],
-                "row_bytes": 0, "max_rows": null, "graph": null
+                "max_rows": null, "graph": null
             }]
         });
         let description = serde_json::from_value(description).unwrap();

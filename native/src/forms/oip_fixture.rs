@@ -89,7 +89,7 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
         "damage_flag_at": 0,
         "signatures": [
             {
-                "name": "lookup", "kind": "lookup", "row_bytes": 4 * (user_dim + 2 * item_dim), "max_rows": null,
+                "name": "lookup", "kind": "lookup", "max_rows": null,
                 "graph": null,
                 "inputs": [
                     input("user", "int64", json!([null])),
@@ -110,7 +110,7 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
                 ],
             },
             {
-                "name": "echo", "kind": "predict", "row_bytes": 0, "max_rows": null, "graph": {}, "features": [],
+                "name": "echo", "kind": "predict", "max_rows": null, "graph": {}, "features": [],
                 "inputs": names.iter().map(|(name, dtype)| input(name, dtype, json!(null))).collect::<Vec<_>>(),
                 "outputs": names.iter().map(|(name, dtype)| output(name, dtype, &[])).collect::<Vec<_>>(),
             },

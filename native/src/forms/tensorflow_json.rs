@@ -46,6 +46,10 @@ pub(super) fn inputs_of<'a>(
     payload: Payload<'a>,
     is_by_row: bool,
 ) -> Result<Inputs<'a>, Declined> {
+    // TensorFlow Serving answers such a signature over gRPC only, so the reference server refuses the request.
+    if signature.inputs.is_empty() {
+        return Err(Declined::Unfit);
+    }
     let mut inputs = no_inputs(signature);
     let columns = match payload {
         Payload::Columns(columns) => columns,

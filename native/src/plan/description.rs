@@ -99,8 +99,6 @@ pub struct SignatureDescription {
     pub features: Vec<FeatureDescription>,
     /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputDescription>,
-    /// Bytes of one row of all outputs together (`SignatureSpec.row_bytes`), for the limit on the size of an answer.
-    pub row_bytes: usize,
     /// Maximal number of rows in a request for the signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that a predict's graph computes itself, before rows are looked up.
@@ -132,6 +130,10 @@ pub struct InputDescription {
     pub takes_keys: bool,
     /// Whether requests may have strings for this input.
     pub takes_strings: bool,
+    /// Whether the shape of each request's tensor must agree with the input's shape (`--strict_shapes`), even where
+    /// TensorFlow Serving would run the graph.
+    #[serde(default)]
+    pub is_strict: bool,
 }
 
 /// The description of one feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.
@@ -188,4 +190,8 @@ pub struct OutputDescription {
     pub parts: Vec<usize>,
     /// Whether the output has vectors of shape `[K, D]` as `K * D` numbers in one dimension.
     pub is_flat: bool,
+    /// For an output of a predict: bytes of one row (`SignatureSpec.row_bytes`), as far as the output's shape is known.
+    /// The limit on the size of an answer needs them before the graph is run; the outputs of a lookup have exact shapes.
+    #[serde(default)]
+    pub row_bytes: usize,
 }

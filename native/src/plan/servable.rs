@@ -41,6 +41,8 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
+    /// Whether a tensor of another shape is declined, although no feature reads the input.
+    pub is_strict: bool,
     /// The kind of data in the input: ids, row splits or weights of a feature, or data that no feature reads.
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
@@ -115,6 +117,9 @@ pub struct OutputPlan {
     pub parts: Vec<usize>,
     /// Whether vectors of shape `[K, D]` are flattened to `K * D` numbers.
     pub is_flat: bool,
+    /// For an output of a predict: bytes of one row, as far as its shape is known, for the limit on the size of an
+    /// answer.
+    pub row_bytes: usize,
 }
 
 /// One signature.
@@ -130,8 +135,6 @@ pub struct Signature {
     pub features: Vec<FeaturePlan>,
     /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputPlan>,
-    /// Bytes of one row of all outputs together, for the limit on the size of an answer.
-    pub row_bytes: usize,
     /// Maximal number of rows in a request for this signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
@@ -508,8 +511,7 @@ fn signature(
     num_vocabularies: usize,
     open_graph: &OpenGraph<'_>,
 ) -> Result<Signature, String> {
-    let SignatureDescription { name, kind, inputs, features, outputs, row_bytes, max_rows, num_computed, graph } =
-        description;
+    let SignatureDescription { name, kind, inputs, features, outputs, max_rows, num_computed, graph } = description;
     if kind == SignatureKind::Lookup && num_computed > 0 {
         return Err(format!("signature {name:?} is a lookup and has no graph that works out ids"));
     }
@@ -535,6 +537,7 @@ fn signature(
                 dtype: input.dtype,
                 shape: input.shape,
                 is_optional: input.is_optional,
+                is_strict: input.is_strict,
                 role: match input.vocabulary_size {
                     _ if parts.contains(&index) => InputRole::SplitsOrWeights,
                     None if !ids.contains(&index) => InputRole::Unread,
@@ -568,7 +571,6 @@ fn signature(
         inputs,
         features,
         outputs,
-        row_bytes,
         max_rows,
         num_computed,
         is_remote,
@@ -590,7 +592,13 @@ fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan])
     if one.parts.len() > 1 && !one.is_flat && one.parts.iter().any(is_sequence) {
         return Err(format!("output {:?} joins a sequence row by row", one.name));
     }
-    Ok(OutputPlan { name: one.name, dtype: one.dtype, parts: one.parts, is_flat: one.is_flat })
+    Ok(OutputPlan {
+        name: one.name,
+        dtype: one.dtype,
+        parts: one.parts,
+        is_flat: one.is_flat,
+        row_bytes: one.row_bytes,
+    })
 }
 
 fn feature(

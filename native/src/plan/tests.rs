@@ -68,7 +68,7 @@ pub(crate) fn output(name: &str, parts: &[usize], is_flat: bool) -> Value {
 /// by side.
 pub(crate) fn toy() -> Servable {
     let signature = json!({
-        "name": "lookup", "kind": "lookup", "row_bytes": 8, "max_rows": 100, "graph": null,
+        "name": "lookup", "kind": "lookup", "max_rows": 100, "graph": null,
         "inputs": [
             input("one", "int64", json!([null]), true),
             input("bag__values", "int64", json!([null]), true),
@@ -215,9 +215,15 @@ fn limits_and_effort_are_checked_before_rows_are_read() {
     let mut inputs = nothing();
     inputs[0] = ints(&[1, 2]);
     assert_eq!(Work::prepare(&servable, 0, inputs.clone(), &[], Effort::Any, 15).err(), Some(Declined::OverLimit));
-    assert!(Work::prepare(&servable, 0, inputs, &[], Effort::Small, 16).is_ok());
+    assert!(Work::prepare(&servable, 0, inputs.clone(), &[], Effort::Small, 16).is_ok());
+    // Two more features add the outputs "bag" and "both" (16 and 32 bytes) to the answer, but not to a filtered one.
+    (inputs[1], inputs[2]) = (ints(&[1, 2]), ints(&[0, 1, 2]));
+    let prepare =
+        |wanted: &[usize], limit| Work::prepare(&servable, 0, inputs.clone(), wanted, Effort::Any, limit).err();
+    assert_eq!((prepare(&[], 63), prepare(&[], 64)), (Some(Declined::OverLimit), None));
+    assert_eq!((prepare(&[0], 15), prepare(&[0], 16)), (Some(Declined::OverLimit), None));
     let servable = super::tests::servable(
-        json!([{"name": "lookup", "kind": "lookup", "row_bytes": 8, "max_rows": null, "graph": null,
+        json!([{"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null,
             "inputs": [input("one", "int64", json!([null]), true)], "features": [feature("one", 0, json!({}))],
             "outputs": [output("one", &[0], false)]}]),
         &[(5, 1000)],
@@ -235,7 +241,7 @@ fn keys_that_a_vocabulary_lacks_are_counted_once_for_an_input() {
         "slots": [SLOTS.as_ptr() as usize, 1], "rows": rows});
     let mut keyed = input("keyed", "int64", json!([null]), true);
     (keyed["vocabulary"], keyed["takes_keys"]) = (json!(0), json!(true));
-    let signature = json!({"name": "lookup", "kind": "lookup", "row_bytes": 16, "max_rows": null, "graph": null,
+    let signature = json!({"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null,
         "inputs": [keyed],
         "features": [feature("one", 0, json!({})), feature("other", 0, json!({"table": 1}))],
         "outputs": [output("one", &[0], false), output("other", &[1], false)]});

@@ -89,12 +89,14 @@ pub(super) fn validate_tensors<'r>(
 
 fn check_shape(kind: SignatureKind, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(), Declined> {
     let Some(shape) = &input.shape else { return Ok(()) };
-    let is_described = kind == SignatureKind::Lookup || input.role != InputRole::Unread;
-    if is_described && shape.len() != tensor.dims.len() {
+    let is_lookup = kind == SignatureKind::Lookup;
+    let has_wrong_rank = shape.len() != tensor.dims.len();
+    if has_wrong_rank && (is_lookup || input.is_strict || input.role != InputRole::Unread) {
         return Err(Declined::Unfit);
     }
-    let mut sizes = shape.iter().zip(&tensor.dims).skip(1);
-    if kind == SignatureKind::Lookup && sizes.any(|(wanted, sent)| wanted.is_some_and(|wanted| wanted != *sent)) {
+    // A lookup has its own rules for the number of rows, which a static size of the first dimension does not limit.
+    let mut sizes = shape.iter().zip(&tensor.dims).skip(usize::from(is_lookup));
+    if (is_lookup || input.is_strict) && sizes.any(|(wanted, sent)| wanted.is_some_and(|wanted| wanted != *sent)) {
         return Err(Declined::Unfit);
     }
     Ok(())

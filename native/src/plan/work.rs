@@ -173,9 +173,6 @@ impl<'s, 'r> Work<'s, 'r> {
         check_names(plan, &inputs)?;
         let (inputs, unknown_keys) = validate_tensors(servable, plan, inputs)?;
         let rows = count_rows(plan, &inputs)?;
-        if rows.saturating_mul(plan.row_bytes) > max_response_bytes {
-            return Err(Declined::OverLimit);
-        }
         let mut work = Work {
             servable,
             signature,
@@ -187,6 +184,10 @@ impl<'s, 'r> Work<'s, 'r> {
         if let Some(graph) = &plan.graph {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
             let numbers = if wanted.is_empty() { &all[..] } else { wanted };
+            let row_bytes: usize = numbers.iter().map(|&index| plan.outputs[index].row_bytes).sum();
+            if rows.saturating_mul(row_bytes) > max_response_bytes {
+                return Err(Declined::OverLimit);
+            }
             let (outputs, instead) = graph.run(servable, plan, &inputs, numbers, effort)?;
             let shapes = numbers.iter().zip(&outputs);
             work.outputs = shapes
@@ -196,6 +197,11 @@ impl<'s, 'r> Work<'s, 'r> {
         } else {
             let sent = feature_inputs(plan, inputs)?;
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
+            // The limit counts the outputs of this answer only: a request may have few of the signature's features.
+            let written = work.outputs.iter().fold(0_usize, |sum, one| sum.saturating_add(one.num_bytes()));
+            if written > max_response_bytes {
+                return Err(Declined::OverLimit);
+            }
             let missing = sent.iter().map(|_| None).collect();
             let is_remote = remote_rows::reads_any(servable, plan, &sent);
             work.content = Content::Lookup { sent, missing, remote: Vec::new() };

@@ -186,8 +186,6 @@ async fn what_is_no_plain_message_is_forwarded_unchanged() {
         assert_eq!(reply.headers["x-from"], "reference");
         assert_eq!(reply.trailers["x-trailer"], "kept");
     }
-    let reply = call(&sender, PREDICT, &[("x-response-encoding", "gzip")], plain.clone()).await.unwrap();
-    assert_eq!(reply.headers["x-from"], "reference");
     for (header, status) in [(("grpc-encoding", "br"), "12"), (("grpc-timeout", "1 S"), "3")] {
         let reply = call(&sender, PREDICT, &[header], plain.clone()).await.unwrap();
         assert_eq!(reply.status(), status, "{header:?}");
@@ -452,14 +450,24 @@ async fn streams_may_have_many_messages_and_none_compressed() {
 }
 
 #[tokio::test]
-async fn compressed_messages_are_forwarded_unless_they_inflate_too_far() {
+async fn compressed_messages_are_inflated_unless_they_inflate_too_far() {
     let setup = Setup::start().await;
     let sender = connect(&setup).await;
     let headers = [("grpc-encoding", "gzip")];
+    let reply = call(&sender, PREDICT, &headers, gzip(b"hello")).await.unwrap();
+    assert_eq!(reply.message(), "core Predict 5 hello");
+    let reply = call(&sender, CLASSIFY, &headers, gzip(b"hello")).await.unwrap();
+    assert_eq!((reply.data, &reply.headers["x-from"]), (framed(b"hello"), &"reference".parse().unwrap()));
+    assert!(!setup.seen.headers.lock().unwrap().contains_key("grpc-encoding"));
+    // The reference server refuses a message that can not be inflated.
+    let broken = gzip(b"hello").slice(..20);
+    let broken = Bytes::from([&[1, 0, 0, 0, 15][..], &broken[5..]].concat());
     for path in [PREDICT, CLASSIFY] {
-        let small = gzip(b"hello");
-        let reply = call(&sender, path, &headers, small.clone()).await.unwrap();
-        assert_eq!((reply.data, &reply.headers["x-from"]), (small, &"reference".parse().unwrap()));
+        let reply = call(&sender, path, &headers, broken.clone()).await.unwrap();
+        assert_eq!((&reply.data, &reply.headers["x-from"]), (&broken, &"reference".parse().unwrap()));
+        assert_eq!(setup.seen.headers.lock().unwrap()["grpc-encoding"], "gzip");
+    }
+    for path in [PREDICT, CLASSIFY] {
         // gzip compresses the repeated bytes of `runs` to about a twentieth, so the limit on the size refuses the
         // message, not the limit on the ratio.
         let runs = (0..9_u32 << 20).map(|n| (n / 48).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
@@ -471,6 +479,29 @@ async fn compressed_messages_are_forwarded_unless_they_inflate_too_far() {
     }
     let refused = setup.server().statistics().refused;
     assert!(refused.contains(&(String::new(), "inflated", 4)), "{refused:?}");
+    until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
+}
+
+#[tokio::test]
+async fn only_the_core_compresses_answers() {
+    let setup = Setup::start().await;
+    let sender = connect(&setup).await;
+    let wanted = ("x-response-encoding", "gzip");
+    for (headers, data) in [(&[wanted][..], framed(b"hello")), (&[wanted, ("grpc-encoding", "gzip")], gzip(b"hello"))] {
+        let reply = call(&sender, PREDICT, headers, data.clone()).await.unwrap();
+        assert_eq!((reply.data[0], &reply.headers["grpc-encoding"]), (1, &"gzip".parse().unwrap()));
+        let mut message = String::new();
+        std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(&reply.data[5..]), &mut message).unwrap();
+        assert_eq!(message, "core Predict 5 hello");
+        let reply = call(&sender, CLASSIFY, headers, data).await.unwrap();
+        assert_eq!((reply.data[0], reply.headers.contains_key("grpc-encoding")), (0, false));
+        assert!(!setup.seen.headers.lock().unwrap().contains_key("x-response-encoding"));
+    }
+    let reply = call(&sender, PREDICT, &[("x-response-encoding", "br")], framed(b"hello")).await.unwrap();
+    assert_eq!(
+        (reply.message().as_str(), reply.headers.contains_key("grpc-encoding")),
+        ("core Predict 5 hello", false)
+    );
     until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
 }
 

@@ -27,7 +27,7 @@ pub fn servable() -> Arc<Servable> {
         "model": "m", "version": 7, "tables": [], "vocabularies": [], "damage_flag_at": 0,
         "signatures": [{
             "name": "lookup", "kind": "lookup", "inputs": [], "features": [], "outputs": [],
-            "row_bytes": 0, "max_rows": null, "graph": null
+            "max_rows": null, "graph": null
         }]
     });
     let description = serde_json::from_value(description).unwrap();

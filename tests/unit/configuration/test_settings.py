@@ -135,6 +135,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "max_bytes_in_flight": ("100000000", 100_000_000),
     "strict": ("true", True),
     "strict_readiness": ("true", True),
+    "strict_shapes": ("true", True),
     "store_cache_dir": ("cache", "cache"),
     "store_cache_mib": ("100", 100),
     "store_poll_wait_seconds": ("5", 5.0),

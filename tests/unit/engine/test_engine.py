@@ -313,23 +313,33 @@ def test_an_answer_over_the_limit_is_refused_before_it_is_made() -> None:
         "lookup",
         "lookup",
         "",
-        {"user": TensorSpec("user", "int64", (None,), is_optional=True)},
-        {"user": TensorSpec("user", "float32", (None, 8)), "more": TensorSpec("more", "float32", (None, 2))},
+        {name: TensorSpec(name, "int64", (None,), is_optional=True) for name in ("user", "other")},
+        {
+            "user": TensorSpec("user", "float32", (None, 8)),
+            "more": TensorSpec("more", "float32", (None, 2)),
+            "other": TensorSpec("other", "float32", (None, 100)),
+        },
+        output_ids={"user": ("user",), "more": ("user",), "other": ("other",)},
     )
-    assert spec.row_bytes == (8 + 2) * 4
-    backend = FakeBackend(lambda inputs: {"user": X, "more": X})
+    assert spec.row_bytes == {"user": 32, "more": 8, "other": 400}
+    backend = FakeBackend(lambda inputs: {"user": X, "more": X, "other": X})
     registry = Registry(lambda model, status: None)
     registry.add_model("m")
     registry.start("m", 1)
     registry.publish(Servable("m", 1, {"lookup": spec}, {"lookup": backend}))
     engine = Engine(registry, RecordingObserver(), max_response_bytes=400)
     with engine.bind(M, "lookup", Call("test")) as bound:
-        with pytest.raises(PayloadTooLarge, match="11 rows of 40 bytes, this server's limit is 400 bytes"):
+        with pytest.raises(PayloadTooLarge, match="440 bytes for 11 rows, this server's limit is 400 bytes"):
             bound.run({"user": np.zeros(11, np.int64)})
+        with pytest.raises(PayloadTooLarge, match="432 bytes"):
+            bound.run({"user": np.zeros(1, np.int64), "other": np.zeros(1, np.int64)}, ("user", "other"))
     assert backend.runs == []
-    with engine.bind(M, "lookup", Call("test")) as bound:
-        bound.run({"user": np.zeros(10, np.int64)})
-    assert len(backend.runs) == 1
+    # Only the outputs of this answer count: those of the features that were sent, or that the request's filter names.
+    for inputs, outputs in ((("user",), ()), (("user", "other"), ("more", "user"))):
+        with engine.bind(M, "lookup", Call("test")) as bound:
+            bound.run({name: np.zeros(10, np.int64) for name in inputs}, outputs)
+            assert engine.admission.held()["m"].bytes == 400
+    assert len(backend.runs) == 2
 
 
 def test_a_reload_goes_to_who_knows_the_models(observer: RecordingObserver, clock: Clock) -> None:

@@ -214,10 +214,10 @@ REFUSED: dict[str, tuple[SignatureSpec, dict[str, Array], type[ServiceError], st
         lookup(),
         {"user": np.ones((2, 3), np.int64)},
         InputMismatch,
-        r'^input "user": expected shape \[\?\], got \[2, 3\] \(rank 2\)\.$',
+        r'^input "user": the signature declares \[\?\], the request has \[2, 3\]\.$',
     ),
-    "scalar id": (lookup(), {"user": np.array(1)}, InputMismatch, r"got \[\] \(rank 0\)"),
-    "matrix of values": (lookup(), tags(np.ones((1, 1), np.int64), 0, 1), InputMismatch, "expected shape"),
+    "scalar id": (lookup(), {"user": np.array(1)}, InputMismatch, r"the request has \[\]"),
+    "matrix of values": (lookup(), tags(np.ones((1, 1), np.int64), 0, 1), InputMismatch, "the signature declares"),
     "no splits": (lookup(), tags(ints()), InputMismatch, r'input "tags__row_splits": must start with 0, got \[\]'),
     "splits start late": (lookup(), tags(ints(1), 1, 1), InputMismatch, r"must start with 0, got \[1\]"),
     "splits end early": (
@@ -334,13 +334,13 @@ def test_a_predict_gets_its_keys_as_they_were_sent() -> None:
             "lookup",
             "word",
             np.array([[b"a"]], object),
-            r'^input "word": expected shape \[\?\], got \[1, 1\] \(rank 2\)\.$',
+            r'^input "word": the signature declares \[\?\], the request has \[1, 1\]\.$',
         ),
         (
             "predict",
             "word",
             np.array([[b"a"]], object),
-            r'^input "word": expected shape \[\?\], got \[1, 1\] \(rank 2\)\.$',
+            r'^input "word": the signature declares \[\?\], the request has \[1, 1\]\.$',
         ),
     ],
 )
@@ -362,7 +362,7 @@ def test_a_predict_refuses_ids_that_its_graph_has_no_policy_for(bounds: str, ref
 
 
 def test_described_predict_ids_must_have_the_signatures_rank() -> None:
-    with pytest.raises(InputMismatch, match=r'"user": expected shape \[\?\], got \[1, 1\]'):
+    with pytest.raises(InputMismatch, match=r'"user": the signature declares \[\?\], the request has \[1, 1\]'):
         checked(predict(), {"user": np.ones((1, 1), np.int64), **tags(ints(), 0, 0)})
 
 

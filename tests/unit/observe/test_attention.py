@@ -72,6 +72,10 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
         ("m", "version 1: NOT_FOUND: gone", "EmbeddingVersionFailed"),
     ),
     (
+        lambda one: one["models"]["m"]["versions"][0].update(run_in_python={"a": "no dtype", "b": "no dtype"}),
+        ("m", "version 2: the native core does not run a, b: no dtype", "EmbeddingSignaturesInPython"),
+    ),
+    (
         lambda one: deltas(one)["refused"].update(corrupt=2),
         ("m", "version 2: 2 deltas were refused since it was loaded (corrupt)", "EmbeddingDeltasRefused"),
     ),

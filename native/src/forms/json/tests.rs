@@ -58,7 +58,7 @@ fn answer(form: Form, body: &str) -> Result<String, Declined> {
 fn bag() -> Servable {
     let inputs =
         [input("bag__values", "int64", json!([null]), true), input("bag__row_splits", "int64", json!([null]), true)];
-    let signature = json!({"name": "serving_default", "kind": "lookup", "row_bytes": 8, "max_rows": null,
+    let signature = json!({"name": "serving_default", "kind": "lookup", "max_rows": null,
         "graph": null, "inputs": inputs, "features": [feature("bag", 0, json!({"row_splits": 1, "combiner": "sum"}))],
         "outputs": [output("bag", &[0], false)]});
     servable(json!([signature]), &[(5, 2)])
@@ -306,7 +306,7 @@ fn time_of_requests() {
         feature("tags", 2, json!({"row_splits": 3, "combiner": "mean", "table": 2})),
     ];
     let outputs = [output("user", &[0], false), output("item", &[1], false), output("tags", &[2], false)];
-    let signature = json!({"name": "lookup", "kind": "lookup", "row_bytes": 640, "max_rows": null, "graph": null,
+    let signature = json!({"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null,
         "inputs": inputs, "features": features, "outputs": outputs});
     let routes = routes(servable(json!([signature]), &[(10_000, 64), (10_000, 64), (5_000, 32)]));
     for (name, rows) in [("W1", 1), ("W2", 128)] {
@@ -395,10 +395,10 @@ fn bodies_are_read_as_the_reference_reads_them() {
         feature("flat", 3, json!({"row_splits": 4, "combiner": "sum"})),
         feature("keyed", 5, json!({})),
     ]);
-    let all = json!({"name": "all", "kind": "lookup", "row_bytes": 8, "max_rows": null, "graph": null,
+    let all = json!({"name": "all", "kind": "lookup", "max_rows": null, "graph": null,
         "inputs": inputs, "features": features, "outputs": [output("bag", &[0], false)]});
     let only = |name: &str, inputs: &[Value], features: Value| {
-        json!({"name": name, "kind": "lookup", "row_bytes": 8, "max_rows": null, "graph": null,
+        json!({"name": name, "kind": "lookup", "max_rows": null, "graph": null,
             "inputs": inputs, "features": features, "outputs": [output("bag", &[0], false)]})
     };
     let bag = feature("bag", 0, json!({"row_splits": 1, "weights": 2, "combiner": "sum"}));

@@ -279,7 +279,7 @@ fn every_dtype_is_encoded_as_by_the_reference() {
         one["dtype"] = json!(format!("{dtype:?}").to_lowercase());
         one
     });
-    let signature = json!({"name": "serving_default", "kind": "predict", "row_bytes": 8, "max_rows": null, "graph": {},
+    let signature = json!({"name": "serving_default", "kind": "predict", "max_rows": null, "graph": {},
         "inputs": [], "features": [], "outputs": outputs.collect::<Vec<_>>()});
     let description = json!({"model": "m", "version": 300, "tables": [], "vocabularies": [],
         "signatures": [signature], "damage_flag_at": 0});
@@ -340,7 +340,7 @@ fn benchmark_servable() -> Servable {
     let inputs = ["user", "item", "tag", "tags__values", "tags__row_splits"];
     let inputs = inputs.map(|name| input(name, "int64", json!([null]), true));
     let ragged = json!({"table": 2, "row_splits": 4, "combiner": "mean"});
-    let signature = json!({"name": "lookup", "kind": "lookup", "row_bytes": 640, "max_rows": null, "graph": null,
+    let signature = json!({"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null,
         "inputs": inputs,
         "features": [feature("user", 0, json!({})), feature("item", 1, json!({"table": 1})),
             feature("tag", 2, json!({"table": 2})), feature("tags", 3, ragged)],

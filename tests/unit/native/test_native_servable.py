@@ -1,0 +1,96 @@
+"""A signature that the native core does not run is shown: as a notice, a metric and one line of the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.configuration.settings import Settings
+from service.engine.registry import Registry
+from service.engine.servable import Servable
+from service.loading.loader import CompileNative, ServableLoader
+from service.observe.recent_requests import RecentRequests
+from service.observe.request_metrics import Requests
+from service.observe.statusz import Statusz
+from service.observe.version_metrics import core_lines
+from service.tables.backend import LookupBackend, OpenedLookups
+from tests.toy_model import write_toy_model
+
+pytest.importorskip("service._native", reason="the native core is not built")
+
+from service.native.native_servable import compile_native
+
+MESSAGE = "signatures are left to the reference servers"
+
+
+def no_such_sum(lookups: OpenedLookups | None) -> OpenedLookups:
+    """Returns lookups whose features name an order of additions that the core does not have."""
+    assert lookups is not None
+    plans = {
+        name: replace(
+            plan,
+            features={
+                key: replace(one, feature=replace(one.feature, summation="pairwise"))
+                for key, one in plan.features.items()
+            },
+        )  # type: ignore[arg-type]
+        for name in lookups.lookup_names
+        for plan in [lookups.backend.plan(name)]
+    }
+    return replace(lookups, backend=LookupBackend(plans, lookups.backend.vocabularies))
+
+
+def refused(servable: Servable, lookups: OpenedLookups | None, graphs: Any, **more: Any) -> Servable:
+    """Compiles a servable whose description the core refuses."""
+    return compile_native(servable, no_such_sum(lookups), graphs, **more)
+
+
+def with_norm(manifest: dict[str, Any]) -> None:
+    """Gives one signature a feature with max_norm, which the core does not have."""
+    manifest["signatures"]["lookup_tpu_tensor_core"]["features"]["user"]["max_norm"] = 1.0
+    manifest["format_version"] = 4
+
+
+REFUSED = "it can not compile the version: unknown variant `pairwise`"
+NORM = 'the feature of "user" has max_norm'
+
+
+@pytest.mark.parametrize(
+    ("compiled", "edit", "names", "reason"),
+    [
+        (refused, None, "lookup, lookup_tpu_tensor_core", REFUSED),
+        (compile_native, with_norm, "lookup_tpu_tensor_core", NORM),
+        (compile_native, None, "", ""),
+    ],
+    ids=["a version", "a signature", "nothing"],
+)
+def test_what_the_core_does_not_run_is_shown(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    compiled: CompileNative,
+    edit: Callable[[dict[str, Any]], None] | None,
+    names: str,
+    reason: str,
+) -> None:
+    write_toy_model(tmp_path / "1", edit_manifest=edit)
+    registry = Registry(lambda model, status: None)
+    registry.add_model("toy")
+    registry.start("toy", 1)
+    with caplog.at_level(logging.INFO):
+        load = ServableLoader(frozenset({"serve"}), "off", 1, compile_native=compiled)
+        registry.publish(load("toy", 1, tmp_path / "1"))
+    count = len(names.split(", ")) if names else 0
+    assert core_lines(registry.loaded())[-1].endswith(f'{{model="toy",version="1"}} {count}.0')
+    document = Statusz(lambda: "1", Settings(), registry, RecentRequests(1.0), Requests).read()
+    notices = [one["message"] for one in document["attention"] if one["alert"] == "EmbeddingSignaturesInPython"]
+    assert len(notices) == bool(names)
+    assert all(one.startswith(f"version 1: the native core does not run {names}: {reason}") for one in notices)
+    # Of this model, only the predict needs TensorFlow, which nothing runs here; this is no fault of the core.
+    (record,) = [one for one in caplog.records if one.message == MESSAGE]
+    assert (record.levelno == logging.WARNING) == bool(names)
+    assert reason in str(record.__dict__["signatures"])
