@@ -65,6 +65,7 @@ pub enum Summation {
     InOrder,
     /// Sums blocks of eight vectors, the first block of up to nine, then adds the sums of the blocks, as
     /// `tf.sparse.segment_sum` does.
+    #[serde(rename = "blocks_of_8")]
     BlocksOf8,
     /// Keeps four sums, as `tf.math.segment_sum` does: adds the vector at position i to sum i % 4, then adds the four
     /// sums, then up to three left-over vectors one by one. Adds fewer than 16 vectors, and the columns after the last
