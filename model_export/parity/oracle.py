@@ -12,7 +12,7 @@ bytes are the tables.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -38,21 +38,24 @@ class Keys:
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
     sends_rows: bool = False
+    # Number of each line, filled at the first use: checks ask a vocabulary of a million keys for one key at a time.
+    _number_of: dict[bytes, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows_of(self, keys: Array) -> Array:
         """Maps keys to int64 row numbers; a dropped key is -1. Raises RefusedError if the vocabulary refuses a key."""
         if self.sends_rows:
             return keys.astype(np.int64)
-        line_of = {line: number for number, line in enumerate(self.lines)}
-        return np.array([self._row(line_of, key) for key in keys.tolist()], np.int64)
+        if not self._number_of:
+            self._number_of.update({line: number for number, line in enumerate(self.lines)})
+        return np.array([self._row(key) for key in keys.tolist()], np.int64)
 
-    def _row(self, line_of: Mapping[bytes, int], key: bytes | int) -> int:
+    def _row(self, key: bytes | int) -> int:
         text = key if isinstance(key, bytes) else str(key).encode()
         entry = self.entry
         if not text and entry.empty_key_id is not None:
             return entry.empty_key_id
-        if text in line_of:
-            return entry.first_id + line_of[text]
+        if text in self._number_of:
+            return entry.first_id + self._number_of[text]
         if entry.num_oov_buckets:
             return entry.first_bucket + fingerprint64(text) % entry.num_oov_buckets
         if entry.oov_id is not None:
