@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
@@ -128,7 +129,13 @@ def as_source(model: Any, **options: Any) -> ExportSource:
         return _run_source(Path(model))
     for defined_in, class_name, module, source_name in _SOURCES:
         if _is_a(model, defined_in, class_name):
-            source: ExportSource = getattr(import_module(module), source_name)(model, **options)
+            made = getattr(import_module(module), source_name)
+            parameters = dict([*inspect.signature(made).parameters.items()][1:])
+            _refuse_options(f"{type(model).__name__} ({source_name})", options, [*parameters])
+            needed = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
+            if needed:
+                raise TypeError(f"export: {type(model).__name__} ({source_name}) needs {', '.join(needed)}")
+            source: ExportSource = made(model, **options)
             return source
     if all(hasattr(type(model), name) or hasattr(model, name) for name in _SOURCE_MEMBERS):
         _refuse_options("an ExportSource", options)

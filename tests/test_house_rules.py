@@ -174,14 +174,28 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.folder_checks": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
-    "model_export.graphs": Row(_TRAINED, {"numpy", "tensorflow"}),
+    # A signature's sparse input is fed as the server feeds it.
+    "model_export.graphs": Row(_TRAINED | {"service.graph.sparse"}, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
+    # Its modules answer as the server does, and run parts of an artifact's graph.
+    "model_export.answers": Row(
+        _FORMATS
+        | {"model_export.graphs", "service.engine.validation", "service.graph", "service.loading.towers"}
+        | {"service.tables.backend"},
+        {"numpy", "tensorflow"},
+    ),
     # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file
     # formats.
-    "model_export.parity": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
+    "model_export.parity": Row(
+        _TRAINED | {f"model_export.{name}" for name in ("answers", "folder_checks", "graphs")}, {"numpy"}
+    ),
     "model_export.exporter": Row(
-        _TRAINED | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}, {"numpy", "tensorflow"}
+        _TRAINED
+        | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}
+        # The exporter reads in the written graph in which order it adds up rows.
+        | {"service.graph.flat_graph"},
+        {"numpy", "tensorflow"},
     ),
     "model_export.compaction": Row(
         _TRAINED

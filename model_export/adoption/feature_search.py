@@ -246,11 +246,10 @@ class _Trial:
         if self._keys is None:
             return
         keys = self._keys.as_oracle()
-        line_of = {line: number for number, line in enumerate(keys.lines)}
         rows = []
         for key in self._keys.telling(self._random):
             try:
-                rows.append((key, keys.row_of(line_of, key)))
+                rows.append((key, keys.row_of(key)))
             except RefusedError:
                 continue
         count = len(rows) // self._width * self._width

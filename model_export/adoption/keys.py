@@ -192,16 +192,16 @@ def _check(
     keys: Keys, special: Array, rows: Array, counts: list[list[bool]], unknown_counts: list[bool], size: int
 ) -> None:
     """Compares the described vocabulary with the graph for each special key; raises NotRead for a difference."""
-    line_of = {line: number for number, line in enumerate(keys.lines)}
+    lines = set(keys.lines)
     of_lines = None
     for key, row, count in zip(special.tolist(), rows.tolist(), counts, strict=True):
         try:
-            wanted = keys.row_of(line_of, key)
+            wanted = keys.row_of(key)
         except RefusedError:
             wanted = -1
         if wanted != (row if 0 <= row < size else -1):
             raise NotRead(f"key {key!r} reads row {row}, and no vocabulary has such a key")
-        if _line(key) in line_of or (key == b"" and keys.entry.empty_key_id is not None):
+        if _line(key) in lines or (key == b"" and keys.entry.empty_key_id is not None):
             of_lines = count if of_lines is None else of_lines
             if count != of_lines:
                 raise NotRead(f"key {key!r} counts under other conditions than other keys")

@@ -152,6 +152,10 @@ def _chosen(
     # A model whose spec has no features has predict signatures, but no lookups.
     lookups = {SIGNATURE_OF_DEVICE[device]: device for device in devices if source.spec.features}
     available = [*lookups, *source.predict_names]
+    # A source may say why it has no predictions. Only a caller who names the signatures gets an export without them.
+    reason = getattr(source, "no_predictions", "")
+    if reason and (signatures is None or set(signatures) - set(available)):
+        raise ExportError(f"no prediction can be exported: {reason}; signatures={list(lookups)} exports lookups alone")
     chosen = available if signatures is None else list(signatures)
     if unknown := [name for name in chosen if name not in available]:
         raise ExportError(

@@ -56,7 +56,9 @@ def predict_requests(
         request = case.inputs(entry)
         request = {name: _cast(array, inputs[name].dtype) for name, array in request.items() if name in inputs}
         for name in sorted(fed_by_us - set(request)):
-            request[name] = _numbers(rng, inputs[name], _length(spec, name, request, rows))
+            table = described.row_inputs.get(name)
+            highest = 1 if table is None else spec.table(table).vocabulary_size
+            request[name] = _numbers(rng, inputs[name], _length(spec, name, request, rows), highest)
         yield request
 
 
@@ -72,13 +74,13 @@ def _length(spec: ModelSpec, name: str, request: Mapping[str, Array], rows: int)
     return rows if owner is None else len(request[owner.ids_input])
 
 
-def _numbers(rng: np.random.Generator, info: InputInfo, rows: int) -> Array:
+def _numbers(rng: np.random.Generator, info: InputInfo, rows: int, highest: int) -> Array:
     shape = () if info.shape == () else (rows, *((size or 1) for size in (info.shape or (None,))[1:]))
     if info.dtype == "string":
         return np.full(shape, b"", object)
     if np.dtype(info.dtype).kind == "f":
         return rng.uniform(0.1, 1.0, shape).astype(info.dtype)
-    return np.zeros(shape, info.dtype)
+    return rng.integers(0, highest, shape).astype(info.dtype)
 
 
 def _cast(array: Array, dtype: str) -> Array:

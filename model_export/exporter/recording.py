@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from model_export.exporter.predict_requests import predict_requests
+from model_export.exporter.summations import with_summations
 from model_export.exporter.warmup_requests import lookup_warmup, write_warmup
 from model_export.graphs.lookup_features import predict_entry, tensor_features
 from model_export.graphs.signature_names import RECORDED_PATH
-from model_export.graphs.signature_runner import InputInfo, read_signature_inputs
+from model_export.graphs.signature_runner import InputInfo, read_saved_model, read_signature_inputs, serving_graph
 from model_export.graphs.source import ExportSource, SavedParts
 from model_export.parity.oracle import read_keys
 from model_export.parity.parity_cases import CaseWriter
@@ -25,9 +26,11 @@ def record_requests(
     """Runs generated requests on the model in memory; writes the answers and warm-up requests into the artifact.
 
     Returns:
-      The manifest, whose predict entries now hold the inputs that the SavedModel has.
+      The manifest, whose predict entries now hold the inputs that the SavedModel has, and the order in which its graph
+      adds up rows.
     """
     inputs = read_signature_inputs(artifact)
+    meta_graph = serving_graph(read_saved_model(artifact), artifact)
     signatures = dict(manifest.signatures)
     recorded: list[LoggedPrediction] = []
     warm: dict[str, list[Mapping[str, Array]]] = {}
@@ -36,7 +39,8 @@ def record_requests(
             warm[name] = list(lookup_requests(artifact, manifest, entry, inputs[name]))
             continue
         described = parts.predict[name]
-        signatures[name] = predict_entry(source.spec, tensor_features(described), list(inputs[name]))
+        predict = predict_entry(source.spec, tensor_features(described), list(inputs[name]))
+        signatures[name] = with_summations(predict, meta_graph, name)
         keys = read_keys(artifact, manifest, _id_dtypes(source, inputs[name]))
         requests = list(predict_requests(manifest, source.spec, described, inputs[name], keys))
         recorded += [LoggedPrediction(name, request, source.predict(name, request)) for request in requests]

@@ -13,7 +13,7 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.graphs.lookup_graph import build_lookup
-from model_export.graphs.signature_runner import SERVE, read_saved_model
+from model_export.graphs.signature_runner import read_saved_model, serving_graph
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import SignatureEntry
@@ -34,7 +34,7 @@ def add_lookups(
       ExportError: a signature of the same name exists, or no node of the graph holds a table.
     """
     saved_model = read_saved_model(artifact)
-    meta_graph = _serving(saved_model)
+    meta_graph = serving_graph(saved_model, artifact)
     if taken := sorted(set(lookups) & set(meta_graph.signature_def)):
         raise ExportError(f"{artifact} has signatures {taken} already; [signatures.{taken[0]}] in the spec maps one")
     if missing := [table for table, nodes in handles.items() if not nodes]:
@@ -58,13 +58,8 @@ def add_lookups(
 def write_graph(artifact: Path, meta_graph: Any) -> None:
     """Replaces the {serve} MetaGraph in artifact/saved_model.pb."""
     saved_model = read_saved_model(artifact)
-    _serving(saved_model).ParseFromString(meta_graph.SerializeToString())
+    serving_graph(saved_model, artifact).ParseFromString(meta_graph.SerializeToString())
     _write(artifact, saved_model)
-
-
-def _serving(saved_model: Any) -> Any:
-    (meta_graph,) = [g for g in saved_model.meta_graphs if set(g.meta_info_def.tags) == set(SERVE)]
-    return meta_graph
 
 
 def _write(artifact: Path, saved_model: Any) -> None:

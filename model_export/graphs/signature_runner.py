@@ -7,6 +7,7 @@ has, and a {serve,tpu} MetaGraph after it is lowered for a CPU.
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from model_export.graphs.signature_names import INIT_OP
 from model_export.tensorflow_setup import tf
 from service.artifact.protos import message_class
 from service.artifact.tpu_lowering import lower
-from service.types import Array
+from service.graph.sparse import to_coo
+from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
 
 SERVE = ("serve",)
 SERVE_TPU = ("serve", "tpu")
@@ -27,6 +29,10 @@ SERVE_TPU = ("serve", "tpu")
 
 class GraphRefusedError(Exception):
     """Raised if a TensorFlow graph refuses a request; the message is the first line of TensorFlow's error."""
+
+
+class GraphFailedError(Exception):
+    """Raised if a TensorFlow graph fails for another reason than the request; the message names the error's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +69,55 @@ class SignatureRunner:
         }
 
     def run(self, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Runs a signature and returns all outputs; raises GraphRefusedError, or ValueError for an unknown input."""
+        """Runs a signature and returns all outputs.
+
+        Args:
+          inputs: arrays by name; a sparse input is given as two, its values and row splits, as the server takes it.
+
+        Raises:
+          GraphRefusedError: the graph refuses the request. GraphFailedError: it fails otherwise.
+          ValueError: an input is unknown or missing, or its shape does not fit the graph's placeholder.
+        """
         definition = self._definitions[signature]
         defaults = {name: tf.make_ndarray(value) for name, value in definition.defaults.items()}
         given = {**defaults, **inputs}
-        if set(given) != set(definition.inputs):
-            raise ValueError(f"signature {signature!r} takes {sorted(definition.inputs)}, got {sorted(given)}")
+        sparse = {key: info.coo_sparse for key, info in definition.inputs.items() if _is_sparse(info)}
+        parts = {key: (key + VALUES_SUFFIX, key + ROW_SPLITS_SUFFIX) for key in sparse}
+        takes = {name for key in definition.inputs for name in parts.get(key, (key,))}
+        if set(given) != takes:
+            raise ValueError(f"signature {signature!r} takes {sorted(takes)}, got {sorted(given)}")
+        feeds = {definition.inputs[key].name: given[key] for key in definition.inputs if key not in sparse}
+        for key, names in sparse.items():
+            tensors = (names.values_tensor_name, names.indices_tensor_name, names.dense_shape_tensor_name)
+            feeds |= dict(zip(tensors, to_coo(*(given[part] for part in parts[key])), strict=True))
         fetches = {key: info.name for key, info in definition.outputs.items()}
         try:
-            answer: dict[str, Array] = self._session.run(
-                fetches, {definition.inputs[key].name: value for key, value in given.items()}
-            )
+            answer: dict[str, Array] = self._session.run(fetches, feeds)
         except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
-            message = str(error.message).strip().removeprefix("Graph execution error:").strip()
-            raise GraphRefusedError(message.partition("\n")[0]) from error
+            raise GraphRefusedError(_first_line(error)) from error
+        except tf.errors.OpError as error:
+            raise GraphFailedError(f"{type(error).__name__}: {_first_line(error)}") from error
         return answer
+
+
+def _is_sparse(info: Any) -> bool:
+    return bool(info.WhichOneof("encoding") == "coo_sparse")
+
+
+def _first_line(error: Any) -> str:
+    message = str(error.message).strip().removeprefix("Graph execution error:").strip()
+    return message.partition("\n")[0]
+
+
+def constant_arrays(artifact: Path, most_elements: int) -> Iterator[Array]:
+    """Yields the values of the small constants in an artifact's {serve} graph and in all its functions."""
+    graph = serving_graph(read_saved_model(artifact), artifact).graph_def
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+        for node in nodes:
+            if node.op == "Const":
+                tensor = node.attr["value"].tensor
+                if math.prod(dim.size for dim in tensor.tensor_shape.dim) <= most_elements:
+                    yield tf.make_ndarray(tensor)
 
 
 def meta_graph_tags(artifact: Path) -> list[tuple[str, ...]]:
@@ -97,13 +137,18 @@ def read_saved_model(artifact: Path) -> Any:
 
 def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
     """Reads the inputs of each signature of the {serve} MetaGraph without loading the graph; raises ExportError."""
-    for graph in read_saved_model(artifact).meta_graphs:
+    return {
+        name: {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
+        for name, definition in serving_graph(read_saved_model(artifact), artifact).signature_def.items()
+        if name != INIT_OP
+    }
+
+
+def serving_graph(saved_model: Any, artifact: Path) -> Any:
+    """Returns the {serve} MetaGraph of a SavedModel message that was read from an artifact; raises ExportError."""
+    for graph in saved_model.meta_graphs:
         if set(graph.meta_info_def.tags) == set(SERVE):
-            return {
-                name: {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
-                for name, definition in graph.signature_def.items()
-                if name != INIT_OP
-            }
+            return graph
     raise ExportError(f"{artifact} has no MetaGraph tagged serve")
 
 

@@ -26,6 +26,7 @@ class PredictSignature:
         own name.
     dense_fields: float fields of such a tf.Example -> their length.
     weight_fields: feature -> float field of such a tf.Example that holds one weight per id.
+    row_inputs: any other input of row numbers -> their table; the model itself decides about ids without a row.
     The exporter's check of the signature feeds random numbers of the right dtype to any other input.
     """
 
@@ -33,6 +34,7 @@ class PredictSignature:
     examples_input: str | None = None
     dense_fields: Mapping[str, int] = field(default_factory=dict)
     weight_fields: Mapping[str, str] = field(default_factory=dict)
+    row_inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

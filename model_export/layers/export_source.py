@@ -11,7 +11,7 @@ from model_export.errors import ExportError
 from model_export.graphs.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES
 from model_export.graphs.source import PredictSignature
 from model_export.layers import introspection
-from model_export.layers.lookup_source import LookupSource
+from model_export.layers.lookup_source import LookupSource, training_history
 from model_export.layers.model_inputs import ModelInputs, model_inputs
 from model_export.layers.predict_inputs import PredictInputs
 from model_export.layers.serving_module import ServingModule, examples_function, output_namer, predict_function
@@ -78,6 +78,8 @@ class LayerSource(LookupSource):
                     known_kinds[self._feature_names[leaf.ids_of]] = leaf.kind
                     if leaf.lookup is not None:
                         known_vocabularies[self._feature_names[leaf.ids_of]] = leaf.lookup
+        elif given := [n for n, v in _of_models(inputs, feature_inputs, weight_inputs).items() if v is not None]:
+            raise ExportError(f"{', '.join(given)}: a TPUEmbedding layer alone has lookups only; leave them out")
         spec = model_spec(
             config,
             kinds={**known_kinds, **(kinds or {})},
@@ -90,7 +92,7 @@ class LayerSource(LookupSource):
             "trained_with": "TPUEmbedding layer",
             "model": type(model).__name__,
             "table_optimizers": {name: held.optimizer and type(held.optimizer).__name__ for name, held in found},
-            "history": _history(history),
+            "history": training_history(history),
             **(provenance or {}),
         }
         super().__init__(
@@ -151,6 +153,10 @@ class LayerSource(LookupSource):
         module.attach(self._model, functions)
 
 
+def _of_models(inputs: Any, feature_inputs: Any, weight_inputs: Any) -> dict[str, Any]:
+    return {"inputs": inputs, "feature_inputs": feature_inputs, "weight_inputs": weight_inputs}
+
+
 def _joined(configs: list[Any]) -> Any:
     if len(configs) == 1:
         return configs[0]
@@ -182,14 +188,3 @@ def _table_in_memory(spec: ModelSpec, feature: str) -> Any:
     keys = tf.constant([str(key) for key in vocabulary.keys])
     lines = tf.range(len(vocabulary.keys), dtype=tf.int64)
     return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, lines), default_value=-1)
-
-
-def _history(history: Any) -> list[dict[str, Any]]:
-    given = getattr(history, "history", history)
-    if not isinstance(given, Mapping):
-        return [dict(entry) for entry in given or ()]
-    epochs = max((len(values) for values in given.values()), default=0)
-    return [
-        {"epoch": epoch + 1, **{metric: float(values[epoch]) for metric, values in given.items()}}
-        for epoch in range(epochs)
-    ]

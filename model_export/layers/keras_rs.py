@@ -1,41 +1,55 @@
-"""Makes the tables and lookups of keras-rs `DistributedEmbedding` layers an ExportSource.
+"""Makes a keras-rs model, or a `DistributedEmbedding` layer alone, an ExportSource.
 
 keras-rs is neither imported nor a dependency: this module calls a layer's `get_config()` and `get_embedding_tables()`,
-with any Keras backend.
+with any Keras backend. Predictions need the TensorFlow backend.
 
 Source: keras_rs 0.4.0, layers/embedding/base_distributed_embedding.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.layers.lookup_source import LookupSource
+from model_export.graphs.signature_names import PREDICT
+from model_export.graphs.source import PredictSignature
+from model_export.layers.lookup_source import LookupSource, training_history
+from model_export.layers.model_inputs import InputLeaf, ModelInputs, dynamic_batch, matched_inputs
+from model_export.layers.predict_inputs import PredictInputs
+from model_export.layers.serving_module import ServingModule, output_namer, predict_function
 from model_export.layers.to_spec import flatten_with_paths, input_name
 from model_export.layers.vocabularies import Vocabulary, vocabulary_spec
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import TooManyPolicy
+from service.types import Array
 
 
 class KerasRsSource(LookupSource):
-    """The ExportSource of the lookups in a keras-rs model or layer. Concurrency: one caller at a time.
+    """The ExportSource of a keras-rs model or layer. Concurrency: one caller at a time.
+
+    The signature serving_default is the model's prediction: it takes the model's own inputs, each named by its path,
+    and gives the outputs the names that Keras gives them. A layer alone has lookups only.
 
     A feature is named by its path in feature_configs, joined with _. If its input_shape is [B, K], a row is any number
     of ids, combined by the table's combiner, and K is the width of a tensor-core lookup. If it is [B], a row is one id.
-    Tables of the TensorFlow backend are saved directly, those of other backends are copied. An id outside a table is an
-    error.
+    Tables of the TensorFlow backend are saved directly, those of other backends are copied. A lookup refuses an id
+    outside its table.
 
     Args:
       model: a built DistributedEmbedding layer, or a Keras 3 model that holds such layers.
-      max_ids_per_row: K by feature, for features whose input_shape does not fix it.
-      vocabularies: feature -> the keys of its table's rows (layers.vocabularies).
+      inputs: a batch that the model is called with, or the TypeSpecs of one; a subclassed model does not tell them.
+      max_ids_per_row: K of all features, or by feature, where input_shape does not fix it.
+      vocabularies: feature -> the keys of its table's rows (layers.vocabularies), in lookups.
+      names: feature -> new name; the other arguments use the new names.
       on_too_many_ids: see to_spec.model_spec.
-      provenance: JSON values about the training, for the manifest.
+      history, provenance: as in LayerSource.
+
+    no_predictions: why a model has no predict signature; "" if it has one, and for a layer alone.
 
     Raises:
       ExportError: there is no such layer, it is not built, or two features or two tables would have the same name.
@@ -45,27 +59,35 @@ class KerasRsSource(LookupSource):
         self,
         model: Any,
         *,
-        max_ids_per_row: Mapping[str, int] | None = None,
+        inputs: Any = None,
+        max_ids_per_row: Mapping[str, int] | int | None = None,
         vocabularies: Mapping[str, Vocabulary] | None = None,
+        names: Mapping[str, str] | None = None,
         on_too_many_ids: TooManyPolicy = "error",
+        history: Any = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
         layers = list(_layers(model))
         if not layers:
             raise ExportError(f"{type(model).__name__} {model.name!r} has no DistributedEmbedding layer")
         tables: dict[str, Any] = {}
+        paths: dict[str, FeatureSpec] = {}
         features: list[FeatureSpec] = []
+        renamed = dict(names or {})
         for layer in layers:
             configs = layer.get_config()
             tables |= _tables(layer, configs["tables"])
-            features += [
-                _feature(path, config, configs["tables"], max_ids_per_row or {}, vocabularies or {}, on_too_many_ids)
-                for path, config in _flatten_features(configs["feature_configs"])
-            ]
+            for path, config in _flatten_features(configs["feature_configs"]):
+                name = input_name(path or config["name"])
+                name = renamed.pop(name, name)
+                paths[path] = _feature(name, config, configs["tables"], max_ids_per_row, vocabularies, on_too_many_ids)
+                features.append(paths[path])
         known = {feature.name for feature in features}
-        for argument, given in (("max_ids_per_row", max_ids_per_row), ("vocabularies", vocabularies)):
-            if unknown := sorted(set(given or {}) - known):
-                raise ExportError(f"{argument} names {unknown}; the features are {sorted(known)}")
+        widths = max_ids_per_row if isinstance(max_ids_per_row, Mapping) else {}
+        unknown = {"max_ids_per_row": set(widths) - known, "vocabularies": set(vocabularies or {}) - known}
+        for argument, names_given in {**unknown, "names": set(renamed)}.items():
+            if names_given:
+                raise ExportError(f"{argument} names {sorted(names_given)}; the features are {sorted(known)}")
         specs = {
             input_name(table["name"]): TableSpec(
                 input_name(table["name"]), table["vocabulary_size"], table["embedding_dim"], table["combiner"]
@@ -77,12 +99,84 @@ class KerasRsSource(LookupSource):
             spec = ModelSpec(tuple(specs.values()), tuple(features))
         except ValueError as error:
             raise ExportError(str(error)) from error
-        super().__init__(spec, tables, {"trained_with": "keras-rs DistributedEmbedding", **(provenance or {})})
+        record: dict[str, Any] = {"trained_with": "keras-rs DistributedEmbedding"}
+        if history is not None:
+            record["history"] = training_history(history)
+        super().__init__(spec, tables, {**record, **(provenance or {})})
+        self._model = model
+        self._paths = paths
+        self._inputs: ModelInputs | None = None
+        self.no_predictions = ""
+        if layers[0] is not model:
+            self.no_predictions = self._read_inputs(inputs)
+        elif inputs is not None:
+            raise ExportError("inputs: a DistributedEmbedding layer alone has lookups only; leave it out")
+
+    @property
+    def predict_names(self) -> Sequence[str]:
+        """The model's prediction, serving_default; none of a layer alone, or if no_predictions says why."""
+        return () if self._inputs is None else (PREDICT,)
+
+    def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Runs a request to the predict signature on the model in memory."""
+        parts = self._predict_inputs()
+        tensors = {name: tf.constant(inputs[name], spec.dtype) for name, spec in parts.tensor_specs().items()}
+        answers = output_namer(self._model)(self._model(parts.model_inputs(tensors, {})))
+        return {name: np.asarray(answer) for name, answer in answers.items()}
+
+    def _read_inputs(self, inputs: Any) -> str:
+        """Finds the model's inputs; returns why the model has no predict signature, or ""."""
+        what = f"{type(self._model).__name__} {self._model.name!r}"
+        backend = sys.modules["keras"].backend.backend()
+        if backend != "tensorflow":
+            return f"{what} runs on {backend!r}, and a SavedModel holds predictions of the TensorFlow backend only"
+        structure = _structure(self._model, inputs)
+        if structure is None:
+            return f"{what} does not tell its inputs: give inputs=, a batch of what it takes"
+        leaves = tuple(InputLeaf(path, spec) for path, spec in flatten_with_paths(structure))
+        if other := [leaf.path for leaf in leaves if leaf.kind != "dense"]:
+            return f"inputs {other} of {what} are sparse or ragged, and a signature takes plain tensors"
+        self._inputs = ModelInputs(structure, leaves)
+        return ""
+
+    def _predict_inputs(self) -> PredictInputs:
+        if self._inputs is None:
+            raise ExportError(f"there is no prediction: {self.no_predictions or 'a layer alone has lookups only'}")
+        return PredictInputs(self._spec, self._inputs, {})
+
+    def _predict_function(self, name: str, vocabularies: Mapping[str, Any]) -> Any:
+        return predict_function(self._model, self._predict_inputs(), vocabularies)
+
+    def _predict_signature(self, name: str) -> PredictSignature:
+        leaves = self._predict_inputs().inputs.leaves
+        feeds = matched_inputs([leaf.path for leaf in leaves], list(self._paths))
+        return PredictSignature(row_inputs={input_name(s): self._paths[p].table for s, p in feeds.items()})
+
+    def _attach(self, module: ServingModule, functions: Sequence[Any]) -> None:
+        module.attach(self._model, functions)
 
 
 def has_embedding_layer(model: Any) -> bool:
     """Says whether a Keras model has a DistributedEmbedding layer."""
     return next(_layers(model), None) is not None
+
+
+def _structure(model: Any, inputs: Any) -> Any:
+    """Returns the TypeSpecs of the tensors that a Keras 3 model is called with, in their nest; None if unknown."""
+    if inputs is not None:
+        return tf.nest.map_structure(dynamic_batch, inputs)
+    # Functional and Sequential models tell their inputs. Of a subclassed model, Keras 3 keeps shapes without dtypes.
+    known = getattr(model, "input", None) if getattr(model, "inputs", None) else None
+    if known is None:
+        return None
+    return tf.nest.map_structure(_spec_of_keras_tensor, known)
+
+
+def _spec_of_keras_tensor(tensor: Any) -> Any:
+    shape, dtype = [None, *tensor.shape[1:]], tf.as_dtype(tensor.dtype)
+    if getattr(tensor, "sparse", False):
+        return tf.SparseTensorSpec(shape, dtype)
+    return tf.RaggedTensorSpec(shape, dtype) if getattr(tensor, "ragged", False) else tf.TensorSpec(shape, dtype)
 
 
 def _layers(model: Any) -> Iterator[Any]:
@@ -127,26 +221,28 @@ def _wrapped(configs: Any) -> Any:
 
 
 def _feature(
-    path: str,
+    name: str,
     config: Mapping[str, Any],
     tables: list[dict[str, Any]],
-    widths: Mapping[str, int],
-    vocabularies: Mapping[str, Vocabulary],
+    widths: Mapping[str, int] | int | None,
+    vocabularies: Mapping[str, Vocabulary] | None,
     on_too_many_ids: TooManyPolicy,
 ) -> FeatureSpec:
-    name = input_name(path or config["name"])
     shape = config["input_shape"]
     if len(shape) > 2:
         raise ExportError(f"feature {name!r} has input_shape {tuple(shape)}; a lookup takes rows of ids, [B] or [B, K]")
     is_ragged = len(shape) == 2
-    width = widths.get(name, shape[1]) if is_ragged else 1
+    width: int | None = 1
+    if is_ragged:
+        width = widths.get(name, shape[1]) if isinstance(widths, Mapping) else shape[1] or widths
     if width is None:
         raise ExportError(f"feature {name!r} has rows of any length; give its K with max_ids_per_row=")
+    words = (vocabularies or {}).get(name)
     return FeatureSpec(
         name,
         input_name(tables[config["table"]]["name"]),
         is_ragged=is_ragged,
         max_ids_per_row=width,
-        vocabulary=vocabulary_spec(name, vocabularies[name]) if name in vocabularies else None,
+        vocabulary=None if words is None else vocabulary_spec(name, words),
         on_too_many_ids=on_too_many_ids,
     )

@@ -130,3 +130,15 @@ class LookupSource:
 
 def _on_tpu(function: Callable[..., dict[str, Any]]) -> Callable[..., Mapping[str, Any]]:
     return lambda padded, mask: tpu_call(function, padded, mask)
+
+
+def training_history(history: Any) -> list[dict[str, Any]]:
+    """Returns the result of Keras' fit(), or a list of records, as the list of records that the manifest holds."""
+    given = getattr(history, "history", history)
+    if not isinstance(given, Mapping):
+        return [dict(entry) for entry in given or ()]
+    epochs = max((len(values) for values in given.values()), default=0)
+    return [
+        {"epoch": epoch + 1, **{metric: float(values[epoch]) for metric, values in given.items()}}
+        for epoch in range(epochs)
+    ]

@@ -76,7 +76,11 @@ def model_inputs(
     structure = _structure(model, inputs)
     leaves = [InputLeaf(path, spec) for path, spec in flatten_with_paths(structure)]
     paths = [path for layer in introspection.embedding_layers(model) for path, _ in _features(layer)]
-    feeds = _traced(model) if is_functional(model) else _matched([leaf.path for leaf in leaves], paths)
+    if is_functional(model):
+        feeds = _traced(model)
+    else:
+        found_ids = matched_inputs([leaf.path for leaf in leaves], paths)
+        feeds = _Feeds({source: (path, None) for source, path in found_ids.items()})
     for argument, given in (("feature_inputs", feature_inputs), ("weight_inputs", weight_inputs)):
         for path, source in (given or {}).items():
             if path not in paths or source not in {leaf.path for leaf in leaves}:
@@ -103,17 +107,18 @@ def is_functional(model: Any) -> bool:
 
 def _structure(model: Any, inputs: Any) -> Any:
     if inputs is not None:
-        return tf.nest.map_structure(_dynamic_batch, inputs)
+        return tf.nest.map_structure(dynamic_batch, inputs)
     if is_functional(model):
-        return tf.nest.map_structure(lambda tensor: _dynamic_batch(tensor.type_spec), model.input)
+        return tf.nest.map_structure(lambda tensor: dynamic_batch(tensor.type_spec), model.input)
     spec = model.save_spec() if hasattr(model, "save_spec") else None
     if spec is None:
         raise ExportError(f"{model.name!r} has not been called yet: give inputs=, a batch of what it takes")
     (arguments, _) = spec
-    return tf.nest.map_structure(_dynamic_batch, arguments[0])
+    return tf.nest.map_structure(dynamic_batch, arguments[0])
 
 
-def _dynamic_batch(value: Any) -> Any:
+def dynamic_batch(value: Any) -> Any:
+    """Returns the TypeSpec of a tensor, array or TypeSpec, for batches of any size."""
     spec = value if isinstance(value, tf.TypeSpec) else tf.type_spec_from_value(value)
     shape = tf.TensorShape([None, *spec.shape[1:]])
     if isinstance(spec, tf.RaggedTensorSpec):
@@ -125,13 +130,14 @@ def _features(layer: Any) -> list[tuple[str, Any]]:
     return flatten_with_paths(introspection.feature_config(layer))
 
 
-def _matched(sources: Sequence[str], paths: Sequence[str]) -> _Feeds:
-    feeds = _Feeds()
+def matched_inputs(sources: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
+    """Returns path of an input -> path of the feature that it feeds: the feature's path equals or ends the input's."""
+    feeds: dict[str, str] = {}
     for path in paths:
         ending = [source for source in sources if f"/{source}".endswith(f"/{path}")]
         chosen = [source for source in ending if source == path] or ending
-        if len(chosen) == 1 and chosen[0] not in feeds.ids:
-            feeds.ids[chosen[0]] = (path, None)
+        if len(chosen) == 1 and chosen[0] not in feeds:
+            feeds[chosen[0]] = path
     return feeds
 
 

@@ -70,16 +70,18 @@ def examples_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[s
 def output_namer(model: Any) -> Callable[[Any], dict[str, Any]]:
     """Returns a function that gives a model's outputs the names that Keras gives them.
 
-    The names are a dict's keys, a functional model's output names, or output_1, output_2.
+    The names are a dict's keys, a functional model's output names, or output_1, output_2; in Keras 3, output_0,
+    output_1 where the outputs are no dict.
     """
     declared = list(model.output_names) if is_functional(model) else []
+    first = 1 if isinstance(model, tf.keras.Model) else 0
 
     def named(result: Any) -> dict[str, Any]:
         if isinstance(result, Mapping):
             parts = dict(result)
         else:
             flat = list(result) if isinstance(result, list | tuple) else [result]
-            parts = dict(zip(declared or [f"output_{n + 1}" for n in range(len(flat))], flat, strict=True))
+            parts = dict(zip(declared or [f"output_{n + first}" for n in range(len(flat))], flat, strict=True))
         outputs = {input_name(str(name)): part for name, part in parts.items()}
         for name, part in outputs.items():
             if not isinstance(part, tf.Tensor):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from model_export.parity.parity_report import OutputParity
+from model_export.parity.parity_report import BitComparison, OutputParity
 from service.types import Array
 
 # Tolerance for float32 sums of tens of terms, compared with float64. A wrong row or divisor differs by far more.
@@ -41,13 +42,13 @@ class Comparison:
         rows = before.rows + (len(wanted) if wanted.ndim else 1)
         if wanted.dtype.kind not in "fiub":
             if not np.array_equal(actual, wanted):
-                self._fault(f"output {output!r} is not what the {self._reference} says")
+                self._fault(f"output {output!r} is not what {self._reference} says")
             self.outputs[output] = OutputParity(rows, before.max_absolute_error, before.max_relative_error)
             return
         error, scale = largest_error(actual, wanted)
         # The condition is `not <=` instead of `>`, so that an error of NaN is a fault too.
         if not error <= RELATIVE_TOLERANCE * max(scale, _SMALLEST_SCALE):
-            self._fault(f"output {output!r} differs from the {self._reference} by {error:.3g}")
+            self._fault(f"output {output!r} differs from {self._reference} by {error:.3g}")
         relative = error / scale if scale else 0.0
         self.outputs[output] = OutputParity(
             rows, max(before.max_absolute_error, error), max(before.max_relative_error, relative)
@@ -82,3 +83,63 @@ def differing_rows(one: Array, other: Array) -> Array:
 
 def _float64(array: Array) -> Any:
     return array.astype(np.float64)
+
+
+class BitCounts:
+    """Counts the answers of the server's own code that differ from a graph's; a difference beyond the rounding of
+    sums, or a refusal of one side only, is a fault.
+
+    Args:
+      of, with_: as in BitComparison.
+    """
+
+    def __init__(self, signature: str, of: str, with_: str) -> None:
+        self._signature = signature
+        self.result = BitComparison(of, with_)
+        self.faults: list[str] = []
+
+    def add(self, served: Mapping[str, Array] | str, wanted: Mapping[str, Array] | str) -> None:
+        """Compares two answers to one request; a refusal is given as its text."""
+        counts = self.result
+        self.result = replace(counts, requests=counts.requests + 1)
+        if isinstance(wanted, str) or isinstance(served, str):
+            if isinstance(wanted, str) and isinstance(served, str):
+                self.result = replace(self.result, refused=counts.refused + 1)
+            elif isinstance(wanted, str):
+                self._fault(f"{counts.of} answers what {counts.with_} refuses: {wanted}")
+            else:
+                self._fault(f"{counts.of} refuses what {counts.with_} answers: {served}")
+            return
+        comparison = Comparison(self._signature, counts.with_)
+        comparison.add(served, wanted)
+        for fault in comparison.faults:
+            self._fault(f"{counts.of}: {fault.partition(', ')[2]}")
+        dtypes = {output: (served[output].dtype, wanted[output].dtype) for output in wanted.keys() & served.keys()}
+        other = {output: pair for output, pair in dtypes.items() if pair[0] != pair[1]}
+        for output, (found, expected) in other.items():
+            self._fault(f"{counts.of}: output {output!r} is {found}, and {expected} in {counts.with_}")
+        if not comparison.faults and not other:
+            differing = [_rows_of_other_bits(served[output], wanted[output]) for output in wanted]
+            self.result = replace(
+                self.result,
+                rows=counts.rows + sum(len(rows) for rows in differing),
+                other_bits=counts.other_bits + sum(int(rows.sum()) for rows in differing),
+            )
+
+    def _fault(self, text: str) -> None:
+        line = f"signature {self._signature!r}, {text}"
+        if line not in self.faults:
+            self.faults.append(line)
+
+
+def _rows_of_other_bits(one: Array, other: Array) -> Array:
+    one, other = np.atleast_1d(one), np.atleast_1d(other)
+    if one.dtype.kind in "fV":
+        bits = f"u{one.dtype.itemsize}"
+        same = np.ascontiguousarray(one).view(bits) == np.ascontiguousarray(other).view(bits)
+        # Any NaN equals any other NaN.
+        same |= np.isnan(one.astype(np.float64)) & np.isnan(other.astype(np.float64))
+    else:
+        same = np.asarray(one == other)
+    differs: Array = ~same.reshape(len(same), -1).all(axis=1) if same.size else np.zeros(len(same), bool)
+    return differs

@@ -12,7 +12,7 @@ bytes are the tables.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -39,22 +39,25 @@ class Keys:
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
     sends_rows: bool = False
+    # Number of each line, filled at the first use: checks ask a vocabulary of a million keys for one key at a time.
+    _number_of: dict[bytes, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows_of(self, keys: Array) -> Array:
         """Maps keys to int64 row numbers; a dropped key is -1. Raises RefusedError if the vocabulary refuses a key."""
         if self.sends_rows:
             return keys.astype(np.int64)
-        line_of = {line: number for number, line in enumerate(self.lines)}
-        return np.array([self.row_of(line_of, key) for key in keys.tolist()], np.int64)
+        return np.array([self.row_of(key) for key in keys.tolist()], np.int64)
 
-    def row_of(self, line_of: Mapping[bytes, int], key: bytes | int) -> int:
-        """Maps one key to its row; -1 if it is dropped. line_of: key -> its line. Raises RefusedError."""
+    def row_of(self, key: bytes | int) -> int:
+        """Maps one key to its row; -1 if it is dropped. Raises RefusedError if the vocabulary refuses the key."""
+        if not self._number_of:
+            self._number_of.update({line: number for number, line in enumerate(self.lines)})
         text = key if isinstance(key, bytes) else str(key).encode()
         entry = self.entry
         if not text and entry.empty_key_id is not None:
             return entry.empty_key_id
-        if text in line_of:
-            return entry.first_id + line_of[text]
+        if text in self._number_of:
+            return entry.first_id + self._number_of[text]
         if entry.num_oov_buckets:
             return entry.first_bucket + fingerprint64(text) % entry.num_oov_buckets
         if entry.oov_id is not None:

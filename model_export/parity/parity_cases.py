@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
-from model_export.parity.oracle import Ids, Keys
+from model_export.answers.edges import Constants, edge_ids, edge_key_numbers, edge_keys
+from model_export.parity.oracle import Ids, Keys, RefusedError, read_keys
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.artifact.signature_def import read_signatures
 from service.types import Array, RaggedIds
 
 _LONGEST_ROW = 12
 _SEED = 20
 _OPEN_SIZE = 3
+# Largest number of rows in a request of edge_cases(), and of values of a feature that each must be refused alone.
+_MOST_EDGES, _MOST_REFUSED = 64, 12
 # Unknown keys, one for each branch of Fingerprint64, which branches by length. No two keys have the same first bytes.
 _STRANGERS = tuple(f"{size} no such key ".ljust(size, "~").encode() for size in (0, 20, 40, 70))
 _FAR = {"int32": 2**31 - 1, "int64": 2**40 + 1}
@@ -83,6 +88,73 @@ class CaseWriter:
         for rows in sizes:
             yield Case({name: self._ids(rng, name, rows, False, is_inside=True) for name in self.signature.features})
 
+    def edge_cases(self, constants: Constants) -> Iterator[Case]:
+        """Yields requests whose ids or keys lie at edges: limits of the table, the dtype and the vocabulary, and the
+        graph's constants.
+
+        Each value is alone in its row. First come the values that the policies accept, many in a request; then those
+        that must be refused, one in a request.
+        """
+        rng = np.random.default_rng(_SEED)
+        most = min(max(self.signature.batch_sizes, default=_MOST_EDGES), _MOST_EDGES)
+        for name in self.signature.features:
+            values = self._edges(name, constants)
+            refused = [self._is_refused(name, values[n : n + 1]) for n in range(len(values))]
+            accepted = values[~np.array(refused, bool)]
+            for start in range(0, len(accepted), most):
+                yield self._edge_case(rng, name, accepted[start : start + most])
+            bad = values[np.array(refused, bool)]
+            # The values at both ends are the limits of the dtype.
+            for value in np.concatenate([bad[: _MOST_REFUSED // 2], bad[_MOST_REFUSED // 2 :][-_MOST_REFUSED // 2 :]]):
+                case = self._edge_case(rng, name, _like(values, value))
+                yield Case(case.features, f"{self.signature.features[name].ids}: {value!r}")
+
+    def _edge_case(self, rng: np.random.Generator, name: str, values: Array) -> Case:
+        rows, feature = len(values), self.signature.features[name]
+        features = {
+            other: self._ids(rng, other, rows, False, is_inside=True)
+            for other in self.signature.features
+            if other != name
+        }
+        if feature.row_splits is not None:
+            return Case({**features, name: RaggedIds(values, np.arange(rows + 1, dtype=np.int64))})
+        inner = self._inner(name)
+        return Case({**features, name: np.repeat(values, math.prod(inner)).reshape(rows, *inner)})
+
+    def _edges(self, name: str, constants: Constants) -> Array:
+        keys = self.keys.get(name)
+        if keys is None or keys.sends_rows:
+            return edge_ids(self._vocabulary_size(name), self.id_dtypes[name], constants)
+        if keys.entry.key_dtype == "string":
+            return _array(keys, edge_keys(keys.lines, constants))
+        return edge_key_numbers([int(line) for line in keys.lines], constants)
+
+    def is_dropped(self, name: str, value: Array) -> bool:
+        """Says whether a feature's policy drops an id or key, given as an array of one, as if it were not sent."""
+        keys, policy = self.keys.get(name), self.signature.features[name].on_bad_id
+        if self._is_refused(name, value):
+            return False
+        row = int(value[0] if keys is None else keys.rows_of(value)[0])
+        is_outside = not 0 <= row < self._vocabulary_size(name)
+        return is_outside and (policy == "drop" or (policy == "drop_negative" and row < 0))
+
+    def _is_refused(self, name: str, value: Array) -> bool:
+        keys, policy, size = self.keys.get(name), self.signature.features[name].on_bad_id, self._vocabulary_size(name)
+        if keys is not None and not keys.sends_rows:
+            try:
+                keys.rows_of(value)
+            except RefusedError:
+                return True
+            return False
+        row = int(value[0])
+        if 0 <= row < size or policy in ("drop", "default_row", "clamp"):
+            return False
+        return not (policy == "drop_negative" and row < 0) and not (policy == "wrap" and -size <= row < 0)
+
+    def _inner(self, name: str) -> tuple[int, ...]:
+        # A dense feature's ids have shape [B, ...]; each size that the signature leaves open is _OPEN_SIZE.
+        return tuple(_OPEN_SIZE if size is None else size for size in self.id_shapes.get(name, (None,))[1:])
+
     def _single_values(self, rng: np.random.Generator) -> Iterator[Case]:
         # Each id that is outside the table or at a limit is alone in its row, so that only this id determines the row's
         # result.
@@ -122,8 +194,7 @@ class CaseWriter:
     ) -> Ids:
         feature = self.signature.features[name]
         if feature.row_splits is None:
-            # A dense feature's ids have shape [B, ...]; each size that the signature leaves open is _OPEN_SIZE.
-            inner = tuple(_OPEN_SIZE if size is None else size for size in self.id_shapes.get(name, (None,))[1:])
+            inner = self._inner(name)
             return self._draw(rng, name, rows * math.prod(inner), is_inside=is_inside).reshape(rows, *inner)
         lengths = _lengths(rng, feature, rows, is_inside)
         values = self._draw(rng, name, int(lengths.sum()), is_inside=is_inside)
@@ -160,6 +231,20 @@ class CaseWriter:
 
     def _vocabulary_size(self, name: str) -> int:
         return self.manifest.tables[self.manifest.features[name].table].vocabulary_size
+
+
+def case_writer(
+    artifact: Path, manifest: Manifest, signature: str, features: Collection[str] | None = None
+) -> CaseWriter:
+    """Returns the writer of requests for a signature of an artifact; features: only these, None: all."""
+    entry, inputs = manifest.signatures[signature], read_signatures(artifact / "saved_model.pb")[signature].inputs
+    if features is not None:
+        entry = replace(entry, features={key: entry.features[key] for key in features})
+    known = {key: inputs[feature.ids] for key, feature in entry.features.items() if feature.ids in inputs}
+    dtypes = {key: tensor.dtype for key, tensor in known.items()}
+    shapes = {key: tensor.shape or (None,) for key, tensor in known.items()}
+    weighted = {key for key, f in entry.features.items() if f.weights in inputs and not inputs[f.weights].is_optional}
+    return CaseWriter(manifest, entry, read_keys(artifact, manifest, dtypes), dtypes, shapes, frozenset(weighted))
 
 
 def _limit(feature: LookupFeature) -> int | None:
@@ -214,6 +299,12 @@ def _strangers(keys: Keys, count: int) -> Array:
         return _array(keys, list(_STRANGERS[:count]))
     highest = max((int(line) for line in keys.lines), default=0)
     return np.array([highest + step for step in (1, 2, 10**6, 10**12)][:count], np.int64)
+
+
+def _like(values: Array, value: object) -> Array:
+    array = np.empty(1, values.dtype)
+    array[0] = value
+    return array
 
 
 def _array(keys: Keys, items: list[bytes]) -> Array:

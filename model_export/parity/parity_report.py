@@ -29,6 +29,23 @@ class OutputParity:
 
 
 @dataclass(frozen=True, slots=True)
+class BitComparison:
+    """Answers of the server's own code, compared bit for bit with those of a graph in TensorFlow.
+
+    of: what answered; with_: what it was compared with.
+    requests: number of compared requests; refused: how many of them both sides refused.
+    rows, other_bits: rows of answers compared, and how many of them differ in some bit.
+    """
+
+    of: str
+    with_: str
+    requests: int = 0
+    refused: int = 0
+    rows: int = 0
+    other_bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceDifference:
     """Rows of one feature in which two lookups, or two MetaGraphs, differ for the same reason.
 
@@ -52,10 +69,12 @@ class DeviceDifference:
 class SignatureParity:
     """The result of comparing one signature's answers with reference answers.
 
-    reference: the numpy oracle for lookups; the trained model's recorded answers for predictions; "nothing" if there
-        are no recorded answers, so that the signature was only run.
+    reference: what the SavedModel's own signature, run in TensorFlow, was compared with: the numpy oracle for lookups;
+        the trained model's recorded answers for predictions; "nothing" if there are no recorded answers.
     cases: number of compared requests; refused: number of requests that the signature rightly refused.
     outputs: errors by output name (a lookup has one output per feature).
+    comparisons: answers of the server's own code, compared with graphs in TensorFlow.
+    uncompared: one sentence for each part of the signature that nothing was compared with.
     """
 
     kind: Literal["lookup", "predict"]
@@ -64,6 +83,14 @@ class SignatureParity:
     outputs: Mapping[str, OutputParity] = field(default_factory=dict)
     refused: int = 0
     differences: tuple[DeviceDifference, ...] = ()
+    comparisons: tuple[BitComparison, ...] = ()
+    uncompared: tuple[str, ...] = ()
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether at least one answer of the signature was compared."""
+        answered = sum(one.requests - one.refused for one in self.comparisons)
+        return answered > 0 or (self.cases > 0 and self.reference != "nothing")
 
     @property
     def max_absolute_error(self) -> float:
@@ -106,6 +133,8 @@ def _signature_json(parity: SignatureParity) -> dict[str, Any]:
     return {
         **dataclasses.asdict(parity),
         "differences": [dataclasses.asdict(difference) for difference in parity.differences],
+        "comparisons": [dataclasses.asdict(comparison) for comparison in parity.comparisons],
+        "uncompared": list(parity.uncompared),
         "max_absolute_error": parity.max_absolute_error,
         "max_relative_error": parity.max_relative_error,
     }

@@ -1,7 +1,9 @@
-"""Checks an artifact's files against its manifest, and its answers against the oracle and the recorded answers.
+"""Checks an artifact's files against its manifest, and its answers against the artifact's own graph in TensorFlow.
 
-Files are compared with manifest and index, lookups with the oracle, and predictions with the answers that the trained
-model gave at export.
+Files are compared with manifest and index. The graph of each lookup is compared with the oracle, and that of each
+prediction with the answers that the trained model gave at export. Then the server's own code is compared with the
+graphs: lookups on mapped tables, predictions whose lookups are cut out, and for a lookup that the exporter added the
+rows that a prediction gathers.
 """
 
 from __future__ import annotations
@@ -9,32 +11,38 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
+from model_export.answers.edges import Constants
+from model_export.answers.served import ServedAnswers
 from model_export.folder_checks import check_described
 from model_export.graphs.signature_names import RECORDED_PATH
 from model_export.graphs.signature_runner import (
     SERVE_TPU,
+    GraphFailedError,
     GraphRefusedError,
     SignatureRunner,
     meta_graph_tags,
     open_signatures,
 )
-from model_export.parity import oracle
 from model_export.parity.comparison import Comparison, differing_rows
 from model_export.parity.device_differences import DeviceComparison
 from model_export.parity.integrity import integrity_faults
 from model_export.parity.oracle import RefusedError, looked_up
-from model_export.parity.parity_cases import Case, CaseWriter
+from model_export.parity.parity_cases import Case, CaseWriter, case_writer
 from model_export.parity.parity_report import DeviceDifference, Disagreements, ParityReport, SignatureParity
 from model_export.parity.prediction_log import LoggedPrediction, read_predictions
 from model_export.parity.saved_table import Rows, read_tables
+from model_export.parity.served_checks import NotComparableError, ServedChecks, graph_answer
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import read_signatures
 from service.artifact.signature_rules import signature_faults
+from service.errors import ArtifactError
 from service.types import Array
 
 Recorded = Mapping[str, Sequence[LoggedPrediction]]
@@ -67,13 +75,17 @@ def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
     """
     faults: list[str] = []
     unfit = signature_faults(manifest, read_signatures(artifact / "saved_model.pb"))
-    notes: list[str] = []
     recorded = _recorded(artifact)
     tables = read_tables(artifact, manifest)
-    with open_signatures(artifact) as runner:
+    with open_signatures(artifact) as runner, ExitStack() as stack:
         if missing := sorted(set(manifest.signatures) - set(runner.names)):
             raise Disagreements([f"the SavedModel lacks signatures {missing}, it has {runner.names}"])
-        checks = _Checks(artifact, manifest, runner, tables)
+        try:
+            served = stack.enter_context(ServedAnswers(artifact, manifest))
+        except ArtifactError as error:
+            raise Disagreements([f"the server can not open {artifact}: {error.message}"]) from error
+        compared = ServedChecks(artifact, manifest, runner, served)
+        checks = _Checks(artifact, manifest, runner, tables, compared)
         signatures = {}
         for name, entry in manifest.signatures.items():
             if name in unfit:
@@ -82,16 +94,14 @@ def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
             elif entry.kind == "lookup":
                 signatures[name] = checks.lookup(name)
             else:
-                signatures[name] = checks.recorded(name, recorded.get(name, ()))
-                if not recorded.get(name):
-                    notes.append(f"signature {name!r}: no recorded answers, so its predictions were not checked")
+                signatures[name] = checks.prediction(name, recorded.get(name, ()))
         signatures = checks.with_device_differences(signatures)
         faults += checks.faults
     lowered: dict[str, SignatureParity] = {}
     if tuple(sorted(SERVE_TPU)) in meta_graph_tags(artifact):
         lowered, found = _check_lowered(artifact, manifest, tables, recorded)
         faults += found
-    report = ParityReport(signatures, lowered, tuple(notes))
+    report = ParityReport(signatures, lowered)
     if faults:
         raise Disagreements(faults, report)
     return report
@@ -106,26 +116,41 @@ def _recorded(artifact: Path) -> Recorded:
 
 
 class _Checks:
-    def __init__(self, artifact: Path, manifest: Manifest, runner: SignatureRunner, tables: Mapping[str, Rows]) -> None:
+    def __init__(
+        self,
+        artifact: Path,
+        manifest: Manifest,
+        runner: SignatureRunner,
+        tables: Mapping[str, Rows],
+        served: ServedChecks | None = None,
+    ) -> None:
         self._artifact, self._manifest, self._runner, self._tables = artifact, manifest, runner, tables
+        self._served = served
+        self._constants = Constants.of(artifact)
         self.faults: list[str] = []
 
     def lookup(self, name: str) -> SignatureParity:
-        comparison = Comparison(name, "oracle")
+        comparison = Comparison(name, "the oracle")
+        bits = None if self._served is None else self._served.lookup(name)
         writer, cases, refused = self._writer(name), 0, 0
         if (unfed := self._unfed(name)) is not None:
             self.faults.append(unfed)
             return SignatureParity("lookup", "oracle", 0)
-        for case in writer.lookup_cases():
+        for case in chain(writer.lookup_cases(), writer.edge_cases(self._constants)):
             inputs = self._inputs(name, case)
             expected = {} if case.refused else self._expected(name, writer, case)
             refusal = case.refused or ("" if expected else "features of one output that differ in their rows")
             try:
-                got = self._runner.run(name, inputs)
-            except GraphRefusedError as error:
+                got = graph_answer(self._runner, name, inputs)
+                if self._served is not None and bits is not None:
+                    bits.add(self._served.answer(name, inputs), got)
+            except NotComparableError as error:
+                self.faults.append(f"signature {name!r} can not be compared: {error}")
+                return SignatureParity("lookup", "oracle", 0)
+            if isinstance(got, str):
                 refused += 1
                 if not refusal:
-                    self.faults.append(f"signature {name!r} refuses a request that the manifest allows: {error}")
+                    self.faults.append(f"signature {name!r} refuses a request that the manifest allows: {got}")
                 continue
             if refusal:
                 self.faults.append(f"signature {name!r} answers what the manifest refuses: {refusal}")
@@ -134,16 +159,43 @@ class _Checks:
             comparison.add(got, expected)
             self._check_empty_rows(name, got, expected)
         self.faults += comparison.faults
-        return SignatureParity("lookup", "oracle", cases, comparison.outputs, refused)
+        parity = SignatureParity("lookup", "oracle", cases, comparison.outputs, refused)
+        if self._served is None or bits is None:
+            return parity
+        self.faults += bits.faults
+        gathered = self._served.gathered(name)
+        self.faults += [fault for counts in gathered.counts for fault in counts.faults]
+        results = (bits.result, *(counts.result for counts in gathered.counts))
+        return replace(parity, comparisons=results, uncompared=gathered.uncompared)
+
+    def prediction(self, name: str, predictions: Sequence[LoggedPrediction]) -> SignatureParity:
+        parity = self.recorded(name, predictions)
+        assert self._served is not None
+        try:
+            counts = self._served.prediction(name, predictions)
+        except NotComparableError as error:
+            self.faults.append(f"signature {name!r} can not be compared: {error}")
+            return parity
+        if counts is None:
+            # The server runs the artifact's own graph, so nothing but the recorded answers could disagree.
+            why = "the server runs the whole graph in TensorFlow, and no answers of the trained model were recorded"
+            return parity if predictions else replace(parity, uncompared=(why,))
+        self.faults += counts.faults
+        why = "TensorFlow refused every request that was tried"
+        uncompared = (why,) if counts.result.requests == counts.result.refused else ()
+        return replace(parity, comparisons=(counts.result,), uncompared=uncompared)
+
+    def _writer(self, name: str) -> CaseWriter:
+        return case_writer(self._artifact, self._manifest, name)
 
     def recorded(self, name: str, predictions: Sequence[LoggedPrediction]) -> SignatureParity:
         if not predictions:
             return SignatureParity("predict", "nothing", 0)
-        comparison = Comparison(name, "trained model")
+        comparison = Comparison(name, "the trained model")
         for prediction in predictions:
             try:
                 comparison.add(self._runner.run(name, prediction.inputs), prediction.outputs or {})
-            except (GraphRefusedError, ValueError) as error:
+            except (GraphRefusedError, GraphFailedError, ValueError) as error:
                 self.faults.append(f"signature {name!r} refuses a recorded request: {error}")
         self.faults += comparison.faults
         return SignatureParity("predict", "recorded answers", len(predictions), comparison.outputs)
@@ -165,16 +217,6 @@ class _Checks:
             result[name] = replace(parity, differences=comparison.differences(shared))
             self.faults += comparison.faults
         return result
-
-    def _writer(self, name: str) -> CaseWriter:
-        entry, infos = self._manifest.signatures[name], self._runner.inputs(name)
-        dtypes = {key: infos[feature.ids].dtype for key, feature in entry.features.items() if feature.ids in infos}
-        keys = oracle.read_keys(self._artifact, self._manifest, dtypes)
-        shapes = {
-            key: infos[feature.ids].shape or (None,) for key, feature in entry.features.items() if feature.ids in infos
-        }
-        weighted = {key for key, f in entry.features.items() if f.weights in infos and infos[f.weights].default is None}
-        return CaseWriter(self._manifest, entry, keys, dtypes, shapes, frozenset(weighted))
 
     def _check_empty_rows(self, name: str, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
         # The comparison skips numbers whose expected value is NaN, because a table may hold NaN. So check here that an
@@ -261,7 +303,7 @@ def _lowered_predictions(
     for prediction in predictions:
         try:
             got = runner.run(name, prediction.inputs)
-        except (GraphRefusedError, ValueError) as error:
+        except (GraphRefusedError, GraphFailedError, ValueError) as error:
             faults.append(f"signature {name!r} refuses a recorded request: {error}")
             continue
         for output, wanted in (prediction.outputs or {}).items():

@@ -18,7 +18,13 @@ from model_export.report.policies import bytes_words, lookup_words, signature_wo
 from model_export.report.projection import Projection
 from model_export.report.statistics import TableStatistics
 from model_export.report.svg import escape, short
-from model_export.report.text import agreement_words, difference_words, provenance_words, statistics_words
+from model_export.report.text import (
+    agreement_words,
+    comparison_words,
+    difference_words,
+    provenance_words,
+    statistics_words,
+)
 from model_export.statistics.table_health import Rows, TableHealth
 
 _CURVES_PER_CHART = 3
@@ -243,6 +249,12 @@ def parity_section(report: ArtifactReport) -> str:
         for difference in entry.differences
     ]
     found = table(("signature", "difference and reason"), differences) if differences else ""
+    served = [
+        [name, words]
+        for name, entry in _signatures(report.parity)
+        for words in (*map(comparison_words, entry.comparisons), *(f"not compared: {t}" for t in entry.uncompared))
+    ]
+    found += table(("signature", "the server's code against the graph"), served) if served else ""
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in report.parity.notes)
     when = "verified now" if report.disagreements is not None else "as the exporter found it"
     return section(f"Parity, {when}", errors, found, notes)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from model_export.parity.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
+from model_export.parity.parity_report import (
+    BitComparison,
+    DeviceDifference,
+    OutputParity,
+    ParityReport,
+    SignatureParity,
+)
 
 
 def parity_from_json(data: Mapping[str, Any]) -> ParityReport | None:
@@ -23,7 +29,6 @@ def _signature(data: Mapping[str, Any]) -> SignatureParity:
     parsed = {str(k): _output(v) for k, v in outputs.items()} if isinstance(outputs, Mapping) else {}
     if not parsed and "max_absolute_error" in data:
         parsed = {"(all outputs)": _output(data)}
-    differences = data.get("differences")
     reference = data.get("reference")
     return SignatureParity(
         kind="predict" if data.get("kind") == "predict" else "lookup",
@@ -31,10 +36,19 @@ def _signature(data: Mapping[str, Any]) -> SignatureParity:
         cases=_count(data.get("cases")),
         outputs=parsed,
         refused=_count(data.get("refused")),
-        differences=tuple(_difference(d) for d in differences if isinstance(d, Mapping))
-        if isinstance(differences, list)
-        else (),
+        differences=tuple(_difference(d) for d in _list(data.get("differences")) if isinstance(d, Mapping)),
+        comparisons=tuple(_comparison(c) for c in _list(data.get("comparisons")) if isinstance(c, Mapping)),
+        uncompared=tuple(str(text) for text in _list(data.get("uncompared"))),
     )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _comparison(data: Mapping[str, Any]) -> BitComparison:
+    counts = {name: _count(data.get(name)) for name in ("requests", "refused", "rows", "other_bits")}
+    return BitComparison(str(data.get("of", "")), str(data.get("with_", "")), **counts)
 
 
 def _output(data: Any) -> OutputParity:

@@ -9,7 +9,7 @@ from typing import Any
 
 from model_export.compaction.reduction_report import report_lines
 from model_export.graphs.reduced_table import REDUCED_KEY
-from model_export.parity.parity_report import DeviceDifference, ParityReport, SignatureParity
+from model_export.parity.parity_report import BitComparison, DeviceDifference, ParityReport, SignatureParity
 from model_export.report.document import ArtifactReport, MetaGraphReport, TableReport, TensorReport
 from model_export.report.findings import first_ids
 from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
@@ -50,10 +50,13 @@ def _parity_lines(parity: ParityReport) -> Iterator[str]:
 def agreement_words(parity: ParityReport | None) -> str:
     """Returns the summary of a verification without faults; it names the signatures that were not compared."""
     signatures = {} if parity is None else {**parity.signatures, **parity.lowered}
-    unchecked = [name for name, entry in signatures.items() if entry.reference == "nothing" or not entry.cases]
-    if not unchecked:
+    unchecked = [name for name, entry in signatures.items() if not entry.is_compared]
+    partly = [name for name, entry in signatures.items() if entry.is_compared and entry.uncompared]
+    if not unchecked and not partly:
         return "files, index, manifest and every signature agree"
-    return f"files, index, manifest and every signature compared agree; NOT compared: {', '.join(unchecked)}"
+    lacking = [f"NOT compared: {', '.join(unchecked)}"] if unchecked else []
+    lacking += [f"compared in part only: {', '.join(partly)}"] if partly else []
+    return f"files, index, manifest and every answer compared agree; {'; '.join(lacking)}"
 
 
 def _head(report: ArtifactReport) -> Iterator[str]:
@@ -179,11 +182,15 @@ def _parity(report: ArtifactReport) -> Iterator[str]:
 
 
 def _signature_parity(name: str, parity: SignatureParity) -> Iterator[str]:
-    is_compared = parity.reference != "nothing"
-    nothing = "only run, nothing to compare with" if parity.cases else "not checked, nothing to compare with"
-    against = f"against the {parity.reference}" if is_compared else nothing
     refused = f", {parity.refused} rightly refused" if parity.refused else ""
-    yield from _wrap(f"{name}  {parity.cases} cases {against}{refused}", "  ", "    ")
+    compared = f"{parity.cases} requests: its graph in TensorFlow against the {parity.reference}{refused}"
+    only_run = f"{parity.cases} requests only run: " if parity.cases else ""
+    what = compared if parity.reference != "nothing" else f"{only_run}no reference answers"
+    yield from _wrap(f"{name}  {what}", "  ", "    ")
+    for one in parity.comparisons:
+        yield from _wrap(comparison_words(one), "    = ", "      ")
+    for text in parity.uncompared:
+        yield from _wrap(f"not compared: {text}", "    ! ", "      ")
     for output, entry in parity.outputs.items():
         yield (
             f"    {clip(output, 40):40} max error {entry.max_absolute_error:8.1e}  "
@@ -191,6 +198,13 @@ def _signature_parity(name: str, parity: SignatureParity) -> Iterator[str]:
         )
     for difference in parity.differences:
         yield from _wrap(difference_words(difference), "    ~ ", "      ")
+
+
+def comparison_words(one: BitComparison) -> str:
+    """Describes one comparison with a graph as a sentence."""
+    both = f" ({one.refused:,} refused by both)" if one.refused else ""
+    bits = f"{one.other_bits:,} differ in their last bits" if one.other_bits else "equal to the bit"
+    return f"{one.of} against {one.with_}: {one.requests:,} requests{both}, {one.rows:,} rows, {bits}"
 
 
 def difference_words(difference: DeviceDifference) -> str:

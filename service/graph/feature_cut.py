@@ -1,16 +1,14 @@
-"""Finds the tensor of a graph that equals a feature's lookup, by comparing both on probe requests."""
+"""Finds the tensor of a graph that equals a feature's lookup bit for bit, by comparing both on probe requests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from service.errors import InvalidRequest
 from service.graph.flat_graph import FlatGraph
 from service.graph.graph_session import GraphSession
-from service.graph.probes import Constants, is_same_sum, requests
+from service.graph.probes import Constants, has_same_bits, requests
 from service.graph.table_reads import TableRead
 from service.graph.table_rows import Claim, rows_of
 from service.types import Array, SignatureSpec, Table, Tensors
@@ -31,10 +29,10 @@ def find_lookup(
     table: Table,
     session: GraphSession,
     feed: Callable[[Tensors], dict[str, Array]],
-) -> tuple[str, bool] | None:
-    """Returns the last candidate tensor that equals a feature's lookup on all probes, and whether it does bit by bit.
+) -> str | None:
+    """Returns the last candidate tensor whose bits equal those of a feature's lookup on all probes.
 
-    Returns None if no candidate equals the lookup.
+    Returns None if there is no such tensor: a sum that is added up in another order stays with the graph.
 
     Args:
       candidates: tensors that depend on the read, nearest first.
@@ -47,7 +45,7 @@ def find_lookup(
     if not known:
         return None
     tensors = [tensor for tensor, _ in known]
-    alive = {tensor: True for tensor in tensors}
+    alive = list(tensors)
     for request in requests(spec, claim.feature, table.info.vocabulary_size, known[-1][1], claim.keys):
         fed = feed(request)
         try:
@@ -56,13 +54,9 @@ def find_lookup(
             wanted = claim.lookup(request)
         except (tf.errors.OpError, InvalidRequest, ValueError):
             return None
-        for tensor, array in zip(tensors, computed, strict=True):
-            if tensor in alive:
-                if not is_same_sum(claim.feature, request, wanted, array):
-                    del alive[tensor]
-                elif not np.array_equal(wanted, array, equal_nan=True):
-                    alive[tensor] = False
-    return (list(alive)[-1], alive[list(alive)[-1]]) if alive else None
+        arrays = dict(zip(tensors, computed, strict=True))
+        alive = [tensor for tensor in alive if has_same_bits(wanted, arrays[tensor])]
+    return alive[-1] if alive else None
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:

@@ -55,6 +55,17 @@ def requests(
             yield _filled(spec, own | weights, len(lengths), random)
 
 
+def has_same_bits(wanted: Array, found: Array) -> bool:
+    """Says whether two arrays have the same dtype, shape and bits; any NaN equals any other NaN."""
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        return False
+    if wanted.dtype.kind not in "fV":
+        return np.array_equal(found, wanted)
+    bits = f"u{wanted.dtype.itemsize}"
+    same = np.ascontiguousarray(found).view(bits) == np.ascontiguousarray(wanted).view(bits)
+    return bool((same | (np.isnan(found) & np.isnan(wanted))).all())
+
+
 def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: Array) -> bool:
     """Says whether two lookup answers are equal up to the rounding of sums that were added in different orders.
 

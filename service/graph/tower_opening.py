@@ -1,8 +1,8 @@
 """Cuts signatures of a SavedModel into lookups and towers (the rest of the graph), and opens a session for the towers.
 
 A cut is made only if it is proven to be right: rows of a table are fed only if all readers of the table read single
-rows, and combined rows of a feature only if the graph's own tensor equals the lookup on probe requests. A signature
-that can not be cut is run with the whole graph, which is then loaded too.
+rows, and combined rows of a feature only if the graph's own tensor equals the lookup to the bit on probe requests. A
+signature that can not be cut is run with the whole graph, which is then loaded too.
 """
 
 from __future__ import annotations
@@ -210,11 +210,9 @@ def _cut(
         return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
 
     sources: dict[str, RowSource] = {}
-    exact = []
     for read in candidate.reads:
-        tensor, source, is_exact = _source(candidate, read, opened, mapped, feed)
+        tensor, source = _source(candidate, read, opened, mapped, feed)
         sources[tensor] = source
-        exact.append(is_exact)
     id_tensors = tuple(sorted({source.tensor for source in sources.values() if isinstance(source, ComputedRows)}))
     ends = [*candidate.outputs.values(), *(f"^{name}" for name in candidate.effects)]
     before = flat.ancestors(id_tensors, cut=frozenset(sources), follow=candidate.follow)
@@ -231,7 +229,6 @@ def _cut(
             "signature": spec.name,
             "combined": sum(isinstance(source, FeatureRows) for source in sources.values()),
             "single_rows": sum(not isinstance(source, FeatureRows) for source in sources.values()),
-            "is_exact": all(exact),
         },
     )
     return CutSignature(
@@ -271,7 +268,7 @@ def _source(
     opened: DenseSession,
     mapped: MappedTables,
     feed: Callable[[Tensors], dict[str, Array]],
-) -> tuple[str, RowSource, bool]:
+) -> tuple[str, RowSource]:
     spec, flat, table = candidate.spec, candidate.flat, mapped.tables[read.table]
     ids = read.ids
     while flat.nodes[node_of(ids)].op == "Identity":
@@ -283,13 +280,13 @@ def _source(
             continue
         found = find_lookup(claim, read, places, flat=flat, spec=spec, table=table, session=opened.session, feed=feed)
         if found is not None:
-            return found[0], FeatureRows(claim, table), found[1]
+            return found, FeatureRows(claim, table)
     dim = table.info.embedding_dim
     if direct is not None:
-        return read.rows, InputRows(direct, table, _row_shape(spec.inputs[direct].shape, dim)), True
+        return read.rows, InputRows(direct, table, _row_shape(spec.inputs[direct].shape, dim))
     sizes = opened.graph.get_tensor_by_name(read.ids).shape
     shape = None if sizes.rank is None else tuple(sizes.as_list())
-    return read.rows, ComputedRows(read.ids, table, _row_shape(shape, dim)), True
+    return read.rows, ComputedRows(read.ids, table, _row_shape(shape, dim))
 
 
 def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:

@@ -126,7 +126,8 @@ def test_export_to_tpu_adds_a_meta_graph_over_the_same_variables(tmp_path: Path)
         ["serve", "tpu"],
     ]
     lowered = verify_artifact(artifact).lowered["lookup_tpu_tensor_core"]
-    assert lowered.cases == 8 and lowered.max_relative_error < 1e-6
+    # 8 requests of lookup_cases(), and two features with edges of int32 in requests of up to 4 rows.
+    assert lowered.cases == 8 + 2 * 2 and lowered.max_relative_error < 1e-6
 
 
 def test_nan_in_a_table_refuses_the_export_unless_allowed(tmp_path: Path) -> None:
@@ -184,7 +185,11 @@ def test_every_policy_is_the_oracles_on_both_devices_and_in_the_lowered_graph(tm
     }
     # Lookups that are refused: ids -1 and 9 of plain, 9 of pruned, an unknown key of known, -1 and 3 of named (rows 0
     # to 11).
-    assert parity["lookup"]["refused"] == 2 + 1 + 1 + 2
+    refused = {name: parity[name]["comparisons"][0]["refused"] for name in parity}
+    assert refused == {name: parity[name]["refused"] for name in parity}
+    # Then the edges: up to 12 of each of these features.
+    assert 2 + 1 + 1 + 2 + 4 * 4 <= parity["lookup"]["refused"] <= 2 + 1 + 1 + 2 + 4 * 12
+    assert all(parity[name]["comparisons"][0]["other_bits"] == 0 for name in parity)
     # One row of 4 ids for each of the features defaulted, clamped, words and numbered, whose padded lookups have room
     # for 3 ids.
     assert parity["lookup_tpu_tensor_core"]["refused"] == parity["lookup"]["refused"] + 4

@@ -55,8 +55,17 @@ def test_every_signature_is_compared_with_its_reference(artifact: Path) -> None:
     }
     assert report.signatures["serving_default"].outputs["score"].rows == 1 + 17 + 64
     assert report.signatures["lookup"].outputs["a"].max_absolute_error == 0
-    assert report.signatures["lookup"].refused == 4
+    # Ids outside the table, one at a time: two of lookup_cases() for each feature, and six edges of int64 for each.
+    assert report.signatures["lookup"].refused == 2 * 2 + 2 * 6
     assert report.lowered == {} and report.notes == ()
+    (served, *gathered) = report.signatures["lookup"].comparisons
+    assert (served.of, served.with_) == ("the server's lookup", "the signature's graph in TensorFlow")
+    assert served.requests == report.signatures["lookup"].cases + report.signatures["lookup"].refused
+    assert served.refused == report.signatures["lookup"].refused and served.rows > 50 and served.other_bits == 0
+    # The model's predictions reduce the whole table, so they gather no rows, and the server runs them whole.
+    assert gathered == [] and len(report.signatures["lookup"].uncompared) == 2
+    assert "reads table 'tables/item" in report.signatures["lookup"].uncompared[0]
+    assert report.signatures["serving_default"].comparisons == ()
     assert json.loads(json.dumps(report.to_json()))["signatures"]["lookup"]["kind"] == "lookup"
     assert report.manifest_json() == json.loads((artifact / MANIFEST_PATH).read_text())["parity"]
 
@@ -83,7 +92,8 @@ def test_without_recorded_answers_predictions_are_not_checked_and_that_is_said(a
     (copy / "assets.extra/recorded_predictions").unlink()
     report = verify_artifact(copy)
     assert report.signatures["examples"].reference == "nothing"
-    assert len(report.notes) == 2 and "'serving_default': no recorded answers" in report.notes[0]
+    assert not report.signatures["examples"].is_compared
+    assert "no answers of the trained model were recorded" in report.signatures["serving_default"].uncompared[0]
 
 
 def test_all_faults_of_answers_are_told_with_what_was_compared(artifact: Path, tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def test_the_text_fits_a_terminal_and_tells_everything(report: ArtifactReport) -
         "lookup_tpu_tensor_core  (lookup on tpu_tensor_core, padded to 1, 4 rows)",
         "tags__values int64 [?]",
         "at most 3 ids (a longer row is refused)",
-        "7 cases against the oracle, 3 rightly refused",
+        "7 requests: its graph in TensorFlow against the oracle, 3 rightly refused",
         "tags differs from lookup in 2 of 9 rows by up to 0.5: cut at 3 ids; such as ids [1, 2, 3, 1]",
-        "lookup of {serve,tpu}, lowered to a CPU  1 cases only run, nothing to compare with",
+        "lookup of {serve,tpu}, lowered to a CPU  1 requests only run: no reference answers",
         "note: not all was checked",
         "train_loss  2 at epoch 1 -> 0.6667 at 3; lowest 0.6667 at 3",
         "1 of 2 steps; 2 examples with 3 ids, 2 each, 2 at most; 2 of 4 rows seen",
@@ -76,7 +76,7 @@ def test_the_text_fits_a_terminal_and_tells_everything(report: ArtifactReport) -
 def test_a_verification_ends_in_its_faults_or_says_that_there_are_none(report: ArtifactReport) -> None:
     checked = ParityReport({"lookup": SignatureParity("lookup", "oracle", 7)})
     shown = verification_text(Path("m/1"), checked, ())
-    assert "7 cases against the oracle" in shown
+    assert "7 requests: its graph in TensorFlow against the oracle" in shown
     assert shown.endswith("m/1: files, index, manifest and every signature agree\n")
     assert verification_text(Path("m/1"), None, ("a differs", "b differs")).endswith("  ! a differs\n  ! b differs\n")
 

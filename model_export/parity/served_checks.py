@@ -1,0 +1,179 @@
+"""Compares the server's own code with an artifact's graphs in TensorFlow, on requests at their edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from model_export.answers.edges import Constants
+from model_export.answers.gathered_rows import GatheredRows, NoGatherError, OpenedGather
+from model_export.answers.served import ServedAnswers, ServedRefusedError
+from model_export.answers.whole_requests import filled, undescribed_edges
+from model_export.graphs.signature_runner import GraphFailedError, GraphRefusedError, SignatureRunner
+from model_export.parity.comparison import BitCounts
+from model_export.parity.parity_cases import Case, case_writer
+from model_export.parity.prediction_log import LoggedPrediction
+from service.artifact.manifest import Manifest
+from service.errors import ServiceError
+from service.types import Array, RaggedIds
+
+# Numbers of rows of the requests by which cut and whole graphs are compared, beside requests at edges.
+_ROWS = (1, 7, 17)
+# An answer, or the text by which a request is refused.
+Answer = Mapping[str, Array] | str
+
+
+class NotComparableError(Exception):
+    """Raised if a graph or the server's code fails for another reason than the request; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredCounts:
+    """A lookup's features compared with the rows that predictions gather; uncompared: one sentence for each other."""
+
+    counts: tuple[BitCounts, ...]
+    uncompared: tuple[str, ...]
+
+
+class ServedChecks:
+    """The comparisons of the server's own code with the graphs of one artifact. Concurrency: one caller at a time."""
+
+    def __init__(self, artifact: Path, manifest: Manifest, runner: SignatureRunner, served: ServedAnswers) -> None:
+        self._artifact, self._manifest, self._runner, self._served = artifact, manifest, runner, served
+        self._constants = Constants.of(artifact)
+        self._graph: GatheredRows | None = None
+
+    def lookup(self, name: str) -> BitCounts | None:
+        """Returns empty counts for a lookup that the server answers from its tables; None for any other."""
+        if not self._served.has(name):
+            return None
+        return BitCounts(name, "the server's lookup", "the signature's graph in TensorFlow")
+
+    def answer(self, name: str, inputs: Mapping[str, Array]) -> Answer:
+        """Returns the answer of the server's code; raises NotComparableError."""
+        try:
+            return self._served.run(name, inputs)
+        except ServedRefusedError as error:
+            return str(error)
+        except ServiceError as error:
+            raise NotComparableError(f"the server's code fails: {error.message}") from error
+
+    def prediction(self, name: str, predictions: Sequence[LoggedPrediction]) -> BitCounts | None:
+        """Compares a prediction's graph whose lookups are cut out with the whole graph; None if it can not be cut.
+
+        Raises NotComparableError.
+        """
+        if not self._served.has(name):
+            return None
+        counts = BitCounts(name, "the graph with its lookups cut out", "the whole graph in TensorFlow")
+        for request in chain((dict(p.inputs) for p in predictions), self._edge_requests(name)):
+            wanted = graph_answer(self._runner, name, request)
+            counts.add(self.answer(name, request), wanted)
+        return counts
+
+    def gathered(self, name: str) -> GatheredCounts:
+        """Compares a lookup's features one by one with the rows that the graphs of predictions gather for them.
+
+        Features that no prediction of the manifest reads are left out: no graph but the lookup's own looks them up.
+        """
+        entry = self._manifest.signatures[name]
+        counts: list[BitCounts] = []
+        uncompared: list[str] = []
+        for feature in entry.features if entry.device == "cpu" else ():
+            for other, predict in self._manifest.signatures.items():
+                if predict.kind == "predict" and feature in predict.features:
+                    try:
+                        counts.append(self._gathered(name, feature, other))
+                    except NoGatherError as error:
+                        uncompared.append(f"feature {feature!r} with the rows that {other!r} gathers: {error}")
+        return GatheredCounts(tuple(counts), tuple(uncompared))
+
+    def _gathered(self, name: str, feature: str, predict: str) -> BitCounts:
+        """Sends each edge id or key of a feature alone to a lookup, and to a prediction's graph up to its gather."""
+        lookup = self._manifest.signatures[name].features[feature]
+        table = self._manifest.tables[self._manifest.features[feature].table]
+        if lookup.output is None or lookup.max_norm is not None or lookup.max_sequence_length is not None:
+            raise NoGatherError("the lookup does not answer single rows of the table")
+        if table.dtype != "float32":
+            raise NoGatherError(f"the lookup reads a table of {table.dtype}")
+        self._graph = self._graph or GatheredRows(self._artifact)
+        source = self._manifest.signatures[predict].features[feature]
+        opened = self._graph.open(predict, source.ids, table.variable)
+        counts = BitCounts(name, f"{feature!r} of the server's lookup", f"the rows that {predict!r} gathers")
+        try:
+            for value in self._single_values(feature, predict):
+                answer = self.answer_of(name, lookup.output, self._one(name, feature, value))
+                request = filled(self._served.specs[predict], self._one(predict, feature, value), 1)
+                counts.add(answer, _row_of_gather(opened, request))
+        finally:
+            opened.close()
+        return counts
+
+    def answer_of(self, name: str, output: str, inputs: Mapping[str, Array]) -> Answer:
+        """Returns the first vector in one output of a lookup, as {"row": [1, D]}, or the text of a refusal."""
+        try:
+            answer = self._served.run(name, inputs, outputs=(output,))[output]
+        except ServedRefusedError as error:
+            return str(error)
+        return {"row": answer.reshape(-1, answer.shape[-1])[:1]}
+
+    def _single_values(self, feature: str, predict: str) -> Iterator[Array]:
+        """Yields each edge id or key of a feature as an array of one; leaves out those that the lookup drops.
+
+        For an id that it drops, TensorFlow's safe lookup gathers row 0, and replaces that row by zeros afterwards.
+        """
+        writer = case_writer(self._artifact, self._manifest, predict, [feature])
+        for case in writer.edge_cases(self._constants):
+            ids = case.features[feature]
+            values = ids.values if isinstance(ids, RaggedIds) else ids.reshape(len(ids), -1)[:, 0]
+            for number in range(len(values)):
+                if not writer.is_dropped(feature, values[number : number + 1]):
+                    yield values[number : number + 1]
+
+    def _one(self, signature: str, feature: str, value: Array) -> dict[str, Array]:
+        lookup = self._manifest.signatures[signature].features[feature]
+        spec = self._served.specs[signature].inputs[lookup.ids]
+        if value.dtype != object and spec.dtype != "string":
+            value = value.astype(spec.dtype)
+        if lookup.row_splits is not None:
+            request = {lookup.ids: value, lookup.row_splits: np.array([0, 1])}
+            return request | ({lookup.weights: np.ones(1, np.float32)} if lookup.weights else {})
+        inner = [size or 1 for size in (spec.shape or (None,))[1:]]
+        return {lookup.ids: np.repeat(value, math.prod(inner)).reshape(1, *inner)}
+
+    def _edge_requests(self, name: str) -> Iterator[dict[str, Array]]:
+        spec, entry = self._served.specs[name], self._manifest.signatures[name]
+        fixed = {tensor.shape[0] for tensor in spec.inputs.values() if tensor.shape and tensor.shape[0] is not None}
+        if entry.features:
+            writer = case_writer(self._artifact, self._manifest, name)
+            edges: Iterator[Case] = iter(()) if fixed else writer.edge_cases(self._constants)
+            for case in chain(writer.predict_cases(tuple(fixed) or _ROWS), edges):
+                first = next(iter(case.features.values()))
+                rows = len(first.row_splits) - 1 if isinstance(first, RaggedIds) else len(first)
+                yield filled(spec, case.inputs(entry), rows)
+        sizes = sorted({table.vocabulary_size for table in self._manifest.tables.values()})
+        yield from undescribed_edges(spec, entry, sizes, self._constants, min(fixed, default=3))
+
+
+def graph_answer(runner: SignatureRunner, name: str, inputs: Mapping[str, Array]) -> Answer:
+    """Returns the answer of a signature's graph in TensorFlow, or its text of a refusal; raises NotComparableError."""
+    try:
+        return runner.run(name, inputs)
+    except GraphRefusedError as error:
+        return str(error)
+    except (GraphFailedError, ValueError) as error:
+        raise NotComparableError(f"its graph fails: {error}") from error
+
+
+def _row_of_gather(opened: OpenedGather, request: Mapping[str, Array]) -> Answer:
+    """Returns the first row that a prediction gathers for a request with one id, or the text of a refusal."""
+    found = opened.rows(request)
+    if found is None:
+        return "the graph refuses the request"
+    _, rows = found
+    return {"row": rows.reshape(-1, rows.shape[-1])[:1]}

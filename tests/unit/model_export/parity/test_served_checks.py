@@ -1,0 +1,114 @@
+"""verify compares the server's code with the model's own graph: cut predictions, and the rows that they gather."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_export.parity.comparison import BitCounts
+from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry
+
+pytestmark = pytest.mark.tf
+
+NUM_ROWS = 40
+LOOKUP = SignatureEntry("lookup", {"id": LookupFeature("id", output="id")}, "cpu")
+PREDICT = SignatureEntry("predict", {"id": LookupFeature("id")})
+KEY = "table/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def saved(tf: Any, folder: Path, ids_of: Any, then: Any = lambda rows: rows) -> Path:
+    """Saves a model: a prediction that gathers the rows of `ids_of(id)`, and a plain lookup, as adopt adds it."""
+    module = tf.Module()
+    module.table = tf.Variable(np.random.default_rng(2).standard_normal((NUM_ROWS, 8)).astype(np.float32))
+    spec = [tf.TensorSpec([None], tf.int64, "id")]
+
+    @tf.function(input_signature=spec)
+    def predict(id: Any) -> Any:
+        return {"score": then(tf.reduce_sum(tf.gather(module.table, ids_of(id)) * 2.0, axis=1))}
+
+    @tf.function(input_signature=spec)
+    def lookup(id: Any) -> Any:
+        return {"id": tf.gather(module.table, id)}
+
+    tf.saved_model.save(module, str(folder), signatures={"serving_default": predict, "lookup": lookup})
+    return folder
+
+
+def manifest_of(artifact: Path) -> Manifest:
+    """Returns a manifest that describes the lookup, and says that the prediction reads the same feature."""
+    from model_export.parity.integrity import VARIABLES_PREFIX, table_entry
+    from service.artifact.bundle import read_bundle
+
+    table = table_entry(artifact, KEY, read_bundle(artifact / VARIABLES_PREFIX)[KEY])
+    return Manifest({"t": table}, {"id": FeatureEntry("t")}, {"lookup": LOOKUP, "serving_default": PREDICT})
+
+
+def test_cut_predictions_and_gathered_rows_agree_at_edges(tf: Any, tmp_path: Path) -> None:
+    from model_export.parity.verify import check_parity
+    from model_export.report.text import agreement_words, verification_text
+
+    artifact = saved(tf, tmp_path / "1", lambda ids: ids)
+    report = check_parity(artifact, manifest_of(artifact))
+    (served, gathered), (cut,) = (report.signatures[name].comparisons for name in ("lookup", "serving_default"))
+    assert gathered.with_ == "the rows that 'serving_default' gathers"
+    # The edges -1, V and the limits of int64 among others are refused by both sides, one in a request.
+    assert min(served.refused, gathered.refused, cut.refused) >= 4
+    assert all(one.requests > one.refused and one.rows and not one.other_bits for one in (served, gathered, cut))
+    assert agreement_words(report) == "files, index, manifest and every signature agree"
+    text = verification_text(artifact, report, ())
+    assert f"the graph with its lookups cut out against the whole graph in TensorFlow: {cut.requests}" in text
+
+
+@pytest.mark.parametrize(
+    "ids_of",
+    [
+        lambda tf, ids: tf.where(ids == 17, tf.constant(3, tf.int64), ids),
+        lambda tf, ids: tf.where(ids >= 30, tf.zeros_like(ids), ids),
+        lambda tf, ids: tf.maximum(ids, 0),
+    ],
+    ids=["one_id_apart", "padded_table", "clamped"],
+)
+def test_a_lookup_that_is_not_the_predictions_is_found(tf: Any, tmp_path: Path, ids_of: Any) -> None:
+    from model_export.parity.parity_report import Disagreements
+    from model_export.parity.verify import check_parity
+
+    artifact = saved(tf, tmp_path / "1", lambda ids: ids_of(tf, ids))
+    with pytest.raises(
+        Disagreements, match="'lookup', 'id' of the server's lookup.* the rows that 'serving_default' gathers"
+    ):
+        check_parity(artifact, manifest_of(artifact))
+
+
+def test_a_graph_that_fails_is_a_fault_and_not_nothing_to_compare(tf: Any, tmp_path: Path) -> None:
+    from model_export.parity.parity_report import Disagreements
+    from model_export.parity.verify import check_parity
+
+    def fails(rows: Any) -> Any:
+        return rows + tf.cast(tf.strings.length(tf.io.read_file("no such file")), tf.float32)
+
+    artifact = saved(tf, tmp_path / "1", lambda ids: ids, fails)
+    with pytest.raises(Disagreements, match="'serving_default' can not be compared: its graph fails: NotFoundError"):
+        check_parity(artifact, manifest_of(artifact))
+
+
+def test_answers_of_one_side_only_and_other_numbers_are_faults() -> None:
+    counts = BitCounts("s", "ours", "theirs")
+    counts.add({"x": np.ones(2, np.float32)}, {"x": np.ones(2, np.float32)})
+    counts.add("refused", "refused too")
+    counts.add({"x": np.ones(2, np.float32)}, {"x": np.array([1, np.nextafter(np.float32(1), 2)], np.float32)})
+    assert counts.faults == []
+    assert (counts.result.requests, counts.result.refused) == (3, 1)
+    assert (counts.result.rows, counts.result.other_bits) == (4, 1)
+    counts.add("no", {"x": np.ones(2)})
+    counts.add({"x": np.ones(2)}, "no")
+    counts.add({"x": np.ones(2)}, {"x": np.array([1, 1.1])})
+    counts.add({"x": np.ones(2)}, {"x": np.ones(2, np.float32)})
+    assert counts.faults == [
+        "signature 's', ours refuses what theirs answers: no",
+        "signature 's', ours answers what theirs refuses: no",
+        "signature 's', ours: output 'x' differs from theirs by 0.1",
+        "signature 's', ours: output 'x' is float64, and float32 in theirs",
+    ]
