@@ -232,6 +232,14 @@ class _Copy:
             SIGNATURE_OF_DEVICE[device]: lookup_entry(model, device, batch_sizes=self._plan.batch_sizes)
             for device in devices
         }
+        if "cpu" in devices:
+            # The added lookup gives the same bits as the model's own graph.
+            name = SIGNATURE_OF_DEVICE["cpu"]
+            features = {
+                key: dataclasses.replace(one, summation=self._plan.summations.get(key, one.summation))
+                for key, one in lookups[name].features.items()
+            }
+            lookups[name] = dataclasses.replace(lookups[name], features=features)
         handles = {table: self._opened.handles_of(self._plan.tables[table]) for table in (t.name for t in model.tables)}
         add_lookups(self._artifact, model, lookups, handles)
         return lookups

@@ -15,7 +15,14 @@ from model_export.graphs.lookup_features import lookup_entry
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
 from model_export.graphs.signature_runner import InputInfo
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
-from service.artifact.manifest import FeatureEntry, LookupDevice, LookupFeature, SignatureEntry, VocabularyEntry
+from service.artifact.manifest import (
+    FeatureEntry,
+    LookupDevice,
+    LookupFeature,
+    SignatureEntry,
+    Summation,
+    VocabularyEntry,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class AdoptPlan:
     required: signatures that must be lookups; any other lookup that fails the comparison becomes a predict.
     added: devices to add a lookup signature for; None: "cpu" if no signature of the SavedModel is a lookup.
     added_model: tables and features of the added signatures; None if no lookup signature can be added.
+    summations: feature -> the order in which the model's graph adds up its rows.
     """
 
     tables: Mapping[str, str]
@@ -46,6 +54,7 @@ class AdoptPlan:
     required: frozenset[str] = frozenset()
     added: tuple[LookupDevice, ...] | None = None
     added_model: ModelSpec | None = None
+    summations: Mapping[str, Summation] = field(default_factory=dict)
     batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES
 
 
@@ -73,6 +82,7 @@ def plan_of_discovery(found: Discovery) -> AdoptPlan:
         reasons={one.name: one.reason for one in found.signatures if one.reason},
         inexact=frozenset(one.name for one in found.signatures if not one.is_exact),
         added_model=_model(found, features, vocabularies),
+        summations={key: one.summation for s in found.signatures for key, one in s.entry.features.items()},
     )
 
 

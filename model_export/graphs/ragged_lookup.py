@@ -85,7 +85,35 @@ def _combined(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, wei
         total = _tensorflows(shape, "sum", table, inside, weighted)
         counted = tf.cast(inside.row_lengths(), tf.float32) if weighted is None else tf.reduce_sum(weighted, axis=1)
         return total / tf.maximum(counted, 1.0)[:, None]
+    if lookup.summation != "in_order":
+        return _in_order_of(lookup, gathered(table, inside.flat_values), inside, weighted)
     return _tensorflows(shape, lookup.combiner, table, inside, weighted)
+
+
+def _in_order_of(lookup: LookupFeature, vectors: Any, ids: Any, weights: Any) -> Any:
+    """Combines the vectors of ragged ids in the order of additions that an adopted graph has (lookup.summation)."""
+    rows, count = ids.value_rowids(), ids.nrows()
+    if lookup.summation == "blocks_of_8":
+        combine = {
+            "sum": tf.sparse.segment_sum,
+            "mean": tf.sparse.segment_mean,
+            "sqrtn": tf.sparse.segment_sqrt_n,
+        }[str(lookup.combiner)]
+        return combine(vectors, tf.range(tf.size(rows)), rows, num_segments=count)
+    factors = tf.ones(tf.shape(rows)) if weights is None else weights.flat_values
+    total = _segment_sums(vectors * factors[:, None], rows, count)
+    if lookup.combiner == "sum":
+        return total
+    if lookup.combiner == "mean":
+        return tf.math.divide_no_nan(total, _segment_sums(factors, rows, count)[:, None])
+    return tf.math.divide_no_nan(total, tf.sqrt(_segment_sums(factors * factors, rows, count))[:, None])
+
+
+def _segment_sums(values: Any, rows: Any, count: Any) -> Any:
+    # segment_sum ends at the last row that has an id.
+    sums = tf.math.segment_sum(values, rows)
+    missing = tf.cast(count, tf.int32) - tf.shape(sums)[0]
+    return tf.concat([sums, tf.zeros(tf.concat([[missing], tf.shape(sums)[1:]], 0))], 0)
 
 
 def _tensorflows(shape: TableSpec, combiner: Any, table: Any, ids: Any, weights: Any) -> Any:

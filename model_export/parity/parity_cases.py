@@ -243,7 +243,8 @@ def case_writer(
     known = {key: inputs[feature.ids] for key, feature in entry.features.items() if feature.ids in inputs}
     dtypes = {key: tensor.dtype for key, tensor in known.items()}
     shapes = {key: tensor.shape or (None,) for key, tensor in known.items()}
-    weighted = {key for key, f in entry.features.items() if f.weights in inputs and not inputs[f.weights].is_optional}
+    weights = {key: inputs.get(feature.weights or "") for key, feature in entry.features.items()}
+    weighted = {key for key, tensor in weights.items() if tensor is not None and tensor.default is None}
     return CaseWriter(manifest, entry, read_keys(artifact, manifest, dtypes), dtypes, shapes, frozenset(weighted))
 
 
