@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,10 @@ _IDS_PER_ROW = 5
 # differ by 5 % on a busy machine.
 _LEAST_RATIO = 0.9
 _TURNS = 5
-# What integer inputs that no description names may hold: ids of any table, zeros, or row splits of as many ids as rows.
-Fill = Literal["ids", "zeros", "splits"]
-_FILLS: tuple[Fill, ...] = ("ids", "zeros", "splits")
+# What integer inputs that no description names may hold: ids of any table, zeros, row splits of as many ids as rows, or
+# indices and dense shape of a sparse matrix.
+Fill = Literal["ids", "zeros", "splits", "sparse"]
+_FILLS: tuple[Fill, ...] = ("ids", "zeros", "splits", "sparse")
 _SEED = 37
 
 
@@ -62,9 +63,10 @@ def measured(
             is_predict = one.entry.kind == "predict"
             for fill in _FILLS:
                 requests = _Requests(artifact, manifest, one.entry, spec, parsed, fill).by_rows()
-                compared, refusal = _agreement(trial, name, requests.values()) if is_predict else (0, "")
-                if compared or not refusal:
+                agreed = _agreement(trial, name, requests.values()) if is_predict else Agreement(0)
+                if agreed.is_known:
                     break
+            compared, refusal = agreed.compared, agreed.refusal
             ratio, times = None, None
             if not refusal:
                 # No choice depends on the ratio of a lookup: only the request is timed whose times the summary shows.
@@ -95,10 +97,20 @@ def _timed(trial: Trial, name: str, requests: Mapping[int, Mapping[str, Array]])
     return min(one.ratio for one in rates.values()), Times(1 / largest.whole, 1 / largest.cut, max(rates))
 
 
-def _agreement(trial: Trial, name: str, requests: Collection[Mapping[str, Array]]) -> tuple[int, str]:
-    """Runs requests with and without lookups cut out; returns how many answers are equal bit by bit, and "" or why the
-    lookups must not be cut out.
+class Agreement(NamedTuple):
+    """The result of a comparison of a cut graph with the whole graph.
+
+    compared: number of answers that are equal bit by bit. refusal: why the lookups must not be cut out, or "".
+    is_known: False if TensorFlow refused so many requests that nothing is known.
     """
+
+    compared: int
+    refusal: str = ""
+    is_known: bool = True
+
+
+def _agreement(trial: Trial, name: str, requests: Collection[Mapping[str, Array]]) -> Agreement:
+    """Runs requests with lookups cut out of the graph and with the whole graph, and compares the answers."""
     compared, error = 0, None
     for request in requests:
         cut, whole = trial.outputs(name, request)
@@ -107,17 +119,18 @@ def _agreement(trial: Trial, name: str, requests: Collection[Mapping[str, Array]
                 error = whole
                 continue
             refused = f"{cut if isinstance(cut, ServiceError) else whole}".partition("\n")[0]
-            return compared, f"a request would be refused only with, or only without, its lookups cut out: {refused}"
+            return Agreement(compared, f"only with, or only without, its lookups cut out, a request fails: {refused}")
         if cut.keys() != whole.keys() or any(cut[o].tobytes() != whole[o].tobytes() for o in cut):
-            return compared, "answers would differ in some bits if its lookups were cut out"
+            return Agreement(compared, "answers would differ in some bits if its lookups were cut out")
         compared += 1
     if compared < len(requests) // 2:
         told = f"{error}".partition("\n")[0]
-        return compared, (
+        refusal = (
             f"its lookups are not cut out: TensorFlow refused {len(requests) - compared} of {len(requests)} random "
             f"requests, so their answers could not be compared: {told}"
         )
-    return compared, ""
+        return Agreement(compared, refusal, is_known=False)
+    return Agreement(compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +203,17 @@ def _filler(spec: SignatureSpec, name: str, rows: int, random: np.random.Generat
         return np.zeros(rows + 1, tensor.numpy_dtype)
     values = {part for names in spec.ragged_names for part in (names.values, names.weights)}
     shape = tensor.shape if tensor.shape is not None else (None,)
-    sizes = (0 if name in values else rows, *(size or _IDS_PER_ROW for size in shape[1:])) if shape else ()
+    first = 0 if name in values else (shape[0] if shape else None) or rows
+    sizes = (first, *(size or _IDS_PER_ROW for size in shape[1:])) if shape else ()
     dtype = tensor.numpy_dtype or np.dtype(object)
     if dtype.kind == "O":
         return np.full(sizes, b"", object)
     if dtype.kind not in "iu":
         return np.asarray(random.uniform(-1, 1, sizes)).astype(dtype)
-    if fill == "splits" and len(sizes) == 1:
+    if fill == "splits" and shape == (None,):
         return np.array([0, *np.sort(random.integers(0, rows + 1, rows - 1)), rows], dtype)
+    if fill == "sparse" and shape in ((None, 2), (2,)):
+        # Indices and dense shape of a sparse matrix with one id in each row.
+        return np.array([[row, 0] for row in range(rows)] if len(sizes) == 2 else [rows, 1], dtype)
     # Ids that no description names may belong to a small table, so only two different ones are sent.
     return np.asarray(random.integers(0, 2 if fill == "ids" else 1, sizes)).astype(dtype)
