@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from loadtest.foreign.kinds import InputSpec, Tensors
 from loadtest.foreign.reference import Reference, read_specs
 
@@ -22,6 +24,8 @@ class _Feature:
     signature, wanted: the signature and output of the reference that has the feature's rows.
     names: input of the lookup -> input of the reference's signature.
     is_flat: whether the lookup takes the keys of all rows one after the other, without the shape of the original's.
+    row_splits: input of the original with row splits, if the lookup answers empty rows at the end of a request that
+        the graph may leave out; otherwise "".
     """
 
     output: str
@@ -29,6 +33,7 @@ class _Feature:
     wanted: str
     names: Mapping[str, str]
     is_flat: bool
+    row_splits: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,10 @@ class AddedLookup:
     @property
     def specs(self) -> dict[str, InputSpec]:
         """The inputs of the original model that the lookup's features have."""
-        signatures = self.reference.signatures
-        return {given: signatures[one.signature][given] for one in self.features for given in one.names.values()}
+        found: dict[str, InputSpec] = {}
+        for one in self.features:
+            found |= self.reference.signatures[one.signature]
+        return found
 
     def request(self, tensors: Tensors) -> Tensors:
         """Returns a request to the lookup, of a request's inputs to the original model."""
@@ -59,6 +66,9 @@ class AddedLookup:
         for one in self.features:
             inputs = {given: tensors[given] for given in self.reference.signatures[one.signature]}
             rows = self.reference.predict(one.signature, inputs)[one.wanted]
+            if one.row_splits:
+                missing = len(tensors[one.row_splits]) - 1 - len(rows)
+                rows = np.concatenate([rows, np.zeros((max(0, missing), *rows.shape[1:]), rows.dtype)])
             found[one.output] = rows.reshape(-1, rows.shape[-1]) if one.is_flat else rows
         return found
 
@@ -110,7 +120,10 @@ def _matched(
                 raise LookupError(f"{feature!r} takes {taken.dtype} keys in place of {given.dtype}")
             pairs = {added[part]: entry[part] for part in _PARTS if added[part] and entry[part]}
             outputs = reference.outputs(signature)
-            wanted = "combined" if added["combiner"] else "rows"
+            wanted = "combined" if added["combiner"] else "bounded" if added["max_norm"] else "rows"
             is_flat = taken.shape is not None and given.shape is not None and len(taken.shape) < len(given.shape)
-            return _Feature(added["output"], signature, wanted if wanted in outputs else outputs[0], pairs, is_flat)
+            wanted = wanted if wanted in outputs else outputs[0]
+            keeps = added["combiner"] and added["trailing_empty_rows"] == "keep"
+            row_splits = entry["row_splits"] if keeps and entry["row_splits"] in specs else ""
+            return _Feature(added["output"], signature, wanted, pairs, is_flat, row_splits)
     raise LookupError(f"no signature of the original has the feature {feature!r}")

@@ -43,6 +43,7 @@ class Plan:
     rounds: number of turns of each server.
     scale: factor on the rows of all tables.
     together: number of models in one pair of servers.
+    times_adoption: whether adopt times both forms of a graph; otherwise it cuts all described lookups out.
     """
 
     requests: int = 500
@@ -50,6 +51,7 @@ class Plan:
     rounds: int = 3
     scale: int = 1
     together: int = 10
+    times_adoption: bool = True
 
 
 @dataclass(slots=True)
@@ -131,7 +133,9 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
         [model.name for model in waiting],
         originals,
         adopted_to,
-        cuts_all=lambda name: bool(words[name]) and zlib.crc32(name.encode()) % _TIMED_SHARE != 0,
+        cuts_all=lambda name: (
+            not plan.times_adoption or bool(words[name]) and zlib.crc32(name.encode()) % _TIMED_SHARE != 0
+        ),
     )
     yield from (_not_adopted(model, adopted[model.name]) for model in waiting if _is_refused(model, adopted))
     waiting = [model for model in waiting if not _is_refused(model, adopted)]

@@ -30,7 +30,7 @@ _STRINGS = (
         b"tab\tand",
         b"no such key",
         b"No Such KEY",
-        b"x" * 300,
+        b"x" * 70,
     ),
     *(b"18446744073709551616", b"9223372036854775807", b"-9223372036854775808", b"https://a.org/b", b"a-b", b"c.d"),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.foreign.kinds import Edges, ExampleEdges, Kind, Numbers, edge_keys
 from loadtest.foreign.models import GATHERED, ForeignModel, Rows
-from loadtest.foreign.random_combiners import Keyed, combined, gathered, ids_read
+from loadtest.foreign.random_combiners import Keyed, combined, gathered, ids_read, read_table
 from loadtest.foreign.random_models import Construction, Feature, Table, construction_of
 from loadtest.foreign.random_steps import AsText, Bounded, Hashed, KerasLayer, Step, Vocabulary, chain, edges_of
 from loadtest.foreign.random_tables import Tower, normal
@@ -133,13 +133,15 @@ class _Graph:
             self.kept.append(self._tower.variables)
 
     def vectors(self, one: Feature, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the rows of a feature, one for each id, and its combined vectors."""
-        table, params = self.made.table(one), self.params[one.table]
+        """Returns a feature's rows, one for each id, the rows scaled to its max_norm, and its combined vectors."""
+        table = self.made.table(one)
+        params = read_table(one, table, self.params[one.table])
         keyed = _keyed(self.made, one, self._steps[one.name], inputs)
         rows = gathered(one, table, params, ids_read(one, keyed.ids))
         if one.combiner == "mean_not_minus_1":
             return {"rows": rows, "combined": _mean_of_read(rows, keyed.ids)}
-        return {"rows": rows, "combined": combined(one, table, params, keyed)}
+        bounded = {"bounded": gathered(one, table, params, keyed.ids, one.max_norm)} if one.max_norm else {}
+        return {"rows": rows, "combined": combined(one, table, params, keyed), **bounded}
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the outputs of the model."""

@@ -30,14 +30,38 @@ class Keyed:
         return tf.RaggedTensor.from_row_splits(values, self.splits).to_sparse()
 
 
-def gathered(feature: Feature, table: Table, params: Any, ids: Any) -> Any:
-    """Returns the row of each id, as the model reads it."""
+def read_table(feature: Feature, table: Table, params: Any) -> Any:
+    """Returns the table as the graph changes it before it gathers rows; see random_models.READS."""
     import tensorflow as tf
 
-    if table.parts > 1 or feature.max_norm:
-        lookup = tf.compat.v1.nn.embedding_lookup
-        return lookup(params, ids, partition_strategy=table.strategy, max_norm=feature.max_norm)
+    if feature.layer == "zero_row":
+        return tf.concat([tf.zeros([1, table.dim], params.dtype), params], 0)
+    if feature.layer == "cast_table":
+        return tf.cast(params, tf.float32)
+    if feature.layer == "normalized":
+        return tf.math.l2_normalize(params, 1)
+    if feature.layer == "sliced":
+        return params[: max(1, table.rows - 1)]
+    return tf.reverse(params, [0]) if feature.layer == "reversed" else params
+
+
+def gathered(feature: Feature, table: Table, params: Any, ids: Any, max_norm: float | None = None) -> Any:
+    """Returns the row of each id, as the model reads it from the table or from what read_table() made of it."""
+    import tensorflow as tf
+
+    if feature.layer == "one_hot":
+        return tf.linalg.matmul(tf.one_hot(ids, table.rows, dtype=params.dtype)[..., None, :], params)[..., 0, :]
+    if table.parts > 1 or max_norm:
+        return tf.compat.v1.nn.embedding_lookup(params, ids, partition_strategy=table.strategy, max_norm=max_norm)
     return tf.gather(params, ids)
+
+
+def _after_gather(feature: Feature, rows: Any, ids: Any) -> Any:
+    import tensorflow as tf
+
+    if feature.layer == "zeroed":
+        return rows * tf.cast(tf.not_equal(ids, 0), rows.dtype)[..., None]
+    return rows * tf.cast(rows.shape[-1] ** 0.5, rows.dtype) if feature.layer == "scaled" else rows
 
 
 def combined(feature: Feature, table: Table, params: Any, keyed: Keyed) -> Any:
@@ -54,7 +78,7 @@ def combined(feature: Feature, table: Table, params: Any, keyed: Keyed) -> Any:
         segment = {"sum": tf.sparse.segment_sum, "mean": tf.sparse.segment_mean, "sqrtn": tf.sparse.segment_sqrt_n}
         count = tf.size(keyed.splits) - 1
         return segment[name](params, keyed.ids, _row_numbers(keyed.splits), num_segments=count)
-    rows = gathered(feature, table, params, keyed.ids)
+    rows = _after_gather(feature, gathered(feature, table, params, keyed.ids, feature.max_norm), keyed.ids)
     if feature.combiner == "none":
         return rows
     if feature.combiner in ("sum", "mean"):

@@ -23,6 +23,7 @@ from loadtest.foreign.random_steps import (
     Bucketed,
     CastTo,
     Clipped,
+    Conditional,
     Cut,
     Hashed,
     KerasLayer,
@@ -49,6 +50,12 @@ _NAME = re.compile(r"random_(\d+)_(\d+)$")
 # One model in this many has a table of up to 2^22 rows; the others have at most 70,000.
 _LARGE_EVERY, _MOST_ROWS, _USUAL_ROWS = 10, 2**22, 70_000
 _DIMS = (1, 2, 3, 4, 5, 8, 13, 16, 32)
+# What a graph does with a table before it gathers rows (a row of zeros before the first one, a cast, rows of norm 1,
+# all rows but the last, the reverse order), how it gathers them (a product with a one-hot matrix), and what it does
+# with the rows (zeros for id 0, times the root of the width, as transformers do).
+READS = ("zero_row", "cast_table", "normalized", "sliced", "reversed", "one_hot", "zeroed", "scaled")
+# Largest number of columns of a one-hot matrix.
+_MOST_ONE_HOT = 2000
 # Largest number of numbers in a table.
 _MOST_NUMBERS = 2**24
 _FRAMEWORKS: tuple[Framework, ...] = (
@@ -95,7 +102,8 @@ class Feature:
         and "many": a field of a tf.Example that has one key, or any number.
     combiner: a name of random_combiners.COMBINERS; "none" keeps each row.
     table: the name of the table; features may share one.
-    layer: a special kind of Keras' embedding layer: "mixed_bfloat16", "reversible", "int8", "lora", else "".
+    layer: a special kind of Keras' embedding layer: "mixed_bfloat16", "reversible", "int8", "lora"; or what a graph of
+        TensorFlow's ops does with its table or the rows that it gathers: one of READS; else "".
     """
 
     name: str
@@ -223,7 +231,11 @@ class _Composer:
         layer = ""
         if self._framework == "keras3" and self._chance(0.2):
             layer = self._one(("mixed_bfloat16", "reversible", "int8", "lora"))
+        if self._framework == "module" and self._chance(0.2):
+            layer = self._one(READS)
         fitting = [table for table in tables if table.rows >= rows]
+        if layer == "one_hot" and rows > _MOST_ONE_HOT:
+            layer = "scaled"
         if fitting and self._chance(0.3) and not layer and self._framework != "columns":
             table = fitting[0]
         else:
@@ -337,6 +349,8 @@ class _Composer:
         row = int(self._rng.integers(size))
         last = self._one((0, size - 1, row))
         kind = self._rng.integers(10)
+        if self._chance(0.04):
+            return Conditional(row, last), size
         if kind == 0 or (kind == 9 and size < 4):
             return Retired(row, self._one((0, last))), size
         if kind == 1:

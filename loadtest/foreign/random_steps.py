@@ -387,6 +387,27 @@ class Shifted(Step):
 
 
 @dataclass(frozen=True)
+class Conditional(Step):
+    """Keys that all become one key if one of the request's keys is a certain one, by control flow of the graph."""
+
+    key: Key
+    replacement: Key
+
+    def prepare(self, kept: list[Any]) -> Apply:
+        import tensorflow as tf
+
+        def apply(keys: Any) -> Any:
+            key, replacement = (tf.constant(value, keys.dtype) for value in (self.key, self.replacement))
+            has_key = tf.reduce_any(tf.equal(keys, key))
+            return tf.cond(has_key, lambda: tf.fill(tf.shape(keys), replacement), lambda: tf.identity(keys))
+
+        return apply
+
+    def edges(self) -> Iterable[Key]:
+        return (self.key, self.replacement)
+
+
+@dataclass(frozen=True)
 class Masking(Step):
     """The low bits of integers, as a graph of a table of 2^n rows keeps them."""
 

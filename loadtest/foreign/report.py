@@ -81,8 +81,20 @@ def summary(results: Iterable[ModelResult]) -> str:
     )
 
 
+def findings(result: ModelResult) -> list[str]:
+    """Returns lines on a model that adopt refused, or whose answers differ: the model in words, and an example."""
+    reason = result.fault or (result.adopted.reason if result.adopted else "")
+    lines = [f"{verdict(result).upper()} {result.name}" + (f": {_short(reason)}" if reason else "")]
+    lines += [f"    {line.strip()[:_WORDS_CHARS]}" for line in result.words.splitlines()]
+    for name, signature in result.signatures.items():
+        for wire, tally in signature.adopted.items():
+            if tally.reasons:
+                lines.append(f"    {name} {wire}: {tally.asked - tally.equal} of {tally.asked}: {tally.example}")
+    return lines + [f"    not compared: {reason}" for reason in result.not_compared]
+
+
 def random_summary(results: Sequence[ModelResult], command: Callable[[str], str]) -> list[str]:
-    """Returns lines on random models: how many were described in which way, and all that is wrong.
+    """Returns lines on random models: all that is wrong, and how many were described in which way.
 
     Args:
       command: returns the command that tests a model again, by its name.
@@ -92,19 +104,9 @@ def random_summary(results: Sequence[ModelResult], command: Callable[[str], str]
     for result in results:
         kind = verdict(result)
         counts[kind] += 1
-        runs = result.adopted.runs.values() if result.adopted else ()
-        counts.update(f"signatures: {run}" for run in runs)
-        if kind == "equal":
-            continue
-        reason = result.fault or (result.adopted.reason if result.adopted else "")
-        lines.append(f"{kind.upper()} {result.name}" + (f": {_short(reason)}" if reason else ""))
-        lines += [f"    {line.strip()[:_WORDS_CHARS]}" for line in result.words.splitlines()]
-        for name, signature in result.signatures.items():
-            for wire, tally in signature.adopted.items():
-                if tally.reasons:
-                    lines.append(f"    {name} {wire}: {tally.asked - tally.equal} of {tally.asked}: {tally.example}")
-        lines += [f"    not compared: {reason}" for reason in result.not_compared]
-        lines.append(f"    {command(result.name)}")
+        counts.update(f"signatures: {run}" for run in (result.adopted.runs.values() if result.adopted else ()))
+        if kind != "equal":
+            lines += [*findings(result), f"    {command(result.name)}"]
     return [*lines, "; ".join(f"{count} {what}" for what, count in sorted(counts.items()))]
 
 
