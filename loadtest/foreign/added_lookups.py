@@ -69,7 +69,8 @@ class AddedLookup:
             if one.row_splits:
                 missing = len(tensors[one.row_splits]) - 1 - len(rows)
                 rows = np.concatenate([rows, np.zeros((max(0, missing), *rows.shape[1:]), rows.dtype)])
-            found[one.output] = rows.reshape(-1, rows.shape[-1]) if one.is_flat else rows
+            # A lookup answers float32, whatever the dtype of the table.
+            found[one.output] = (rows.reshape(-1, rows.shape[-1]) if one.is_flat else rows).astype(np.float32)
         return found
 
 
@@ -116,14 +117,14 @@ def _matched(
                 continue
             given, taken = specs[entry["ids"]], own[added["ids"]]
             # The server turns keys into rows, by the manifest's vocabulary; the SavedModel's own lookup takes rows.
-            if given.dtype.kind != taken.dtype.kind and manifest["features"][feature]["vocabulary"] is None:
+            if given.dtype.kind != taken.dtype.kind and manifest["features"][feature].get("vocabulary") is None:
                 raise LookupError(f"{feature!r} takes {taken.dtype} keys in place of {given.dtype}")
-            pairs = {added[part]: entry[part] for part in _PARTS if added[part] and entry[part]}
+            pairs = {added[part]: entry[part] for part in _PARTS if added.get(part) and entry.get(part)}
             outputs = reference.outputs(signature)
-            wanted = "combined" if added["combiner"] else "bounded" if added["max_norm"] else "rows"
+            wanted = "combined" if added.get("combiner") else "bounded" if added.get("max_norm") else "rows"
             is_flat = taken.shape is not None and given.shape is not None and len(taken.shape) < len(given.shape)
             wanted = wanted if wanted in outputs else outputs[0]
-            keeps = added["combiner"] and added["trailing_empty_rows"] == "keep"
-            row_splits = entry["row_splits"] if keeps and entry["row_splits"] in specs else ""
-            return _Feature(added["output"], signature, wanted, pairs, is_flat, row_splits)
+            keeps = added.get("combiner") and added.get("trailing_empty_rows", "keep") == "keep"
+            row_splits = entry["row_splits"] if keeps and entry.get("row_splits") in specs else ""
+            return _Feature(added.get("output") or feature, signature, wanted, pairs, is_flat, row_splits)
     raise LookupError(f"no signature of the original has the feature {feature!r}")

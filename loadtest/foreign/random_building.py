@@ -41,12 +41,7 @@ def _is_parsed(made: Construction) -> bool:
 
 
 def _has_sparse_inputs(made: Construction) -> bool:
-    # Half of the models of feature columns take tf.Examples, the others sparse tensors.
-    return made.framework == "columns" and int(made.name.rpartition("_")[2]) % 2 == 0 and not _crossed(made)
-
-
-def _crossed(made: Construction) -> bool:
-    return any(one.weights for one in made.features)
+    return made.framework == "columns" and made.has_variant
 
 
 def _inputs(made: Construction) -> dict[str, Kind]:
@@ -207,7 +202,7 @@ def _build_module(made: Construction, folder: Path) -> None:
         return tf.function(lambda **inputs: call(inputs)).get_concrete_function(**specs)
 
     signatures = {"serving_default": function(graph.outputs, _all_specs(made))}
-    if made.tower != "none" and len(made.name) % 2:
+    if made.tower != "none" and made.has_variant:
         first = made.features[0]
         signatures["first"] = function(lambda i: {"vector": graph.vectors(first, i)["combined"]}, _specs(made, first))
     tf.saved_model.save(module, str(folder), signatures=signatures)
@@ -229,7 +224,7 @@ def _session_variables(made: Construction) -> dict[str, Any]:
             shape=[table.rows, table.dim] if table.parts > 1 else None,
             dtype=tf.as_dtype(table.dtype),
             partitioner=v1.fixed_size_partitioner(table.parts) if table.parts > 1 else None,
-            use_resource=len(made.name) % 3 != 0,
+            use_resource=not made.has_variant,
         )
     return found
 
@@ -409,7 +404,10 @@ def _build_keras(made: Construction, folder: Path, keras: Any) -> None:
             archive.add_endpoint(name, part.call, [{name: _specs(made, _feature(made, name))[name]}])
         archive.write_out(_gathered_folder(folder), verbose=False)
         return
-    (model.export if len(made.name) % 2 else lambda path: tf.saved_model.save(model, path))(str(folder))
+    if made.has_variant:
+        tf.saved_model.save(model, str(folder))
+    else:
+        model.export(str(folder))
     holder = tf.Module()
     holder.parts, holder.kept = parts, kept
     signatures = {

@@ -109,7 +109,8 @@ def _by_lookup(feature: Feature, table: Table, params: Any, keyed: Keyed, kind: 
     import tensorflow as tf
 
     nn = tf.compat.v1.nn
-    weights = None if keyed.weights is None else keyed.sparse(tf.cast(keyed.weights, table.dtype))
+    dtype = "float32" if feature.layer == "cast_table" else table.dtype
+    weights = None if keyed.weights is None else keyed.sparse(tf.cast(keyed.weights, dtype))
     options = {"combiner": name, "max_norm": feature.max_norm, "partition_strategy": table.strategy}
     if kind.startswith("safe"):
         default = 0 if kind == "safe_default" else None

@@ -134,6 +134,8 @@ class Construction:
     """A random model: what a framework is asked to build.
 
     tower: "none", "concat", "dense", "dot" or "cosine". numbers: width of an input of numbers; 0: none.
+    has_variant: whether the less usual form is taken: a second signature of a module, reference variables of a session,
+        sparse inputs of feature columns in place of tf.Examples, tf.saved_model.save in place of tf_keras' export.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Construction:
     tables: tuple[Table, ...]
     tower: str
     numbers: int = 0
+    has_variant: bool = False
 
     def table(self, feature: Feature) -> Table:
         """Returns the table of a feature."""
@@ -150,9 +153,8 @@ class Construction:
     @property
     def words(self) -> str:
         """The construction in words, on one line for each feature."""
-        lines = [
-            f"{self.name}: {self.framework}, tower {self.tower}" + (f", {self.numbers} numbers" * bool(self.numbers))
-        ]
+        more = (f", {self.numbers} numbers" if self.numbers else "") + (", variant" if self.has_variant else "")
+        lines = [f"{self.name}: {self.framework}, tower {self.tower}{more}"]
         for one in self.features:
             table = self.table(one)
             steps = " -> ".join(step.words for step in one.steps)
@@ -222,7 +224,11 @@ class _Composer:
         if tower != "none":
             features = [dataclasses.replace(one, combiner=_of_all_rows(one.combiner)) for one in features]
         numbers = 3 if tower in ("concat", "dense") and not is_parsed and self._chance(0.3) else 0
-        return Construction(self._name, self._framework, tuple(features), tuple(tables.values()), tower, numbers)
+        # Weights of a feature column are a field of a tf.Example.
+        has_variant = self._chance(0.4) and not (self._framework == "columns" and any(one.weights for one in features))
+        return Construction(
+            self._name, self._framework, tuple(features), tuple(tables.values()), tower, numbers, has_variant
+        )
 
     def _feature(self, name: str, is_parsed: bool, tables: Sequence[Table]) -> tuple[Feature, Table]:
         dtype, form = self._input(is_parsed)
@@ -374,7 +380,7 @@ class _Composer:
             return Absolute(), size
         if kind == 8:
             return Listed(tuple(sorted({int(i) for i in self._rng.integers(0, size, 3)})), last), size
-        return Clipped(1, size - 2), size
+        return (Clipped(1, size - 2) if size > 3 else Absolute()), size
 
     def _keyed_integers(self, steps: list[Step], size: int, dtype: str) -> tuple[list[Step], int]:
         if self._has_stock_layers and self._chance(0.7):
