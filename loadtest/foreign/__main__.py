@@ -51,8 +51,8 @@ def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Names
             # The file of results is written after each model, so that results remain if a long run is stopped.
             arguments.json.write_text(json.dumps([found.as_json() for found in results], indent=1) + "\n")
     if arguments.random:
-        again = f"python -m loadtest.foreign --random {arguments.random} --seed {arguments.seed} --only"
-        lines = random_summary(results, lambda name: f"{again} {name} --requests {arguments.requests}")
+        again = f"python -m loadtest.foreign --random 1 --seed {arguments.seed} --requests {arguments.requests} --only"
+        lines = random_summary(results, lambda name: f"{again} {name.rpartition('_')[2]}")
         sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines))
     else:
         sys.stdout.write("\n" + "".join(f"- {line}\n" for line in details(results)) + f"\n{summary(results)}\n")
@@ -70,11 +70,10 @@ def _chosen(patterns: Sequence[str]) -> list[ForeignModel]:
 def _random(arguments: argparse.Namespace) -> list[ForeignModel]:
     from loadtest.foreign.random_models import random_name
 
-    names = [random_name(arguments.seed, number) for number in range(arguments.random)]
-    chosen = [name for name in names if not arguments.only or any(fnmatch.fnmatch(name, p) for p in arguments.only)]
-    if not chosen:
-        raise SystemExit(f"--only {arguments.only}: no model of {names[0]} to {names[-1]} has this name")
-    models = [model_named(name) for name in chosen]
+    if invalid := [number for number in arguments.only if not number.isdecimal()]:
+        raise SystemExit(f"--only {invalid[0]}: with --random, name models by their numbers, such as --only 7 12")
+    numbers = [int(number) for number in arguments.only] or range(arguments.random)
+    models = [model_named(random_name(arguments.seed, number)) for number in numbers]
     if arguments.only:
         sys.stderr.write("".join(f"{model.words}\n" for model in models))
     return models
@@ -82,7 +81,13 @@ def _random(arguments: argparse.Namespace) -> list[ForeignModel]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.foreign", description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAMES", help="models, with * and ? as in file names")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAMES",
+        help="models, with * and ? as in file names, or numbers of random models",
+    )
     parser.add_argument("--random", type=int, metavar="N", help="compose N random models instead")
     parser.add_argument("--seed", type=int, default=1, help="of the random models (default %(default)s)")
     parser.add_argument("--list", action="store_true", help="list the models' names and do nothing")

@@ -56,6 +56,7 @@ _DIMS = (1, 2, 3, 4, 5, 8, 13, 16, 32)
 READS = ("zero_row", "cast_table", "normalized", "sliced", "reversed", "one_hot", "zeroed", "scaled")
 # Largest number of columns of a one-hot matrix.
 _MOST_ONE_HOT = 2000
+_PLAIN = 0.4
 # Largest number of numbers in a table.
 _MOST_NUMBERS = 2**24
 _FRAMEWORKS: tuple[Framework, ...] = (
@@ -199,17 +200,23 @@ class _Composer:
         self._name, self._rng = name, np.random.default_rng([seed, number])
         self._most_rows = _MOST_ROWS if number % _LARGE_EVERY == _LARGE_EVERY - 1 else _USUAL_ROWS
         self._framework: Framework = self._one(_FRAMEWORKS)
+        # In a plain model, one ingredient stands alone, so that nothing else keeps adopt from describing a lookup.
+        self._is_plain = self._chance(_PLAIN) and self._framework != "columns"
         self._has_stock_layers = self._framework in ("keras3", "tf_keras")
 
     def compose(self) -> Construction:
-        count = self._one((1, 1, 1, 2, 2, 3))
+        count = 1 if self._is_plain else self._one((1, 1, 1, 2, 2, 3))
         features, tables = [], {}
-        is_parsed = self._framework in ("module", "session") and self._chance(0.12)
+        is_parsed = self._framework in ("module", "session") and self._chance(0.12) and not self._is_plain
         for number in range(count):
             feature, table = self._feature(f"f{number}", is_parsed, [*tables.values()])
             features.append(feature)
             tables[table.name] = table
-        tower = self._one(("none", "none", "concat", "dense", "dense", *(("dot", "cosine") if count > 1 else ())))
+        tower = (
+            "none"
+            if self._is_plain
+            else self._one(("none", "none", "concat", "dense", "dense", *(("dot", "cosine") if count > 1 else ())))
+        )
         if tower in ("dot", "cosine"):
             # Both vectors must have one width.
             dim = tables[features[0].table].dim
@@ -235,9 +242,9 @@ class _Composer:
         # A few columns of Keras take keys through a chain of layers, all others through ops of TensorFlow.
         steps, rows = self._column(dtype) if self._framework == "columns" else self._chain(dtype)
         layer = ""
-        if self._framework == "keras3" and self._chance(0.2):
+        if self._framework == "keras3" and self._chance(0.2) and not self._is_plain:
             layer = self._one(("mixed_bfloat16", "reversible", "int8", "lora"))
-        if self._framework == "module" and self._chance(0.2):
+        if self._framework == "module" and self._chance(0.2) and not self._is_plain:
             layer = self._one(READS)
         fitting = [table for table in tables if table.rows >= rows]
         if layer == "one_hot" and rows > _MOST_ONE_HOT:
@@ -254,6 +261,8 @@ class _Composer:
             return self._one(("int64", "string", "string")), "many"
         if is_parsed:
             return self._one(("int64", "int64", "string")), self._one(("one", "many"))
+        if self._is_plain:
+            return self._one(("int64", "string")), self._one(("rows", "rows", "grid"))
         dtype = self._one(
             ("int64",) * 12 + ("string",) * 12 + ("int32", "int32", "float32", "uint64", "uint32", "int16", "uint8")
         )
@@ -269,7 +278,12 @@ class _Composer:
         if style == 1 and rows <= 1024:
             rows = 1024
         dtype = self._one(("float32",) * 7 + ("float16", "bfloat16", "float64"))
-        if self._framework in ("columns", "tf_keras") or dtype == "float64" and self._has_stock_layers:
+        if (
+            self._is_plain
+            or self._framework in ("columns", "tf_keras")
+            or dtype == "float64"
+            and self._has_stock_layers
+        ):
             dtype = "float32"
         dims = [dim for dim in _DIMS if dim * rows <= _MOST_NUMBERS]
         parts = int(self._rng.integers(2, 5)) if self._framework in ("session", "columns") and self._chance(0.5) else 1
@@ -345,7 +359,7 @@ class _Composer:
             steps.append(CastTo("int32"))
         if self._chance(0.25):
             return self._keyed_integers(steps, size, steps[-1].to if steps and steps[-1].to else dtype)
-        for _ in range(self._one((0, 0, 1, 1, 1, 1, 2))):
+        for _ in range(1 if self._is_plain else self._one((0, 0, 1, 1, 1, 1, 2))):
             step, size = self._integer_step(size)
             steps.append(step)
         return steps, size
@@ -419,7 +433,7 @@ class _Composer:
         return steps, size
 
     def _strings(self, steps: list[Step]) -> tuple[list[Step], int]:
-        for _ in range(self._one((0, 0, 0, 0, 0, 1, 1, 2))):
+        for _ in range(int(self._chance(0.6)) if self._is_plain else self._one((0, 0, 0, 0, 0, 1, 1, 2))):
             steps.append(self._string_step())
         if self._has_stock_layers and self._chance(0.7):
             layer, rows = self._string_layer()
