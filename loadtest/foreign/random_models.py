@@ -56,6 +56,7 @@ _DIMS = (1, 2, 3, 4, 5, 8, 13, 16, 32)
 READS = ("zero_row", "cast_table", "normalized", "sliced", "reversed", "one_hot", "zeroed", "scaled")
 # Largest number of columns of a one-hot matrix.
 _MOST_ONE_HOT = 2000
+# Share of plain models.
 _PLAIN = 0.4
 # Largest number of numbers in a table.
 _MOST_NUMBERS = 2**24

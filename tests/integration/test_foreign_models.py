@@ -84,6 +84,12 @@ def test_a_random_model_is_refused_by_adopt_or_answered_as_tensorflow_does(resul
     assert result.is_exact or result.adopted.reason.startswith("ExportError"), _findings(result)
 
 
+def test_adopt_describes_lookups_of_random_models(results: dict[str, Any]) -> None:
+    # If adopt left all of them to TensorFlow, their answers would prove nothing.
+    described = [name for name in RANDOM if {"lookup", "cut"} & {*results[name].adopted.runs.values()}]
+    assert len(described) >= 5
+
+
 def _findings(result: Any) -> str:
     from loadtest.foreign.report import findings
 
