@@ -100,7 +100,7 @@ def _keyed(made: Construction, one: Feature, steps: Callable[[Any], Any], inputs
     if _is_parsed(made):
         given = inputs[_EXAMPLES]
         if one.form == "one":
-            default = b"" if one.dtype == "string" else 0
+            default = b"0" if one.dtype == "string" else 0
             parsed = tf.io.parse_example(given, {name: tf.io.FixedLenFeature([], one.dtype, default)})
             return Keyed(steps(parsed[name]))
         sparse = tf.io.parse_example(given, {name: tf.io.VarLenFeature(one.dtype)})[name]

@@ -483,10 +483,11 @@ class _Composer:
             if self._chance(0.3):
                 options.append(("salt", self._one((7, (133, 137)))))
             return KerasLayer("Hashing", tuple(options)), bins
-        keys = self._keys("int64")
+        # Keras wants neither the mask's key nor that of unknown ids, -1, among the others.
+        keys = tuple(key for key in self._keys("int64") if key not in (0, -1, 5)) or (101,)
         options = [("vocabulary", keys)]
         if self._chance(0.6):
-            options.append(("mask_token", self._one((0, -1, 5))))
+            options.append(("mask_token", self._one((0, 5))))
         buckets = self._one((1, 1, 2, 5))
         options.append(("num_oov_indices", buckets))
         return KerasLayer("IntegerLookup", tuple(options)), len(keys) + buckets + 1

@@ -61,7 +61,7 @@ class RandomRequests:
     def of_rows(self, num_rows: int, count: int) -> list[Tensors]:
         """Returns `count` random valid requests of `num_rows` rows each."""
         rng = np.random.default_rng([self.seed, num_rows])
-        return [self._one(Draw(rng, num_rows, self.scale, "")) for _ in range(count)]
+        return [self._one(Draw(rng, num_rows, self.scale, "", number)) for number in range(count)]
 
     def _one(self, draw: Draw) -> Tensors:
         tensors: Tensors = {}
