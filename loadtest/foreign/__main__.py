@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from loadtest.foreign.estimator_models import GOLDEN_VARIABLE
-from loadtest.foreign.models import ForeignModel, all_models
+from loadtest.foreign.models import ForeignModel, all_models, model_named
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.golden:
         os.environ[GOLDEN_VARIABLE] = str(arguments.golden.resolve())
-    models = _chosen(arguments.only)
+    models = _random(arguments) if arguments.random else _chosen(arguments.only)
     if arguments.list:
         sys.stdout.write("".join(f"{model.name}\n" for model in models))
         return 0
@@ -37,7 +37,7 @@ def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Names
     sys.stderr.write(f"building and adopting {len(models)} models\n")
     # These modules import TensorFlow, so they are imported only after the arguments were checked.
     from loadtest.foreign.campaign import Plan, run
-    from loadtest.foreign.report import details, header, row, summary
+    from loadtest.foreign.report import details, header, random_summary, row, summary
 
     seconds = 0.0 if arguments.skip_speed else arguments.seconds
     plan = Plan(arguments.requests, seconds, arguments.rounds, arguments.scale, arguments.together)
@@ -50,7 +50,12 @@ def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Names
         if arguments.json:
             # The file of results is written after each model, so that results remain if a long run is stopped.
             arguments.json.write_text(json.dumps([found.as_json() for found in results], indent=1) + "\n")
-    sys.stdout.write("\n" + "".join(f"- {line}\n" for line in details(results)) + f"\n{summary(results)}\n")
+    if arguments.random:
+        again = f"python -m loadtest.foreign --random 1 --seed {arguments.seed} --requests {arguments.requests} --only"
+        lines = random_summary(results, lambda name: f"{again} {name.rpartition('_')[2]}")
+        sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines))
+    else:
+        sys.stdout.write("\n" + "".join(f"- {line}\n" for line in details(results)) + f"\n{summary(results)}\n")
     return 0 if all(result.is_exact or result.is_skipped for result in results) else 1
 
 
@@ -62,9 +67,29 @@ def _chosen(patterns: Sequence[str]) -> list[ForeignModel]:
     return [m for m in models.values() if not patterns or any(fnmatch.fnmatch(m.name, p) for p in patterns)]
 
 
+def _random(arguments: argparse.Namespace) -> list[ForeignModel]:
+    from loadtest.foreign.random_models import random_name
+
+    if invalid := [number for number in arguments.only if not number.isdecimal()]:
+        raise SystemExit(f"--only {invalid[0]}: with --random, name models by their numbers, such as --only 7 12")
+    numbers = [int(number) for number in arguments.only] or range(arguments.random)
+    models = [model_named(random_name(arguments.seed, number)) for number in numbers]
+    if arguments.only:
+        sys.stderr.write("".join(f"{model.words}\n" for model in models))
+    return models
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.foreign", description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAMES", help="models, with * and ? as in file names")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAMES",
+        help="models, with * and ? as in file names, or numbers of random models",
+    )
+    parser.add_argument("--random", type=int, metavar="N", help="compose N random models instead")
+    parser.add_argument("--seed", type=int, default=1, help="of the random models (default %(default)s)")
     parser.add_argument("--list", action="store_true", help="list the models' names and do nothing")
     parser.add_argument("--requests", type=int, default=500, help="of each signature over gRPC (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn of the timing (default %(default)s)")

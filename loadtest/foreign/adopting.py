@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,19 @@ class Adopted:
     runs: dict[str, str] = field(default_factory=dict)
 
 
-def adopt_each(names: Sequence[str], originals: Path, out: Path) -> dict[str, Adopted]:
+def adopt_each(
+    names: Sequence[str], originals: Path, out: Path, *, cuts_all: Callable[[str], bool] = lambda name: False
+) -> dict[str, Adopted]:
     """Adopts originals/<name>/1 into out/<name> for each name; if one fails, its result has the reason.
+
+    Args:
+      cuts_all: says of a name that nothing is timed: the lookups are then cut out of each graph, fast or not.
 
     A hundred `model-export adopt` commands would import TensorFlow a hundred times, so one process calls the function
     adopt().
     """
-    done = run_each("loadtest.foreign.adopting", names, [f"--originals={originals}", f"--out={out}"], {})
+    more = ["--cut", json.dumps([name for name in names if cuts_all(name)])]
+    done = run_each("loadtest.foreign.adopting", names, [f"--originals={originals}", f"--out={out}", *more], {})
     return {name: _adopted(result) for name, result in done.items()}
 
 
@@ -51,10 +57,14 @@ def _runs(version: Path) -> dict[str, str]:
     if not manifest.exists():
         return {}
     signatures = json.loads(manifest.read_text())["signatures"]
-    # A manifest of an older format has no field `run`; the server then cuts the lookups out of all predict signatures.
-    return {
-        name: "lookup" if entry["kind"] == "lookup" else entry.get("run", "cut") for name, entry in signatures.items()
-    }
+    return {name: _run(entry) for name, entry in signatures.items()}
+
+
+def _run(entry: Mapping[str, Any]) -> str:
+    if entry["kind"] == "lookup":
+        return "lookup"
+    # A predict without lookups has nothing that can be cut out of its graph.
+    return entry.get("run", "cut") if entry["features"] else "whole"
 
 
 def main() -> None:
@@ -63,12 +73,13 @@ def main() -> None:
     parser.add_argument("names", nargs="+")
     parser.add_argument("--originals", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cut", type=json.loads, default=[], help="names of the models that are not timed")
     arguments = parser.parse_args()
     from model_export import adopt
 
     def adopt_one(name: str) -> dict[str, Any]:
         started_s = time.monotonic()
-        version = adopt(arguments.originals / name / "1", out=arguments.out / name)
+        version = adopt(arguments.originals / name / "1", out=arguments.out / name, measure=name not in arguments.cut)
         return {"version": str(version), "seconds": time.monotonic() - started_s}
 
     for name in arguments.names:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.foreign.child_process import run_each, write_result
-from loadtest.foreign.models import SKIPPED, ForeignModel, Skip, all_models
+from loadtest.foreign.models import SKIPPED, ForeignModel, Skip, model_named
 
 _ENVIRONMENTS = {"keras3": {"KERAS_BACKEND": "tensorflow"}, "tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
 
@@ -33,13 +33,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--scale", type=int, default=1)
     arguments = parser.parse_args()
-    models = all_models()
 
     def build_one(name: str) -> dict[str, Any]:
         target = arguments.folder / name / "1"
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            models[name].build(target, lambda count: count * arguments.scale)
+            model_named(name).build(target, lambda count: count * arguments.scale)
         except Skip as reason:
             return {"error": f"{SKIPPED}{reason}"}
         return {}

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadtest.foreign.added_lookups import AddedLookup, added_lookups
 from loadtest.foreign.adopting import Adopted, adopt_each
 from loadtest.foreign.building import build
 from loadtest.foreign.comparing import Refused, Tally, compare
-from loadtest.foreign.kinds import Tensors
-from loadtest.foreign.models import SKIPPED, ForeignModel
-from loadtest.foreign.random_requests import RandomRequests
+from loadtest.foreign.kinds import Kind, Tensors
+from loadtest.foreign.models import GATHERED, SKIPPED, ForeignModel
+from loadtest.foreign.random_requests import RandomRequests, judged
 from loadtest.foreign.reference import Reference
 from loadtest.foreign.serving import serve, wait_for
 from loadtest.foreign.speed import NUM_REQUESTS, NUM_ROWS, Speed, measure
 from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 from loadtest.live_server import LiveServer
 
-# One of this many requests that are sent over gRPC is also sent over REST.
+# One of this many requests to a registered model that are sent over gRPC is also sent over REST; of a random model,
+# each request is.
 _REST_SHARE = 10
+# One of this many random models is adopted with its timing, which decides whether its lookups are cut out.
+_TIMED_SHARE = 5
 # Largest number of random requests that are drawn to find requests that TensorFlow answers; only answered requests are
 # timed.
 _MOST_DRAWN = 64
@@ -39,6 +43,7 @@ class Plan:
     rounds: number of turns of each server.
     scale: factor on the rows of all tables.
     together: number of models in one pair of servers.
+    times_adoption: whether adopt times both forms of a graph; otherwise it cuts all described lookups out.
     """
 
     requests: int = 500
@@ -46,6 +51,7 @@ class Plan:
     rounds: int = 3
     scale: int = 1
     together: int = 10
+    times_adoption: bool = True
 
 
 @dataclass(slots=True)
@@ -56,6 +62,10 @@ class SignatureResult:
     original: dict[str, Tally] = field(default_factory=dict)
     speed: dict[str, Speed] = field(default_factory=dict)
 
+    def tallies(self, side: str) -> dict[str, Tally]:
+        """Returns the tallies by wire of the "adopted" or the "original" version."""
+        return self.adopted if side == "adopted" else self.original
+
     def as_json(self) -> dict[str, Any]:
         """Returns the answers and speeds of one signature as a JSON object."""
         kinds = {"adopted": self.adopted, "original": self.original, "speed": self.speed}
@@ -64,13 +74,17 @@ class SignatureResult:
 
 @dataclass(slots=True)
 class ModelResult:
-    """The results of one model. fault: why results are missing; "" if all tests of the model ran."""
+    """The results of one model.
+
+    fault: why results are missing; "" if all tests of the model ran."""
 
     name: str
     fault: str = ""
     adopted: Adopted | None = None
     signatures: dict[str, SignatureResult] = field(default_factory=dict)
     seconds: float = 0.0
+    words: str = ""
+    not_compared: list[str] = field(default_factory=list)
 
     @property
     def is_skipped(self) -> bool:
@@ -81,17 +95,23 @@ class ModelResult:
     def is_exact(self) -> bool:
         """Whether the model was adopted, and every answer of the adopted version equals TensorFlow's to the bit."""
         tallies = [tally for found in self.signatures.values() for tally in found.adopted.values()]
-        return not self.fault and bool(tallies) and all(tally.equal == tally.asked for tally in tallies)
+        return (
+            not (self.fault or self.not_compared)
+            and bool(tallies)
+            and all(tally.equal == tally.asked for tally in tallies)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Returns the outcome of a model's adoption, and the results of its signatures, as a JSON object."""
         adopted = self.adopted
         return {
             "name": self.name,
+            "words": self.words,
             "fault": self.fault,
             "adopted": bool(adopted and adopted.version),
             "not_adopted_because": adopted.reason if adopted else "",
             "adopt_seconds": adopted.seconds if adopted else 0.0,
+            "not_compared": self.not_compared,
             "runs": adopted.runs if adopted else {},
             "signatures": {name: found.as_json() for name, found in self.signatures.items()},
             "seconds": self.seconds,
@@ -106,75 +126,119 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
     """
     originals, adopted_to = folder / "original", folder / "adopted"
     failures = build(models, originals, scale=plan.scale)
-    yield from (ModelResult(name, fault=reason) for name, reason in failures.items())
+    words = {model.name: model.words for model in models}
+    yield from (ModelResult(name, fault=reason, words=words[name]) for name, reason in failures.items())
     waiting = [model for model in models if model.name not in failures]
-    adopted = adopt_each([model.name for model in waiting], originals, adopted_to)
+    adopted = adopt_each(
+        [model.name for model in waiting],
+        originals,
+        adopted_to,
+        cuts_all=lambda name: (
+            not plan.times_adoption or bool(words[name]) and zlib.crc32(name.encode()) % _TIMED_SHARE != 0
+        ),
+    )
+    yield from (_not_adopted(model, adopted[model.name]) for model in waiting if _is_refused(model, adopted))
+    waiting = [model for model in waiting if not _is_refused(model, adopted)]
     while waiting:
         group = waiting[: plan.together]
-        # Two servers run side by side: one has the adopted versions of these models, the other their original versions.
-        # Without an adopted version, only the second server runs.
-        bases = {model.name: originals / model.name for model in group}
-        adopted_bases = {name: adopted_to / name for name in bases if adopted[name].version}
+        # Two servers run side by side: one has the adopted versions of these models, the other the original versions of
+        # those that are no random models. Without an adopted version, only the second server runs.
+        adopted_bases = {model.name: adopted_to / model.name for model in group if adopted[model.name].version}
+        bases = {model.name: originals / model.name for model in group if not model.words}
         with ExitStack() as stack:
-            servers = []
-            if adopted_bases:
-                servers.append(stack.enter_context(serve(adopted_bases, folder / "adopted.conf")))
-            servers.append(stack.enter_context(serve(bases, folder / "original.conf")))
+            servers = {
+                side: stack.enter_context(serve(paths, folder / f"{side}.conf"))
+                for side, paths in (("adopted", adopted_bases), ("original", bases))
+                if paths
+            }
             for model in group:
                 waiting.remove(model)
-                result = ModelResult(model.name, adopted=adopted[model.name])
-                is_adopted = model.name in adopted_bases
-                # The original's answers are compared too, because adopt must not change the original model.
-                yield _run_one(model, bases[model.name], servers if is_adopted else servers[-1:], plan, result)
-                if not all(server.is_alive for server in servers):
+                result = ModelResult(model.name, adopted=adopted[model.name], words=model.words)
+                having = {"adopted": adopted_bases, "original": bases}
+                sides = {side: server for side, server in servers.items() if model.name in having[side]}
+                yield _run_one(model, originals / model.name, adopted_to / model.name / "1", sides, plan, result)
+                if not all(server.is_alive for server in servers.values()):
                     break
 
 
+def _is_refused(model: ForeignModel, adopted: Mapping[str, Adopted]) -> bool:
+    # The original of a random model is not served, so nothing is left to compare.
+    return bool(model.words) and not adopted[model.name].version
+
+
+def _not_adopted(model: ForeignModel, adopted: Adopted) -> ModelResult:
+    return ModelResult(model.name, adopted=adopted, words=model.words)
+
+
 def _run_one(
-    model: ForeignModel, original: Path, servers: Sequence[LiveServer], plan: Plan, result: ModelResult
+    model: ForeignModel,
+    original: Path,
+    adopted: Path,
+    servers: Mapping[str, LiveServer],
+    plan: Plan,
+    result: ModelResult,
 ) -> ModelResult:
     started_s = time.monotonic()
     try:
-        _ask_servers(model, original, servers, plan, result)
+        _ask_servers(model, original, adopted, servers, plan, result)
     except Exception as error:
         result.fault = f"{type(error).__name__}: {error}"
-    if dead := [server for server in servers if not server.is_alive]:
+    if dead := [server for server in servers.values() if not server.is_alive]:
         result.fault = f"a server ended: {[*dead[0].faults][-1:]}; {result.fault}"
     result.seconds = time.monotonic() - started_s
     return result
 
 
 def _ask_servers(
-    model: ForeignModel, original: Path, servers: Sequence[LiveServer], plan: Plan, result: ModelResult
+    model: ForeignModel,
+    original: Path,
+    adopted: Path,
+    servers: Mapping[str, LiveServer],
+    plan: Plan,
+    result: ModelResult,
 ) -> None:
     with ExitStack() as stack:
         reference = stack.enter_context(closing(Reference(original / "1")))
-        for server in servers:
+        for server in servers.values():
             wait_for(server, model.name)
-        sides = [stack.enter_context(_wires(server)) for server in servers]
+        wires = {side: stack.enter_context(_wires(server)) for side, server in servers.items()}
         if not reference.signatures:
             raise ValueError("the SavedModel has no signature for Predict")
-        draws = {
-            name: RandomRequests(specs, model.inputs, plan.scale, zlib.crc32(f"{model.name}/{name}".encode()))
-            for name, specs in reference.signatures.items()
-        }
-        for name in draws:
+        gathered = original / GATHERED
+        # A reference for the rows of each feature.
+        apart = stack.enter_context(closing(Reference(gathered))) if gathered.exists() else reference
+        kinds = judged_kinds(model, apart)
+        rest_share = 1 if model.words else _REST_SHARE
+        draws = {}
+        for name, specs in reference.signatures.items():
+            draws[name] = RandomRequests(specs, kinds, plan.scale, zlib.crc32(f"{model.name}/{name}".encode()))
             found = result.signatures[name] = SignatureResult()
-            tallies = [found.adopted, found.original][-len(servers) :]
-            _compare(reference, model.name, name, draws[name].draw(plan.requests), sides, tallies)
+            asked = Asked(model.name, name, draws[name], lambda tensors, name=name: reference.predict(name, tensors))
+            for tensors, expected, is_rest in asked.requests(plan.requests, rest_share):
+                for side, pair in wires.items():
+                    asked.compare(found.tallies(side), pair, tensors, expected, is_rest=is_rest)
             valid = [expect(reference, name, tensors) for tensors in draws[name].of_rows(NUM_ROWS, _NUM_VALID)]
             refusals = [answer for answer in valid if isinstance(answer, Refused)]
             # If TensorFlow refused most valid requests, nothing would have been compared. It may refuse a few:
             # segment_mean returns fewer rows if the last ones are empty.
             if len(refusals) > _NUM_VALID // 2:
                 raise ValueError(f"TensorFlow refuses {len(refusals)} of {_NUM_VALID} valid requests: {refusals[:1]}")
+        if "adopted" in wires:
+            # Of the other models, nothing answers the rows of a feature by themselves.
+            for one in added_lookups(adopted, apart, reference.signatures) if apart is not reference else ():
+                if isinstance(one, str):
+                    result.not_compared.append(one)
+                else:
+                    _ask_added(model, one, kinds, wires["adopted"], plan, result)
         if plan.seconds and len(servers) > 1:
             for name, found in result.signatures.items():
+                if name not in draws:
+                    continue
                 drawn = draws[name].of_rows(NUM_ROWS, _MOST_DRAWN)
                 requests = [r for r in drawn if not isinstance(expect(reference, name, r), Refused)][:NUM_REQUESTS]
                 for wire in ("grpc", "rest"):
                     found.speed[wire] = measure(
-                        servers,
+                        [servers["adopted"], servers["original"]],
                         model.name,
                         name,
                         requests,
@@ -184,21 +248,80 @@ def _ask_servers(
                     )
 
 
-def _compare(
-    reference: Reference,
-    model: str,
-    signature: str,
-    requests: Iterator[Tensors],
-    sides: Sequence[tuple[GrpcWire, RestWire]],
-    tallies: Sequence[dict[str, Tally]],
+def _ask_added(
+    model: ForeignModel,
+    added: AddedLookup,
+    kinds: Mapping[str, Kind],
+    wires: tuple[GrpcWire, RestWire],
+    plan: Plan,
+    result: ModelResult,
 ) -> None:
-    for number, tensors in enumerate(requests):
-        expected = expect(reference, signature, tensors)
-        is_rest = number % _REST_SHARE == 0 and has_json_form(tensors)
-        for (grpc_wire, rest_wire), tally in zip(sides, tallies, strict=True):
-            ask_grpc(tally, grpc_wire, model, signature, tensors, expected)
-            if is_rest:
-                ask_rest(tally, rest_wire, model, signature, tensors, expected)
+    """Compares a lookup that adopt added with the original graph's rows."""
+    seed = zlib.crc32(f"{model.name}/{added.name}".encode())
+    found = result.signatures[added.name] = SignatureResult()
+    requests = RandomRequests(added.specs, kinds, plan.scale, seed)
+    asked = Asked(model.name, added.name, requests, added.predict, added.request)
+    for tensors, expected, is_rest in asked.requests(plan.requests, 1 if model.words else _REST_SHARE):
+        asked.compare(found.adopted, wires, tensors, expected, is_rest=is_rest)
+
+
+def judged_kinds(model: ForeignModel, reference: Reference) -> Mapping[str, Kind]:
+    """Returns the model's kinds of inputs with listed keys sorted into those that TensorFlow answers and refuses."""
+    return judged(
+        model.inputs,
+        reference.signatures,
+        lambda signature, tensors: not isinstance(expect(reference, signature, tensors), Refused),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A signature that a server is asked, and the requests to it.
+
+    expected: computes TensorFlow's answer to a request, or raises Refused. request: makes the inputs that are sent of
+    the inputs that TensorFlow takes.
+    """
+
+    model: str
+    signature: str
+    draws: RandomRequests
+    expected: Callable[[Tensors], Tensors]
+    request: Callable[[Tensors], Tensors] = lambda tensors: tensors
+
+    def requests(self, count: int, rest_share: int) -> Iterator[tuple[Tensors, Tensors | Refused, bool]]:
+        """Yields requests, each with TensorFlow's answer, and whether it is also sent over REST."""
+        for number, tensors in enumerate(self.draws.draw(count)):
+            try:
+                expected: Tensors | Refused = self.expected(tensors)
+            except Refused as refusal:
+                expected = refusal
+            yield tensors, expected, number % rest_share == 0 and has_json_form(tensors)
+
+    def compare(
+        self,
+        tallies: dict[str, Tally],
+        wires: tuple[GrpcWire, RestWire],
+        tensors: Tensors,
+        expected: Tensors | Refused,
+        *,
+        is_rest: bool,
+    ) -> None:
+        """Sends a request over gRPC and REST, and adds the comparisons of its answers to the tallies by wire."""
+        sent, (grpc_wire, rest_wire) = self.request(tensors), wires
+
+        def describe(row: int) -> str:
+            return self.draws.row(tensors, row)
+
+        def ask_rest() -> Tensors:
+            outputs = rest_wire.predict(self.model, self.signature, sent)
+            return {} if isinstance(expected, Refused) else from_json(outputs, expected)
+
+        def ask_grpc() -> Tensors:
+            return grpc_wire.predict(self.model, self.signature, sent)
+
+        compare(tallies.setdefault("grpc", Tally()), expected, ask_grpc, describe)
+        if is_rest:
+            compare(tallies.setdefault("rest", Tally()), expected, ask_rest, describe)
 
 
 def expect(reference: Reference, signature: str, tensors: Tensors) -> Tensors | Refused:
@@ -207,25 +330,6 @@ def expect(reference: Reference, signature: str, tensors: Tensors) -> Tensors | 
         return reference.predict(signature, tensors)
     except Refused as refusal:
         return refusal
-
-
-def ask_grpc(
-    tallies: dict[str, Tally], wire: GrpcWire, model: str, signature: str, tensors: Tensors, expected: Tensors | Refused
-) -> None:
-    """Sends a request over gRPC, and adds the comparison of its answer to the tally "grpc"."""
-    compare(tallies.setdefault("grpc", Tally()), expected, lambda: wire.predict(model, signature, tensors))
-
-
-def ask_rest(
-    tallies: dict[str, Tally], wire: RestWire, model: str, signature: str, tensors: Tensors, expected: Tensors | Refused
-) -> None:
-    """Sends a request over REST, and adds the comparison of its answer to the tally "rest"."""
-
-    def ask() -> Tensors:
-        outputs = wire.predict(model, signature, tensors)
-        return {} if isinstance(expected, Refused) else from_json(outputs, expected)
-
-    compare(tallies.setdefault("rest", Tally()), expected, ask)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from loadtest.foreign.kinds import Array, Tensors
 # Largest number of different texts about differences that a Tally keeps.
 _MOST_REASONS = 5
 _REASON_CHARS = 240
+_EXAMPLE_CHARS, _BRIEF_CHARS = 900, 160
 # gRPC codes and HTTP statuses by which a server says that the failure is its own fault, not the request's.
 _FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "500", "503", "504"}
 _SIGNED = {2: np.int16, 4: np.int32, 8: np.int64}
@@ -34,6 +35,7 @@ class Tally:
     refused: number of requests that both sides refused; they count as equal.
     max_ulp: largest distance of two floats, in steps between neighbours; 0 if no floats differ.
     reasons: text about a difference -> how often it occurred.
+    example: the first request whose answer was wrong, with its answer; "" if no answer was wrong.
     """
 
     equal: int = 0
@@ -41,9 +43,12 @@ class Tally:
     refused: int = 0
     max_ulp: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    example: str = ""
 
-    def add(self, reason: str, ulp: int = 0) -> None:
+    def add(self, reason: str, ulp: int = 0, example: str = "") -> None:
         """Counts a compared request; reason: the difference, "" if the answers are equal."""
+        if reason and not self.example:
+            self.example = f"{reason[:_EXAMPLE_CHARS]}; {example[:_EXAMPLE_CHARS]}"
         self.asked += 1
         self.equal += not reason
         self.max_ulp = max(self.max_ulp, ulp)
@@ -59,30 +64,58 @@ class Tally:
             "refused": self.refused,
             "max_ulp": self.max_ulp,
             "reasons": dict(self.reasons),
+            "example": self.example,
         }
 
 
-def compare(tally: Tally, expected: Tensors | Refused, ask: Callable[[], Tensors]) -> None:
-    """Sends a request by a call of `ask`, and counts in `tally` whether the answer is the expected one."""
+def compare(
+    tally: Tally,
+    expected: Tensors | Refused,
+    ask: Callable[[], Tensors],
+    describe: Callable[[int], str] = lambda row: "",
+) -> None:
+    """Sends a request by a call of `ask`, and counts in `tally` whether the answer is the expected one.
+
+    Args:
+      describe: returns the inputs of a row of the request as text.
+    """
     try:
         answer: Tensors | Refused = ask()
     except Refused as refusal:
         answer = refusal
     except ValueError as error:
-        tally.add(f"answer of another form: {error}")
+        tally.add(f"answer of another form: {error}", 0, describe(0))
         return
     if isinstance(expected, Refused):
         if not isinstance(answer, Refused):
-            tally.add(f"answered what TensorFlow refuses: {expected}")
+            tally.add(f"answered what TensorFlow refuses: {expected}", 0, f"{describe(0)} got {_brief(answer)}")
         elif answer.code in _FAULTS:
-            tally.add(f"failed ({answer}) where TensorFlow refuses: {expected}")
+            tally.add(f"failed ({answer}) where TensorFlow refuses: {expected}", 0, describe(0))
         else:
             tally.refused += 1
             tally.add("")
     elif isinstance(answer, Refused):
-        tally.add(f"refused what TensorFlow answers: {answer}")
+        tally.add(f"refused what TensorFlow answers: {answer}", 0, describe(0))
     else:
-        tally.add(*difference(answer, expected))
+        reason, ulp = difference(answer, expected)
+        tally.add(reason, ulp, _first_wrong(answer, expected, describe) if reason and not tally.example else "")
+
+
+def _first_wrong(answer: Tensors, expected: Tensors, describe: Callable[[int], str]) -> str:
+    """Returns the inputs of the first row whose answer differs, the wanted answer, and the answer that came."""
+    for name in sorted(expected.keys() & answer.keys()):
+        wanted, got = expected[name], answer[name]
+        if wanted.shape != got.shape or wanted.dtype != got.dtype or not wanted.ndim:
+            continue
+        for row in range(len(wanted)):
+            if not _same_bits(got[row : row + 1], wanted[row : row + 1]):
+                return f"row {row}: {describe(row)} wanted {_brief(wanted[row])} got {_brief(got[row])}"
+    return f"row 0: {describe(0)} wanted {_brief(expected)} got {_brief(answer)}"
+
+
+def _brief(value: object) -> str:
+    text = np.array2string(value, threshold=8, edgeitems=3) if isinstance(value, np.ndarray) else str(value)
+    return " ".join(text.split())[:_BRIEF_CHARS]
 
 
 def difference(answer: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple[str, int]:

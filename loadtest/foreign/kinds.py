@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,50 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]
-# Largest number of ids in a row of a ragged input, and largest size of an inner dimension that the signature leaves
-# open.
-_MOST_IDS = 8
+# Key of an input before a graph turns it into the row of a table.
+Key = int | float | bytes
+# Number of ids in a row of a ragged input: the largest in most requests, the largest in some, and that of a rare row.
+_MOST_IDS, _MANY_IDS, _LONG_ROW = 8, 40, 1000
+# Largest size of an inner dimension that the signature leaves open.
 _MOST_INNER = 12
+# Keys that any model may treat apart from others, whatever its graph says.
+_STRINGS = (
+    *(b"", b"0", b"-1", b"nan", b"NaN", b"007", b" 7", b"7", b"1e3", b"null", b"None", b"[PAD]", b"[UNK]", b"\xff\xfe"),
+    *(
+        "größer".encode(),
+        "ÄÖÜ".encode(),
+        b"\0",
+        b"a\0b",
+        b"\n",
+        b"a\n",
+        b"tab\tand",
+        b"no such key",
+        b"No Such KEY",
+        b"x" * 70,
+    ),
+    *(b"18446744073709551616", b"9223372036854775807", b"-9223372036854775808", b"https://a.org/b", b"a-b", b"c.d"),
+)
+_INTEGERS = (
+    -1,
+    -2,
+    2,
+    3,
+    5,
+    7,
+    10,
+    99,
+    100,
+    1000,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**32 + 5,
+    -(2**31),
+    2**40,
+    2**53 + 1,
+)
+_FLOATS = (0.0, -0.0, 0.5, -0.5, 0.999, 1.0, 2.9999, -1.0, 16777217.0, 2.0**31, 2.0**32 + 512, 1e10, -1e10, 1e30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +72,21 @@ class Draw:
       num_rows: B, the rows of the request.
       scale: factor on the rows of the model's tables.
       bad_input: name of the input that gets one id outside its table; "" for none.
+      number: number of the request; inputs with a list of keys send all of its keys in the first requests.
+      only: input name -> the key to send alone, instead of random keys.
     """
 
-    def __init__(self, rng: np.random.Generator, num_rows: int, scale: int, bad_input: str) -> None:
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        num_rows: int,
+        scale: int,
+        bad_input: str,
+        number: int = 0,
+        only: Mapping[str, Key] | None = None,
+    ) -> None:
         self.rng, self.num_rows, self.scale, self.bad_input = rng, num_rows, scale, bad_input
+        self.number, self.only = number, only or {}
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
         """Returns the shape of an input: as in the signature, with B rows, and with 1 to 12 for an open inner size."""
@@ -60,8 +112,12 @@ class Draw:
 
     def row_lengths(self) -> Array:
         """Returns a random number of ids for each row; the first, a middle, the last or all rows may be empty."""
-        lengths = self.rng.integers(0, _MOST_IDS + 1, self.num_rows)
+        if self.only:
+            return np.ones(self.num_rows, np.int64)
         style = self.rng.integers(8)
+        lengths = self.rng.integers(0, (_MANY_IDS if style == 6 else _MOST_IDS) + 1, self.num_rows)
+        if self.num_rows and style == 5 and self.rng.integers(8) == 0:
+            lengths[self.rng.integers(self.num_rows)] = _LONG_ROW
         if self.num_rows and style < 4:
             lengths[[0, self.num_rows // 2, -1][style % 3]] = 0
         if style == 7 and self.rng.integers(3) == 0:
@@ -79,6 +135,15 @@ class Kind:
     @property
     def has_ids(self) -> bool:
         return False
+
+    def judged(self, name: str, is_answered: Callable[[Mapping[str, Key]], bool]) -> Kind:
+        """Returns this kind with its keys sorted into those that TensorFlow answers, and those that it refuses."""
+        return self
+
+    def row(self, name: str, tensors: Tensors, number: int) -> str:
+        """Returns the values of one row of a request as text."""
+        array = tensors[name]
+        return f"{name}={array[number : number + 1].tolist()!r}"
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
         """Returns random values for the input `name`, and for the inputs that describe it, such as its row splits."""
@@ -246,5 +311,155 @@ def vocabulary(prefix: str, size: int) -> list[str]:
 
 
 def _weights(draw: Draw, count: int) -> Array:
-    # Some weights are 0 or negative, because combiners treat such weights differently.
-    return draw.rng.choice(np.array([0.5, 1.0, 2.0, 0.25, 1.5, 0.3, 0.0, -1.0]), count)
+    # Some weights are 0, negative or tiny, because combiners treat such weights differently.
+    return draw.rng.choice(np.array([0.5, 1.0, 2.0, 0.25, 1.5, 0.3, 0.0, -1.0, 1e-7, 1e-15]), count)
+
+
+def edge_keys(keys: Iterable[Key], dtype: str) -> tuple[Key, ...]:
+    """Returns the keys that an input of this dtype can hold, with those that every model is asked: edges of the dtype.
+
+    >>> edge_keys([7, 300, b"a"], "uint8")[:5]
+    (7, 0, 1, 255, 254)
+    """
+    if dtype == "string":
+        return tuple(dict.fromkeys(key for key in (*keys, *_STRINGS) if isinstance(key, bytes)))
+    numbers = [key for key in keys if not isinstance(key, bytes)]
+    if dtype.startswith("float"):
+        floats = [near for key in numbers for near in (float(key), key + 0.5, key - 0.25)]
+        return tuple(dict.fromkeys(key for key in (*floats, *_FLOATS) if abs(key) < 3e38))
+    info = np.iinfo(dtype)
+    whole = [key for key in numbers if isinstance(key, int)]
+    near = (*whole, 0, 1, int(info.max), int(info.max) - 1, int(info.min), int(info.min) + 1, *_INTEGERS)
+    return tuple(dict.fromkeys(key for key in near if info.min <= key <= info.max))
+
+
+@dataclass(frozen=True, slots=True)
+class Edges(Kind):
+    """Kind of an input of keys that were chosen one by one; the input may have any shape, or be ragged or sparse.
+
+    keys: the keys. splits, indices, dense_shape, weights: names of further inputs, as of Ragged and Sparse.
+    good, bad: the keys that TensorFlow answers and refuses, which judged() finds.
+    """
+
+    keys: tuple[Key, ...]
+    splits: str = ""
+    indices: str = ""
+    dense_shape: str = ""
+    weights: str = ""
+    good: tuple[Key, ...] = ()
+    bad: tuple[Key, ...] = ()
+
+    @property
+    def has_ids(self) -> bool:
+        return bool(self.bad)
+
+    def judged(self, name: str, is_answered: Callable[[Mapping[str, Key]], bool]) -> Edges:
+        found: dict[bool, list[Key]] = {True: [], False: []}
+        for key in self.keys:
+            found[is_answered({name: key})].append(key)
+        return dataclasses.replace(self, good=tuple(found[True]), bad=tuple(found[False]))
+
+    def drawn(self, name: str, count: int, draw: Draw) -> list[Key]:
+        """Returns `count` keys: the next ones of the list in every second request, otherwise random ones."""
+        if name in draw.only:
+            return [draw.only[name]] * count
+        good = self.good or self.keys
+        style = draw.rng.integers(3)
+        at = draw.number * 32 if draw.number % 2 == 0 else 0
+        places = (np.arange(at, at + count) if draw.number % 2 == 0 else draw.rng.integers(0, len(good), count)) % len(
+            good
+        )
+        if draw.number % 2 and style == 0:
+            places[:] = places[:1]
+        keys = [good[place] for place in places]
+        if count and self.bad and name == draw.bad_input:
+            keys[draw.rng.integers(count)] = self.bad[draw.number % len(self.bad)]
+        return keys
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        if not (self.splits or self.indices):
+            shape = draw.shape(specs[name])
+            return {name: _array(self.drawn(name, int(np.prod(shape)), draw), specs[name]).reshape(shape)}
+        lengths = draw.row_lengths()
+        total = int(lengths.sum())
+        columns = np.concatenate([np.arange(n) for n in [0, *lengths]])
+        found = {
+            self.splits: np.cumsum([0, *lengths]),
+            self.indices: np.stack([np.repeat(np.arange(len(lengths)), lengths), columns], 1).reshape(-1, 2),
+            self.dense_shape: np.array([len(lengths), max(1, lengths.max(initial=0))]),
+            self.weights: _weights(draw, total),
+        }
+        more = {key: array.astype(specs[key].dtype) for key, array in found.items() if key in specs}
+        return {name: _array(self.drawn(name, total, draw), specs[name]), **more}
+
+    def row(self, name: str, tensors: Tensors, number: int) -> str:
+        if self.splits in tensors:
+            chosen: Any = slice(*tensors[self.splits][number : number + 2].tolist())
+        elif self.indices in tensors:
+            chosen = tensors[self.indices][:, 0] == number
+        else:
+            chosen = slice(number, number + 1)
+        weights = f" {self.weights}={tensors[self.weights][chosen].tolist()}" if self.weights in tensors else ""
+        return f"{name}={tensors[name][chosen].tolist()!r}{weights}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleEdges(Kind):
+    """Kind of an input of serialized tf.Examples with fields of keys.
+
+    fields: by name. forms: field -> its dtype, whether it has one key or any number of them, and whether a field of
+    weights belongs to it.
+    """
+
+    fields: Mapping[str, Edges]
+    forms: Mapping[str, tuple[str, bool, bool]]
+
+    @property
+    def has_ids(self) -> bool:
+        return any(kind.bad for kind in self.fields.values())
+
+    def judged(self, name: str, is_answered: Callable[[Mapping[str, Key]], bool]) -> ExampleEdges:
+        return dataclasses.replace(
+            self, fields={field_name: kind.judged(field_name, is_answered) for field_name, kind in self.fields.items()}
+        )
+
+    def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
+        import tensorflow as tf
+
+        examples = [tf.train.Example() for _ in range(draw.num_rows)]
+        # One of the fields has the bad key.
+        bad = [key for key, kind in self.fields.items() if kind.bad] if draw.bad_input == name else []
+        bad_field = str(draw.rng.choice(bad)) if bad else ""
+        for key, kind in self.fields.items():
+            dtype, is_one, has_weights = self.forms[key]
+            lengths = np.ones(draw.num_rows, np.int64) if is_one else draw.row_lengths()
+            if is_one and draw.num_rows and draw.number % 5 == 0 and not draw.only:
+                # The field is missing in an example.
+                lengths[-1] = 0
+            of_field = Draw(
+                draw.rng, draw.num_rows, draw.scale, key if key == bad_field else "", draw.number, draw.only
+            )
+            keys = iter(kind.drawn(key, int(lengths.sum()), of_field))
+            for example, length in zip(examples, lengths, strict=True):
+                values = [next(keys) for _ in range(length)]
+                features = example.features.feature
+                if not values:
+                    continue
+                (features[key].bytes_list if dtype == "string" else features[key].int64_list).value.extend(values)
+                if has_weights:
+                    features[f"{key}_weights"].float_list.value.extend(_weights(draw, int(length)).tolist())
+        return {name: np.array([example.SerializeToString() for example in examples], object)}
+
+    def row(self, name: str, tensors: Tensors, number: int) -> str:
+        import tensorflow as tf
+
+        examples = [tf.train.Example.FromString(text) for text in tensors[name][number : number + 1]]
+        return f"{name}={' '.join(str(examples).split())}"
+
+
+def _array(keys: list[Key], spec: InputSpec) -> Array:
+    if spec.dtype == object:
+        array = np.empty(len(keys), object)
+        array[:] = keys
+        return array
+    return np.array(keys, spec.dtype)

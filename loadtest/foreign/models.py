@@ -17,6 +17,9 @@ Builder = Callable[[Path, Rows], None]
 Keras = Literal["keras3", "tf_keras"]
 
 SEED = 7
+# Folder beside the versions of an original model, with a SavedModel whose signatures each answer the rows of one
+# feature.
+GATHERED = "gathered"
 # The reason why a model was skipped begins with these words.
 SKIPPED = "skipped: "
 _FILES = (
@@ -32,6 +35,7 @@ _FILES = (
     "tfrs_models",
     "variable_models",
     "session_models",
+    "special_models",
     "peer_model",
     "estimator_models",
 )
@@ -48,12 +52,14 @@ class ForeignModel:
     build: writes the SavedModel into a folder that does not exist yet; raises Skip.
     keras: the version of Keras that tf.keras must be in the builder's process.
     inputs: input name -> kind of random values, for all signatures.
+    words: what a random model consists of; "" for a model whose builder says it.
     """
 
     name: str
     build: Builder
     keras: Keras
     inputs: Mapping[str, Kind]
+    words: str = ""
 
 
 @dataclass(slots=True)
@@ -86,6 +92,13 @@ class Zoo:
 
 
 ZOO = Zoo()
+
+
+def model_named(name: str) -> ForeignModel:
+    """Returns a registered model, or the random model of this name; raises KeyError if there is none."""
+    from loadtest.foreign.random_building import random_model
+
+    return random_model(name) or all_models()[name]
 
 
 def all_models() -> dict[str, ForeignModel]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.foreign.kinds import Draw, InputSpec, Kind, Tensors
+from loadtest.foreign.kinds import Draw, Edges, ExampleEdges, InputSpec, Key, Kind, Tensors
 
 _MOST_ROWS = 64
 # Share of the random requests that have no row, and share of those that have an id outside its table.
 _NO_ROWS, _BAD_ID = 0.01, 0.04
+# Share of bad requests if the model lists keys that TensorFlow refuses: each of them should be sent.
+_BAD_KEY = 0.25
 
 
 class NoKind(Exception):
@@ -40,16 +42,26 @@ class RandomRequests:
           NoKind: the model declares no kind for one of the signature's inputs.
         """
         rng = np.random.default_rng(self.seed)
-        with_ids = [name for name, kind in self._kinds().items() if kind.has_ids]
-        for _ in range(count):
+        kinds = self._kinds()
+        with_ids = [name for name, kind in kinds.items() if kind.has_ids]
+        share = _BAD_KEY if any(isinstance(kind, Edges | ExampleEdges) for kind in kinds.values()) else _BAD_ID
+        for number in range(count):
             num_rows = 0 if rng.random() < _NO_ROWS else int(rng.integers(1, _MOST_ROWS + 1))
-            bad = str(rng.choice(with_ids)) if with_ids and rng.random() < _BAD_ID else ""
-            yield self._one(Draw(rng, num_rows, self.scale, bad))
+            bad = str(rng.choice(with_ids)) if with_ids and rng.random() < share else ""
+            yield self._one(Draw(rng, num_rows, self.scale, bad, number))
+
+    def row(self, tensors: Tensors, number: int) -> str:
+        """Returns the values of all inputs in one row of a request as text."""
+        return "; ".join(kind.row(name, tensors, number) for name, kind in self._kinds().items())
+
+    def of_key(self, only: Mapping[str, Key]) -> Tensors:
+        """Returns a request of one row, in which an input has this key alone."""
+        return self._one(Draw(np.random.default_rng(self.seed), 1, self.scale, "", only=only))
 
     def of_rows(self, num_rows: int, count: int) -> list[Tensors]:
         """Returns `count` random valid requests of `num_rows` rows each."""
         rng = np.random.default_rng([self.seed, num_rows])
-        return [self._one(Draw(rng, num_rows, self.scale, "")) for _ in range(count)]
+        return [self._one(Draw(rng, num_rows, self.scale, "", number)) for number in range(count)]
 
     def _one(self, draw: Draw) -> Tensors:
         tensors: Tensors = {}
@@ -65,3 +77,25 @@ class RandomRequests:
             others = self.specs.keys() - named.keys()
             named |= dict.fromkeys(sorted(others), self.kinds["*"])
         return named
+
+
+def judged(
+    kinds: Mapping[str, Kind],
+    signatures: Mapping[str, Mapping[str, InputSpec]],
+    is_answered: Callable[[str, Tensors], bool],
+) -> dict[str, Kind]:
+    """Returns the kinds with all listed keys sorted into those that TensorFlow answers, and those that it refuses.
+
+    Args:
+      signatures: signature -> its inputs; the signature named as an input, or else the first that has it, is asked.
+      is_answered: asks TensorFlow for a signature's answer to a request with one key.
+    """
+
+    def ask(only: Mapping[str, Key]) -> bool:
+        (name,) = only
+        having = [signature for signature, specs in signatures.items() if name in specs]
+        signature = name if name in signatures else having[0]
+        requests = RandomRequests(signatures[signature], kinds, 1, 0)
+        return is_answered(signature, requests.of_key(only))
+
+    return {name: kind.judged(name, ask) for name, kind in kinds.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.saved_model.loader_impl import SavedModelLoader
+from tensorflow.python.saved_model.loader_impl import SavedModelLoader, parse_saved_model
 
 from loadtest.foreign.comparing import Refused
 from loadtest.foreign.kinds import InputSpec, Tensors
@@ -37,6 +37,10 @@ class Reference:
             if definition.method_name == PREDICT and definition.outputs
         }
         self.signatures = {name: _specs(definition.inputs) for name, definition in self._definitions.items()}
+
+    def outputs(self, signature: str) -> list[str]:
+        """Returns the names of a signature's outputs."""
+        return sorted(self._definitions[signature].outputs)
 
     def predict(self, signature: str, inputs: Tensors) -> Tensors:
         """Runs a signature and returns its outputs by name; raises Refused if TensorFlow refuses the request."""
@@ -73,6 +77,14 @@ class Reference:
     def close(self) -> None:
         """Closes the TensorFlow session."""
         self._session.close()
+
+
+def read_specs(saved_model: Path) -> dict[str, dict[str, InputSpec]]:
+    """Returns the inputs of every signature of a SavedModel by name, without loading its variables."""
+    (meta_graph,) = [
+        graph for graph in parse_saved_model(str(saved_model)).meta_graphs if "serve" in graph.meta_info_def.tags
+    ]
+    return {name: _specs(definition.inputs) for name, definition in meta_graph.signature_def.items()}
 
 
 def _sparse_feeds(names: Any, values: np.ndarray[Any, Any], splits: np.ndarray[Any, Any]) -> dict[str, Any]:

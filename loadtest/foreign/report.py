@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from loadtest.foreign.campaign import ModelResult
 from loadtest.foreign.comparing import Tally
@@ -19,6 +19,8 @@ _COLUMNS = (
     "REST ratio",
 )
 _REASON_CHARS = 110
+# Longest text about a feature of a random model: a vocabulary may have a thousand keys.
+_WORDS_CHARS = 700
 
 
 def header() -> str:
@@ -53,12 +55,14 @@ def details(results: Iterable[ModelResult]) -> list[str]:
     """Returns one line for each kind of difference between answers, and one for each signature that was not timed."""
     lines = []
     for result in results:
+        lines += [f"{result.name} not compared: {reason}" for reason in result.not_compared]
         for name, signature in result.signatures.items():
             for side, wires in (("adopted", signature.adopted), ("original", signature.original)):
                 for wire, tally in wires.items():
                     lines += [
                         f"{result.name} {name} {side} {wire}: {count} x {text}" for text, count in tally.reasons.items()
                     ]
+                    lines += [f"{result.name} {name} {side} {wire}: first: {tally.example}"] if tally.example else []
             for wire, speed in signature.speed.items():
                 if speed.reason:
                     lines.append(f"{result.name} {name} {wire}: not timed: {speed.reason}")
@@ -75,6 +79,47 @@ def summary(results: Iterable[ModelResult]) -> str:
         f"{len(results)} models, {len(adopted)} adopted, {len(exact)} of them equal to the bit everywhere; "
         f"{skipped} skipped"
     )
+
+
+def findings(result: ModelResult) -> list[str]:
+    """Returns lines on a model that adopt refused, or whose answers differ: the model in words, and an example."""
+    reason = result.fault or (result.adopted.reason if result.adopted else "")
+    lines = [f"{verdict(result).upper()} {result.name}" + (f": {_short(reason)}" if reason else "")]
+    lines += [f"    {line.strip()[:_WORDS_CHARS]}" for line in result.words.splitlines()]
+    for name, signature in result.signatures.items():
+        for wire, tally in signature.adopted.items():
+            if tally.reasons:
+                lines.append(f"    {name} {wire}: {tally.asked - tally.equal} of {tally.asked}: {tally.example}")
+    return lines + [f"    not compared: {reason}" for reason in result.not_compared]
+
+
+def random_summary(results: Sequence[ModelResult], command: Callable[[str], str]) -> list[str]:
+    """Returns lines on random models: all that is wrong, and how many were described in which way.
+
+    Args:
+      command: returns the command that tests a model again, by its name.
+    """
+    counts: Counter[str] = Counter()
+    lines = []
+    for result in results:
+        kind = verdict(result)
+        counts[kind] += 1
+        counts.update(f"signatures: {run}" for run in (result.adopted.runs.values() if result.adopted else ()))
+        if kind != "equal":
+            lines += [*findings(result), f"    {command(result.name)}"]
+    return [*lines, "; ".join(f"{count} {what}" for what, count in sorted(counts.items()))]
+
+
+def verdict(result: ModelResult) -> str:
+    """Says in a word what was found of a random model: "not built", "refused", "failed", "wrong" or "equal"."""
+    if result.adopted is None:
+        return "not built"
+    if not result.adopted.version:
+        return "refused"
+    tallies = [tally for signature in result.signatures.values() for tally in signature.adopted.values()]
+    if any(tally.reasons for tally in tallies):
+        return "wrong"
+    return "failed" if result.fault or result.not_compared else "equal"
 
 
 def _ratios(result: ModelResult, wire: str) -> str:

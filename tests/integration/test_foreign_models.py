@@ -1,29 +1,22 @@
 """Models of other tools are adopted without a spec, and give TensorFlow's answers to the bit.
 
-A short form of `python -m loadtest.foreign`: fewer models and requests, one server for all of them, nothing timed.
+A short form of `python -m loadtest.foreign` and of its --random: fewer models and requests, one server for all adopted
+versions and one for the originals, nothing timed.
 """
 
 from __future__ import annotations
 
 import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.foreign.building import build
-from loadtest.foreign.comparing import Refused, Tally, compare
-from loadtest.foreign.models import all_models
-from loadtest.foreign.random_requests import RandomRequests
-from tests.integration.process import ServerProcess
+from loadtest.foreign.models import model_named
+from loadtest.foreign.random_models import random_name
 
 pytestmark = pytest.mark.tf
 
-NUM_REQUESTS = 20
+NUM_REQUESTS, SEED, NUM_RANDOM = 40, 30, 20
 NAMES = [
     "keras3_functional_export",
     "keras3_saved_without_its_variables",
@@ -41,82 +34,63 @@ NAMES = [
     "table_of_bfloat16",
     "session_partitioned_div",
     "peer",
+    "special_keys_integer_lookup_mask_0",
+    "special_keys_string_lookup_mask_pad",
+    "special_keys_hashing_mask_0",
+    "special_keys_hashing_mask_pad",
+    "special_keys_hash_of_0_is_padding",
+    "special_keys_hash_of_minus_1_is_missing",
+    "special_keys_hash_of_nan_is_missing",
+    "special_keys_one_id_is_retired",
+    "special_keys_dashes_are_removed",
+    "special_keys_scheme_is_removed",
+    "special_keys_signs_become_underscores",
+    "disproved_lookup_padded_table",
+    "large_tables_embedding_65537",
 ]
-
-
-@dataclass(frozen=True)
-class Served:
-    """A server of all models: <name> is as its framework wrote it, and <name>-adopted is as `adopt` wrote it."""
-
-    folder: Path
-    server: ServerProcess
-
-    def check(self, name: str, served_as: str) -> None:
-        """Compares the server's answers over both wires with those of a TensorFlow session."""
-        from loadtest.foreign.reference import Reference
-        from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
-
-        with ExitStack() as stack:
-            reference = stack.enter_context(closing(Reference(self.folder / name / "1")))
-            over_grpc = stack.enter_context(closing(GrpcWire(f"127.0.0.1:{self.server.grpc_port}")))
-            over_rest = stack.enter_context(closing(RestWire(f"http://127.0.0.1:{self.server.http_port}")))
-            assert reference.signatures
-            tally = Tally()
-            for signature, specs in reference.signatures.items():
-                seed = zlib.crc32(f"{name}/{signature}".encode())
-                for tensors in RandomRequests(specs, all_models()[name].inputs, 1, seed).draw(NUM_REQUESTS):
-                    expected = _expected(reference, signature, tensors)
-                    compare(tally, expected, lambda s=signature, t=tensors: over_grpc.predict(served_as, s, t))
-                    if has_json_form(tensors):
-                        wanted = {} if isinstance(expected, Refused) else expected
-                        compare(
-                            tally,
-                            expected,
-                            lambda s=signature, t=tensors, w=wanted: from_json(over_rest.predict(served_as, s, t), w),
-                        )
-            assert not tally.reasons
-            assert tally.equal == tally.asked > tally.refused
-
-
-def _expected(reference: Any, signature: str, tensors: Any) -> Any:
-    try:
-        return reference.predict(signature, tensors)
-    except Refused as refusal:
-        return refusal
+RANDOM = [random_name(SEED, number) for number in range(NUM_RANDOM)]
 
 
 @pytest.fixture(scope="module")
-def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Builds all models, adopts each, and serves both versions by one server."""
-    from model_export import adopt
-
+def results(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Builds all models, adopts each, and compares the answers of both versions with a TensorFlow session's."""
     with warnings.catch_warnings():
         # The import of TensorFlow Serving's stock stubs warns of faults in them, which this project can not mend.
         warnings.simplefilter("ignore")
-        import loadtest.foreign.wires  # noqa: F401
+        from loadtest.foreign.campaign import Plan, run
 
-    folder = tmp_path_factory.mktemp("foreign")
-    originals, adopted = folder / "original", folder / "adopted"
-    assert build([all_models()[name] for name in NAMES], originals) == {}
-    bases = {name: originals / name for name in NAMES}
-    for name in NAMES:
-        # adopt() does not time the graphs: by the times, it would cut only some signatures, and each is compared here
-        # in its cut form.
-        adopt(originals / name / "1", out=adopted / name, measure=False)
-        bases[f"{name}-adopted"] = adopted / name
-    config = folder / "models.conf"
-    lines = [f'config {{ name: "{n}" base_path: "{b}" model_platform: "tensorflow" }}' for n, b in bases.items()]
-    config.write_text("model_config_list {\n" + "\n".join(lines) + "\n}\n")
-    settings = {"model_config_file": config, "file_system_poll_wait_seconds": 0}
-    with ServerProcess(**settings) as server:
-        yield Served(originals, server.ready())
+    # adopt() does not time the graphs: by the times, it would cut only some signatures, and each is compared here in
+    # its cut form.
+    models = [model_named(name) for name in (*NAMES, *RANDOM)]
+    plan = Plan(NUM_REQUESTS, seconds=0, together=len(models), times_adoption=False)
+    return {result.name: result for result in run(models, tmp_path_factory.mktemp("foreign"), plan)}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_original_is_answered_as_tensorflow_does(served: Served, name: str) -> None:
-    served.check(name, name)
+def test_the_original_is_answered_as_tensorflow_does(results: dict[str, Any], name: str) -> None:
+    tallies = [tally for found in results[name].signatures.values() for tally in found.original.values()]
+    assert tallies
+    assert all(not tally.reasons and tally.equal == tally.asked > tally.refused for tally in tallies), tallies
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_adopted_version_is_answered_as_tensorflow_does(served: Served, name: str) -> None:
-    served.check(name, f"{name}-adopted")
+def test_the_adopted_version_is_answered_as_tensorflow_does(results: dict[str, Any], name: str) -> None:
+    assert results[name].is_exact, _findings(results[name])
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_random_model_is_refused_by_adopt_or_answered_as_tensorflow_does(results: dict[str, Any], name: str) -> None:
+    result = results[name]
+    assert result.is_exact or result.adopted.reason.startswith("ExportError"), _findings(result)
+
+
+def test_adopt_describes_lookups_of_random_models(results: dict[str, Any]) -> None:
+    # If adopt left all of them to TensorFlow, their answers would prove nothing.
+    described = [name for name in RANDOM if {"lookup", "cut"} & {*results[name].adopted.runs.values()}]
+    assert len(described) >= 5
+
+
+def _findings(result: Any) -> str:
+    from loadtest.foreign.report import findings
+
+    return "\n".join(findings(result))

@@ -1,0 +1,502 @@
+"""Builds random models with TensorFlow's modules and sessions, Keras 3, tf_keras and feature columns.
+
+Beside each model lies a second SavedModel, with the same numbers, that answers the rows and the combined vectors of
+each feature by itself: what a lookup signature that `adopt` adds must answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loadtest.foreign.kinds import Edges, ExampleEdges, Kind, Numbers, edge_keys
+from loadtest.foreign.models import GATHERED, ForeignModel, Rows
+from loadtest.foreign.random_combiners import Keyed, combined, gathered, ids_read, read_table
+from loadtest.foreign.random_models import Construction, Feature, Table, construction_of
+from loadtest.foreign.random_steps import AsText, Bounded, Hashed, KerasLayer, Step, Vocabulary, chain, edges_of
+from loadtest.foreign.random_tables import Tower, normal
+
+_GRID = 5
+_EXAMPLES, _NUMBERS = "examples", "numbers"
+
+
+def random_model(name: str) -> ForeignModel | None:
+    """Returns the random model of this name, with the keys at its edges; None if the name is not of a random model."""
+    made = construction_of(name)
+    if made is None:
+        return None
+    build = {"keras3": _build_keras3, "tf_keras": _build_tf_keras, "columns": _build_columns, "session": _build_session}
+    builder = build.get(made.framework, _build_module)
+
+    def write(folder: Path, rows: Rows) -> None:
+        builder(made, folder)
+
+    keras = "tf_keras" if made.framework == "tf_keras" else "keras3"
+    return ForeignModel(name, write, keras, _inputs(made), made.words)
+
+
+def _is_parsed(made: Construction) -> bool:
+    return made.features[0].form in ("one", "many") and not _has_sparse_inputs(made)
+
+
+def _has_sparse_inputs(made: Construction) -> bool:
+    return made.framework == "columns" and made.has_variant
+
+
+def _inputs(made: Construction) -> dict[str, Kind]:
+    found: dict[str, Kind] = {}
+    for one in made.features:
+        rows = made.table(one).rows
+        keys = edge_keys(edges_of(one.steps, (0, -1, 1, rows - 1, rows, rows + 1, rows // 2, rows // 3)), one.dtype)
+        name = one.name
+        if one.form == "ragged":
+            found[f"{name}_values"] = Edges(keys, splits=f"{name}_splits", weights=f"{name}_weights")
+        elif one.form == "sparse":
+            names = {"indices": f"{name}_indices", "dense_shape": f"{name}_shape", "weights": f"{name}_weights"}
+            found[f"{name}_values"] = Edges(keys, **names)
+        elif _has_sparse_inputs(made):
+            found[f"{name}__values"] = Edges(keys, splits=f"{name}__row_splits")
+        else:
+            found[name] = Edges(keys)
+    if _is_parsed(made):
+        forms = {one.name: (one.dtype, one.form == "one", one.weights) for one in made.features}
+        return {_EXAMPLES: ExampleEdges({name: kind for name, kind in found.items() if isinstance(kind, Edges)}, forms)}
+    return found | ({_NUMBERS: Numbers()} if made.numbers else {})
+
+
+def _gathered_folder(folder: Path) -> str:
+    return str(folder.parent / GATHERED)
+
+
+def _table_numbers(table: Table, made: Construction) -> Any:
+    return normal(f"{made.name}/{table.name}", table.rows, table.dim)
+
+
+def _specs(made: Construction, one: Feature) -> dict[str, Any]:
+    """Returns the TensorSpecs of a feature's inputs by name."""
+    import tensorflow as tf
+
+    spec, name = tf.TensorSpec, one.name
+    if _is_parsed(made):
+        return {_EXAMPLES: spec([None], tf.string, _EXAMPLES)}
+    shapes = {"rows": [None], "column": [None, 1], "grid": [None, _GRID], "open_grid": [None, None]}
+    if one.form in shapes:
+        return {name: spec(shapes[one.form], one.dtype, name)}
+    found = {f"{name}_values": spec([None], one.dtype)}
+    if one.form == "ragged":
+        found[f"{name}_splits"] = spec([None], tf.int64)
+    else:
+        found |= {f"{name}_indices": spec([None, 2], tf.int64), f"{name}_shape": spec([2], tf.int64)}
+    if one.weights:
+        found[f"{name}_weights"] = spec([None], tf.float32)
+    return {key: spec(value.shape, value.dtype, key) for key, value in found.items()}
+
+
+def _keyed(made: Construction, one: Feature, steps: Callable[[Any], Any], inputs: Mapping[str, Any]) -> Keyed:
+    import tensorflow as tf
+
+    name = one.name
+    if _is_parsed(made):
+        given = inputs[_EXAMPLES]
+        if one.form == "one":
+            default = b"0" if one.dtype == "string" else 0
+            parsed = tf.io.parse_example(given, {name: tf.io.FixedLenFeature([], one.dtype, default)})
+            return Keyed(steps(parsed[name]))
+        sparse = tf.io.parse_example(given, {name: tf.io.VarLenFeature(one.dtype)})[name]
+        return Keyed(steps(sparse.values), indices=sparse.indices, dense_shape=sparse.dense_shape)
+    if name in inputs:
+        return Keyed(steps(inputs[name]))
+    return Keyed(
+        steps(inputs[f"{name}_values"]),
+        inputs.get(f"{name}_splits"),
+        inputs.get(f"{name}_indices"),
+        inputs.get(f"{name}_shape"),
+        inputs.get(f"{name}_weights"),
+    )
+
+
+class _Graph:
+    """The functions of a random model of TensorFlow's own ops. params: table name -> its variable."""
+
+    def __init__(self, made: Construction, params: Mapping[str, Any]) -> None:
+        self.made, self.params, self.kept = made, params, list[Any]()
+        self._steps = {one.name: chain(one.steps, self.kept) for one in made.features}
+        widths = [_width(made, one) for one in made.features]
+        self._tower = Tower(made.name, sum(widths) + made.numbers) if made.tower == "dense" else None
+        if self._tower:
+            self.kept.append(self._tower.variables)
+
+    def vectors(self, one: Feature, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a feature's rows, one for each id, the rows scaled to its max_norm, and its combined vectors."""
+        table = self.made.table(one)
+        params = read_table(one, table, self.params[one.table])
+        keyed = _keyed(self.made, one, self._steps[one.name], inputs)
+        rows = gathered(one, table, params, ids_read(one, keyed.ids))
+        if one.combiner == "mean_not_minus_1":
+            return {"rows": rows, "combined": _mean_of_read(rows, keyed.ids)}
+        bounded = {"bounded": gathered(one, table, params, keyed.ids, one.max_norm)} if one.max_norm else {}
+        return {"rows": rows, "combined": combined(one, table, params, keyed), **bounded}
+
+    def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the outputs of the model."""
+        found = {one.name: self.vectors(one, inputs)["combined"] for one in self.made.features}
+        if self.made.tower == "none":
+            return {f"{name}_vector": vector for name, vector in found.items()}
+        import tensorflow as tf
+
+        flat = [_flat(found[one.name], one) for one in self.made.features]
+        if self.made.tower in ("dot", "cosine"):
+            pair = [_scaled(vector) for vector in flat[:2]] if self.made.tower == "cosine" else flat[:2]
+            more = {f"{one.name}_vector": found[one.name] for one in self.made.features[2:]}
+            return {"score": tf.reduce_sum(pair[0] * pair[1], 1), **more}
+        joined = tf.concat([*flat, *([inputs[_NUMBERS]] if self.made.numbers else [])], 1)
+        return {"answer": self._tower(joined) if self._tower else joined}
+
+
+def _mean_of_read(rows: Any, ids: Any) -> Any:
+    import tensorflow as tf
+
+    counts = tf.cast(ids >= 0, rows.dtype)[..., None]
+    return tf.reduce_sum(rows * counts, 1) / tf.maximum(tf.reduce_sum(counts, 1), 1)
+
+
+def _width(made: Construction, one: Feature) -> int:
+    dim = made.table(one).dim
+    return dim * _GRID if one.form == "grid" and one.combiner == "none" else dim
+
+
+def _flat(vectors: Any, one: Feature) -> Any:
+    import tensorflow as tf
+
+    if one.combiner == "none" and one.form == "open_grid":
+        vectors = tf.reduce_mean(vectors, 1)
+    elif one.combiner == "none" and one.form in ("grid", "column"):
+        vectors = tf.reshape(vectors, [-1, vectors.shape[1] * vectors.shape[2]])
+    return tf.cast(vectors, tf.float32)
+
+
+def _scaled(vectors: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.math.l2_normalize(vectors, 1)
+
+
+def _all_specs(made: Construction) -> dict[str, Any]:
+    import tensorflow as tf
+
+    found: dict[str, Any] = {}
+    for one in made.features:
+        found |= _specs(made, one)
+    return found | ({_NUMBERS: tf.TensorSpec([None, made.numbers], tf.float32, _NUMBERS)} if made.numbers else {})
+
+
+def _build_module(made: Construction, folder: Path) -> None:
+    import tensorflow as tf
+
+    params = {t.name: tf.Variable(tf.cast(_table_numbers(t, made), t.dtype), name=t.name) for t in made.tables}
+    graph, module = _Graph(made, params), tf.Module()
+    module.params, module.kept = params, graph.kept
+
+    def function(call: Callable[[Mapping[str, Any]], dict[str, Any]], specs: Mapping[str, Any]) -> Any:
+        return tf.function(lambda **inputs: call(inputs)).get_concrete_function(**specs)
+
+    signatures = {"serving_default": function(graph.outputs, _all_specs(made))}
+    if made.tower != "none" and made.has_variant:
+        first = made.features[0]
+        signatures["first"] = function(lambda i: {"vector": graph.vectors(first, i)["combined"]}, _specs(made, first))
+    tf.saved_model.save(module, str(folder), signatures=signatures)
+    apart = {
+        one.name: function(lambda inputs, one=one: graph.vectors(one, inputs), _specs(made, one))
+        for one in made.features
+    }
+    tf.saved_model.save(module, _gathered_folder(folder), signatures=apart)
+
+
+def _session_variables(made: Construction) -> dict[str, Any]:
+    import tensorflow as tf
+
+    v1, found = tf.compat.v1, {}
+    for table in made.tables:
+        found[table.name] = v1.get_variable(
+            table.name,
+            initializer=None if table.parts > 1 else tf.cast(_table_numbers(table, made), table.dtype),
+            shape=[table.rows, table.dim] if table.parts > 1 else None,
+            dtype=tf.as_dtype(table.dtype),
+            partitioner=v1.fixed_size_partitioner(table.parts) if table.parts > 1 else None,
+            use_resource=not made.has_variant,
+        )
+    return found
+
+
+def _write_session(
+    folder: Path, graph: Callable[[], tuple[dict[str, Any], dict[str, tuple[dict[str, Any], dict[str, Any]]]]]
+) -> None:
+    """Writes a TensorFlow 1 graph; graph() returns the model's signatures, and those of its features."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        v1.set_random_seed(7)
+        for path, signatures in zip((str(folder), _gathered_folder(folder)), graph(), strict=True):
+            if path == str(folder):
+                session = v1.Session()
+                session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+            builder = v1.saved_model.Builder(path)
+            info = v1.saved_model.build_tensor_info
+            definitions = {
+                name: v1.saved_model.build_signature_def(
+                    {key: info(tensor) for key, tensor in inputs.items()},
+                    {key: info(tensor) for key, tensor in outputs.items()},
+                    "tensorflow/serving/predict",
+                )
+                for name, (inputs, outputs) in signatures.items()
+            }
+            # TensorFlow refuses a second main_op in one graph.
+            v1.get_collection_ref("saved_model_main_op").clear()
+            builder.add_meta_graph_and_variables(session, ["serve"], definitions, main_op=v1.tables_initializer())
+            builder.save()
+        session.close()
+
+
+def _build_session(made: Construction, folder: Path) -> None:
+    def graph() -> Any:
+        import tensorflow as tf
+
+        params = _session_variables(made)
+        made_graph = _Graph(made, params)
+        inputs = {
+            name: tf.compat.v1.placeholder(spec.dtype, spec.shape, name) for name, spec in _all_specs(made).items()
+        }
+        apart = {
+            one.name: ({n: inputs[n] for n in _specs(made, one)}, made_graph.vectors(one, inputs))
+            for one in made.features
+        }
+        return {"serving_default": (inputs, made_graph.outputs(inputs))}, apart
+
+    _write_session(folder, graph)
+
+
+def _column(one: Feature, rows: int) -> Any:
+    """Returns the categorical column whose steps the composer drew."""
+    import tensorflow as tf
+
+    columns = tf.compat.v1.feature_column
+    steps: tuple[Step, ...] = one.steps
+    if not steps or isinstance(steps[0], Bounded):
+        default = steps[0].other if steps and isinstance(steps[0], Bounded) else None
+        return columns.categorical_column_with_identity(one.name, rows, default)
+    last = steps[-1]
+    if isinstance(last, Hashed):
+        dtype = tf.int64 if isinstance(steps[0], AsText) else tf.string
+        return columns.categorical_column_with_hash_bucket(one.name, last.buckets, dtype)
+    assert isinstance(last, Vocabulary)
+    keys = [key.decode() if isinstance(key, bytes) else key for key in last.keys]
+    more = {"num_oov_buckets": last.buckets} if last.buckets else {"default_value": last.default}
+    return columns.categorical_column_with_vocabulary_list(one.name, keys, tf.as_dtype(one.dtype), **more)
+
+
+def _rows_of(one: Feature, table: Table) -> int:
+    # The column's own number of rows: of a table that is not padded.
+    last = one.steps[-1] if one.steps else None
+    return last.high if isinstance(last, Bounded) else table.rows
+
+
+def _build_columns(made: Construction, folder: Path) -> None:
+    def graph() -> Any:
+        import tensorflow as tf
+
+        v1, columns = tf.compat.v1, tf.compat.v1.feature_column
+        embedded, widths = {}, {}
+        for one in made.features:
+            table = made.table(one)
+            column = _column(one, _rows_of(one, table))
+            if one.weights:
+                column = columns.weighted_categorical_column(column, f"{one.name}_weights")
+            embedded[one.name] = columns.embedding_column(column, table.dim, one.combiner, max_norm=one.max_norm)
+            widths[one.name] = table
+        if _is_parsed(made):
+            given = v1.placeholder(tf.string, [None], _EXAMPLES)
+            inputs = {_EXAMPLES: given}
+            parsed = tf.io.parse_example(given, columns.make_parse_example_spec(list(embedded.values())))
+        else:
+            parsed = {one.name: v1.sparse_placeholder(one.dtype, [None, None], one.name) for one in made.features}
+            inputs = dict(parsed)
+        vectors = {}
+        for one in made.features:
+            parts = min(widths[one.name].parts, _rows_of(one, widths[one.name]))
+            partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
+            with v1.variable_scope(one.name, partitioner=partitioner):
+                vectors[one.name] = columns.input_layer(parsed, [embedded[one.name]])
+        if _NUMBERS in _inputs(made):
+            inputs[_NUMBERS] = v1.placeholder(tf.float32, [None, made.numbers], _NUMBERS)
+        outputs = _column_outputs(made, vectors, inputs)
+        apart = {
+            name: (
+                {_EXAMPLES: inputs[_EXAMPLES]} if _EXAMPLES in inputs else {name: inputs[name]},
+                {"combined": vector},
+            )
+            for name, vector in vectors.items()
+        }
+        return {"serving_default": (inputs, outputs)}, apart
+
+    _write_session(folder, graph)
+
+
+def _column_outputs(made: Construction, vectors: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    import tensorflow as tf
+
+    if made.tower == "none":
+        return {f"{name}_vector": vector for name, vector in vectors.items()}
+    first = [*vectors.values()]
+    if made.tower in ("dot", "cosine"):
+        pair = [_scaled(vector) for vector in first[:2]] if made.tower == "cosine" else first[:2]
+        return {"score": tf.reduce_sum(pair[0] * pair[1], 1)}
+    joined = tf.concat([*first, *([inputs[_NUMBERS]] if _NUMBERS in inputs else [])], 1)
+    if made.tower == "dense":
+        joined = Tower(made.name, joined.shape[1])(joined)
+    return {"answer": joined}
+
+
+def _build_keras3(made: Construction, folder: Path) -> None:
+    from loadtest.foreign.keras3_models import keras3
+
+    _build_keras(made, folder, keras3())
+
+
+def _build_tf_keras(made: Construction, folder: Path) -> None:
+    from loadtest.foreign.tf_keras_models import tf_keras
+
+    _build_keras(made, folder, tf_keras())
+
+
+def _build_keras(made: Construction, folder: Path, keras: Any) -> None:
+    import tensorflow as tf
+
+    is_3 = made.framework == "keras3"
+    layers, kept = _embedding_layers(made, keras), list[Any]()
+    given, rows, combined_by = {}, {}, {}
+    for one in made.features:
+        key = given[one.name] = _keras_input(keras, one)
+        for step in one.steps:
+            layer = step.made(keras) if isinstance(step, KerasLayer) else _step_layer(keras, step, one, kept, is_3=is_3)
+            key = layer(key)
+        layer = layers[one.table]
+        rows[one.name] = layer(key)
+        combined_by[one.name] = _pooled(keras, one, rows[one.name])
+    numbers = keras.Input((made.numbers,), name=_NUMBERS) if made.numbers else None
+    outputs = _keras_outputs(keras, made, combined_by, numbers)
+    model = keras.Model({**given, **({_NUMBERS: numbers} if made.numbers else {})}, outputs)
+    for one in made.features:
+        if one.layer == "int8":
+            layers[one.table].quantize("int8")
+        elif one.layer == "lora":
+            layers[one.table].enable_lora(2)
+            layers[one.table].lora_embeddings_b.assign(tf.ones_like(layers[one.table].lora_embeddings_b) * 0.25)
+    parts = {
+        name: keras.Model({name: given[name]}, {"rows": rows[name], "combined": combined_by[name]}) for name in given
+    }
+    if is_3:
+        model.export(str(folder), verbose=False)
+        archive = keras.export.ExportArchive()
+        for name, part in parts.items():
+            archive.track(part)
+            archive.add_endpoint(name, part.call, [{name: _specs(made, _feature(made, name))[name]}])
+        archive.write_out(_gathered_folder(folder), verbose=False)
+        return
+    if made.has_variant:
+        tf.saved_model.save(model, str(folder))
+    else:
+        model.export(str(folder))
+    holder = tf.Module()
+    holder.parts, holder.kept = parts, kept
+    signatures = {
+        name: tf.function(lambda inputs, part=part: part(inputs)).get_concrete_function(
+            {name: _specs(made, _feature(made, name))[name]}
+        )
+        for name, part in parts.items()
+    }
+    tf.saved_model.save(holder, _gathered_folder(folder), signatures=signatures)
+
+
+def _feature(made: Construction, name: str) -> Feature:
+    return next(one for one in made.features if one.name == name)
+
+
+def _embedding_layers(made: Construction, keras: Any) -> dict[str, Any]:
+    found = {}
+    for table in made.tables:
+        one = next(one for one in made.features if one.table == table.name)
+        kind = keras.layers.ReversibleEmbedding if one.layer == "reversible" else keras.layers.Embedding
+        dtype = one.layer if one.layer == "mixed_bfloat16" else table.dtype
+        found[table.name] = kind(
+            table.rows,
+            table.dim,
+            embeddings_initializer=keras.initializers.RandomNormal(0, 1, seed=7),
+            mask_zero=one.combiner == "keras_masked_mean",
+            dtype=dtype if one.layer not in ("int8", "lora") else "float32",
+            name=table.name,
+        )
+    return found
+
+
+def _keras_input(keras: Any, one: Feature) -> Any:
+    shape = {"rows": (), "column": (1,), "grid": (_GRID,), "open_grid": (None,)}[one.form]
+    return keras.Input(shape, dtype=one.dtype, name=one.name)
+
+
+def _step_layer(keras: Any, step: Step, one: Feature, kept: list[Any], *, is_3: bool) -> Any:
+    apply = step.prepare(kept)
+    if not is_3:
+        tables = [*kept]
+        layer = keras.layers.Lambda(apply)
+        layer.kept = tables
+        return layer
+
+    class Layer(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self._convert_input_args, self.autocast = False, False
+            self.kept = kept
+
+        def call(self, keys: Any) -> Any:
+            return apply(keys)
+
+        def compute_output_spec(self, keys: Any) -> Any:
+            return keras.KerasTensor(keys.shape, step.to or keys.dtype)
+
+    return Layer()
+
+
+def _pooled(keras: Any, one: Feature, rows: Any) -> Any:
+    layers = keras.layers
+    if one.combiner in ("keras_mean", "keras_masked_mean"):
+        return layers.GlobalAveragePooling1D()(rows)
+    if one.combiner == "keras_max":
+        return layers.GlobalMaxPooling1D()(rows)
+    if one.combiner == "keras_sum":
+        return layers.Lambda(lambda x: _sum_of(x), output_shape=(rows.shape[-1],))(rows)
+    return rows
+
+
+def _sum_of(rows: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reduce_sum(rows, 1)
+
+
+def _keras_outputs(keras: Any, made: Construction, vectors: Mapping[str, Any], numbers: Any) -> Any:
+    layers = keras.layers
+    if made.tower == "none":
+        return {f"{name}_vector": vector for name, vector in vectors.items()}
+    flat = []
+    for one in made.features:
+        vector = vectors[one.name]
+        if one.combiner == "none" and one.form != "rows":
+            vector = layers.GlobalAveragePooling1D()(vector) if one.form == "open_grid" else layers.Flatten()(vector)
+        flat.append(vector)
+    if made.tower in ("dot", "cosine"):
+        return {"score": layers.Dot(axes=1, normalize=made.tower == "cosine")(flat[:2])}
+    flat += [numbers] if made.numbers else []
+    joined = flat[0] if len(flat) == 1 else layers.Concatenate()(flat)
+    return {"answer": layers.Dense(3, activation="relu")(joined) if made.tower == "dense" else joined}

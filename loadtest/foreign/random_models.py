@@ -1,0 +1,526 @@
+"""Composes models at random: a seed and a number decide inputs, steps, tables, combiners, tower and framework.
+
+Nothing here builds: a Construction is plain data, from which random_building writes the model, random_requests draws
+requests at its edges, and a report tells a person what the model is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from loadtest.foreign.random_steps import (
+    RANGES,
+    Absolute,
+    AsNumber,
+    AsText,
+    Bounded,
+    Bucketed,
+    CastTo,
+    Clipped,
+    Conditional,
+    Cut,
+    Hashed,
+    KerasLayer,
+    Key,
+    Listed,
+    Masked,
+    Masking,
+    Modulo,
+    Prefixed,
+    Recased,
+    Replaced,
+    Retired,
+    Shifted,
+    Step,
+    TextHash,
+    Vocabulary,
+)
+
+_T = TypeVar("_T")
+Framework = Literal["module", "session", "keras3", "tf_keras", "columns"]
+Form = Literal["rows", "column", "grid", "open_grid", "ragged", "sparse", "one", "many"]
+
+_NAME = re.compile(r"random_(\d+)_(\d+)$")
+# One model in this many has a table of up to 2^22 rows; the others have at most 70,000.
+_LARGE_EVERY, _MOST_ROWS, _USUAL_ROWS = 10, 2**22, 70_000
+_DIMS = (1, 2, 3, 4, 5, 8, 13, 16, 32)
+# What a graph does with a table before it gathers rows (a row of zeros before the first one, a cast, rows of norm 1,
+# all rows but the last, the reverse order), how it gathers them (a product with a one-hot matrix), and what it does
+# with the rows (zeros for id 0, times the root of the width, as transformers do).
+READS = ("zero_row", "cast_table", "normalized", "sliced", "reversed", "one_hot", "zeroed", "scaled")
+# Largest number of columns of a one-hot matrix.
+_MOST_ONE_HOT = 2000
+# Share of plain models.
+_PLAIN = 0.4
+# Largest number of numbers in a table.
+_MOST_NUMBERS = 2**24
+_FRAMEWORKS: tuple[Framework, ...] = (
+    ("module",) * 9 + ("keras3",) * 5 + ("tf_keras", "session", "session", "columns", "columns")
+)
+# Patterns as people write them to clean keys, each with a rewrite and with strings that it matches.
+_PATTERNS = (
+    Replaced("-", "", (b"-",)),
+    Replaced("^https?://", "", (b"https://", b"http://")),
+    Replaced("[-./]", "_", (b"-", b".", b"/")),
+    Replaced(r"\s+", " ", (b"  ", b"\t", b"\n")),
+    Replaced("[0-9]+", "#", (b"7", b"2024")),
+    Replaced("^(user|item)_", "", (b"user_", b"item_")),
+    Replaced(r"\?.*$", "", (b"?q=1", b"?")),
+    Replaced("[^a-z0-9_]", "", (b"!", b"A", "é".encode())),
+    Replaced(":", "|", (b":", b"|"), is_global=False),
+    Replaced(r"^\W+|\W+$", "", (b"..", b"#")),
+    Replaced("^$", "missing", (b"",)),
+)
+_WORDS = (
+    b"a",
+    b"b",
+    b"a_b",
+    b"c_d",
+    b"ab12",
+    b"x",
+    b"red",
+    b"Blue",
+    b"a.org/b",
+    b"item_7",
+    b"0",
+    b"12",
+    b"[UNK]",
+    b"nan",
+)
+_MASKS = (b"", b"[PAD]", b"nan", b"NaN", b"-1", b"0", b"null", b"a", b"<pad>", b"unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """An input of keys, the steps that make them rows of a table, and the combiner of the rows.
+
+    form: "rows" [B], "column" [B, 1], "grid" [B, 5], "open_grid" [B, ?], "ragged" and "sparse" with more inputs, "one"
+        and "many": a field of a tf.Example that has one key, or any number.
+    combiner: a name of random_combiners.COMBINERS; "none" keeps each row.
+    table: the name of the table; features may share one.
+    layer: a special kind of Keras' embedding layer: "mixed_bfloat16", "reversible", "int8", "lora"; or what a graph of
+        TensorFlow's ops does with its table or the rows that it gathers: one of READS; else "".
+    """
+
+    name: str
+    dtype: str
+    form: Form
+    steps: tuple[Step, ...]
+    combiner: str
+    table: str
+    weights: bool = False
+    max_norm: float | None = None
+    layer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a random model. parts: number of variables that hold it, by rows. saved: the dtype of its numbers."""
+
+    name: str
+    rows: int
+    dim: int
+    dtype: str = "float32"
+    parts: int = 1
+    strategy: str = "div"
+
+
+@dataclass(frozen=True, slots=True)
+class Construction:
+    """A random model: what a framework is asked to build.
+
+    tower: "none", "concat", "dense", "dot" or "cosine". numbers: width of an input of numbers; 0: none.
+    has_variant: whether the less usual form is taken: a second signature of a module, reference variables of a session,
+        sparse inputs of feature columns in place of tf.Examples, tf.saved_model.save in place of tf_keras' export.
+    """
+
+    name: str
+    framework: Framework
+    features: tuple[Feature, ...]
+    tables: tuple[Table, ...]
+    tower: str
+    numbers: int = 0
+    has_variant: bool = False
+
+    def table(self, feature: Feature) -> Table:
+        """Returns the table of a feature."""
+        return next(table for table in self.tables if table.name == feature.table)
+
+    @property
+    def words(self) -> str:
+        """The construction in words, on one line for each feature."""
+        more = (f", {self.numbers} numbers" if self.numbers else "") + (", variant" if self.has_variant else "")
+        lines = [f"{self.name}: {self.framework}, tower {self.tower}{more}"]
+        for one in self.features:
+            table = self.table(one)
+            steps = " -> ".join(step.words for step in one.steps)
+            parts = f" in {table.parts} parts by {table.strategy}" if table.parts > 1 else ""
+            more = "".join(
+                [f", {one.layer}" if one.layer else "", ", weights" if one.weights else ""]
+                + ([f", max_norm={one.max_norm}"] if one.max_norm else [])
+            )
+            lines.append(
+                f"{one.name}: {one.dtype} {one.form}"
+                + (f" -> {steps}" if steps else "")
+                + f" -> {table.name}[{table.rows}, {table.dim}] {table.dtype}{parts}, {one.combiner}{more}"
+            )
+        return "\n  ".join(lines)
+
+
+def random_name(seed: int, number: int) -> str:
+    """Returns the name of a random model."""
+    return f"random_{seed}_{number}"
+
+
+def construction_of(name: str) -> Construction | None:
+    """Returns the random model of this name; None if the name is not one of a random model.
+
+    >>> construction_of("random_1_7") == construction_of("random_1_7"), construction_of("dlrm")
+    (True, None)
+    """
+    match = _NAME.match(name)
+    return _Composer(name, int(match[1]), int(match[2])).compose() if match else None
+
+
+def _of_all_rows(combiner: str) -> str:
+    # These combiners leave out empty rows at the end of a request, so their vectors could not be joined with others.
+    for cut, whole in (("segment_", "unsorted_segment_"), ("sparse_segment_", "counted_segment_")):
+        if combiner.startswith(cut):
+            return whole + combiner.removeprefix(cut)
+    return combiner.replace("fast_lookup_sparse", "safe").replace("lookup_sparse", "safe")
+
+
+class _Composer:
+    def __init__(self, name: str, seed: int, number: int) -> None:
+        self._name, self._rng = name, np.random.default_rng([seed, number])
+        self._most_rows = _MOST_ROWS if number % _LARGE_EVERY == _LARGE_EVERY - 1 else _USUAL_ROWS
+        self._framework: Framework = self._one(_FRAMEWORKS)
+        # In a plain model, one ingredient stands alone, so that nothing else keeps adopt from describing a lookup.
+        self._is_plain = self._chance(_PLAIN) and self._framework != "columns"
+        self._has_stock_layers = self._framework in ("keras3", "tf_keras")
+
+    def compose(self) -> Construction:
+        count = 1 if self._is_plain else self._one((1, 1, 1, 2, 2, 3))
+        features, tables = [], {}
+        is_parsed = self._framework in ("module", "session") and self._chance(0.12) and not self._is_plain
+        for number in range(count):
+            feature, table = self._feature(f"f{number}", is_parsed, [*tables.values()])
+            features.append(feature)
+            tables[table.name] = table
+        tower = (
+            "none"
+            if self._is_plain
+            else self._one(("none", "none", "concat", "dense", "dense", *(("dot", "cosine") if count > 1 else ())))
+        )
+        if tower in ("dot", "cosine"):
+            # Both vectors must have one width.
+            dim = tables[features[0].table].dim
+            tables = {name: Table(name, t.rows, dim, t.dtype, t.parts, t.strategy) for name, t in tables.items()}
+        if tower in ("dot", "cosine"):
+            # A grid without a combiner would be wider than the other vector.
+            mean = "keras_mean" if self._has_stock_layers else "mean"
+            features = [
+                dataclasses.replace(one, combiner=mean) if one.combiner == "none" and "grid" in one.form else one
+                for one in features
+            ]
+        if tower != "none":
+            features = [dataclasses.replace(one, combiner=_of_all_rows(one.combiner)) for one in features]
+        numbers = 3 if tower in ("concat", "dense") and not is_parsed and self._chance(0.3) else 0
+        # Weights of a feature column are a field of a tf.Example.
+        has_variant = self._chance(0.4) and not (self._framework == "columns" and any(one.weights for one in features))
+        return Construction(
+            self._name, self._framework, tuple(features), tuple(tables.values()), tower, numbers, has_variant
+        )
+
+    def _feature(self, name: str, is_parsed: bool, tables: Sequence[Table]) -> tuple[Feature, Table]:
+        dtype, form = self._input(is_parsed)
+        # A few columns of Keras take keys through a chain of layers, all others through ops of TensorFlow.
+        steps, rows = self._column(dtype) if self._framework == "columns" else self._chain(dtype)
+        layer = ""
+        if self._framework == "keras3" and self._chance(0.2) and not self._is_plain:
+            layer = self._one(("mixed_bfloat16", "reversible", "int8", "lora"))
+        if self._framework == "module" and self._chance(0.2) and not self._is_plain:
+            layer = self._one(READS)
+        fitting = [table for table in tables if table.rows >= rows]
+        if layer == "one_hot" and rows > _MOST_ONE_HOT:
+            layer = "scaled"
+        if fitting and self._chance(0.3) and not layer and self._framework != "columns":
+            table = fitting[0]
+        else:
+            table = self._table(f"t{name[1:]}", rows)
+        combiner, weights, max_norm = self._combiner(form)
+        return Feature(name, dtype, form, tuple(steps), combiner, table.name, weights, max_norm, layer), table
+
+    def _input(self, is_parsed: bool) -> tuple[str, Form]:
+        if self._framework == "columns":
+            return self._one(("int64", "string", "string")), "many"
+        if is_parsed:
+            return self._one(("int64", "int64", "string")), self._one(("one", "many"))
+        if self._is_plain:
+            return self._one(("int64", "string")), self._one(("rows", "rows", "grid"))
+        dtype = self._one(
+            ("int64",) * 12 + ("string",) * 12 + ("int32", "int32", "float32", "uint64", "uint32", "int16", "uint8")
+        )
+        forms: tuple[Form, ...] = ("rows", "rows", "rows", "column", "grid", "open_grid", "ragged", "ragged", "sparse")
+        form = self._one(forms[:6] if self._has_stock_layers else forms)
+        return dtype, form
+
+    def _table(self, name: str, rows: int) -> Table:
+        # Tables are often padded: their last rows belong to no key.
+        style = self._rng.integers(6)
+        if style == 0:
+            rows += int(self._rng.integers(1, 30))
+        if style == 1 and rows <= 1024:
+            rows = 1024
+        dtype = self._one(("float32",) * 7 + ("float16", "bfloat16", "float64"))
+        if (
+            self._is_plain
+            or self._framework in ("columns", "tf_keras")
+            or dtype == "float64"
+            and self._has_stock_layers
+        ):
+            dtype = "float32"
+        dims = [dim for dim in _DIMS if dim * rows <= _MOST_NUMBERS]
+        parts = int(self._rng.integers(2, 5)) if self._framework in ("session", "columns") and self._chance(0.5) else 1
+        strategy = self._one(("div", "mod")) if self._framework == "session" else "div"
+        return Table(name, rows, self._one(dims), dtype, min(parts, rows), strategy)
+
+    def _combiner(self, form: Form) -> tuple[str, bool, float | None]:
+        if self._framework == "columns":
+            return self._one(("sum", "mean", "sqrtn")), self._chance(0.2), self._norm(0.2)
+        if form in ("rows", "column", "one"):
+            return "none", False, None if self._has_stock_layers else self._norm(0.1)
+        if self._has_stock_layers:
+            return self._one(("none", "keras_mean", "keras_masked_mean", "keras_sum", "keras_max")), False, None
+        if form in ("grid", "open_grid"):
+            return self._one(("none", "sum", "mean", "mean_not_0", "mean_not_minus_1")), False, None
+        names = ("sum", "mean", "sqrtn")
+        if form == "ragged":
+            kinds = ("reduce", "segment", "sparse_segment", "unsorted_segment", "lookup_sparse", "safe")
+        else:
+            kinds = ("lookup_sparse", "fast_lookup_sparse", "safe", "safe_default")
+        kind, name = self._one(kinds), self._one(names)
+        if name == "sqrtn" and kind in ("reduce", "segment", "unsorted_segment"):
+            name = "mean"
+        if "lookup" in kind or "safe" in kind:
+            return f"{kind}_{name}", self._chance(0.35) and form != "many", self._norm(0.15)
+        return f"{kind}_{name}", False, None
+
+    def _norm(self, chance: float) -> float | None:
+        return self._one((0.5, 1.5, 2.0)) if self._chance(chance) else None
+
+    def _rows(self, least: int = 1) -> int:
+        """Returns a number of rows: any magnitude, or beside a power of two."""
+        most = np.log2(self._most_rows)
+        rows = int(2 ** self._rng.uniform(np.log2(max(least, 1)), most))
+        if self._chance(0.25):
+            rows = 2 ** int(np.log2(rows)) + self._one((-1, 0, 1))
+        if self._most_rows == _MOST_ROWS:
+            rows = max(rows, self._one((65_536, 65_537, 200_000, 2**20, 2**22)))
+        return min(max(rows, least), self._most_rows)
+
+    def _column(self, dtype: str) -> tuple[list[Step], int]:
+        # A categorical column is one step; random_building makes it of the framework's own column.
+        if dtype == "int64" and self._chance(0.5):
+            rows = self._rows()
+            if self._chance(0.5):
+                return [Bounded(0, rows, int(self._rng.integers(rows)))], rows
+            return [], rows
+        if self._chance(0.4):
+            buckets = self._rows()
+            return [AsText(), Hashed(buckets)] if dtype == "int64" else [Hashed(buckets)], buckets
+        keys = self._keys(dtype)
+        buckets = self._one((0, 1, 3))
+        default = -1 if buckets or self._chance(0.5) else int(self._rng.integers(len(keys)))
+        return [Vocabulary(keys, buckets, default)], len(keys) + buckets
+
+    def _chain(self, dtype: str) -> tuple[list[Step], int]:
+        steps: list[Step] = []
+        if dtype == "float32":
+            return self._floats()
+        if dtype == "string":
+            return self._strings(steps)
+        size = self._rows()
+        if dtype != "int64":
+            # Ids of other dtypes are cast, before or after a modulo; small dtypes have few values.
+            bits = RANGES[dtype]
+            size = min(size, 2**bits if dtype.startswith("u") else 2 ** (bits - 1))
+            size = min(size, self._most_rows)
+            if self._chance(0.3) and size > 1 and dtype != "int16":
+                steps.append(Modulo(min(size, 2 ** (bits - 1) - 1)))
+            if self._chance(0.7) or dtype.startswith("u") or dtype == "int16":
+                steps.append(CastTo("int32" if self._chance(0.2) and dtype in ("uint8", "int16") else "int64"))
+        elif self._chance(0.1) and size < 2**31:
+            steps.append(CastTo("int32"))
+        if self._chance(0.25):
+            return self._keyed_integers(steps, size, steps[-1].to if steps and steps[-1].to else dtype)
+        for _ in range(1 if self._is_plain else self._one((0, 0, 1, 1, 1, 1, 2))):
+            step, size = self._integer_step(size)
+            steps.append(step)
+        return steps, size
+
+    def _integer_step(self, size: int) -> tuple[Step, int]:
+        """Returns a step whose keys are rows of [0, size) before it, and the number of rows after it."""
+        row = int(self._rng.integers(size))
+        last = self._one((0, size - 1, row))
+        kind = self._rng.integers(10)
+        if self._chance(0.04):
+            return Conditional(row, last), size
+        if kind == 0 or (kind == 9 and size < 4):
+            return Retired(row, self._one((0, last))), size
+        if kind == 1:
+            return Clipped(0, size - 1, self._chance(0.4)), size
+        if kind == 2:
+            # The unknown row lies within the table, or it is one more row.
+            high, other = (size, last) if self._chance(0.6) else (size, size)
+            return Bounded(0, high, other, self._one(("or", "not", "arithmetic"))), max(size, other + 1)
+        if kind == 3:
+            return Bounded(0, size, last, "below"), size
+        if kind == 4:
+            divisor = max(1, self._one((size, size // 2, min(size, 1000))))
+            return Modulo(divisor, self._one(("floor", "floor", "truncate"))), divisor
+        if kind == 5:
+            offset = self._one((1, 2, -1, 100))
+            return Shifted(offset), max(1, size + offset)
+        if kind == 6 and size > 1:
+            mask = 2 ** int(np.log2(size)) - 1
+            return Masking(mask), mask + 1
+        if kind == 7:
+            return Absolute(), size
+        if kind == 8:
+            return Listed(tuple(sorted({int(i) for i in self._rng.integers(0, size, 3)})), last), size
+        return (Clipped(1, size - 2) if size > 3 else Absolute()), size
+
+    def _keyed_integers(self, steps: list[Step], size: int, dtype: str) -> tuple[list[Step], int]:
+        if self._has_stock_layers and self._chance(0.7):
+            layer, rows = self._integer_layer(dtype)
+            return [*steps, layer], rows
+        if self._chance(0.5) or dtype != "int64":
+            text: list[Step] = [*steps]
+            if self._chance(0.4):
+                # An integer is missing if it has a certain value; its text is hashed otherwise.
+                buckets = self._rows()
+                missing = self._one((0, -1, 99, size - 1))
+                return [*text, Masked(missing, 0, 1, TextHash(buckets))], buckets + 1
+            return self._strings([*text, AsText()])
+        keys = self._keys("int64")
+        found = Vocabulary(keys, self._one((0, 2)), self._one((0, len(keys))), self._chance(0.4))
+        rows = max(len(keys) + found.buckets, found.default + 1)
+        if self._chance(0.3):
+            # A second table maps the rows of the first one again.
+            again = Vocabulary(tuple(range(0, rows, 2)), 0, len(range(0, rows, 2)), True)
+            return [*steps, found, again], again.default + 1
+        return [*steps, found], rows
+
+    def _floats(self) -> tuple[list[Step], int]:
+        if self._chance(0.3):
+            boundaries = tuple(sorted({round(float(x), 2) for x in self._rng.uniform(-5, 50, 6)}))
+            if self._has_stock_layers and self._chance(0.7):
+                return [KerasLayer("Discretization", (("bin_boundaries", boundaries),))], len(boundaries) + 1
+            return [Bucketed(boundaries)], len(boundaries) + 1
+        steps: list[Step] = (
+            [] if self._has_stock_layers and self._chance(0.5) else [CastTo(self._one(("int32", "int64")))]
+        )
+        size = self._rows()
+        if self._chance(0.4) and steps:
+            step, size = self._integer_step(size)
+            steps.append(step)
+        return steps, size
+
+    def _strings(self, steps: list[Step]) -> tuple[list[Step], int]:
+        for _ in range(int(self._chance(0.6)) if self._is_plain else self._one((0, 0, 0, 0, 0, 1, 1, 2))):
+            steps.append(self._string_step())
+        if self._has_stock_layers and self._chance(0.7):
+            layer, rows = self._string_layer()
+            return [*steps, layer], rows
+        kind = self._rng.integers(7)
+        if kind == 0 and all(isinstance(step, AsText) for step in steps):
+            # Text that a step has changed is seldom a number.
+            size = self._rows()
+            step, after = self._integer_step(size)
+            return [*steps, AsNumber(), step], after
+        if kind in (1, 2):
+            keys = self._keys("string")
+            last: Step = Vocabulary(
+                keys, self._one((0, 1, 3)), self._one((0, len(keys), len(keys) - 1)), self._chance(0.3)
+            )
+            assert isinstance(last, Vocabulary)
+            rows = max(len(keys) + last.buckets, last.default + 1)
+        else:
+            rows = self._rows()
+            last = Hashed(rows, self._one(("fast",) * 6 + ("strong", "crc")))
+        if self._chance(0.35):
+            last, rows = Masked(self._one(_MASKS), 0, 1, last), rows + 1
+        if self._chance(0.15):
+            step, rows = self._integer_step(rows)
+            return [*steps, last, step], rows
+        return [*steps, last], rows
+
+    def _string_step(self) -> Step:
+        kind = self._rng.integers(7)
+        if kind < 3:
+            return self._one(_PATTERNS)
+        if kind == 3:
+            return Recased(self._one(("lower", "lower", "upper", "strip")))
+        if kind == 4:
+            return Retired(self._one(_MASKS), self._one(_WORDS))
+        if kind == 5:
+            return Prefixed(self._one((b"user_", b"v1:", b"x")))
+        return Cut(self._one((2, 3, 8)))
+
+    def _integer_layer(self, dtype: str) -> tuple[Step, int]:
+        if self._chance(0.4):
+            bins = self._rows(2)
+            options: list[tuple[str, object]] = [("num_bins", bins)]
+            if self._chance(0.5):
+                options.append(("mask_value", self._one((0, -1, 7))))
+            if self._chance(0.3):
+                options.append(("salt", self._one((7, (133, 137)))))
+            return KerasLayer("Hashing", tuple(options)), bins
+        # Keras wants neither the mask's key nor that of unknown ids, -1, among the others.
+        keys = tuple(key for key in self._keys("int64") if key not in (0, -1, 5)) or (101,)
+        options = [("vocabulary", keys)]
+        if self._chance(0.6):
+            options.append(("mask_token", self._one((0, 5))))
+        buckets = self._one((1, 1, 2, 5))
+        options.append(("num_oov_indices", buckets))
+        return KerasLayer("IntegerLookup", tuple(options)), len(keys) + buckets + 1
+
+    def _string_layer(self) -> tuple[Step, int]:
+        if self._chance(0.4):
+            bins = self._rows(2)
+            options: list[tuple[str, object]] = [("num_bins", bins)]
+            if self._chance(0.5):
+                options.append(("mask_value", self._one((b"", b"[PAD]", b"nan"))))
+            if self._chance(0.3):
+                options.append(("salt", self._one((7, (133, 137)))))
+            return KerasLayer("Hashing", tuple(options)), bins
+        keys = tuple(key for key in self._keys("string") if key not in (b"", b"[UNK]", b"[PAD]", b"<pad>"))
+        options = [("vocabulary", keys)]
+        if self._chance(0.6):
+            options.append(("mask_token", self._one((b"", b"[PAD]", b"<pad>"))))
+        buckets = self._one((1, 1, 2, 5))
+        options.append(("num_oov_indices", buckets))
+        return KerasLayer("StringLookup", tuple(options)), len(keys) + buckets + 1
+
+    def _keys(self, dtype: str) -> tuple[Key, ...]:
+        count = int(2 ** self._rng.uniform(1, 10))
+        if dtype == "int64":
+            spread = self._one((1, 3, 10, 10**6, 2**40))
+            first = self._one((0, 1, 101, -50))
+            return tuple(first + spread * i for i in range(count))
+        extra = [_WORDS[i] for i in self._rng.permutation(len(_WORDS))[: int(self._rng.integers(len(_WORDS)))]]
+        made = [b"%s%d" % (self._one((b"w", b"user_", b"K-", b"")), i) for i in range(10, 10 + count)]
+        return tuple(dict.fromkeys([*extra, *made]))
+
+    def _one(self, choices: Sequence[_T]) -> _T:
+        return choices[int(self._rng.integers(len(choices)))]
+
+    def _chance(self, share: float) -> bool:
+        return bool(self._rng.random() < share)
