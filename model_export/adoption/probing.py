@@ -113,8 +113,10 @@ class Probe:
 
         Returns None if the graph refuses the request.
         """
-        fed, table = self.feed(graph, request), self.tables[read.key]
+        table = self.tables[read.key]
         try:
+            # Numbers that are no row splits can not be made indices of a sparse input: a ValueError.
+            fed = self.feed(graph, request)
             found = self.session.run([gather.ids for gather in read.gathers], fed)
             for gather, ids in zip(read.gathers, found, strict=True):
                 fed[gather.rows] = _rows(table, np.asarray(ids) + gather.first_row)
