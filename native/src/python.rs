@@ -356,6 +356,13 @@ impl Server {
         Ok(())
     }
 
+    /// Whether a reference server has not answered the core's questions for 10 seconds, so that status, metrics and all
+    /// requests that the core forwards fail.
+    #[getter]
+    fn is_silent(&self) -> bool {
+        self.inner.load_full().is_some_and(|server| server.is_silent())
+    }
+
     /// Sets the answers to health checks for the next 10 seconds: the names of the gRPC services that are SERVING, and
     /// whether the server is ready. If `serving` is None, Python answers the health checks.
     #[pyo3(signature = (serving, is_ready))]

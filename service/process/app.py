@@ -313,7 +313,12 @@ class App:
             tls=self._tls,
             access=self._access,
             on_end=self._stop.set,
+            on_fault=self._set_fault,
         )
+
+    def _set_fault(self, fault: str) -> None:
+        self._registry.fault = fault
+        self._show_health()
 
     def _force(self) -> None:
         self._is_forced = True
