@@ -23,6 +23,7 @@ from service.engine.neighbors import RowIndex
 from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError, Overloaded
+from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.page_metrics import page_lines
@@ -73,7 +74,12 @@ def exposition() -> str:
         remote = RemoteCounts({("m", 1, "t"): ReadCounts()}, CacheCounts(0, 0, 0))
         index = cast(RowIndex, SimpleNamespace(recall=1.0, seconds=0.1, nbytes=1))
         indexes = {IndexName("m", 1, "t", "dot"): index}
-        more += [logs.metric_lines, lambda: remote_lines(remote), lambda: neighbor_lines({"m": 1}, indexes)]
+        more += [
+            dropped_line_metrics,
+            logs.metric_lines,
+            lambda: remote_lines(remote),
+            lambda: neighbor_lines({"m": 1}, indexes),
+        ]
         more.append(lambda: page_lines(PageCounts(0, 1, 0, 0, 0.0, 0, 0)))
         metrics = Metrics(lambda: [LoadedServable(_servable(), 0), LoadedServable(_sampled(), 0)], more)
         _report(metrics)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from service.process.cli import main
+from service.process.cli import run as main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,49 +1,124 @@
-//! Copies the last messages of native libraries to standard error when the process aborts.
+//! Writes the last lines of the log to standard error when the process crashes.
 //!
-//! `service/observe/native_lines.py` reads their lines from a socket, in a thread that does not run any more after an
-//! abort. TensorFlow writes the reason of an abort just before it, so the reason may still be in the socket.
+//! Two Python threads do so otherwise, which do not run any more after a crash: `service/observe/native_lines.py` reads
+//! the lines of native libraries from a socket, and `service/observe/log_writer.py` writes lines from a ring buffer.
+//! TensorFlow writes the reason of an abort just before it, so the reason may still be in the socket.
 //!
 //! Source: signal-safety(7), abort(3).
 
 use std::io;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
 static LINES: AtomicI32 = AtomicI32::new(-1);
 static STANDARD_ERROR: AtomicI32 = AtomicI32::new(-1);
+/// The ring buffer of the log, and its size in bytes; null: there is none.
+static BUFFER: AtomicPtr<u64> = AtomicPtr::new(ptr::null_mut());
+static BUFFER_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Installs a handler that copies the bytes in `lines` to `standard_error` when the process aborts. The caller keeps
-/// both file descriptors open until the process ends.
+/// Size of the ring buffer's head: two numbers of 64 bits, how many bytes were ever written to the log and how many were
+/// ever put into the buffer.
+const HEAD_BYTES: usize = 16;
+/// Maximal number of bytes of one write: a pipe that is writable takes so many without a wait.
+const WRITE_BYTES: usize = 4096;
+/// Maximal wait for the reader of standard error before each write, in milliseconds.
+const PATIENCE_MS: libc::c_int = 1000;
+const CRASHES: [libc::c_int; 5] = [libc::SIGABRT, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
+
+/// Installs a handler that writes the ring buffer's bytes, and then the bytes in the socket `lines`, to
+/// `standard_error` when the process crashes. The caller keeps both file descriptors open until the process ends.
+///
+/// # Safety
+/// The buffer is aligned for a `u64` and stays in memory until the process ends; only its owner writes to it.
 ///
 /// # Errors
-/// The system refuses a handler for the signal SIGABRT.
-pub fn keep(lines: i32, standard_error: i32) -> io::Result<()> {
+/// The system refuses a handler for a signal.
+pub unsafe fn keep(lines: i32, standard_error: i32, buffer: *mut libc::c_void, buffer_bytes: usize) -> io::Result<()> {
     LINES.store(lines, Ordering::SeqCst);
     STANDARD_ERROR.store(standard_error, Ordering::SeqCst);
-    // SAFETY: `on_abort`, which is installed as the handler of SIGABRT, has the type that `signal` requires.
-    let before = unsafe { libc::signal(libc::SIGABRT, on_abort as *const () as libc::sighandler_t) };
-    if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
+    BUFFER_BYTES.store(buffer_bytes, Ordering::SeqCst);
+    BUFFER.store(buffer.cast(), Ordering::SeqCst);
+    for number in CRASHES {
+        // SAFETY: `on_crash` has the type of a handler without SA_SIGINFO, and a `sigaction` struct of zeros is valid.
+        // A thread whose stack is full has another one for the handler, if Python's faulthandler is enabled.
+        let result = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_crash as *const () as usize;
+            action.sa_flags = libc::SA_ONSTACK;
+            libc::sigemptyset(&raw mut action.sa_mask);
+            libc::sigaction(number, &raw const action, ptr::null_mut())
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
-extern "C" fn on_abort(number: libc::c_int) {
-    let (lines, standard_error) = (LINES.load(Ordering::SeqCst), STANDARD_ERROR.load(Ordering::SeqCst));
-    let mut bytes = [0_u8; 4096];
-    // SAFETY: the signal handler calls only functions that signal-safety(7) allows in a handler, and they use only its
-    // own buffer.
+extern "C" fn on_crash(number: libc::c_int) {
+    // SAFETY: the signal handler calls only functions that signal-safety(7) allows in a handler.
     unsafe {
-        // The descriptor `lines` becomes non-blocking, because a read of the empty socket would otherwise wait for
-        // ever.
-        libc::fcntl(lines, libc::F_SETFL, libc::O_NONBLOCK);
-        loop {
-            let count = libc::read(lines, bytes.as_mut_ptr().cast(), bytes.len());
-            let Ok(count) = usize::try_from(count) else { break };
-            if count == 0 || libc::write(standard_error, bytes.as_ptr().cast(), count) < 0 {
-                break;
-            }
+        if write_buffer() {
+            write_lines();
         }
-        // The handler restores the default action and raises SIGABRT again, so that the process ends after this handler
-        // has returned. Without it, a SIGABRT that another process sent would not end this process.
+        // The handler restores the default action and raises the signal again, so that the process ends after this
+        // handler has returned. Without it, a SIGABRT that another process sent would not end this process.
         libc::signal(number, libc::SIG_DFL);
         libc::raise(number);
+    }
+}
+
+/// Writes the lines of the ring buffer that the writer's thread has not written.
+///
+/// # Safety
+/// As `keep` requires.
+unsafe fn write_buffer() -> bool {
+    let (buffer, size) = (BUFFER.load(Ordering::SeqCst), BUFFER_BYTES.load(Ordering::SeqCst));
+    if buffer.is_null() || size <= HEAD_BYTES {
+        return true;
+    }
+    let ring_bytes = size - HEAD_BYTES;
+    // SAFETY: the head's two numbers are at the start of the buffer, which another thread may be changing.
+    let [written, put] = unsafe { ptr::read_volatile(buffer.cast::<[u64; 2]>()) };
+    let mut left = usize::try_from(put.saturating_sub(written)).unwrap_or(0).min(ring_bytes);
+    let mut start = usize::try_from(written % ring_bytes as u64).unwrap_or(0);
+    while left > 0 {
+        let count = left.min(ring_bytes - start).min(WRITE_BYTES);
+        // SAFETY: `start + count` is at most `ring_bytes`.
+        if !unsafe { write(buffer.cast::<u8>().add(HEAD_BYTES + start), count) } {
+            return false;
+        }
+        (left, start) = (left - count, (start + count) % ring_bytes);
+    }
+    true
+}
+
+/// Copies the lines of native libraries from the socket.
+fn write_lines() {
+    let lines = LINES.load(Ordering::SeqCst);
+    let mut bytes = [0_u8; WRITE_BYTES];
+    loop {
+        // SAFETY: recv(2) writes at most `bytes.len()` bytes to `bytes`; MSG_DONTWAIT keeps it from waiting for more.
+        let count = unsafe { libc::recv(lines, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+        let Ok(count) = usize::try_from(count) else { break };
+        // SAFETY: recv(2) has written `count` bytes.
+        if count == 0 || !unsafe { write(bytes.as_ptr(), count) } {
+            break;
+        }
+    }
+}
+
+/// Writes `count` bytes, at most `WRITE_BYTES`, to standard error; returns false if its reader does not take them.
+///
+/// # Safety
+/// `start` points to `count` bytes.
+unsafe fn write(start: *const u8, count: usize) -> bool {
+    let mut ready = libc::pollfd { fd: STANDARD_ERROR.load(Ordering::SeqCst), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: poll(2) gets one `pollfd`, and write(2) reads `count` bytes from `start`.
+    unsafe {
+        libc::poll(&raw mut ready, 1, PATIENCE_MS) == 1
+            && ready.revents & libc::POLLOUT != 0
+            && libc::write(ready.fd, start.cast(), count) >= 0
     }
 }
 
@@ -52,6 +127,7 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Write};
     use std::os::fd::{AsRawFd, FromRawFd};
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -64,16 +140,20 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_abort_writes_the_lines_that_are_left() {
-        let (reader, mut writer) = pipe();
+    /// Runs `last` in a child process that keeps its last words; returns what it wrote to standard error, and the signal
+    /// that ended it.
+    fn last_words(ring: &[u8], lines: &[u8], last: fn()) -> (String, libc::c_int) {
+        let (reader, mut writer) = UnixStream::pair().unwrap();
         let (mut said, standard_error) = pipe();
-        writer.write_all(b"Check failed: 1 == 2").unwrap();
-        // SAFETY: after the fork, the child process only installs the SIGABRT handler and aborts.
+        writer.write_all(lines).unwrap();
+        let mut buffer = ring.to_vec();
+        // SAFETY: after the fork, the child process only installs the handlers and crashes.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            keep(reader.as_raw_fd(), standard_error.as_raw_fd()).unwrap();
-            std::process::abort();
+            // SAFETY: the buffer lives until the child process ends.
+            unsafe { keep(reader.as_raw_fd(), standard_error.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) }
+                .unwrap();
+            last();
         }
         drop(standard_error);
         let mut text = String::new();
@@ -81,7 +161,51 @@ mod tests {
         let mut status = 0;
         // SAFETY: waitpid(2) gets the id of a child process of this test, and writes only to `status`.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(text, "Check failed: 1 == 2");
+        assert!(libc::WIFSIGNALED(status));
+        (text, libc::WTERMSIG(status))
+    }
+
+    /// Returns a ring buffer of 8 bytes with these numbers of bytes ever written and ever put.
+    fn ring(written: u64, put: u64, bytes: [u8; 8]) -> Vec<u8> {
+        [&written.to_ne_bytes()[..], &put.to_ne_bytes(), &bytes].concat()
+    }
+
+    #[test]
+    fn a_crash_writes_the_lines_that_are_left() {
+        let abort = || std::process::abort();
+        let said = last_words(&ring(6, 11, *b"cdeXXXab"), b"Check failed: 1 == 2", abort);
+        assert_eq!(said, ("abcdeCheck failed: 1 == 2".into(), libc::SIGABRT));
+        // SAFETY: raise(3) has no preconditions.
+        let fault = || unsafe { _ = libc::raise(libc::SIGSEGV) };
+        assert_eq!(last_words(&ring(8, 8, *b"XXXXXXXX"), b"last", fault), ("last".into(), libc::SIGSEGV));
+        assert_eq!(last_words(&[], b"", fault), (String::new(), libc::SIGSEGV));
+    }
+
+    #[test]
+    fn a_crash_does_not_wait_for_a_reader_that_takes_nothing() {
+        fn fill_and_abort() {
+            let full = STANDARD_ERROR.load(Ordering::SeqCst);
+            // SAFETY: fcntl(2) and write(2) get an open descriptor and bytes of this function.
+            unsafe {
+                libc::fcntl(full, libc::F_SETFL, libc::O_NONBLOCK);
+                while libc::write(full, [b'x'; 4096].as_ptr().cast(), 4096) > 0 {}
+                libc::fcntl(full, libc::F_SETFL, 0);
+            }
+            std::process::abort();
+        }
+        let (reader, standard_error) = pipe();
+        let mut buffer = ring(0, 8, *b"unread  ");
+        // SAFETY: as in `last_words`; the parent process keeps the pipe open and does not read it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the buffer lives until the child process ends.
+            unsafe { keep(-1, standard_error.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) }.unwrap();
+            fill_and_abort();
+        }
+        let mut status = 0;
+        // SAFETY: waitpid(2) gets the id of a child process of this test, and writes only to `status`.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT);
+        drop(reader);
     }
 }

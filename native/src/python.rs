@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -355,6 +356,13 @@ impl Server {
         Ok(())
     }
 
+    /// Whether a reference server has not answered the core's questions for 10 seconds, so that status, metrics and all
+    /// requests that the core forwards fail.
+    #[getter]
+    fn is_silent(&self) -> bool {
+        self.inner.load_full().is_some_and(|server| server.is_silent())
+    }
+
     /// Sets the answers to health checks for the next 10 seconds: the names of the gRPC services that are SERVING, and
     /// whether the server is ready. If `serving` is None, Python answers the health checks.
     #[pyo3(signature = (serving, is_ready))]
@@ -614,11 +622,17 @@ fn value_error(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// Makes the process copy the bytes in `lines` to `standard_error` if it aborts. The caller keeps both file descriptors
-/// open.
+/// Makes the process write the bytes of `buffer`, a ring buffer, and those in the socket `lines` to `standard_error` if
+/// it crashes. The caller keeps both file descriptors open.
 #[pyfunction]
-fn keep_last_words(lines: i32, standard_error: i32) -> PyResult<()> {
-    Ok(last_words::keep(lines, standard_error)?)
+#[pyo3(signature = (lines, standard_error, buffer=None))]
+fn keep_last_words(lines: i32, standard_error: i32, buffer: Option<PyBuffer<u8>>) -> PyResult<()> {
+    let (start, size) = buffer.as_ref().map_or((std::ptr::null_mut(), 0), |found| (found.buf_ptr(), found.len_bytes()));
+    // The buffer is never released, so that its memory is never unmapped.
+    std::mem::forget(buffer);
+    // SAFETY: the memory is a map, which starts at a page; it stays mapped, and only its Python owner writes to it.
+    unsafe { last_words::keep(lines, standard_error, start, size) }?;
+    Ok(())
 }
 
 /// The native core of embedding-server: servables, their tables in clusters and on disk, wire formats, and the network

@@ -1,12 +1,25 @@
-//! Forwards the core's log events to Python's logger `service.native`. The core logs faults only, never once per
-//! request.
+//! Forwards the core's log events to Python's logger `service.native`, in a thread of its own: the threads of the
+//! connections must not wait for Python's interpreter lock. The core logs faults only, never once per request.
 
 use std::fmt::Write;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::span;
 use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Maximal number of log lines that wait for Python; further ones are dropped.
+const MAX_WAITING: usize = 256;
+
+/// The channel to the thread that gives lines to Python: the logger's method and the text of each.
+type Lines = SyncSender<(&'static str, String)>;
+/// The channel, from the first line on; None if the system started no thread.
+static LINES: OnceLock<Option<Lines>> = OnceLock::new();
+/// Number of dropped lines that no later line has told yet.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 struct PythonLog;
 
@@ -50,15 +63,36 @@ impl Subscriber for PythonLog {
         let mut line = LogLine { message: String::new(), fields: String::new() };
         event.record(&mut line);
         let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
-        // At the end of the process, the Python interpreter may be gone; then this function drops the log line.
-        let _ = Python::try_attach(|py| -> PyResult<()> {
-            let logger = py.import("logging")?.call_method1("getLogger", ("service.native",))?;
-            logger.call_method1(method, ("%s", line.message + &line.fields))?;
-            Ok(())
-        });
+        let sent = LINES
+            .get_or_init(start)
+            .as_ref()
+            .is_some_and(|lines| lines.try_send((method, line.message + &line.fields)).is_ok());
+        if !sent {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn enter(&self, _: &span::Id) {}
 
     fn exit(&self, _: &span::Id) {}
+}
+
+/// Starts the thread that gives log lines to Python; None if the system starts no thread.
+fn start() -> Option<Lines> {
+    let (sender, lines) = sync_channel::<(&str, String)>(MAX_WAITING);
+    let run = move || {
+        for (method, mut text) in lines {
+            let dropped = DROPPED.swap(0, Ordering::Relaxed);
+            if dropped > 0 {
+                let _ = write!(text, " ({dropped} lines before this one were dropped)");
+            }
+            // At the end of the process, the Python interpreter may be gone; then this thread drops the log line.
+            let _ = Python::try_attach(|py| -> PyResult<()> {
+                let logger = py.import("logging")?.call_method1("getLogger", ("service.native",))?;
+                logger.call_method1(method, ("%s", text))?;
+                Ok(())
+            });
+        }
+    };
+    std::thread::Builder::new().name("core-log".into()).spawn(run).ok().map(|_| sender)
 }

@@ -72,6 +72,11 @@ class GuardedEngine(Engine):
         return self._engine.is_draining
 
     @property
+    def fault(self) -> str:
+        """Why this server shall get no requests, without a check of rights."""
+        return self._engine.fault
+
+    @property
     def admission(self) -> Admission:  # type: ignore[override]
         """The admission control of the whole server, which limits the requests in flight."""
         return self._engine.admission

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
+from service.configuration.processors import num_processors
 from service.configuration.setting_fields import setting
-
-
-def _num_processors() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +83,8 @@ class ServerSettings:
     rest_api_port: int = setting(8501, "HTTP port; 0 picks a free port.", 0, 65535)
     threads: str = setting(
         "auto",
-        "Threads of the native core that serve connections; 'auto' is one for each processor. The Python data plane "
-        "has one event loop for HTTP, and grpc_max_threads for gRPC.",
+        "Threads of the native core that serve connections; 'auto' is one for each processor, or as many as the CPU "
+        "quota allows. The Python data plane has one event loop for HTTP, and grpc_max_threads for gRPC.",
     )
     workers: str = setting("", "Former name of threads; not used with threads.")
     file_system_poll_wait_seconds: float = setting(
@@ -148,11 +144,11 @@ class ServerSettings:
         "'lazy' at the first request for one of them, 'off' never.",
     )
     graph_threads: int = setting(
-        _num_processors(),
+        num_processors(),
         "TensorFlow threads, and graph runs at the same time in Python over HTTP.",
         1,
         1024,
-        default_about="number of processors",
+        default_about="as --threads=auto",
     )
     graph_towers: bool = setting(
         True,
@@ -175,14 +171,13 @@ class ServerSettings:
     )
     tensorflow_intra_op_parallelism: int = setting(
         0,
-        "TensorFlow threads within an operation; 0: TensorFlow chooses, if tensorflow_inter_op_parallelism is set.",
+        "TensorFlow threads within an operation; 0: as tensorflow_session_parallelism.",
         0,
         1024,
     )
     tensorflow_inter_op_parallelism: int = setting(
         0,
-        "Operations that TensorFlow runs side by side; 0: TensorFlow chooses, if tensorflow_intra_op_parallelism is "
-        "set.",
+        "Operations that TensorFlow runs side by side; 0: as tensorflow_session_parallelism.",
         0,
         1024,
     )
@@ -202,7 +197,7 @@ class ServerSettings:
         """Number of the native core's threads for connections; one per processor for "auto", 0 if it is no number."""
         text = self.workers or self.threads
         if text == "auto":
-            return _num_processors()
+            return num_processors()
         return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
@@ -212,13 +207,11 @@ class ServerSettings:
 
     @property
     def parallelism(self) -> tuple[int, int]:
-        """Two numbers: threads within one TensorFlow operation, and operations that run at the same time.
-
-        For 0, TensorFlow chooses the number.
-        """
+        """Two numbers: threads within one TensorFlow operation, and operations that run at the same time."""
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
         both = self.tensorflow_session_parallelism or self.graph_threads
-        return own if any(own) else (both, both)
+        # TensorFlow itself would choose all processors, whatever the CPU quota is.
+        return own[0] or both, own[1] or both
 
     @property
     def warmup_iterations(self) -> int:

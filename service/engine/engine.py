@@ -430,6 +430,11 @@ class Engine:
         """Says whether the server is shutting down."""
         return self._registry.is_draining
 
+    @property
+    def fault(self) -> str:
+        """Why this server shall get no requests whatever its models can answer; "" if nothing is wrong."""
+        return "the server is shutting down" if self.is_draining else self._registry.fault
+
     def require_ready(self, ref: ModelRef) -> str:
         """Returns a model's name if the model can answer requests; else raises the error that says why it can not.
 

@@ -104,6 +104,8 @@ class Registry:
         # Function that returns why a model can not answer although a version is AVAILABLE (the cluster of a remote
         # table is down), else "".
         self.problem_beside: Callable[[str], str] = lambda model: ""
+        # Why this server shall get no requests whatever its models can answer; "": nothing is wrong.
+        self.fault = ""
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
         """Returns a lease on the servable that a model reference names.
@@ -254,10 +256,11 @@ class Registry:
         """Says whether a load balancer shall send requests to this server.
 
         Every configured model must have been tried, and one of them must have an AVAILABLE version whose remote tables
-        can be read. Under is_strict every configured model must have one. A server that drains is not ready.
+        can be read. Under is_strict every configured model must have one. A server that drains, or that has a fault of
+        its own, is not ready.
         """
         configured = {name: model for name, model in self._snapshot.items() if model.is_configured}
-        if self._is_draining or not configured:
+        if self._is_draining or self.fault or not configured:
             return False
         can_answer = [bool(model.available) and not self.problem_beside(name) for name, model in configured.items()]
         if self._is_strict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 
@@ -46,11 +46,16 @@ _MAX_METADATA_BYTES = 128 << 10
 _CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
 
 
+# gRPC's options of a server behind the native core, which keeps one connection and pings each second. Other processes
+# of this machine can connect to an abstract name too, but can not use up the process's descriptors.
+_CORE_OPTIONS: dict[str, int | str] = {"grpc.http2.max_ping_strikes": 0, "grpc.max_allowed_incoming_connections": 8}
+
+
 class GrpcServer:
     """The gRPC server in Python, with TensorFlow Serving's API and the Open Inference Protocol on one address.
 
     Args:
-      address: "host:port", port 0 picks one; or "unix:path".
+      address: "host:port", port 0 picks one; or "unix-abstract:name", where only the native core may call.
       max_message_bytes: largest request.
       max_workers: threads that run requests; more requests wait.
       socket_path: path of a Unix socket to listen on too; "" for none.
@@ -96,7 +101,8 @@ class GrpcServer:
                 return _MethodTable(known.engine_of(grant), as_content=as_content, forwarding=forwarding)
 
             methods = CallerTable(by_context, of_caller)
-        self._server = grpc.server(
+        make = partial(
+            grpc.server,
             self._threads,
             handlers=[
                 methods,
@@ -105,10 +111,18 @@ class GrpcServer:
             ],
             # Most gRPC calls that run or wait at a time; grpcio itself refuses further calls with RESOURCE_EXHAUSTED.
             maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
-            # Merging the dicts of channel options gives each option once: of two values, gRPC would use an arbitrary
-            # one.
-            options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
+        # Merging the dicts of channel options gives each option once: of two values, gRPC would use an arbitrary one.
+        options = {**_options(max_message_bytes), **dict(channel_arguments)}
+        if self._is_forwarded:
+            core_only: list[grpc.ServerInterceptor] = [_CoreOnly(forwarding)]
+            self._server = make(options=list({**options, **_CORE_OPTIONS}.items()), interceptors=core_only)
+        else:
+            self._server = make(options=list(options.items()))
+        # Clients of the socket path have no seal of the core, so behind the core they need a server of their own.
+        self._path_server = self._server
+        if socket_path and self._is_forwarded:
+            self._path_server = make(options=list(options.items()))
 
     def start(self) -> int:
         """Listens on the address and starts to serve; returns the port, 0 for a Unix socket.
@@ -116,20 +130,20 @@ class GrpcServer:
         Raises:
           OSError: the server can not listen on the address.
         """
-        port = self._listen(self._address)
+        port = _listen(self._server, self._address, self._credentials)
         if self._socket_path:
-            self._listen(f"unix:{self._socket_path}")
+            _listen(self._path_server, f"unix:{self._socket_path}")
         self.set_serving(self._engine.is_ready)
-        self._server.start()
-        return 0 if self._address.startswith("unix:") else int(port)
+        for server in self._servers():
+            server.start()
+        return 0 if self._address.startswith("unix") else port
 
-    def _listen(self, address: str) -> int:
-        try:
-            if self._credentials is None or address.startswith("unix:"):
-                return int(self._server.add_insecure_port(address))
-            return int(self._server.add_secure_port(address, self._credentials))
-        except RuntimeError as error:
-            raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
+    @property
+    def _is_forwarded(self) -> bool:
+        return self._address.startswith("unix-abstract:")
+
+    def _servers(self) -> set[grpc.Server]:
+        return {self._server, self._path_server}
 
     def set_serving(self, is_serving: bool) -> None:
         """Sets the statuses that health checks return, of the server, its services and each of its models."""
@@ -146,10 +160,39 @@ class GrpcServer:
         """
         self._health.stop()
         self._reflection.stop()
-        self._server.stop(grace_s).wait()
+        for ended in [server.stop(grace_s) for server in self._servers()]:
+            ended.wait()
         self._health.close()
         self._reflection.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _listen(server: grpc.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, credentials))
+    except RuntimeError as error:
+        raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
+
+
+class _CoreOnly(grpc.ServerInterceptor):
+    """The guard of a server behind the native core: ends calls of other processes, which lack the core's seal."""
+
+    def __init__(self, forwarding: Forwarding) -> None:
+        self._forwarding = forwarding
+        self._refused: Any = grpc.unary_unary_rpc_method_handler(_refuse_others)
+
+    def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Any], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Returns the handler of a call that the core has forwarded; for other calls, one that refuses."""
+        is_core = self._forwarding.is_core(handler_call_details.invocation_metadata or ())
+        return continuation(handler_call_details) if is_core else self._refused
+
+
+def _refuse_others(data: bytes, context: grpc.ServicerContext) -> bytes:
+    context.abort(grpc.StatusCode.PERMISSION_DENIED, "Only the server's own process may call here.")
 
 
 def _options(max_message_bytes: int) -> dict[str, int | str]:

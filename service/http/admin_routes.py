@@ -33,8 +33,8 @@ def add_admin_routes(
         is_ready, problems = engine.is_ready, engine.problems()
         if is_ready:
             return _json({"status": "ready", "problems": problems})
-        if engine.is_draining:
-            problems[""] = "the server is shutting down"
+        if engine.fault:
+            problems[""] = engine.fault
         return _json({"status": "not ready", "problems": problems or {"": "no model is configured"}}, 503)
 
     async def metrics_text(request: Request) -> Response:

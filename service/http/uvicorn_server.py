@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -72,13 +74,20 @@ class HttpConnection(HttpToolsProtocol):
       max_head_bytes: largest request line and headers; None: no limit.
       max_connections: most open connections of the server; None: no limit. One more closes the connection that has been
         without a request for longest, of the client address with most connections.
+      is_own_only: whether the connections of other processes are closed at once; the server listens on a Unix socket.
     """
 
     def __init__(
-        self, *args: Any, max_head_bytes: int | None = None, max_connections: int | None = None, **named: Any
+        self,
+        *args: Any,
+        max_head_bytes: int | None = None,
+        max_connections: int | None = None,
+        is_own_only: bool = False,
+        **named: Any,
     ) -> None:
         super().__init__(*args, **named)
         self._max_head_bytes, self._max_connections = max_head_bytes, max_connections
+        self._is_own_only = is_own_only
         self._num_head_bytes = 0
         self._waiting = bytearray()
         self._num_body_bytes = 0
@@ -89,6 +98,9 @@ class HttpConnection(HttpToolsProtocol):
         """Stores the names in the client's certificate, and closes one connection if there are too many."""
         super().connection_made(transport)
         self.flow: _Flow = _Flow(transport)
+        if self._is_own_only and _process_of(transport.get_extra_info("socket")) != os.getpid():
+            self._is_last = True
+            self.drop()
         self.app_state = state_with_names(self.app_state, transport)
         if self._max_connections is not None and len(self.connections) > self._max_connections:
             surplus_of(connection for connection in self.connections if isinstance(connection, HttpConnection)).drop()
@@ -168,6 +180,11 @@ class HttpConnection(HttpToolsProtocol):
         return bool(self.pipeline) or (self.is_running and not self.cycle.more_body)
 
 
+def _process_of(connection: socket.socket) -> int:
+    """Returns the id of the process at the other end of a Unix socket. Source: unix(7), SO_PEERCRED."""
+    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+
+
 def surplus_of(connections: Iterable[HttpConnection]) -> HttpConnection:
     """Returns the connection to close if there are too many: the longest idle one of the address with most connections.
 
@@ -191,16 +208,19 @@ def uvicorn_config(
     tls: Callable[[], ssl.SSLContext] | None = None,
     max_head_bytes: int | None = None,
     max_connections: int | None = None,
+    is_own_only: bool = False,
     **more: Any,
 ) -> uvicorn.Config:
     """Returns the uvicorn configuration with which an HTTP application is served.
 
     Args:
       tls: makes the TLS context; None: connections are plaintext.
-      max_head_bytes, max_connections: as in HttpConnection.
+      max_head_bytes, max_connections, is_own_only: as in HttpConnection.
       more: further settings of uvicorn.
     """
-    connection: Any = partial(HttpConnection, max_head_bytes=max_head_bytes, max_connections=max_connections)
+    connection: Any = partial(
+        HttpConnection, max_head_bytes=max_head_bytes, max_connections=max_connections, is_own_only=is_own_only
+    )
     return uvicorn.Config(
         http_app,
         loop="none",

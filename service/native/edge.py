@@ -35,7 +35,7 @@ class Edge:
 
     Args:
       listeners: bound sockets by wire; the core takes them over.
-      upstreams: paths of the Unix sockets on which the reference servers listen, by wire.
+      upstreams: names of the Unix sockets on which the reference servers listen, by wire.
       max_connections: of each wire.
       max_table_rows: of one request for rows of a table.
       callers: the callers that may send requests; None: everybody may.
@@ -53,7 +53,7 @@ class Edge:
         tls: Wires,
         *,
         listeners: Listeners,
-        upstreams: Mapping[str, Path],
+        upstreams: Mapping[str, str],
         max_connections: int,
         max_table_rows: int,
         callers: Callers | None,
@@ -63,7 +63,7 @@ class Edge:
         files = {wire: file for wire, file in (("grpc", tls.grpc), ("http", tls.http)) if file is not None}
         config = edge_config(settings, max_connections=max_connections, max_table_rows=max_table_rows)
         config |= {wire: [_listener(one) for one in listeners[wire]] for wire in listeners}
-        config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
+        config |= {f"{wire}_upstream": name for wire, name in upstreams.items()}
         config["seal"] = seal
         config["tracing"] = None if sampler is None else trace_shares(sampler)
         # The callers are part of the configuration with which the ports open, so that no request is answered without a
@@ -91,6 +91,11 @@ class Edge:
           is_whole: whether the server is ready and every configured model can answer; else the core forwards checks.
         """
         self._server.set_health(serving, is_whole)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a reference server has not answered the core's questions for ten seconds."""
+        return self._server.is_silent
 
     @property
     def statistics(self) -> str:

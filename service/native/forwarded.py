@@ -42,6 +42,12 @@ class Forwarding:
     def __init__(self, seal: str = "") -> None:
         self._seal = seal.encode()
 
+    def is_core(self, headers: Iterable[tuple[str, str | bytes]]) -> bool:
+        """Says whether the metadata of a gRPC call has the core's secret; True if there is no core."""
+        name = (_PREFIX + _SEAL).decode()
+        found = next((value for key, value in headers if key == name), "")
+        return hmac.compare_digest(found if isinstance(found, bytes) else found.encode(), self._seal)
+
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> CoreHeaders:
         """Returns the values of the native core's headers; empty ones if the secret in the headers is not the core's.
 

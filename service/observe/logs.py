@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from service.observe.log_writer import LogWriter
+from service.observe.metric_text import family, labels, sample
+
 # Largest number of log lines that one logger may write at one level: in a burst, and then per second. Without these
 # limits, a client that sends bad requests without pause would fill a disk with tens of megabytes of log a second.
 LINES_AT_ONCE, LINES_PER_S = 500, 20
+_FLUSH_S = 2.0
 
 
 @dataclass(slots=True)
@@ -31,14 +35,18 @@ class LineLimit(logging.Filter):
 
     Concurrency: any thread.
 
+    dropped: the number of all lines dropped.
+
     Args:
       clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self.dropped = 0
         self._clock = clock
-        self._lock = threading.Lock()
+        # The lock is re-entrant, because a finalizer that logs can run in a thread that holds the lock.
+        self._lock = threading.RLock()
         self._allowances: dict[tuple[str, int], _Allowance] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -50,6 +58,7 @@ class LineLimit(logging.Filter):
             known.since_s = now_s
             if known.lines < 1:
                 known.left_out += 1
+                self.dropped += 1
                 return False
             known.lines -= 1
             if known.left_out:
@@ -57,19 +66,63 @@ class LineLimit(logging.Filter):
         return True
 
 
-def configure_logging(level: str, log_format: str) -> bool:
-    """Sets up the process's log on standard error, as lines of text or JSON; returns whether it is JSON."""
-    as_text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_TextFormatter() if as_text else _JsonFormatter())
-    handler.addFilter(LineLimit())
+class LogHandler(logging.Handler):
+    """Handler that gives formatted lines to a LogWriter, and counts the lines that are dropped."""
+
+    def __init__(self, writer: LogWriter, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._limit = LineLimit()
+        self.addFilter(self._limit)
+        self._writer = writer
+        writer.report = self._report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Gives the record to the writer as one line; never waits."""
+        try:
+            line = self._line(record)
+        except Exception:
+            self.handleError(record)
+        else:
+            self._writer.write(line)
+
+    def flush(self) -> None:
+        """Waits until all lines are written, a moment at most."""
+        self._writer.flush(_FLUSH_S)
+
+    def counts(self) -> dict[str, int]:
+        """Returns how many lines were dropped for each reason."""
+        return {"output": self._writer.dropped, "rate": self._limit.dropped}
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+
+    def _report(self, dropped: int) -> bytes:
+        message = "log lines dropped: standard error was not read"
+        fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
+        return self._line(logging.makeLogRecord(fields | {"left_out": dropped}))
+
+
+def configure_logging(level: str, log_format: str, writer: LogWriter) -> None:
+    """Sets up the process's log, as lines of text or JSON, which `writer` writes."""
+    as_text = log_format == "text" or (log_format == "auto" and os.isatty(writer.descriptor))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [LogHandler(writer, _TextFormatter() if as_text else _JsonFormatter())]
     root.setLevel(level.upper())
     # uvicorn's lines below "warning" are dropped: process.app logs start and stop itself, and uvicorn's lines have
     # terminal colours.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    return not as_text
+
+
+def dropped_line_metrics() -> list[str]:
+    """Returns the lines of the metric that counts lines dropped from the process's log."""
+    name = "embedding_server_log_lines_dropped_total"
+    about = "Log lines not written: standard error takes no more (output), or too many lines in a short time (rate)."
+    counts = [handler.counts() for handler in logging.getLogger().handlers if isinstance(handler, LogHandler)]
+    totals = {reason: sum(count[reason] for count in counts) for reason in ("output", "rate")}
+    return family(name, "counter", about) + [
+        sample(name, labels({"reason": reason}), float(total)) for reason, total in totals.items()
+    ]
 
 
 def name_requests_in_log(current_id: Callable[[], bytes]) -> None:

@@ -92,11 +92,19 @@ class ModelLog:
         """
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
-    def stop(self, timeout_s: float) -> None:
-        """Makes the request log's thread write its queue and close the file; waits at most timeout_s seconds for it."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the request log has ended: its queue is written and its file is closed."""
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Makes the request log's thread write its queue and close the file; does not wait for it."""
         with self._news:
             self._is_stopped = True
             self._news.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until the request log has ended after stop(), at most timeout_s seconds."""
         self._thread.join(timeout_s)
 
     def _subject(self, spec: SignatureSpec, version: int) -> tuple[Subject, Callable[[], bytes]]:

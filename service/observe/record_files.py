@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -65,11 +66,19 @@ class RecordFiles:
             path.unlink(missing_ok=True)
 
     def _open(self) -> None:
-        self._number += 1
         time = datetime.fromtimestamp(self._now(), UTC).strftime("%Y%m%dT%H%M%S")
-        path = self._prefix.with_name(f"{self._prefix.name}-{time}-{os.getpid()}-{self._number:04d}{OPEN_SUFFIX}")
-        # Mode 0o640 keeps users outside the file's group from reading the recorded requests, which may be private.
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        while True:
+            self._number += 1
+            path = self._prefix.with_name(f"{self._prefix.name}-{time}-{os.getpid()}-{self._number:04d}{OPEN_SUFFIX}")
+            # Another log of this process, which ends, may have files of the same prefix and the same second.
+            with contextlib.suppress(FileExistsError):
+                if path.with_name(path.name.removesuffix(OPEN_SUFFIX) + SUFFIX).exists():
+                    continue
+                # Mode 0o640 keeps users outside the file's group from reading the recorded requests, which may be
+                # private.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+                self._descriptor = os.open(path, flags, 0o640)
+                break
         self._path, self._num_bytes, self._num_records = path, 0, 0
 
     def _write(self, data: bytes) -> None:

@@ -45,12 +45,14 @@ class RequestLogs:
         self._now = now
         self._changing = threading.Lock()
         self._logs: dict[str, tuple[RequestLogConfig, ModelLog]] = {}
-        # Model -> counts of its request logs that have ended; kept, because metric counters must not decrease.
+        # Logs that still write their queued records, and model -> counts of its logs that have ended; kept, because
+        # metric counters must not decrease.
+        self._ending: list[tuple[str, ModelLog]] = []
         self._ended: dict[str, LogCounts] = {}
 
     def configure(self, models: Sequence[ModelConfig]) -> None:
         """Starts the request logs that a new list of models configures, and ends those that it lacks or configures
-        otherwise.
+        otherwise, without a wait for their last records: a disk may be slow.
         """
         wanted = {model.name: model.request_log for model in models if model.request_log is not None}
         with self._changing:
@@ -58,8 +60,8 @@ class RequestLogs:
                 if wanted.get(name) != config:
                     del self._logs[name]
                     self.recorders.pop(name, None)
-                    log.stop(_STOP_S)
-                    self._ended[name] = _sum(self._ended.get(name), log.counts())
+                    log.stop()
+                    self._ending.append((name, log))
             for name, config in wanted.items():
                 if name not in self._logs and config.sampling_rate > 0:
                     log = self._begin(name, config)
@@ -67,8 +69,11 @@ class RequestLogs:
                     self.recorders[name] = log
 
     def stop(self) -> None:
-        """Ends all request logs, which writes their queued records."""
+        """Ends all request logs, and waits a few seconds at most until their queued records are written."""
         self.configure([])
+        end_s = time.monotonic() + _STOP_S
+        for _, log in self._ending:
+            log.wait(max(end_s - time.monotonic(), 0.0))
 
     def read(self) -> dict[str, dict[str, object]]:
         """Returns model -> configuration and counts of its running request log."""
@@ -82,8 +87,15 @@ class RequestLogs:
     def metric_lines(self) -> list[str]:
         """Returns the lines of the metrics about request logs."""
         with self._changing:
+            ending, self._ending = self._ending, []
+            for name, log in ending:
+                if log.is_over:
+                    self._ended[name] = _sum(self._ended.get(name), log.counts())
+                else:
+                    self._ending.append((name, log))
             counts = dict(self._ended)
-            for name, (_, log) in self._logs.items():
+            running = [(name, log) for name, (_, log) in self._logs.items()]
+            for name, log in self._ending + running:
                 counts[name] = _sum(counts.get(name), log.counts())
         lines: list[str] = []
         for part, kind, about, place in (

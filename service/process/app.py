@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 import time
 from dataclasses import replace
@@ -30,6 +29,7 @@ from service.loading.table_verification import table_verification
 from service.loading.version_diffs import VersionDiffs
 from service.native.clusters import Clusters, remote_counts
 from service.native.route_publisher import RoutePublisher
+from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.recent_requests import RecentRequests
@@ -43,6 +43,8 @@ from service.process.admission import create_admission
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
+from service.process.own_thread import UnjoinedThreads, in_own_thread
+from service.process.signals import handle_signals, write_last
 from service.process.table_paging import TablePaging
 from service.process.tracing_start import tracing_of
 from service.remote.address import remote_tables
@@ -63,6 +65,8 @@ logger = logging.getLogger(__name__)
 _FIRST_LOADS_S = 0.3
 _LOOK_AGAIN_S = 0.005
 _COMPLETE_S = 5.0
+# Number of threads for asyncio.to_thread: for work that neither waits for long nor is frequent.
+_NUM_THREADS = 32
 
 
 class App:
@@ -99,6 +103,7 @@ class App:
             paging.lines,
             lambda: neighbor_lines(self._engine.searches.rows_scanned(), self._engine.searches.indexes.all()),
             self._request_logs.metric_lines,
+            dropped_line_metrics,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
@@ -188,10 +193,13 @@ class App:
           StartError: a port is in use, or the list of models is wrong.
         """
         settings = self._settings
+        asyncio.get_running_loop().set_default_executor(UnjoinedThreads(_NUM_THREADS, thread_name_prefix="asyncio"))
         configs = self._lists.first()
         admin = self._create_admin()
         self._servers.bind()
-        self._handle_signals()
+        # Orchestrators kill the process 5 seconds after the delay and twice the drain timeout.
+        end_s = settings.shutdown_delay_s + 2 * settings.drain_timeout_s + 3.0
+        handle_signals(self._stop, force=self._force, on_hangup=self._lists.read_again, end_s=end_s)
         if admin is not None:
             admin.start()
         if self._access is not None:
@@ -221,7 +229,7 @@ class App:
             if self._batching is not None:
                 self._batching.scheduler.stop()
             if self._tracing is not None:
-                await asyncio.to_thread(self._tracing.stop)
+                await in_own_thread(self._tracing.stop, "tracing-stop")
 
     def _statusz(self) -> Statusz:
         return Statusz(
@@ -305,22 +313,16 @@ class App:
             tls=self._tls,
             access=self._access,
             on_end=self._stop.set,
+            on_fault=self._set_fault,
         )
 
-    def _handle_signals(self) -> None:
-        def on_signal(number: int) -> None:
-            name = signal.Signals(number).name
-            if self._stop.is_set():
-                logger.warning("second signal: not waiting for requests in flight", extra={"signal": name})
-                self._is_forced = True
-                self._servers.stop_now()
-                return
-            logger.info("draining", extra={"signal": name})
-            self._stop.set()
+    def _set_fault(self, fault: str) -> None:
+        self._registry.fault = fault
+        self._show_health()
 
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number)
+    def _force(self) -> None:
+        self._is_forced = True
+        self._servers.stop_now()
 
     async def _shut_down(self) -> None:
         settings = self._settings
@@ -333,15 +335,14 @@ class App:
         await asyncio.sleep(settings.shutdown_delay_s)
         await self._servers.stop()
         self._stop_watching.set()
-        await asyncio.to_thread(self._request_logs.stop)
-        await asyncio.to_thread(self._hot_rows.write)
+        await write_last({"request logs": self._request_logs.stop, "hot rows": self._hot_rows.write})
         self._follower.stop()
         logger.info("stopped")
 
     async def _stop_models(self) -> list[str]:
         end_s = time.monotonic() + self._settings.drain_timeout_s
         while True:
-            loading = await asyncio.to_thread(self._models.stop, 0.1)
+            loading = await in_own_thread(lambda: self._models.stop(0.1), "models-stop")
             if not loading or self._is_forced or time.monotonic() >= end_s:
                 return sorted({*loading, *self._models.hanging()})
 

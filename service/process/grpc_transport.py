@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from service.access.access import Access
@@ -38,14 +37,16 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
 
 
 def create_reference_grpc_server(
-    settings: Settings, engine: Engine, socket_path: Path, access: Access | None, forwarding: Forwarding
+    settings: Settings, engine: Engine, name: str, access: Access | None, forwarding: Forwarding
 ) -> GrpcServer:
-    """Returns a gRPC server for the calls that the native core forwards, on a Unix socket; it is not started yet."""
+    """Returns a gRPC server for the calls that the native core forwards, on a Unix socket with an abstract name; it is
+    not started yet.
+    """
     return _create(
         settings,
         engine,
         access,
-        address=f"unix:{socket_path}",
+        address=f"unix-abstract:{name.removeprefix(chr(0))}",
         forwarding=forwarding,
         # The reference gRPC server listens on --grpc_socket_path itself, because the native core can not: gRPC clients
         # send the percent-encoded path of a Unix socket as :authority, which is no valid authority (RFC 3986), so that

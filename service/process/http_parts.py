@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,9 @@ from service.configuration.start_error import StartError
 from service.engine.engine import Engine
 from service.errors import ServiceError
 from service.observe.metrics import Metrics
+
+# Number of connections that wait in the system's queue until the server accepts them.
+BACKLOG = 2048
 
 
 class Ports(NamedTuple):
@@ -75,7 +80,7 @@ class BoundPort:
 
     def listen(self) -> socket.socket:
         """Listens on the port, and returns the socket; raises StartError if another process listens there already."""
-        self._call(lambda: self._socket.listen(2048))
+        self._call(lambda: self._socket.listen(BACKLOG))
         return self._socket
 
     def close(self) -> None:
@@ -99,6 +104,31 @@ def http_port(settings: Settings) -> BoundPort:
 def grpc_port(settings: Settings) -> BoundPort:
     """Returns the gRPC port of the settings, bound but not listening yet; raises StartError."""
     return BoundPort(settings.host, settings.port, "--port or --host", "gRPC")
+
+
+def check_socket_path(path: str) -> None:
+    """Raises StartError if a server listens on the Unix socket at `path`, or if another file is there.
+
+    gRPC would replace the socket, and the other server would get no more connections. The socket that a killed server
+    has left behind refuses connections, and is replaced.
+    """
+    if not path or not os.path.lexists(path):
+        return
+    flag = f"--grpc_socket_path={path}"
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise StartError(f"{flag}: there is a file that is no socket. Remove it, or choose another path.")
+    with socket.socket(socket.AF_UNIX) as probe:
+        # The queue of a server that accepts no connections may be full: it listens nevertheless.
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise StartError(f"{flag}: {error.strerror}. Choose another path.") from error
+    raise StartError(f"{flag}: another server listens there. Stop it, or choose another path.")
 
 
 def metrics_paths_of(file: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from service.engine.engine import Engine
@@ -34,16 +33,14 @@ def create_http_server(parts: HttpParts) -> HttpServer:
     )
 
 
-def create_reference_http_server(parts: HttpParts, socket_path: Path, forwarding: Forwarding) -> HttpServer:
-    """Returns the reference HTTP server, which answers requests that the native core forwards to its Unix socket;
-    raises StartError.
-    """
+def create_reference_http_server(parts: HttpParts, forwarding: Forwarding) -> HttpServer:
+    """Returns the reference HTTP server, which answers requests that the native core forwards; raises StartError."""
     return HttpServer(
         uvicorn_config(
             _create_app(parts, forwarding),
             drain_timeout_s=parts.settings.drain_timeout_s,
             lifespan="on",
-            uds=str(socket_path),
+            is_own_only=True,
             # The reference HTTP server keeps idle connections open for an hour, so that only the native core closes
             # them: if this server closed one, a forwarded request that is on its way could be lost.
             timeout_keep_alive=_UPSTREAM_KEEP_ALIVE_S,

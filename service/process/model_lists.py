@@ -126,6 +126,11 @@ class ModelLists:
             models = self._file.reload_now(engine.reload)
         return sorted(model.name for model in models)
 
+    def read_again(self) -> None:
+        """Reads the --model_config_file, if the settings name one, and applies it if it has changed. Blocks."""
+        if self._file is not None:
+            self._file.poll_once(self.reload)
+
     def watch(self, stop: threading.Event) -> None:
         """Starts a thread that polls the --model_config_file, if the settings name a file and an interval above 0."""
         interval_s = self._settings.model_config_file_poll_wait_seconds

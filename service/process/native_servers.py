@@ -1,6 +1,8 @@
 """Runs the native core on the public ports, and the reference servers in Python behind it.
 
-The core forwards requests that it does not answer, over Unix sockets in a folder that only this user may enter.
+The core forwards requests that it does not answer over Unix sockets with abstract names: no file can be removed while
+the server runs, none is left behind, and no folder needs to be writable. Permissions do not protect such a name, so the
+reference servers refuse all other clients: by the process id of the connection (HTTP), by the seal (gRPC).
 """
 
 from __future__ import annotations
@@ -8,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import secrets
 import socket
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from service.access.access import Access
 from service.access.tls_ports import Wires
 from service.configuration.settings import Settings
+from service.configuration.start_error import StartError
 from service.engine.engine import Engine
 from service.native.edge import Edge
 from service.native.forwarded import Forwarding
@@ -26,7 +29,16 @@ from service.native.route_publisher import RoutePublisher
 from service.native.statistics import NativeStatistics
 from service.observe.metrics import Metrics
 from service.observe.recent_requests import RecentRequests
-from service.process.http_parts import BoundPort, HttpParts, Ports, grpc_port, http_port
+from service.process.http_parts import (
+    BACKLOG,
+    BoundPort,
+    HttpParts,
+    Ports,
+    check_socket_path,
+    grpc_port,
+    http_port,
+)
+from service.process.own_thread import in_own_thread
 from service.process.resources import FreedMemory, max_connections
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
@@ -38,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two reads of the native core's statistics; short, so that slow requests are logged soon.
 _COLLECT_S = 1.0
+_SILENT = "the native core can not reach the servers in Python: status, metrics and forwarded requests fail"
 # Seconds between two reports of the server's health to the native core, which uses a report for ten seconds.
 _HEALTH_S = 1.0
 
@@ -49,6 +62,7 @@ class NativeServers:
       routes: the publisher to which the registry passes its routes.
       recent: gets the slow requests.
       on_end: called when the HTTP server behind the core has ended, for any reason.
+      on_fault: called with the reason why the server can get no requests any more, and with "" when it can again.
 
     Raises:
       StartError: a setting can not be used.
@@ -66,7 +80,9 @@ class NativeServers:
         tls: Wires,
         access: Access | None,
         on_end: Callable[[], None],
+        on_fault: Callable[[str], None],
     ) -> None:
+        self._on_fault, self._fault = on_fault, ""
         self._settings = settings
         self._on_end = on_end
         self._bound: dict[str, BoundPort] = {}
@@ -77,8 +93,9 @@ class NativeServers:
         self._callers = None if access is None else access.callers
         self._sampler = None if engine.tracing is None else engine.tracing.sampler
         self._seal = secrets.token_hex(16)
-        self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
-        self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
+        name = f"embedding-server-{os.getpid()}-{secrets.token_hex(16)}"
+        # A leading zero byte marks an abstract name.
+        self._upstreams = {wire: f"\0{name}-{wire}" for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
         # The reference gRPC server, the reference HTTP server and the task that runs it are None until complete().
         self._grpc: GrpcServer | None = None
@@ -93,8 +110,9 @@ class NativeServers:
     def bind(self) -> None:
         """Binds the HTTP and gRPC ports; connections are refused until open().
 
-        Raises StartError if a port is in use.
+        Raises StartError if a port or the --grpc_socket_path is in use.
         """
+        check_socket_path(self._settings.grpc_socket_path)
         self._bound = {"http": http_port(self._settings), "grpc": grpc_port(self._settings)}
 
     async def open(self) -> Ports:
@@ -132,9 +150,15 @@ class NativeServers:
         self._grpc = create_reference_grpc_server(
             self._settings, self._engine, self._upstreams["grpc"], self._access, forwarding
         )
-        self._grpc.start()
-        self._http = create_reference_http_server(self._http_parts, self._upstreams["http"], forwarding)
-        self._serving = asyncio.create_task(self._http.serve())
+        try:
+            self._grpc.start()
+        except OSError as error:
+            raise StartError(str(error)) from error
+        self._http = create_reference_http_server(self._http_parts, forwarding)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self._upstreams["http"])
+        listener.listen(BACKLOG)
+        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         await self._http.begun.wait()
         self._serving.add_done_callback(lambda _: self._on_end())
 
@@ -176,7 +200,23 @@ class NativeServers:
         freed = FreedMemory()
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
+            self._note_silence()
             freed.connections_counted(self._statistics.connections)
+
+    def _note_silence(self) -> None:
+        """Makes the server not ready while the core can not reach the reference servers, and logs each change."""
+        # open() calls _open_edge(), which sets _edge, before it starts the thread that calls this.
+        assert self._edge is not None
+        is_silent = self._edge.is_silent
+        # A core that drains asks no more.
+        if is_silent == bool(self._fault) or self._engine.is_draining:
+            return
+        self._fault = _SILENT if is_silent else ""
+        if self._fault:
+            logger.error("not ready", extra={"reason": self._fault})
+        else:
+            logger.warning("the servers in Python answer the core again")
+        self._on_fault(self._fault)
 
     def set_serving(self, is_serving: bool) -> None:
         """Updates the statuses that health checks return, of the server and of its models. Concurrency: any thread."""
@@ -221,18 +261,18 @@ class NativeServers:
         if self._telling is not None:
             self._telling.cancel()
         if self._edge is not None:
-            if not await asyncio.to_thread(self._edge.drain, timeout_s):
+            if not await in_own_thread(partial(self._edge.drain, timeout_s), "drain"):
                 logger.warning("requests in flight are cut", extra={"drain_timeout_s": timeout_s})
             self._stop_collecting.set()
             if self._statistics is not None:
                 self._statistics.stop()
-            await asyncio.to_thread(self._edge.close)
+            await in_own_thread(self._edge.close, "close")
         if self._http is not None and self._grpc is not None:
             self._http.should_exit = True
-            await asyncio.gather(self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, timeout_s))
+            stopping = in_own_thread(partial(self._grpc.stop, timeout_s), "grpc-stop")
+            await asyncio.gather(self._serving or asyncio.sleep(0), stopping)
         for port in self._bound.values():
             port.close()
-        self._folder.cleanup()
 
     def stop_now(self) -> None:
         """Makes stop() cut the requests in flight, in the native core and in the reference servers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from service.access.access import Access
@@ -12,8 +13,9 @@ from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
 from service.engine.engine import Engine
 from service.process.grpc_transport import create_grpc_server
-from service.process.http_parts import HttpParts, Ports, grpc_port, http_port
+from service.process.http_parts import HttpParts, Ports, check_socket_path, grpc_port, http_port
 from service.process.http_transport import create_http_server
+from service.process.own_thread import in_own_thread
 
 
 class PythonServers:
@@ -45,8 +47,9 @@ class PythonServers:
     def bind(self) -> None:
         """Binds the HTTP port and tests that the gRPC port is free; both refuse connections until open().
 
-        Raises StartError.
+        Raises StartError, also if the --grpc_socket_path is in use.
         """
+        check_socket_path(self._settings.grpc_socket_path)
         self._http_port = http_port(self._settings)
         # The gRPC port is bound and closed once, to get the reason if that fails: grpcio binds the port itself later,
         # and its error has no reason.
@@ -77,9 +80,8 @@ class PythonServers:
     async def stop(self) -> None:
         """Stops both servers: accepts no more requests, and waits for the requests in flight up to drain_timeout_s."""
         self._http.should_exit = True
-        await asyncio.gather(
-            self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, self._settings.drain_timeout_s)
-        )
+        stopping = in_own_thread(partial(self._grpc.stop, self._settings.drain_timeout_s), "grpc-stop")
+        await asyncio.gather(self._serving or asyncio.sleep(0), stopping)
         self._http_port.close()
 
     def stop_now(self) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -27,27 +27,33 @@ LOOKUP = "/v1/models/default:lookup"
 
 @contextmanager
 def limited(
-    base: Path,
+    base: Path | None = None,
     *,
     limits: Mapping[int, int] | None = None,
+    prefix: Sequence[str] = (),
+    flags: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    stdout: IO[Any] | int | None = None,
     stderr: IO[Any] | int = subprocess.DEVNULL,
     **settings: object,
 ) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
     """Starts a server with limits of resource.RLIMIT_*, waits until it answers, and stops it at the end.
 
-    The ports are chosen here, because the log, which names them, goes to `stderr`.
+    The ports are chosen here, because the log, which names them, goes to `stderr`. `prefix` is a command that runs the
+    server's command line.
     """
     http_port, grpc_port = unused_ports(2)
     given = {
         "host": "127.0.0.1",
         "port": grpc_port,
         "rest_api_port": http_port,
-        "model_base_path": base,
+        **({} if base is None else {"model_base_path": base}),
         "graph_signatures": "off",
         "file_system_poll_wait_seconds": 0.05,
     } | settings
 
-    command = [sys.executable, "-m", "service", *(f"--{name}={value}" for name, value in given.items())]
+    command = [*prefix, sys.executable, "-m", "service", *flags]
+    command += [f"--{name}={value}" for name, value in given.items()]
     if limits:
         # An intermediate program sets the limits. With preexec_fn, grpcio's fork handlers of this process would run
         # under the limits, and could log or abort.
@@ -55,8 +61,9 @@ def limited(
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment(),
+        env=environment(**(variables or {})),
         stdin=subprocess.DEVNULL,
+        stdout=stdout,
         stderr=stderr,
     )
     try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 
@@ -185,6 +189,45 @@ def test_a_version_is_opened_only_when_it_is_whole(cluster: Cluster, tmp_path: P
     assert "not in the cluster" in _refusal(table, ids)
     with pytest.raises(ArtifactError, match="is not in the cluster|not in use any more"):
         reopened(tables, first)
+
+
+def test_a_node_that_answers_nothing_stops_no_lookup_of_other_tables_and_no_shutdown(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    push(folder, StoreAddress.parse(cluster.address))
+    with ServerProcess(
+        model_name="toy",
+        model_base_path=tmp_path / "toy",
+        graph_signatures="off",
+        drain_timeout_s=2,
+        remote_tables=f"user={cluster.address}?timeout_ms=60000&node_timeout_ms=60000",
+    ) as server:
+        server.ready()
+        url = f"http://127.0.0.1:{server.http_port}/v1/models/toy:lookup"
+
+        def ask() -> None:
+            # The shutdown cuts the request, or answers that the row can not be read.
+            with contextlib.suppress(httpx.TransportError):
+                httpx.post(url, json={"features": {"user": [1, 2, 3, 4]}}, timeout=60)
+
+        for node in cluster.nodes:
+            node.freeze()
+        try:
+            waiting = [threading.Thread(target=ask) for _ in range(20)]
+            for thread in waiting:
+                thread.start()
+            for _ in range(50):
+                tags = server.http.post(url, json={"features": {"tags": [[1]]}})
+                assert tags.json()["embeddings"] == {"tags": [[1, 1, 1]]}
+                assert server.http.get("/healthz").status_code == server.http.get("/metrics").status_code == 200
+            server.signal(signal.SIGTERM)
+            assert server.exit_code() == 0
+        finally:
+            for node in cluster.nodes:
+                node.thaw()
+        for thread in waiting:
+            thread.join(60)
 
 
 def test_readiness_names_the_table_and_requests_for_it_are_refused(cluster: Cluster, tmp_path: Path) -> None:

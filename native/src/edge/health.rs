@@ -16,7 +16,7 @@ pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
 pub const SERVING: &[u8] = &[0x08, 0x01];
 /// Time for which a published health state is valid. Python publishes the state each second, so the state expires if
 /// Python hangs.
-const FRESH: Duration = Duration::from_secs(10);
+pub const FRESH: Duration = Duration::from_secs(10);
 
 /// The health state of the server, as Python published it.
 #[derive(Debug)]

@@ -47,6 +47,8 @@ const EVENT_INTERVAL: u32 = 4;
 const BACKLOG: i32 = 4096;
 /// Pause after a connection could not be accepted, for example because the system had no free file descriptor.
 const EXHAUSTED: Duration = Duration::from_millis(50);
+/// Time between two questions to the reference servers whether they answer.
+const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// A running network server. Dropping it closes all connections.
 pub struct Server {
@@ -116,6 +118,8 @@ impl Server {
             pauses: Pauses::new(config.threads),
             ids: super::request_id::RequestIds::default(),
             health: ArcSwapOption::empty(),
+            has_upstreams: AtomicBool::new(false),
+            answered: Mutex::new(Instant::now()),
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
             http_upstream: HttpUpstream::new(config.http_upstream),
             heads: Arc::new(Semaphore::new(ALL_HEAD_BYTES)),
@@ -157,6 +161,7 @@ impl Server {
                 acceptors.push(runtime.spawn(accept(Arc::clone(&hub), wire, listener)));
             }
             runtime.spawn(sweep(Arc::clone(&hub)));
+            runtime.spawn(watch_upstreams(Arc::clone(&hub)));
         }
         let [grpc, http] = addresses;
         Ok(Server { runtime: Some(runtime), hub, grpc, http, acceptors: Mutex::new(acceptors), linger: config.linger })
@@ -184,7 +189,14 @@ impl Server {
     /// Stores the health state from which the core answers health checks until the state expires; with None, the
     /// reference server answers all checks.
     pub fn set_health(&self, health: Option<Health>) {
+        self.hub.shared.has_upstreams.store(true, Relaxed);
         self.hub.shared.health.store(health.map(Arc::new));
+    }
+
+    /// Returns whether a reference server has not answered the core's questions for 10 seconds.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.hub.shared.is_silent()
     }
 
     /// Replaces the TLS configuration of a wire, for connections that are accepted later; with None these are
@@ -511,5 +523,15 @@ async fn sweep(hub: Arc<Hub>) {
                 entry.connection.tell(order);
             }
         }
+    }
+}
+
+/// Asks the reference servers each second whether they answer, until the server stops.
+async fn watch_upstreams(hub: Arc<Hub>) {
+    let mut ticks = tokio::time::interval(ASK_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while !hub.is_draining.load(Relaxed) {
+        ticks.tick().await;
+        hub.shared.ask_upstreams().await;
     }
 }

@@ -1,7 +1,8 @@
 //! Holds the parts of the server that all connections share, and calls the handlers of wire formats (forms) for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -16,7 +17,7 @@ use super::dispatch::{Cors, Dispatch, Method};
 use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
-use super::health::Health;
+use super::health::{FRESH, Health};
 use super::large::{Announcement, Pool};
 use super::limits::Limits;
 use super::long_calls::LongCalls;
@@ -86,6 +87,10 @@ pub struct Shared {
     pub ids: RequestIds,
     /// The health state from which the core answers health checks, as Python published it.
     pub health: ArcSwapOption<Health>,
+    /// Whether the reference servers have started: Python has published a health state, or that it answers the checks.
+    pub has_upstreams: AtomicBool,
+    /// When both reference servers last answered the core; the start, until they have started.
+    pub answered: Mutex<Instant>,
     /// Queues that limit how many gRPC calls are forwarded at the same time.
     pub grpc_gates: Gates,
     /// Queues that limit how many HTTP requests are forwarded at the same time.
@@ -180,12 +185,12 @@ impl Shared {
                 headers.remove(name);
             }
         }
+        self.seal(headers);
         let mut add = |name: &'static str, value: &str| {
             if let Ok(value) = HeaderValue::from_str(value) {
                 headers.insert(HeaderName::from_static(name), value);
             }
         };
-        add(SEAL_HEADER, &self.seal);
         add(LOG_DRAW_HEADER, &draws.log.to_string());
         if draws.trace_id != 0 {
             add(TRACE_ID_HEADER, &format!("{:032x}", draws.trace_id));
@@ -199,6 +204,12 @@ impl Shared {
             if !names.is_empty() && names.len() <= MAX_NAMES_BYTES {
                 add(NAMES_HEADER, &names);
             }
+        }
+    }
+
+    fn seal(&self, headers: &mut HeaderMap) {
+        if let Ok(seal) = HeaderValue::from_str(&self.seal) {
+            headers.insert(HeaderName::from_static(SEAL_HEADER), seal);
         }
     }
 
@@ -346,11 +357,30 @@ impl Shared {
         Status { code, text: failure.text, may_retry: false }
     }
 
-    /// Returns the health state that Python published; None if there is none, or if the server records traces: then the
-    /// reference server answers health checks.
+    /// Returns the health state that Python published; None if there is none, if the reference servers do not answer, or
+    /// if the server records traces: then the core forwards health checks.
     #[must_use]
     pub fn health(&self) -> Option<Arc<Health>> {
-        if self.tracing.is_some() { None } else { self.health.load_full() }
+        if self.tracing.is_some() || self.is_silent() { None } else { self.health.load_full() }
+    }
+
+    /// Returns whether a reference server has not answered the core for as long as a health state is valid.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= FRESH
+    }
+
+    /// Asks both reference servers whether they answer, if they have started.
+    pub async fn ask_upstreams(&self) {
+        if self.has_upstreams.load(Relaxed) {
+            let mut headers = HeaderMap::new();
+            self.seal(&mut headers);
+            let asked = async { tokio::join!(self.http_upstream.answers(headers), self.grpc_upstream.answers()) };
+            if tokio::time::timeout(FRESH / 2, asked).await != Ok((true, true)) {
+                return;
+            }
+        }
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// Returns the name of a model if it is configured, else "", so that names that clients invent use no memory.

@@ -8,11 +8,10 @@ use std::sync::{Mutex, PoisonError};
 use bytes::{Buf, Bytes};
 use h2::client::SendRequest;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, Uri, Version};
-use tokio::net::UnixStream;
 
 use super::gate::Permit;
 use crate::edge::grpc_message::Payload;
@@ -32,6 +31,7 @@ pub struct GrpcUpstream {
     path: PathBuf,
     sender: Mutex<Option<SendRequest<Bytes>>>,
     connecting: tokio::sync::Mutex<()>,
+    pings: tokio::sync::Mutex<Option<PingPong>>,
 }
 
 /// The reason why a gRPC stream was copied only in part.
@@ -46,7 +46,12 @@ impl GrpcUpstream {
     /// Returns a client of the gRPC reference server at this Unix socket; the first call connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        GrpcUpstream { path, sender: Mutex::default(), connecting: tokio::sync::Mutex::default() }
+        GrpcUpstream {
+            path,
+            sender: Mutex::default(),
+            connecting: tokio::sync::Mutex::default(),
+            pings: tokio::sync::Mutex::default(),
+        }
     }
 
     fn current_sender(&self) -> Option<SendRequest<Bytes>> {
@@ -67,8 +72,8 @@ impl GrpcUpstream {
         {
             return Some(sender);
         }
-        let stream = UnixStream::connect(&self.path).await.ok()?;
-        let (sender, connection) = h2::client::Builder::new()
+        let stream = super::connect(&self.path).await.ok()?;
+        let (sender, mut connection) = h2::client::Builder::new()
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_frame_size(FRAME_BYTES)
@@ -77,6 +82,7 @@ impl GrpcUpstream {
             .handshake(stream)
             .await
             .ok()?;
+        *self.pings.lock().await = connection.ping_pong();
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "the connection to the gRPC reference server ended");
@@ -84,6 +90,18 @@ impl GrpcUpstream {
         });
         *self.sender.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
         sender.ready().await.ok()
+    }
+
+    /// Sends an HTTP/2 PING to the gRPC reference server; returns whether it answers. A ping needs no thread of the
+    /// server's pool, all of which may be waiting for slow calls.
+    pub async fn answers(&self) -> bool {
+        if self.ready_sender().await.is_none() {
+            return false;
+        }
+        match &mut *self.pings.lock().await {
+            Some(pings) => pings.ping(Ping::opaque()).await.is_ok(),
+            None => false,
+        }
     }
 
     /// Forwards a call to the reference server; returns false if the reference server was not reached or was lost.

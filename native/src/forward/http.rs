@@ -1,6 +1,7 @@
 //! Forwards HTTP requests to the reference server in uvicorn: streams both bodies, and keeps connections for later
 //! requests.
 
+use std::future::poll_fn;
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -9,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, EXPECT, HeaderName, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, EXPECT, HOST, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, Uri, Version};
 use http_body::{Body, Frame, SizeHint};
@@ -310,8 +311,19 @@ impl HttpUpstream {
         }
     }
 
+    /// Asks the HTTP reference server for its health, with these headers; returns whether it answers.
+    pub async fn answers(&self, headers: HeaderMap) -> bool {
+        let mut head = Request::new(()).into_parts().0;
+        (head.uri, head.headers) = (Uri::from_static("/healthz"), headers);
+        head.headers.insert(HOST, HeaderValue::from_static("localhost"));
+        let Some(mut response) = self.forward(head, Upload::whole(Bytes::new())).await else { return false };
+        // The answer's body is read to its end, so that the connection is kept.
+        while let Some(Ok(_)) = poll_fn(|cx| Pin::new(response.body_mut()).poll_frame(cx)).await {}
+        !response.status().is_server_error()
+    }
+
     async fn connect(&self) -> Option<Sender> {
-        let stream = UnixStream::connect(&self.path).await.ok()?;
+        let stream = super::connect(&self.path).await.ok()?;
         let (requests, connection) =
             hyper::client::conn::http1::Builder::new().handshake(TokioIo::new(IgnoreWriteErrors(stream))).await.ok()?;
         let driver = tokio::spawn(async move {

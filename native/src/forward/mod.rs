@@ -1,5 +1,10 @@
 //! Forwards requests to the reference servers over Unix sockets, and their answers to the clients.
 
+use std::io;
+use std::path::Path;
+
+use tokio::net::UnixStream;
+
 mod gate;
 mod grpc;
 mod http;
@@ -7,3 +12,11 @@ mod http;
 pub use gate::{Gates, Lane, Permit};
 pub use grpc::GrpcUpstream;
 pub use http::{Forwarded, HttpUpstream, UnreadReason, Upload};
+
+/// Connects to the Unix socket of a reference server; a path that starts with a zero byte is an abstract name. The
+/// socket must be this process's own: the permissions of a file do not protect an abstract name.
+async fn connect(path: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(path).await?;
+    let listener = stream.peer_cred()?.pid().and_then(|id| u32::try_from(id).ok());
+    if listener == Some(std::process::id()) { Ok(stream) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}

@@ -19,6 +19,7 @@ from service.engine.neighbor_indexes import IndexName
 from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable
 from service.observe.hot_rows_metrics import hot_rows_lines
+from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.page_metrics import page_lines
@@ -100,7 +101,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     indexes: Any = {IndexName("m", 1, "t", "dot"): SimpleNamespace(recall=1.0, seconds=0.1, nbytes=1)}
     more += [lambda: hot_rows_lines(sampled), lambda: neighbor_lines({"m": 1}, indexes)]
     more.append(lambda: page_lines(PageCounts(1, 1, 0, 0, 0.1, 4096, 8192)))
-    metrics = Metrics(served.registry.loaded, [logs.metric_lines, *more, lambda: remote_lines(remote)])
+    more += [logs.metric_lines, dropped_line_metrics, lambda: remote_lines(remote)]
+    metrics = Metrics(served.registry.loaded, more)
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
     return read_exposition(metrics.render()[0].decode())
 

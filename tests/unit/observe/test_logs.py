@@ -4,32 +4,68 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from service.engine import request_context
-from service.observe.logs import LINES_AT_ONCE, LINES_PER_S, LineLimit, configure_logging, name_requests_in_log
+from service.observe.log_writer import BUFFER_BYTES, LogWriter
+from service.observe.logs import (
+    LINES_AT_ONCE,
+    LINES_PER_S,
+    LineLimit,
+    configure_logging,
+    dropped_line_metrics,
+    name_requests_in_log,
+)
+from tests.exposition import read_exposition
+from tests.integration.process import PATIENCE_S
+
+
+class Log:
+    """A log on a pipe."""
+
+    def __init__(self) -> None:
+        self.reading, self._writing = os.pipe()
+        self.writer = LogWriter(self._writing)
+
+    def configure(self, level: str, log_format: str) -> None:
+        """Makes the root logger write to the pipe."""
+        configure_logging(level, log_format, self.writer)
+
+    def read(self) -> str:
+        """Waits until all lines are written, and returns them."""
+        assert self.writer.flush(PATIENCE_S)
+        return os.read(self.reading, 1 << 16).decode()
+
+    def close(self) -> None:
+        """Ends the writer."""
+        assert self.writer.stop(PATIENCE_S)
+        os.close(self.reading)
+        os.close(self._writing)
 
 
 @pytest.fixture
-def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
-    """Returns a function that reads what was written to standard error; restores the root logger afterwards."""
+def log() -> Iterator[Log]:
+    """Returns a log on a pipe; restores the root logger afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     # An earlier test in this thread may have left the context of its request.
     request_context.enter(b"")
-    yield lambda: capsys.readouterr().err
+    log = Log()
+    yield log
     request_context.enter(b"")
     root.handlers[:] = handlers
     root.setLevel(level)
+    log.close()
 
 
-def test_a_json_line_holds_the_message_and_every_extra(log: Callable[[], str]) -> None:
-    configure_logging("info", "json")
+def test_a_json_line_holds_the_message_and_every_extra(log: Log) -> None:
+    log.configure("info", "json")
     logging.getLogger("service.x").info("loaded\nit", extra={"model": "m", "path": sys, "seconds": 0.5, "gone": None})
-    (line,) = log().splitlines()
+    (line,) = log.read().splitlines()
     data = json.loads(line)
     assert data.pop("time").endswith("+00:00")
     assert data == {
@@ -42,43 +78,41 @@ def test_a_json_line_holds_the_message_and_every_extra(log: Callable[[], str]) -
     }
 
 
-def test_a_json_line_holds_the_traceback(log: Callable[[], str]) -> None:
-    configure_logging("info", "json")
+def test_a_json_line_holds_the_traceback(log: Log) -> None:
+    log.configure("info", "json")
     try:
         raise ValueError("inner")
     except ValueError:
         logging.getLogger("x").exception("failed: %s", "reason")
-    data = json.loads(log())
+    data = json.loads(log.read())
     assert (data["level"], data["message"]) == ("error", "failed: reason")
     assert "ValueError: inner" in data["traceback"]
 
 
-def test_a_text_line_is_for_people(log: Callable[[], str]) -> None:
-    configure_logging("warning", "text")
+def test_a_text_line_is_for_people(log: Log) -> None:
+    log.configure("warning", "text")
     logging.getLogger("x").info("not this")
     logging.getLogger("x").warning("careful", extra={"model": "m"})
-    assert log()[8:] == " warning careful model=m\n"
+    assert log.read()[8:] == " warning careful model=m\n"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_auto_is_text_on_a_terminal_only(
-    log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    configure_logging("info", "auto")
+def test_auto_is_text_on_a_terminal_only(log: Log, monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
+    log.configure("info", "auto")
     logging.getLogger("x").info("hello")
-    assert log().startswith("{") != is_terminal
+    assert log.read().startswith("{") != is_terminal
 
 
-def test_a_line_names_the_request_that_is_worked_on(log: Callable[[], str]) -> None:
-    configure_logging("info", "json")
+def test_a_line_names_the_request_that_is_worked_on(log: Log) -> None:
+    log.configure("info", "json")
     name_requests_in_log(request_context.request_id.get)
     request_context.enter(b"abc-1")
     logging.getLogger("x").info("one")
     logging.getLogger("x").info("two", extra={"request_id": "of its own"})
     request_context.enter(b"")
     logging.getLogger("x").info("three")
-    assert [json.loads(line).get("request_id") for line in log().splitlines()] == ["abc-1", "of its own", None]
+    assert [json.loads(line).get("request_id") for line in log.read().splitlines()] == ["abc-1", "of its own", None]
 
 
 def test_a_flood_of_lines_is_cut_and_the_next_line_says_how_many_are_missing() -> None:
@@ -100,8 +134,35 @@ def test_a_flood_of_lines_is_cut_and_the_next_line_says_how_many_are_missing() -
     assert vars(passed(LINES_AT_ONCE + 1)[0])["left_out"] == 5
 
 
-def test_the_log_limits_its_lines(log: Callable[[], str]) -> None:
-    configure_logging("info", "json")
+def test_the_log_limits_its_lines(log: Log) -> None:
+    log.configure("info", "json")
     for _ in range(LINES_AT_ONCE + 100):
         logging.getLogger("x").info("again")
-    assert LINES_AT_ONCE <= len(log().splitlines()) < LINES_AT_ONCE + 100
+    assert LINES_AT_ONCE <= len(log.read().splitlines()) < LINES_AT_ONCE + 100
+    assert dropped("rate") == 600 - LINES_AT_ONCE
+
+
+def dropped(reason: str) -> float:
+    """Returns the metric of lines dropped for a reason."""
+    found = read_exposition("".join(f"{line}\n" for line in dropped_line_metrics()))
+    return found["embedding_server_log_lines_dropped_total"].value(reason=reason)
+
+
+def test_a_log_that_nobody_reads_drops_lines_and_says_so_once_it_is_read(log: Log) -> None:
+    log.configure("info", "json")
+    logger = logging.getLogger("x")
+    # More than the buffer and the pipe (64 KB) hold: none of these calls waits.
+    size, count = 10_000, 2 * BUFFER_BYTES // 10_000
+    for number in range(count):
+        logger.info("%d %s", number, "x" * size)
+    lost = dropped("output")
+    assert 0 < lost < count
+    text = ""
+    while "log lines dropped" not in text:
+        text += os.read(log.reading, 1 << 16).decode()
+    *whole, report = [json.loads(line) for line in text.splitlines()]
+    assert [int(line["message"].split()[0]) for line in whole] == list(range(count - int(lost)))
+    assert (report["level"], report["left_out"]) == ("warning", lost)
+    logger.info("again")
+    assert json.loads(log.read())["message"] == "again"
+    assert dropped("output") == lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,11 +16,14 @@ from tests.integration.process import ROOT
 
 _PROGRAM = """
 import logging, os, sys
+from service.observe.log_writer import LogWriter
 from service.observe.logs import configure_logging
 from service.observe.native_lines import native_lines_in_log
 
-assert configure_logging("info", "json")
-with native_lines_in_log():
+writer = LogWriter(os.dup(2))
+configure_logging("info", "json", writer)
+with native_lines_in_log(writer):
+    print("to standard output", flush=True)
     os.write(2, b"I0000 00:00:1795448396.756353   30164 port.cc:153] oneDNN is on\\n")
     os.write(2, b"2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] slow\\nE0000 00:00:1.5 1 a.cc:1] wrong\\n")
     os.write(2, b"no level \\xff and 100%\\n\\n")
@@ -47,11 +51,11 @@ def test_each_line_is_a_record() -> None:
     assert run() == (
         0,
         [
+            ("warning", "to standard output", None),
             ("info", "oneDNN is on", "port.cc:153"),
             ("warning", "slow", "tensorflow/core/file.cc:210"),
             ("error", "wrong", "a.cc:1"),
-            ("warning", "no level \\xff and 100%", None),
-            ("warning", "of Python", None),
+            ("warning", "no level \\xff and 100%\nof Python", None),
             "after",
         ],
     )
@@ -62,7 +66,18 @@ def test_each_line_is_a_record() -> None:
 )
 def test_an_abort_leaves_the_last_line() -> None:
     status, lines = run('os.write(2, b"F0000 Check failed: 1 == 2\\n"); os.abort()')
-    assert status == -6
+    assert status == -signal.SIGABRT
     # The process may end before or after its thread has turned this line into a log record.
     last = "F0000 Check failed: 1 == 2"
     assert lines[-1] in (last, ("warning", last, None))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
+)
+def test_a_crash_leaves_the_lines_that_are_not_written_yet() -> None:
+    # The writer's thread can not run before the crash: the interpreter's lock is not released.
+    last = 'sys.setswitchinterval(1e9); logging.error("reason"); import ctypes; ctypes.PyDLL(None).raise_(11)'
+    status, lines = run(last.replace("raise_(11)", "raise(11)").replace(".raise(11)", "['raise'](11)"))
+    assert status == -signal.SIGSEGV
+    assert ("error", "reason", None) in lines

@@ -130,7 +130,8 @@ def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -
     assert begun.wait(60)
     assert log.counts() == (0, 5, False)
     gate.set()
-    log.stop(60)
+    log.stop()
+    log.wait(60)
     assert log.counts() == (model_log.MAX_QUEUED, 5, False)
 
 

@@ -39,6 +39,7 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
     vars(module).update(App=app)
     monkeypatch.setitem(sys.modules, "service.process.app", module)
     monkeypatch.setattr(service.process.cli, "prepare_libraries", lambda: None)
+    monkeypatch.setattr(service.process.cli, "set_signals", lambda log: None)
     monkeypatch.delenv("EMB_MODEL_BASE_PATH", raising=False)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -47,30 +48,30 @@ def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
     root.setLevel(level)
 
 
-def test_bad_settings_exit_with_2_and_all_faults(fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_settings_exit_with_2_and_all_faults(fake_app: type[FakeApp], capfd: pytest.CaptureFixture[str]) -> None:
     assert service.process.cli.main(["--port=x", "--log_level=loud"]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
     assert lines[0] == "embedding-server can not start:"
     assert len(lines) == 4
     assert fake_app.seen == []
 
 
 def test_a_drained_server_exits_with_0_and_logs_its_settings(
-    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+    fake_app: type[FakeApp], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert service.process.cli.main(["--model_base_path=m", "--port=7", "--log_format=text"]) == 0
     assert [s.port for s in fake_app.seen] == [7]
-    err = capsys.readouterr().err
+    err = capfd.readouterr().err
     assert "settings model_base_path=m" in err
     assert " port=7" in err
 
 
 def test_what_stops_the_start_exits_with_2_and_says_so(
-    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+    fake_app: type[FakeApp], capfd: pytest.CaptureFixture[str]
 ) -> None:
     fake_app.problem = "cannot listen on port 80"
     assert service.process.cli.main(["--model_base_path=m", "--log_format=text"]) == 2
-    assert "cannot start reason=cannot listen on port 80" in capsys.readouterr().err
+    assert "cannot start reason=cannot listen on port 80" in capfd.readouterr().err
 
 
 def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +81,16 @@ def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], m
 
 
 def test_flags_of_tensorflow_serving_without_effect_are_named(
-    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str]
+    fake_app: type[FakeApp], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert service.process.cli.main(["--model_base_path=m", "--enable_profiler", "--log_format=text"]) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if "flag has no effect" in line]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "flag has no effect" in line]
     assert len(lines) == 1
     assert "flag=--enable_profiler reason=there is no profiler service" in lines[0]
 
 
 def test_strict_ends_the_start_where_a_model_has_no_version(
-    fake_app: type[FakeApp], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake_app: type[FakeApp], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "films" / "1").mkdir(parents=True)
     (tmp_path / "films" / "1" / "saved_model.pb").touch()
@@ -99,9 +100,7 @@ def test_strict_ends_the_start_where_a_model_has_no_version(
     config.write_text(f"model_config_list {{ {entries} }}")
     for flags in ([f"--model_config_file={config}"], [f"--model_base_path={tmp_path / 'film'}", "--model_name=film"]):
         assert service.process.cli.main(["--strict", "--log_format=text", *flags]) == 1
-        told = [
-            line.partition(" reason=")[2] for line in capsys.readouterr().err.splitlines() if "cannot start" in line
-        ]
+        told = [line.partition(" reason=")[2] for line in capfd.readouterr().err.splitlines() if "cannot start" in line]
         gone = f"cannot read its folder {tmp_path}/{{}}: No such file or directory"
         assert told[0] == f"--strict: model film: {gone.format('film')}; did you mean {tmp_path}/films?"
         by_file = [f"--strict: model users: {gone.format('users')}"]

@@ -1,0 +1,115 @@
+"""The server starts and serves where containers put it: without a writable disk, with a strange user, few resources."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.limited import limited, lookup
+from tests.integration.process import DATA_PLANES, PATIENCE_S, ROOT, environment
+
+pytestmark = pytest.mark.slow
+ROW_1 = [[1, 10]]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root: NO CONTAINER WAS IMITATED")
+# A mount namespace in which no folder is writable, so that Python's tempfile finds none.
+READ_ONLY = """
+set -e
+mount --bind "$1" /mnt
+shift
+for folder in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o ro none $folder; done
+mount -o remount,bind,ro /
+cd /
+! "$1" -c 'import tempfile; tempfile.gettempdir()' 2>/dev/null
+exec "$@"
+"""
+
+
+def contained(base: Path, *command: str) -> list[str]:
+    """Returns a command that runs another one with the model's folder at /mnt and no writable folder."""
+    return ["unshare", "--mount", *command, "sh", "-c", READ_ONLY, "sh", str(base)]
+
+
+@needs_root
+@pytest.mark.parametrize("plane", DATA_PLANES)
+def test_a_read_only_root_without_a_temporary_folder(base: Path, plane: str) -> None:
+    given = {"prefix": contained(base), "variables": {"PYTHONPATH": str(ROOT)}, "model_base_path": "/mnt"}
+    with limited(data_plane=plane, **given) as (process, http):  # type: ignore[arg-type]
+        assert lookup(http, [1]) == ROW_1
+        assert http.get("/metrics").status_code == http.get("/v1/models/default").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+@needs_root
+def test_a_user_without_a_name_or_a_home(base: Path) -> None:
+    # The capability lets the user read this test's files, which only root may.
+    caps = [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
+    user = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *caps, "env", "-u", "HOME", "-u", "USER"]
+    with limited(base, prefix=user) as (process, http):
+        assert lookup(http, [1]) == ROW_1
+        assert f"Uid:\t{54321}" in Path(f"/proc/{process.pid}/status").read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("plane", DATA_PLANES)
+def test_sixty_four_descriptors(base: Path, plane: str) -> None:
+    with limited(base, limits={resource.RLIMIT_NOFILE: 64}, data_plane=plane) as (process, http):
+        assert lookup(http, [1]) == ROW_1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("plane", DATA_PLANES)
+def test_closed_standard_streams(base: Path, plane: str) -> None:
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    with limited(base, prefix=closing, data_plane=plane) as (process, http):
+        assert lookup(http, [1]) == ROW_1
+        assert http.post("/v1/models/default:lookup", json={"features": {"user": [77]}}).status_code == 400
+        assert os.readlink(f"/proc/{process.pid}/fd/0") == os.devnull
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_wrong_flag_with_closed_standard_streams_is_an_exit_status() -> None:
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "service", "--port=x"]
+    assert subprocess.run(command, cwd=ROOT, env=environment(), timeout=PATIENCE_S).returncode == 2
+
+
+@contextmanager
+def half_a_processor() -> Iterator[Path]:
+    """Makes a control group whose CPU quota is half a processor; skips the test where that is not possible."""
+    top = Path("/sys/fs/cgroup")
+    is_v2 = (top / "cgroup.controllers").exists()
+    group = (top if is_v2 else top / "cpu") / f"embedding-server-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no control group can be made: NO CPU QUOTA WAS TESTED")
+    try:
+        quota = group / ("cpu.max" if is_v2 else "cpu.cfs_quota_us")
+        if not quota.exists():
+            pytest.skip("control groups have no CPU quota here: NO CPU QUOTA WAS TESTED")
+        quota.write_text("50000 100000" if is_v2 else "50000")
+        yield group
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built")
+def test_half_a_processor_has_one_thread(base: Path) -> None:
+    with half_a_processor() as group:
+        joining = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+        with limited(base, prefix=joining) as (process, http):
+            assert lookup(http, [1]) == ROW_1
+            assert http.get("/v1/statusz").json()["data_plane"]["threads"] == 1
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
