@@ -62,6 +62,8 @@ def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
             if version["state"] == "END" and version["code"] != "OK":
                 alert = "EmbeddingVersionDamaged" if version["code"] == "DATA_LOSS" else "EmbeddingVersionFailed"
                 yield Notice(name, f"{where}: {version['code']}: {version['message']}", alert)
+            if version["note"]:
+                yield Notice(name, f"{where}: {version['note']}", "")
             if version.get("deltas"):
                 for message, alert in _of_deltas(version["deltas"]):
                     yield Notice(name, f"{where}: {message}", alert)

@@ -36,8 +36,8 @@ def document() -> dict[str, Any]:
             "m": {
                 "problem": "",
                 "versions": [
-                    {"version": 2, "state": "AVAILABLE", "code": "OK", "message": "", "deltas": deltas},
-                    {"version": 1, "state": "END", "code": "OK", "message": ""},
+                    {"version": 2, "state": "AVAILABLE", "code": "OK", "message": "", "note": "", "deltas": deltas},
+                    {"version": 1, "state": "END", "code": "OK", "message": "", "note": ""},
                 ],
             }
         },
@@ -70,6 +70,10 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
     (
         lambda one: one["models"]["m"]["versions"][1].update(code="NOT_FOUND", message="gone"),
         ("m", "version 1: NOT_FOUND: gone", "EmbeddingVersionFailed"),
+    ),
+    (
+        lambda one: one["models"]["m"]["versions"][0].update(note="other files lie there"),
+        ("m", "version 2: other files lie there", ""),
     ),
     (
         lambda one: deltas(one)["refused"].update(corrupt=2),
