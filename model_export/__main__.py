@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from model_export.cli import build_parser
-from model_export.errors import ExportError
+from model_export.errors import ExportError, disk_fault
 from service.errors import ArtifactError
 
 
@@ -28,6 +28,11 @@ def _run(argv: Sequence[str] | None) -> int:
         run_command(arguments)
     except (ExportError, ArtifactError) as error:
         sys.stderr.write(f"model-export: {error}\n")
+        return 1
+    except OSError as error:
+        if (fault := disk_fault(error)) is None:
+            raise
+        sys.stderr.write(f"model-export: {fault}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("\nmodel-export: interrupted\n")

@@ -131,17 +131,20 @@ def balancers() -> list[str]:
 def fleet(folder: Path, balancer: str, seconds: float) -> Iterator[Fleet]:
     """Starts three replicas and the named balancer, and stops them at the end. Needs root."""
     with ExitStack() as stack:
-        hosts = stack.enter_context(Hosts(_COUNT))
+        # The balancer has a host of its own: the example configurations bind their ports on all addresses, and this
+        # machine's ports may be in use.
+        hosts = stack.enter_context(Hosts(_COUNT + 1))
+        *places, before = hosts.hosts
         replicas = []
-        for number, host in enumerate(hosts.hosts):
+        for number, host in enumerate(places):
             replicas.append(Replica(host, folder / f"models-{number}"))
             stack.callback(replicas[-1].kill)
         if balancer == "none":
-            every = ",".join(f"{host.address}:{GRPC_PORT}" for host in hosts.hosts)
+            every = ",".join(f"{host.address}:{GRPC_PORT}" for host in places)
             yield Fleet(replicas, hosts, seconds, f"ipv4:{every}", "")
             return
-        stack.enter_context(_balancer(balancer, folder, hosts))
-        yield Fleet(replicas, hosts, seconds, f"{hosts.near}:{GRPC_PORT}", f"http://{hosts.near}:{HTTP_PORT}")
+        stack.enter_context(_balancer(balancer, folder, before))
+        yield Fleet(replicas, hosts, seconds, f"{before.address}:{GRPC_PORT}", f"http://{before.address}:{HTTP_PORT}")
 
 
 def _program(name: str) -> str | None:
@@ -157,19 +160,21 @@ _COMMANDS = {
 
 
 @contextmanager
-def _balancer(name: str, folder: Path, hosts: Hosts) -> Iterator[None]:
+def _balancer(name: str, folder: Path, host: Host) -> Iterator[None]:
     file, before, after = _COMMANDS[name]
     program = _program(name)
     assert program is not None
-    network = hosts.near.removesuffix("1")
+    network = f"{host.address.rpartition('.')[0]}."
     text = (_CONFIGURATIONS / file).read_text().replace(_EXAMPLE_NETWORK, network)
     assert len(re.findall(re.escape(network), text)) == 2 * _COUNT, "the example names each replica twice"
     configuration = folder / file
     configuration.write_text(text)
     with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen([program, *before, str(configuration), *after], cwd=folder, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*host.prefix, program, *before, str(configuration), *after], cwd=folder, stdout=log, stderr=log
+        )
         try:
-            until(lambda: process.poll() is not None or _answers(f"http://{hosts.near}:{HTTP_PORT}/readyz"))
+            until(lambda: process.poll() is not None or _answers(f"http://{host.address}:{HTTP_PORT}/readyz"))
             if process.poll() is not None:
                 raise RuntimeError(f"{name} ended: {(folder / f'{name}.log').read_text()}")
             # Seconds after which the balancer's health checks have found all replicas.

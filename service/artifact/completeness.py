@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.artifact.manifest import Manifest
+from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError
 
 
@@ -41,17 +41,50 @@ def fingerprint(folder: Path) -> Fingerprint:
     return Fingerprint(frozenset(entries), newest_ns / 1e9)
 
 
-def has_all_files(folder: Path) -> bool:
-    """Says whether a version folder has a manifest and all files that the manifest lists, each with the listed size."""
+def fits_manifest(folder: Path) -> bool | None:
+    """Says whether a version folder has all files that its manifest lists, each with the listed size.
+
+    Returns None without a manifest, with one that can not be read, and with one that lists no files.
+    """
     try:
         manifest = Manifest.read(folder)
-        return (
-            manifest is not None
-            and bool(manifest.files)
-            and all((folder / name).stat().st_size == num_bytes for name, num_bytes in manifest.files.items())
-        )
     except (ArtifactError, OSError):
+        return None
+    if manifest is None or not manifest.files:
+        return None
+    try:
+        return all((folder / name).stat().st_size == num_bytes for name, num_bytes in manifest.files.items())
+    except OSError:
         return False
+
+
+# The files that tell one version from another in the same folder: a change of any number of a version changes the
+# index of its variables, which has their checksums.
+_TELLING_FILES = ("saved_model.pb", "variables/variables.index", MANIFEST_PATH)
+# Device, inode, size and time of the last change of each of these files; None for a missing file.
+Identity = tuple[tuple[int, int, int, int] | None, ...]
+
+
+def identity(folder: Path) -> Identity:
+    """Returns which files lie in a version folder; cheap, as it is read at each scan of a served version.
+
+    Unlike a Fingerprint, it is the same after a file's owner, mode or number of links have changed, and after deltas
+    were put into the folder.
+    """
+    found: list[tuple[int, int, int, int] | None] = []
+    for name in _TELLING_FILES:
+        try:
+            stat = os.stat(os.path.join(folder, name))
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
+
+
+def is_replaced(served: Identity, now: Identity) -> bool:
+    """Says whether a folder holds other files than those that are served; files that are gone do not count."""
+    return any(file is not None and file != before for before, file in zip(served, now, strict=True))
 
 
 class Arrival:
@@ -83,6 +116,6 @@ class Arrival:
         now = fingerprint(self.folder)
         if now != self.seen:
             self.seen, self._since_s, self._is_old = now, self._clock(), False
-        if self._settle_s <= 0 or has_all_files(self.folder):
+        if self._settle_s <= 0 or fits_manifest(self.folder):
             return True
         return self._is_old or self._clock() - self._since_s >= self._settle_s

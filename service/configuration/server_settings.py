@@ -123,6 +123,11 @@ class ServerSettings:
         0,
         3600,
     )
+    reload_replaced_versions: bool = setting(
+        False,
+        "Whether a served version is loaded again when other files lie under its number. Off, the server goes on to "
+        "serve the files that it has loaded, and reports the version.",
+    )
     enable_model_warmup: bool = setting(
         True, "Whether assets.extra/tf_serving_warmup_requests is replayed before a version is AVAILABLE."
     )

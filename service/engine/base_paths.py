@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -32,9 +32,23 @@ def find_versions(base_path: Path) -> dict[int, Path]:
 
     A number beyond int64 is no version: no wire could name it. Of two folders for one number the last by name counts.
     """
-    paths = sorted(base_path.iterdir())
-    numbered = {version_number(path.name): path for path in paths if _is_number(path.name) and path.is_dir()}
-    return {version: path for version, path in numbered.items() if version is not None}
+    return {version: paths[-1] for version, paths in find_all_folders(base_path).items()}
+
+
+def find_all_folders(base_path: Path) -> dict[int, list[Path]]:
+    """Returns version -> its folders by name: several where names differ in leading zeros only. Raises OSError."""
+    numbered: dict[int, list[Path]] = {}
+    for path in sorted(base_path.iterdir()):
+        version = version_number(path.name)
+        if version is not None and path.is_dir():
+            numbered.setdefault(version, []).append(path)
+    return numbered
+
+
+def same_number(folders: Sequence[str]) -> str:
+    """Returns one line that says which of several folders for one version number is read, the last one."""
+    *others, read = folders
+    return f"folder {read} is read, and {', '.join(others)} is not: their names are the same number; remove one"
 
 
 def version_number(name: str) -> int | None:

@@ -89,6 +89,9 @@ class Batcher:
 
     def close(self) -> None:
         """Closes the wrapped backend. No request runs any more, because each request has a lease on the servable."""
+        # Breaks the reference cycle of this object and the function of each of its queues, so that the backend's memory
+        # is freed without the garbage collector.
+        self._queues = {}
         self._backend.close()
 
     def _group(self, spec: SignatureSpec, inputs: Tensors) -> Hashable:

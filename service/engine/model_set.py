@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig, check_list, check_platforms_kept, check_platforms_known
 from service.engine.registry import Registry
-from service.engine.repository import LoadRules, ModelWatcher
+from service.engine.repository import ModelWatcher
 from service.errors import (
     ConfigConflict,
     DeadlineExceeded,

@@ -57,7 +57,8 @@ class Attempt(Generic[T]):
                 # Breaks the reference cycle between the error and this frame, so that files in the traceback's frames
                 # are closed now.
                 del error
-        return self._result  # type: ignore[return-value]  # it is what the call returned
+        result, self._result = self._result, None
+        return result  # type: ignore[return-value]  # it is what the call returned
 
     def _run(self) -> None:
         result: T | None = None
@@ -71,5 +72,7 @@ class Attempt(Generic[T]):
             if not is_late:
                 self._result, self._error = result, error
             self._is_over.set()
+        # Breaks the reference cycle between the error and this frame, as result() does for its own frame.
+        del error
         if is_late:
             self._on_late(result)

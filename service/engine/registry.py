@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
+from service.engine.model_state import ModelState
 from service.engine.servable import Holder, Lease, LoadedServable, Servable
 from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound
 from service.types import ModelRef, State, VersionStatus
@@ -53,26 +54,6 @@ def _is_never_enough(servable: Servable) -> bool:
 Publish = Callable[[Sequence[ModelRoutes]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """The state of one model in the registry's snapshot; available: version -> holder, latest first.
-
-    early: the lookups that a version answers while it loads; None if no version does, or a version is available.
-    spoilt: versions whose load failed while their lookups were answered.
-    is_configured: requests may reach the model; a model that is being added or removed shows in status only.
-    is_tried: a version was AVAILABLE once, or failed to load, or the model's folder had none to load.
-    """
-
-    statuses: Mapping[int, VersionStatus] = field(default_factory=dict)
-    available: Mapping[int, Holder] = field(default_factory=dict)
-    early: Holder | None = None
-    spoilt: frozenset[int] = frozenset()
-    problem: str = ""
-    is_configured: bool = True
-    is_tried: bool = False
-    labels: Mapping[str, int] = field(default_factory=dict)
-
-
 class Registry:
     """The registry of all models and versions of this server.
 
@@ -98,7 +79,7 @@ class Registry:
         self._publish_routes = publish
         self._on_problem = on_problem
         self._is_strict = is_strict
-        self._snapshot: Mapping[str, _Model] = {}
+        self._snapshot: Mapping[str, ModelState] = {}
         self._write = threading.Lock()
         self._is_draining = False
         # Function that returns why a model can not answer although a version is AVAILABLE (the cluster of a remote
@@ -234,17 +215,7 @@ class Registry:
         model = self._snapshot[name]
         if model.available:
             return self.problem_beside(name)
-        # Versions that were unloaded without an error are skipped: their status does not explain why the model can not
-        # answer.
-        told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
-        if model.problem and not told:
-            return model.problem
-        newest = max(told or model.statuses.values(), key=lambda status: status.version, default=None)
-        if newest is None:
-            return "its folder has not been read yet"
-        if model.early is not None:
-            return f"version {model.early.servable.version} is LOADING, and only its lookups are answered"
-        return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
+        return model.why_none()
 
     def noted_problem(self, name: str) -> str:
         """Returns why a model's folder has no version to load; "" if it has one, or was not read yet."""
@@ -285,12 +256,12 @@ class Registry:
           is_configured: False keeps the model from requests until configure() names the model.
         """
         with self._write:
-            old = self._snapshot.get(name, _Model())
+            old = self._snapshot.get(name, ModelState())
             # Versions of a removed model with the same name that have not ended are kept in the new entry, because the
             # removed model's watcher is about to unload them.
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
             is_tried = bool(old.available)
-            new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured, is_tried=is_tried)
+            new = ModelState(live, old.available, old.early, old.spoilt, is_configured=is_configured, is_tried=is_tried)
             self._snapshot = {**self._snapshot, name: new}
             self._tell_routes()
         self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
@@ -328,6 +299,17 @@ class Registry:
                 new = replace(model, problem=problem, is_tried=model.is_tried or bool(problem))
                 self._snapshot = {**self._snapshot, name: new}
         self._on_problem()
+
+    def note_versions(self, name: str, notes: Mapping[int, str]) -> None:
+        """Stores version -> one line on its folder, such as that its files were replaced, for the status page."""
+        with self._write:
+            if model := self._snapshot.get(name):
+                self._snapshot = {**self._snapshot, name: replace(model, notes=dict(notes))}
+
+    def notes(self, name: str) -> Mapping[int, str]:
+        """Returns version -> one line on its folder, as note_versions() stored it."""
+        model = self._snapshot.get(name)
+        return model.notes if model else {}
 
     def announce(self, name: str, version: int) -> None:
         """Sets the state START of a found version that waits for its load, unless it is in START already."""
@@ -412,14 +394,32 @@ class Registry:
         """
         holder = self._move(name, VersionStatus(version, State.UNLOADING))
         assert holder is not None  # each AVAILABLE version has a holder, which counts its leases
-        holder.retire()
-        while holder.num_leases:
-            time.sleep(poll_s)
-        holder.servable.close()
+        self._close(holder, poll_s)
         status = VersionStatus(version, State.END)
         if because is not None:
             status = VersionStatus(version, State.END, because.code, because.message)
         self._move(name, status)
+
+    def exchange(self, servable: Servable, *, poll_s: float = 0.005) -> None:
+        """Publishes a servable in place of the AVAILABLE one of the same version, which it then closes.
+
+        New requests use the new servable at once. Blocks until no request uses the old one. The state of the version
+        stays AVAILABLE.
+        """
+        with self._write:
+            model = self._snapshot[servable.name]
+            old = model.available[servable.version]
+            # The order of the entries is the order of the versions.
+            new = {v: Holder(servable) if v == servable.version else h for v, h in model.available.items()}
+            self._snapshot = {**self._snapshot, servable.name: replace(model, available=new)}
+            self._tell_routes()
+        self._close(old, poll_s)
+
+    def _close(self, holder: Holder, poll_s: float) -> None:
+        holder.retire()
+        while holder.num_leases:
+            time.sleep(poll_s)
+        holder.servable.close()
 
     def forget(self, name: str, version: int) -> None:
         """Removes the status of a version in state END, so that the model's statuses do not grow for ever."""
@@ -437,7 +437,7 @@ class Registry:
         if self._publish_routes is not None:
             self._publish_routes(
                 [
-                    ModelRoutes(name, [holder.servable for holder in _answering(model)], model.labels)
+                    ModelRoutes(name, [holder.servable for holder in model.answering()], model.labels)
                     for name, model in self._snapshot.items()
                     if model.is_configured
                 ]
@@ -473,15 +473,6 @@ class Registry:
                 self._tell_routes()
         self._on_transition(name, status)
         return taken_out
-
-
-def _answering(model: _Model) -> list[Holder]:
-    """Returns the holders of those servables of a model that requests can reach.
-
-    These are the holders of AVAILABLE versions, latest first; if there are none, the holder of a version that answers
-    lookups while it loads.
-    """
-    return list(model.available.values()) or ([model.early] if model.early is not None else [])
 
 
 def _describe(ref: ModelRef) -> str:

@@ -32,6 +32,14 @@ class VersionArrival(Protocol):
 class VersionSource(Protocol):
     """Finder of one model's versions below a base path, local or remote. Concurrency: one caller at a time."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the arrival of a version fetches none of its files."""
+
+    @property
+    def notes(self) -> Mapping[int, str]:
+        """Version -> one line on what is odd about the place of its files, at the last find()."""
+
     def find(self) -> Mapping[int, Path]:
         """Returns version -> local folder, also for versions whose files are not there yet; raises OSError."""
 
@@ -67,10 +75,15 @@ class Folder:
         self._settle_s = settle_s
         self._clock = clock
         self._wall_clock = wall_clock
+        self.is_local = True
+        self.notes: Mapping[int, str] = {}
 
     def find(self) -> Mapping[int, Path]:
         """Returns version -> its folder below the base path; raises OSError."""
-        return base_paths.find_versions(Path(self._base_path))
+        found = base_paths.find_all_folders(Path(self._base_path))
+        names = {version: [path.name for path in paths] for version, paths in found.items()}
+        self.notes = {version: base_paths.same_number(given) for version, given in names.items() if len(given) > 1}
+        return {version: paths[-1] for version, paths in found.items()}
 
     def unreadable(self, error: OSError) -> str:
         """Returns one line that says why the base path can not be read."""

@@ -215,6 +215,9 @@ class Workers:
             while (job := self._next_job()) is not None:
                 if job.set_running_or_notify_cancel():
                     self._do(job)
+                # The reference to the finished job is dropped: it would keep the job's answer, and the tables of the
+                # version that it used, while this thread waits for the next job.
+                del job
         finally:
             # The pool forgets a thread even if the thread ended for lack of memory, so that the next submit() can start
             # another one.

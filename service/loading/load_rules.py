@@ -13,8 +13,8 @@ from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
 from service.deltas.journal_pruning import JournalPruning
 from service.deltas.rules import DeltaRules
+from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig
-from service.engine.repository import LoadRules
 from service.engine.servable import Servable
 from service.engine.version_source import OpenStore
 from service.errors import InvalidRequest
@@ -96,6 +96,7 @@ def create_load_rules(
         on_look=pruning.looked if pruning is not None else lambda model, versions: None,
         open_store=open_store,
         on_list=on_list,
+        reloads_replaced=settings.reload_replaced_versions,
     )
 
 

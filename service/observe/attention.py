@@ -65,6 +65,8 @@ def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
             for reason, signatures in _by_reason(version.get("run_in_python", {})).items():
                 message = f"{where}: the native core does not run {', '.join(signatures)}: {reason}"
                 yield Notice(name, message, "EmbeddingSignaturesInPython")
+            if version["note"]:
+                yield Notice(name, f"{where}: {version['note']}", "")
             if version.get("deltas"):
                 for message, alert in _of_deltas(version["deltas"]):
                     yield Notice(name, f"{where}: {message}", alert)

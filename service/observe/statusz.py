@@ -99,12 +99,14 @@ class Statusz:
 
     def _model(self, name: str, loaded: Sequence[LoadedServable]) -> Document:
         mine = {one.servable.version: one for one in loaded if one.servable.name == name}
+        notes = self.registry.notes(name)
         versions = [
             {
                 "version": status.version,
                 "state": status.state.name,
                 "code": status.code,
                 "message": status.message,
+                "note": notes.get(status.version, ""),
                 **(_version(mine[status.version]) if status.version in mine else {}),
             }
             for status in self.registry.all_statuses(name)

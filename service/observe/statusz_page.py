@@ -115,7 +115,7 @@ def _versions(models: Mapping[str, Any]) -> list[Row]:
                     "in_flight": one.get("in_flight"),
                     "verification": one.get("verification"),
                     "signatures": ", ".join(f"{s} ({kind})" for s, kind in one.get("signatures", {}).items()),
-                    "error": f"{one['code']}: {one['message']}" if one["message"] else "",
+                    "error": f"{one['code']}: {one['message']}" if one["message"] else one.get("note", ""),
                 }
             )
     return rows

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.completeness import Fingerprint, fingerprint
-from service.engine.base_paths import find_versions, version_number
+from service.engine.base_paths import find_versions, same_number, version_number
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.stores.cache import Cache
 from service.stores.fetch import Fetch, bring_deltas, read_record
@@ -94,6 +94,8 @@ class Mirror:
     clock: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
     problem: str = ""
+    is_local: bool = False
+    notes: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names: dict[int, str] | None = None
@@ -128,7 +130,9 @@ class Mirror:
     def _list(self) -> None:
         self.counts.listings += 1
         try:
-            names = {version_number(name): name for name in sorted(self.store.folders())}
+            names: dict[int | None, list[str]] = {}
+            for name in sorted(self.store.folders()):
+                names.setdefault(version_number(name), []).append(name)
             # If a portal or a proxy sends a web page in place of the store's listing, obstore reads the page as an
             # empty listing. An empty listing must not unload the model's versions.
             if not names.keys() - {None} and (self._names or self._fetched()):
@@ -144,7 +148,10 @@ class Mirror:
         if self.problem:
             logger.info("store is listed again", extra=self._named())
         self.problem, self._list_failures = "", 0
-        self._names = {version: name for version, name in names.items() if version is not None}
+        self._names = {version: given[-1] for version, given in names.items() if version is not None}
+        self.notes = {
+            version: same_number(given) for version, given in names.items() if version is not None and len(given) > 1
+        }
         self._list_at_s = self.clock() + self._jittered(self.poll_s)
         for version, job in self._jobs.items():
             if job.is_over and job.state == "HERE" and version in self._names and not self._is_fetching(version):

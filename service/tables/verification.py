@@ -151,6 +151,8 @@ class Verifier:
                 task()
             except Exception:
                 logger.exception("tables could not be verified")
+            # The reference to the finished task is dropped, as it would keep its version's files mapped.
+            del task
 
     def _hold_back(self, done: int, started_s: float) -> None:
         if self._bytes_per_s:

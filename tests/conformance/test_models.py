@@ -24,9 +24,9 @@ from google.protobuf import text_format
 
 from service.artifact.protos import message_class
 from service.engine.engine import Engine
+from service.engine.load_rules import LoadRules
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
-from service.engine.repository import LoadRules
 from service.errors import ServiceError
 from service.loading.loader import ServableLoader
 from service.types import State

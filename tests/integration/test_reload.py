@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 
 from tests.integration.conftest import Serve, add_version
-from tests.integration.process import ServerProcess, predict_grpc, until
-from tests.toy_model import SHARD
+from tests.integration.process import ServerProcess, predict_grpc, stopped, until
+from tests.toy_model import SHARD, write_toy_model
 
 FEATURES = {"user": [1, 2, 3, 4], "tags_sum": [[1, 2, 3], [], [3]]}
 ANSWER = {"user": [[1, 10], [2, 20], [3, 30], [4, 40]], "tags_sum": [[6, 14, 3], [0, 0, 0], [3, 9, 1]]}
@@ -139,15 +139,52 @@ def test_a_copy_that_is_not_finished_is_served_once_it_is(serve: Serve, base: Pa
 
 
 def test_a_model_folder_that_vanishes_keeps_being_served(serve: Serve, base: Path) -> None:
-    server = serve().ready()
-    # In one step: shutil.rmtree() would leave an empty folder for a moment, whose scan unloads all versions.
-    base.rename(base.with_name("removed"))
+    server = serve(version_settle_s=3600).ready()
+    # The folder is empty for a moment. A scan that meets it so unloads nothing.
+    shutil.rmtree(base)
     server.wait_for_log("model has no versions")
     assert server.lookup({"user": [4]}) == {"user": [[4, 40]]}
     assert server.http.get("/readyz").status_code == 200
     add_version(base.parent, 0)
     base.mkdir()
     add_version(base, 2, scale=2)
+    until(lambda: server.tells({"user": [4]}, {"user": [[8, 80]]}))
+
+
+def test_a_version_that_is_overwritten_in_place_between_two_scans_is_served_again(serve: Serve, base: Path) -> None:
+    server = serve().ready()
+    write_toy_model(base.parent / "new", scale=2)
+    with stopped(server.pid):
+        for file in sorted((base.parent / "new").rglob("*")):
+            if file.is_file():
+                shutil.copyfile(file, base / "1" / file.relative_to(base.parent / "new"))
+    until(lambda: server.tells({"user": [4]}, {"user": [[8, 80]]}))
+
+
+def test_a_replaced_folder_is_reported_and_with_the_flag_served(serve: Serve, base: Path) -> None:
+    reporting, reloading = serve().ready(), serve(reload_replaced_versions=True).ready()
+    (base / "1").rename(base.parent / "old")
+    add_version(base, 1, scale=2)
+    until(lambda: reloading.tells({"user": [4]}, {"user": [[8, 80]]}))
+    note = reporting.wait_for_log("version needs attention", version=1)["reason"]
+    assert "--reload_replaced_versions" in note
+    document = reporting.http.get("/v1/statusz").json()
+    assert document["models"]["default"]["versions"][0]["note"] == note
+    assert {"model": "default", "message": f"version 1: {note}", "alert": ""} in document["attention"]
+    assert reporting.lookup({"user": [4]}) == {"user": [[4, 40]]}
+    assert versions(reporting)[1] == versions(reloading)[1]
+    until(lambda: reloading.http.get("/v1/statusz").json()["attention"] == [])
+
+
+def test_at_a_cold_start_with_a_broken_newest_version_an_older_one_is_served(serve: Serve, base: Path) -> None:
+    broken = add_version(base, 2, scale=2) / "saved_model.pb"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"no proto")
+    server = serve(version_settle_s=0.1).ready()
+    assert server.lookup({"user": [4]}) == {"user": [[4, 40]]}
+    assert {version: found["state"] for version, found in versions(server).items()} == {1: "AVAILABLE", 2: "END"}
+    assert server.wait_for_log("an older version is served")["instead_of"] == 2
+    broken.write_bytes(whole)
     until(lambda: server.tells({"user": [4]}, {"user": [[8, 80]]}))
 
 

@@ -1,7 +1,8 @@
 //! Runs large work, and work that waits for disks or other machines, on threads of its own, so that a small request
 //! never waits for either.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -95,7 +96,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a job in place of its announcement. The job must not panic. A closed pool drops the job.
+    /// Queues a job in place of its announcement. A closed pool drops the job. A panic ends only this job.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -161,6 +162,33 @@ impl Drop for Pool {
     }
 }
 
+/// A pool whose threads start with its first job. If the system gives no thread, the next job tries again.
+#[derive(Default)]
+pub struct LazyPool {
+    pool: OnceLock<Pool>,
+    starting: Mutex<()>,
+}
+
+impl LazyPool {
+    /// Returns the pool, which `start` starts if it has not been started.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn get_or_start(&self, start: impl FnOnce() -> std::io::Result<Pool>) -> std::io::Result<&Pool> {
+        let _one_at_a_time = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.pool.get().is_none() {
+            let _ = self.pool.set(start()?);
+        }
+        self.pool.get().ok_or_else(|| std::io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Returns the pool if it has been started.
+    #[must_use]
+    pub fn get(&self) -> Option<&Pool> {
+        self.pool.get()
+    }
+}
+
 fn work(inner: &Inner) {
     lower_priority();
     let mut ended: Option<(Run, Option<Duration>)> = None;
@@ -180,7 +208,10 @@ fn work(inner: &Inner) {
         };
         drop(state);
         let begun = Instant::now();
-        let is_run = (taken.value)(taken.refusal.map_or(Ok(taken.waited), Err));
+        let told = taken.refusal.map_or(Ok(taken.waited), Err);
+        // A panic must neither end the thread nor keep the job's slot: the pool would get smaller with each one. The
+        // job shares nothing with the pool, and the server's own state is changed by its counters only.
+        let is_run = catch_unwind(AssertUnwindSafe(|| (taken.value)(told))).unwrap_or(false);
         ended = Some((taken.run, is_run.then(|| begun.elapsed())));
     }
 }
@@ -235,6 +266,34 @@ mod tests {
         release.send(()).unwrap();
         assert_eq!([0; 3].map(|_| results.recv().unwrap()), [0, 2, 1]);
         drop(queued);
+    }
+
+    #[test]
+    fn a_job_that_panics_keeps_neither_its_thread_nor_its_slot() {
+        let pool = pool(3);
+        let (sender, receiver) = channel::<()>();
+        let jobs: Vec<_> = (0..2)
+            .map(|_| {
+                let sender = sender.clone();
+                pool.submit(ask("a:1"), None, move |_| {
+                    let _sender = sender;
+                    panic!("a fault of the test");
+                })
+                .unwrap()
+            })
+            .collect();
+        let next = pool.submit(ask("b:1"), None, move |_| sender.send(()).is_ok()).unwrap();
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(()));
+        drop((jobs, next));
+    }
+
+    #[test]
+    fn a_pool_that_got_no_thread_is_started_by_the_next_job() {
+        let lazy = LazyPool::default();
+        assert!(lazy.get_or_start(|| Err(std::io::Error::from_raw_os_error(libc::EAGAIN))).is_err());
+        assert!(lazy.get().is_none());
+        assert!(lazy.get_or_start(|| Ok(pool(1))).is_ok());
+        assert!(lazy.get_or_start(|| panic!("it has been started")).is_ok());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ use super::dispatch::Dispatch;
 use super::encrypted::Encrypted;
 use super::events::Event;
 use super::health::Health;
-use super::large::Pool;
+use super::large::{LazyPool, Pool};
 use super::limits::{ALL_HEAD_BYTES, HANDSHAKES_A_TURN};
 use super::long_calls::LongCalls;
 use super::refusal_pause::Pauses;
@@ -113,7 +113,7 @@ impl Server {
             statistics: Statistics::new(config.bucket_limits_s, config.wait_limits_s, config.slow_from),
             account: Account::new(config.limits.max_bytes_in_flight),
             large: Pool::start("large", config.limits.queue(config.large_threads))?,
-            waiting: OnceLock::new(),
+            waiting: LazyPool::default(),
             graph_limit: Arc::new(GraphLimit::new(config.threads)),
             pauses: Pauses::new(config.threads),
             ids: super::request_id::RequestIds::default(),

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -18,7 +18,7 @@ use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::health::{FRESH, Health};
-use super::large::{Announcement, Pool};
+use super::large::{Announcement, LazyPool, Pool};
 use super::limits::Limits;
 use super::long_calls::LongCalls;
 use super::refusal_pause::Pauses;
@@ -76,8 +76,8 @@ pub struct Shared {
     pub account: Arc<Account>,
     /// The thread pool for large work.
     pub large: Pool,
-    /// The thread pool for requests that wait for disks or other machines; None if the system gave no thread.
-    pub waiting: OnceLock<Option<Pool>>,
+    /// The thread pool for requests that wait for disks or other machines.
+    pub waiting: LazyPool,
     /// Limits how many threads of the pool `waiting` run graphs at the same time: the pool may have more threads than
     /// the machine has processors.
     pub graph_limit: Arc<GraphLimit>,
@@ -281,8 +281,8 @@ impl Shared {
                 return Ok(outcome);
             }
         }
-        let start = || Pool::start("waiting", self.limits.queue(WAITING_THREADS)).ok();
-        let pool = self.waiting.get_or_init(start).as_ref().ok_or(NotRun::Closed)?;
+        let start = || Pool::start("waiting", self.limits.queue(WAITING_THREADS));
+        let pool = self.waiting.get_or_start(start).map_err(|_| NotRun::Closed)?;
         self.call_in(pool, ask, None, connection, terms, form).await
     }
 
@@ -333,15 +333,18 @@ impl Shared {
             Err(_) => receiver.await,
             Ok(told) => told,
         };
-        told.unwrap_or(Err(NotRun::Closed))
+        told.unwrap_or_else(|_| {
+            // The job has ended without an outcome: it panicked outside of Shared::call.
+            self.statistics.count(Event::Panicked);
+            Ok(Err(Failed::Panicked))
+        })
     }
 
     /// Returns how many requests wait for a thread of a pool: of the pool for large work, or of the pool for requests
     /// that wait.
     #[must_use]
     pub fn num_queued(&self) -> usize {
-        let waiting = self.waiting.get().and_then(Option::as_ref);
-        self.large.num_waiting() + waiting.map_or(0, Pool::num_waiting)
+        self.large.num_waiting() + self.waiting.get().map_or(0, Pool::num_waiting)
     }
 
     /// Counts a request that failed because rows of a Valkey or Redis cluster could not be read, and returns the error

@@ -90,6 +90,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "first_loads_timeout_s": ("0", 0.0),
     "early_lookups": ("false", False),
     "version_settle_s": ("0", 0.0),
+    "reload_replaced_versions": ("true", True),
     "load_timeout_s": ("0", 0.0),
     "enable_model_warmup": ("false", False),
     "num_request_iterations_for_warmup": ("3", 3),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition, Event
@@ -450,6 +452,25 @@ def test_closing_closes_the_backend(bench: Callable[..., Bench]) -> None:
     b = bench()
     b.batcher.close()
     assert b.backend.closed == 1
+
+
+def test_a_closed_batcher_is_freed_without_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        backend = FakeBackend()
+        freed = weakref.ref(backend)
+        batcher = Batcher(
+            backend,
+            {SPEC.name: SPEC},
+            parameters=BatchingParameters(),
+            scheduler=Scheduler(1),
+            observer=RecordingBatches(),
+        )
+        batcher.close()
+        del backend, batcher
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_ragged_features_are_batched_and_padded(bench: Callable[..., Bench]) -> None:

@@ -86,6 +86,18 @@ def test_a_damaged_version_whose_folder_changes_is_tried_again(world: Damageable
     assert (world.serving, status(world, 2).code) == (2, "OK")
 
 
+def test_a_version_that_was_overwritten_before_the_damage_was_seen_is_loaded_again(world: Damageable) -> None:
+    world.add("1")
+    world.poll()
+    # Between two scans, the whole version is overwritten in place: its folder does not change any more.
+    for name in ("saved_model.pb", "variables.data"):
+        (world.base / "1" / name).write_bytes(b"whole and new")
+    world.files[1].damaged(WHY)
+    world.poll()
+    assert (world.serving, status(world, 1).code) == (1, "OK")
+    assert world.loads == [(1, "1")] * 2
+
+
 def test_a_version_that_is_found_damaged_as_it_loads_is_not_tried_again_until_it_is_mended(world: Damageable) -> None:
     world.add("1", "2")
     world.broken[2] = DataLoss(WHY)

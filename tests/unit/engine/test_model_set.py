@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
-from service.engine.repository import LoadRules
 from service.engine.servable import Servable
 from service.engine.version_policy import All, Specific
 from service.errors import (

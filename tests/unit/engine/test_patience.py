@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -40,3 +42,28 @@ def test_what_comes_back_late_is_thrown_away(call: object, thrown_away: int | No
     assert done.wait(60)
     assert attempt.is_over
     assert late == [thrown_away]
+
+
+class Tables:
+    """The tables of a version that is loaded; a class of its own, to which a weak reference is possible."""
+
+
+def test_a_failed_call_keeps_none_of_its_variables_without_the_garbage_collector() -> None:
+    seen: list[weakref.ref[Tables]] = []
+
+    def load() -> Tables:
+        tables = Tables()
+        seen.append(weakref.ref(tables))
+        raise ValueError("its graph does not fit")
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="does not fit") as raised:
+            Attempt("call", load).result(60)
+        for thread in threading.enumerate():
+            if thread.name == "call":
+                thread.join()
+        del raised
+        assert seen[0]() is None
+    finally:
+        gc.enable()

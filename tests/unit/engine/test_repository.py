@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from service.engine import base_paths
+from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig
 from service.engine.registry import Registry
-from service.engine.repository import LoadRules, ModelWatcher
+from service.engine.repository import ModelWatcher
 from service.engine.servable import Servable
 from service.engine.version_policy import All, Latest, Specific, VersionPolicy
 from service.errors import ArtifactError, ModelNotFound, NotReady
@@ -240,12 +241,38 @@ def test_a_folder_that_is_there_and_empty_unloads_the_last_version(world: World)
     world.poll()
     shutil.rmtree(world.base / "1")
     world.poll()
+    assert world.serving == 1, "one scan alone unloads nothing"
+    world.poll()
     assert world.serving is None
     assert world.backends[1].closed == 1
     assert world.registry.statuses("m") == [VersionStatus(1, State.END)]
     assert world.registry.problem("m") == f"no version folder (an integer name such as 1) in {world.base}"
     world.add("1")
     world.poll()
+    assert world.serving == 1
+
+
+def test_a_folder_that_is_empty_for_a_moment_keeps_its_version_serving(world: World) -> None:
+    world.settle(2.0)
+    world.add("1")
+    world.clock.now_s += 2
+    world.watcher.poll_once()
+    world.clock.now_s += 2
+    world.watcher.poll_once()
+    assert world.serving == 1
+    shutil.rmtree(world.base / "1")
+    assert world.watcher.poll_once() == 2.0, "the time until the scan that decides"
+    world.clock.now_s += 1.9
+    assert world.watcher.poll_once() == pytest.approx(0.1)
+    # What removes the model's folder removes the folder itself now.
+    world.base.rmdir()
+    world.watcher.poll_once()
+    world.clock.now_s += 10
+    world.watcher.poll_once()
+    assert world.serving == 1
+    # The scan that found no version before the folder was gone does not count any more.
+    world.base.mkdir()
+    world.watcher.poll_once()
     assert world.serving == 1
 
 
@@ -438,8 +465,8 @@ def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_is_asked_once(
         answer.wait()
         return {}
 
-    # A mount that does not answer would need a server, so the test makes find_versions() hang.
-    monkeypatch.setattr(base_paths, "find_versions", hang)
+    # A mount that does not answer would need a server, so the test makes find_all_folders() hang.
+    monkeypatch.setattr(base_paths, "find_all_folders", hang)
     for _ in range(3):
         watcher.poll_once()
     assert (asked, world.serving) == ([world.base], 1)
@@ -583,3 +610,169 @@ def test_what_is_not_wanted_any_more_when_a_slot_is_free_is_not_loaded(world: Wo
     slots.before = world.watcher.stop if what == "the end" else lambda: world.watcher.configure(None)
     world.poll()
     assert (world.loads, slots.entered) == ([], 1)
+
+
+def fill(folder: Path, text: str) -> None:
+    """Writes a file that tells one version from another, by rename as copying tools do."""
+    folder.mkdir(exist_ok=True)
+    (folder / "draft").write_text(text)
+    (folder / "draft").rename(folder / "saved_model.pb")
+
+
+def test_files_that_were_replaced_under_a_served_number_are_reported_and_not_served(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(world.base / "1", "one")
+    world.poll()
+    (world.base / "1").rename(world.base / "old")
+    fill(world.base / "1", "two")
+    for _ in range(2):
+        world.poll()
+    told = [record.reason for record in caplog.records if record.message == "version needs attention"]  # type: ignore[attr-defined]
+    assert told == [world.registry.notes("m")[1]]
+    assert "other files than the served ones lie in" in told[0]
+    assert (world.serving, world.loads) == (1, [(1, "1")])
+    shutil.rmtree(world.base / "1")
+    (world.base / "old").rename(world.base / "1")
+    world.poll()
+    assert world.registry.notes("m") == {}
+
+
+def test_a_version_whose_link_leads_elsewhere_is_reported(world: World, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        fill(tmp_path / name, name)
+    (world.base / "1").symlink_to(tmp_path / "a")
+    world.poll()
+    assert world.registry.notes("m") == {}
+    (world.base / "1").unlink()
+    (world.base / "1").symlink_to(tmp_path / "b")
+    world.poll()
+    assert "other files than the served ones" in world.registry.notes("m")[1]
+
+
+def test_other_links_modes_and_deltas_are_no_replacement(world: World, tmp_path: Path) -> None:
+    fill(world.base / "1", "one")
+    world.poll()
+    (world.base / "1" / "saved_model.pb").chmod(0o400)
+    (tmp_path / "link").hardlink_to(world.base / "1" / "saved_model.pb")
+    (world.base / "1" / "assets.extra" / "deltas").mkdir(parents=True)
+    world.poll()
+    (world.base / "1" / "saved_model.pb").unlink()
+    world.poll()
+    assert world.registry.notes("m") == {}
+
+
+def reloading(world: World) -> World:
+    world.watcher = ModelWatcher(
+        world.config(), world.registry, dataclasses.replace(world.rules, reloads_replaced=True)
+    )
+    return world
+
+
+def test_a_replaced_version_is_loaded_again_where_asked_and_serves_throughout(world: World) -> None:
+    reloading(world)
+    fill(world.base / "1", "one")
+    world.poll()
+    old = world.backends[1]
+    world.on_load = lambda: world.transitions.append((world.serving or 0, "serves"))
+    world.transitions.clear()
+    fill(world.base / "1", "two")
+    for _ in range(2):
+        world.poll()
+    assert world.loads == [(1, "1")] * 2
+    assert world.transitions == [(1, "serves")]
+    assert (old.closed, world.backends[1].closed, world.serving) == (1, 0, 1)
+    assert world.registry.notes("m") == {}
+
+
+def test_a_replaced_version_that_does_not_load_again_leaves_the_served_one(world: World) -> None:
+    reloading(world)
+    fill(world.base / "1", "one")
+    world.poll()
+    world.broken[1] = ArtifactError("no graph")
+    fill(world.base / "1", "two")
+    for _ in range(3):
+        world.poll()
+    assert (world.serving, len(world.loads), world.backends[1].closed) == (1, 2, 0)
+    assert world.registry.notes("m")[1].endswith(": no graph")
+    del world.broken[1]
+    fill(world.base / "1", "three")
+    world.poll()
+    assert (len(world.loads), world.registry.notes("m")) == (3, {})
+
+
+def test_at_a_cold_start_the_newest_version_that_loads_serves_and_the_broken_one_is_retried(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.add("1", "2", "3", "4")
+    world.broken = {4: ArtifactError("no graph"), 3: ArtifactError("no variables")}
+    world.poll()
+    assert (world.serving, world.loads) == (2, [(4, "4"), (3, "3"), (2, "2")])
+    told = next(record for record in caplog.records if record.message == "an older version is served")
+    assert (told.version, told.instead_of) == (2, 4)  # type: ignore[attr-defined]
+    assert world.registry.statuses("m", 4)[0].message == "no graph"
+    del world.broken[4]
+    world.clock.now_s += RETRY_INTERVAL_S
+    world.poll()
+    assert (world.serving, world.backends[2].closed) == (4, 1)
+
+
+def test_the_status_always_shows_what_comes_next_at_a_cold_start(world: World) -> None:
+    # A reload of the list of models fails if a model has a failed version and none that loads or waits.
+    world.add("1", "2")
+    world.broken[2] = ArtifactError("no graph")
+    world.poll()
+    assert world.transitions.index((1, "START")) < world.transitions.index((2, "END"))
+
+
+def test_a_half_copied_newest_version_does_not_keep_an_older_one_from_serving(world: World) -> None:
+    write_toy_model(world.base / "1")
+    write_toy_model(world.base / "2")
+    shard = world.base / "2" / SHARD
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    world.settle(5.0)
+    world.poll()
+    assert (world.serving, world.registry.statuses("m", 2)[0].state) == (1, State.START)
+    shard.write_bytes(whole)
+    world.poll()
+    assert (world.serving, world.backends[1].closed) == (2, 1)
+
+
+@pytest.mark.parametrize("policy", [All(), Specific(frozenset({2}))])
+def test_a_policy_that_names_its_versions_gets_no_other(world: World, policy: VersionPolicy) -> None:
+    world.add("1", "2")
+    world.broken = {1: ArtifactError("x"), 2: ArtifactError("x")}
+    world.watcher.configure(world.config(policy))
+    world.poll()
+    assert [version for version, _ in world.loads] == ([2, 1] if isinstance(policy, All) else [2])
+
+
+def test_a_failed_version_that_is_copied_again_is_in_state_start(world: World) -> None:
+    world.settle(2.0)
+    world.broken[1] = ArtifactError("no saved_model.pb")
+    world.add("1")
+    for _ in range(2):
+        world.watcher.poll_once()
+        world.clock.now_s += 2
+    world.watcher.poll_once()
+    assert world.registry.statuses("m", 1)[0].state is State.END
+    (world.base / "1" / "saved_model.pb").write_bytes(b"x")
+    world.watcher.poll_once()
+    assert world.registry.statuses("m", 1) == [VersionStatus(1, State.START)]
+    del world.broken[1]
+    world.clock.now_s += 2
+    world.watcher.poll_once()
+    assert world.serving == 1
+
+
+def test_two_folders_of_one_number_are_reported(world: World) -> None:
+    world.add("1", "01")
+    world.poll()
+    assert world.loads == [(1, "1")]
+    assert world.registry.notes("m") == {
+        1: "folder 1 is read, and 01 is not: their names are the same number; remove one"
+    }
+    (world.base / "01").rmdir()
+    world.poll()
+    assert world.registry.notes("m") == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_a_result_and_an_error_reach_who_waits(make: Callable[..., Pool]) -> Non
     with pytest.raises(KeyError):
         pool.workers.submit("a", fails).result(PATIENCE_S)
     assert pool.add("a", "two").result(PATIENCE_S) == "two"
+
+
+class Answer:
+    """The answer of a job, to which a weak reference is possible."""
+
+
+def test_an_idle_thread_keeps_nothing_of_its_last_job(make: Callable[..., Pool]) -> None:
+    job = make().workers.submit("a", lambda error: Answer())
+    freed = threading.Event()
+    weakref.finalize(job.result(PATIENCE_S), freed.set)
+    del job
+    assert freed.wait(PATIENCE_S)
 
 
 def test_models_take_turns_whatever_they_queued(make: Callable[..., Pool]) -> None:

@@ -36,8 +36,8 @@ def document() -> dict[str, Any]:
             "m": {
                 "problem": "",
                 "versions": [
-                    {"version": 2, "state": "AVAILABLE", "code": "OK", "message": "", "deltas": deltas},
-                    {"version": 1, "state": "END", "code": "OK", "message": ""},
+                    {"version": 2, "state": "AVAILABLE", "code": "OK", "message": "", "note": "", "deltas": deltas},
+                    {"version": 1, "state": "END", "code": "OK", "message": "", "note": ""},
                 ],
             }
         },
@@ -74,6 +74,10 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
     (
         lambda one: one["models"]["m"]["versions"][0].update(run_in_python={"a": "no dtype", "b": "no dtype"}),
         ("m", "version 2: the native core does not run a, b: no dtype", "EmbeddingSignaturesInPython"),
+    ),
+    (
+        lambda one: one["models"]["m"]["versions"][0].update(note="other files lie there"),
+        ("m", "version 2: other files lie there", ""),
     ),
     (
         lambda one: deltas(one)["refused"].update(corrupt=2),

@@ -128,7 +128,7 @@ def test_what_is_huge_already_is_left_as_it_is(
     another = GuardedFiles()
     octets = np.frombuffer(another.map(opened.path), np.uint8)
     caplog.clear()
-    HugePages(is_whole=False).make(another)
+    HugePages(is_whole=False, clock=still).make(another)
     assert told(caplog)[0] == huge_bytes(octets) == 20 * HUGE
 
 
@@ -157,6 +157,11 @@ def test_lookups_beside_it_read_what_is_there(tmp_path: Path, opened: Opened) ->
     np.testing.assert_array_equal(opened.octets, opened.expected)
 
 
+def still() -> float:
+    """Returns the time of a clock that stands still: no disk is too slow for huge pages."""
+    return 0.0
+
+
 def test_what_is_not_in_memory_is_advised_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +175,7 @@ def test_what_is_not_in_memory_is_advised_and_not_read(
     octets = np.frombuffer(files.map(path), np.uint8)
     # The pause lets the kernel finish its read-ahead; pages that it read ahead must not make the next chunk look
     # wanted.
-    HugePages(is_whole=False, sleep=lambda _: time.sleep(0.02)).make(files)
+    HugePages(is_whole=False, clock=still, sleep=lambda _: time.sleep(0.02)).make(files)
     assert told(caplog) == (4 * HUGE, 20 * HUGE, "")
     assert caplog.records[0].__dict__["advised"] == 16 * HUGE
     # The kernel reads some chunks ahead, but not the second half of the file.
@@ -209,7 +214,7 @@ def test_each_file_of_a_version_is_done(tmp_path: Path, caplog: pytest.LogCaptur
     write_in_pieces(tmp_path / "small", HUGE - 1)
     write_in_pieces(tmp_path / "second", 3 * HUGE + 1)
     others = [np.frombuffer(first.files.map(tmp_path / name), np.uint8) for name in ("small", "second")]
-    HugePages(is_whole=False).make(first.files)
+    HugePages(is_whole=False, clock=still).make(first.files)
     assert [huge_bytes(octets) for octets in (first.octets, *others)] == [2 * HUGE, 0, 3 * HUGE]
     assert told(caplog) == (5 * HUGE, 5 * HUGE + 1, "")
 
@@ -305,18 +310,18 @@ def test_it_ends_with_the_version_and_with_the_server(opened: Opened, caplog: py
     # The level is INFO, because the operator stopped the server.
     assert caplog.records[0].levelname == "INFO"
     caplog.clear()
-    HugePages(is_whole=False, page_table=lambda: closed_at(7)).make(opened.files)
+    HugePages(is_whole=False, page_table=lambda: closed_at(7), clock=still).make(opened.files)
     assert told(caplog) == (7 * HUGE, opened.octets.size, "the version was closed")
     # The version's files are closed, so nothing is done and logged.
     caplog.clear()
-    HugePages(is_whole=False).make(opened.files)
+    HugePages(is_whole=False, clock=still).make(opened.files)
     assert not caplog.records
     np.testing.assert_array_equal(opened.octets, opened.expected)
 
 
 def test_a_damaged_version_is_left(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     opened.files.damaged("something")
-    HugePages(is_whole=False, page_table=Table).make(opened.files)
+    HugePages(is_whole=False, page_table=Table, clock=still).make(opened.files)
     assert told(caplog)[2] == "a file is damaged"
 
 
@@ -393,6 +398,6 @@ def test_a_kernel_that_does_not_tell_is_named(
     def open_none() -> PageTable:
         raise FileNotFoundError(2, "No such file or directory", "/proc/self/pagemap")
 
-    HugePages(is_whole=False, page_table=PageTable if is_there else open_none).make(opened.files)
+    HugePages(is_whole=False, page_table=PageTable if is_there else open_none, clock=still).make(opened.files)
     assert ("since 6.7" if is_there else "/proc/self/pagemap") in told(caplog)[2]
     assert caplog.records[0].levelname == "INFO"

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,15 @@ def test_what_is_right_tells_nobody(written: Written) -> None:
     assert last.wait(60)
     assert written.files.is_verified and not verified.is_set()
     assert not written.files.is_verification_due
+    verifier.stop()
+
+
+def test_an_idle_thread_keeps_nothing_of_the_files_that_it_verified() -> None:
+    verifier, files, freed = Verifier(0), GuardedFiles(), threading.Event()
+    weakref.finalize(files, freed.set)
+    verifier.verify_later(files, [], lambda: None)
+    del files
+    assert freed.wait(60)
     verifier.stop()
 
 
