@@ -106,7 +106,7 @@ def describe(
       has_hot_rows: the core samples ids, to find the hot rows of each table.
       strict_shapes: the core answers a predict only if its inputs have the shapes that the signature declares.
     """
-    writer = _Writer(lookups, strict_shapes=strict_shapes)
+    writer = _Writer(lookups)
     written = []
     features: dict[str, tuple[FeaturePlan, ...]] = {}
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
@@ -130,7 +130,8 @@ def describe(
         "vocabularies": writer.vocabularies(),
         "signatures": written,
         "has_serving_default": DEFAULT_SIGNATURE in (lookups.signatures if lookups is not None else signatures),
-        **({"has_hot_rows": True} if has_hot_rows else {}),
+        "has_hot_rows": has_hot_rows,
+        "strict_shapes": strict_shapes,
         "damage_flag_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
     }
     files = () if lookups is None else (lookups.files,)
@@ -152,8 +153,7 @@ def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
 class _Writer:
     """The writer of a description's JSON; it numbers the tables and vocabularies that signatures read."""
 
-    def __init__(self, lookups: OpenedLookups | None, *, strict_shapes: bool) -> None:
-        self._strict_shapes = strict_shapes
+    def __init__(self, lookups: OpenedLookups | None) -> None:
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
         self._paged_files = lookups.files if lookups is not None and lookups.is_paged else None
         self._table_numbers: dict[str, int] = {}
@@ -247,7 +247,6 @@ class _Writer:
             "vocabulary": self._vocabulary_number(tensor),
             "takes_keys": tensor.takes_keys,
             "takes_strings": tensor.takes_strings,
-            "is_strict": self._strict_shapes,
         }
 
     def _vocabulary_number(self, tensor: TensorSpec) -> int | None:

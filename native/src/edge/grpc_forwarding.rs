@@ -171,11 +171,11 @@ pub async fn inflate(incoming: &mut Incoming, data: &Bytes) -> Result<Option<Byt
     };
     incoming.inflated = Some(permit);
     let (sender, receiver) = oneshot::channel();
-    let (mut hold, shares) = (std::mem::take(&mut incoming.hold), incoming.shares(data));
+    let (mut hold, counters) = (std::mem::take(&mut incoming.hold), incoming.shares(data));
     let sent = data.len();
     let job = move |told: Result<Duration, Refusal>| {
         let inflated = told.map(|_| {
-            let has_room = |size| hold.reach(sent + size, || Arc::clone(&shares));
+            let has_room = |size| hold.reach(sent + size, || Arc::clone(&counters));
             inflated::inflate(coding, &message, limit, has_room)
         });
         let has_run = inflated.is_ok();

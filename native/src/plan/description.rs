@@ -29,6 +29,10 @@ pub struct Description {
     /// Whether ids are sampled to find the hot rows of each table.
     #[serde(default)]
     pub has_hot_rows: bool,
+    /// Whether predicts are left to the reference server whose inputs have other shapes than the signature declares
+    /// (`--strict_shapes`), even where TensorFlow Serving would run the graph.
+    #[serde(default)]
+    pub strict_shapes: bool,
     /// Address of a 64-bit word that becomes nonzero when a mapped file of the version is damaged; 0 if the version
     /// maps no files.
     pub damage_flag_at: usize,
@@ -130,10 +134,6 @@ pub struct InputDescription {
     pub takes_keys: bool,
     /// Whether requests may have strings for this input.
     pub takes_strings: bool,
-    /// Whether the shape of each request's tensor must agree with the input's shape (`--strict_shapes`), even where
-    /// TensorFlow Serving would run the graph.
-    #[serde(default)]
-    pub is_strict: bool,
 }
 
 /// The description of one feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.

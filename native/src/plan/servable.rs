@@ -41,8 +41,6 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// Whether a tensor of another shape is declined, although no feature reads the input.
-    pub is_strict: bool,
     /// The kind of data in the input: ids, row splits or weights of a feature, or data that no feature reads.
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
@@ -141,6 +139,8 @@ pub struct Signature {
     pub num_computed: usize,
     /// Whether a feature of the signature reads a table whose rows lie in a Valkey or Redis cluster.
     pub is_remote: bool,
+    /// Whether a tensor of another shape than its input's is declined, although no feature reads the input.
+    pub strict_shapes: bool,
     /// The graph of a predict; None for a lookup.
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
@@ -277,8 +277,12 @@ impl Servable {
             damage_flag_at,
             has_serving_default,
             has_hot_rows,
+            strict_shapes,
         } = description;
-        let compiled = signatures.into_iter().map(|one| signature(one, &tables, vocabularies.len(), open_graph));
+        let compiled = signatures.into_iter().map(|one| {
+            let compiled = signature(one, &tables, vocabularies.len(), open_graph)?;
+            Ok::<_, String>(Signature { strict_shapes, ..compiled })
+        });
         let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
         let vocabularies: Vec<_> = vocabularies
             .into_iter()
@@ -537,7 +541,6 @@ fn signature(
                 dtype: input.dtype,
                 shape: input.shape,
                 is_optional: input.is_optional,
-                is_strict: input.is_strict,
                 role: match input.vocabulary_size {
                     _ if parts.contains(&index) => InputRole::SplitsOrWeights,
                     None if !ids.contains(&index) => InputRole::Unread,
@@ -574,6 +577,7 @@ fn signature(
         max_rows,
         num_computed,
         is_remote,
+        strict_shapes: false,
         graph,
         input_names,
         output_names,

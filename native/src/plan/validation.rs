@@ -41,7 +41,7 @@ pub(super) fn validate_tensors<'r>(
     for (slot, input) in inputs.iter_mut().zip(&plan.inputs) {
         let Some(tensor) = slot else { continue };
         let is_lookup = plan.kind == SignatureKind::Lookup;
-        check_shape(plan.kind, input, tensor)?;
+        check_shape(plan, input, tensor)?;
         let is_key = match (tensor.dtype, input.dtype) {
             (DataType::String, _) if input.takes_strings => {
                 input.vocabulary.is_some() && (is_lookup || !input.takes_keys)
@@ -87,16 +87,16 @@ pub(super) fn validate_tensors<'r>(
     Ok((inputs, unknown_keys))
 }
 
-fn check_shape(kind: SignatureKind, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(), Declined> {
+fn check_shape(plan: &Signature, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(), Declined> {
     let Some(shape) = &input.shape else { return Ok(()) };
-    let is_lookup = kind == SignatureKind::Lookup;
+    let is_lookup = plan.kind == SignatureKind::Lookup;
     let has_wrong_rank = shape.len() != tensor.dims.len();
-    if has_wrong_rank && (is_lookup || input.is_strict || input.role != InputRole::Unread) {
+    if has_wrong_rank && (is_lookup || plan.strict_shapes || input.role != InputRole::Unread) {
         return Err(Declined::Unfit);
     }
     // A lookup has its own rules for the number of rows, which a static size of the first dimension does not limit.
     let mut sizes = shape.iter().zip(&tensor.dims).skip(usize::from(is_lookup));
-    if (is_lookup || input.is_strict) && sizes.any(|(wanted, sent)| wanted.is_some_and(|wanted| wanted != *sent)) {
+    if (is_lookup || plan.strict_shapes) && sizes.any(|(wanted, sent)| wanted.is_some_and(|wanted| wanted != *sent)) {
         return Err(Declined::Unfit);
     }
     Ok(())
