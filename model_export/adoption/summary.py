@@ -45,7 +45,9 @@ def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
-    notes = [f"{name}: {one.reason}" for name, one in served.items() if one.reason]
+    # A reason may be several sentences, of which a measurement adds one to an empty text.
+    reasons = {name: one.reason.removeprefix("; ") for name, one in served.items()}
+    notes = [f"{name}: {reason}" for name, reason in reasons.items() if reason]
     notes += [
         f"{name}: sums are added up in another order than TensorFlow's, so the last bits may differ"
         for name, one in served.items()
