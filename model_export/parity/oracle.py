@@ -49,6 +49,17 @@ class Keys:
             self._number_of.update({line: number for number, line in enumerate(self.lines)})
         return np.array([self._row(key) for key in keys.tolist()], np.int64)
 
+    def key_of(self, row: int) -> Array | None:
+        """Returns the key of a row as an array of one, of object or int64; None for a row without a key of its own."""
+        number = row - self.entry.first_id
+        if not 0 <= number < len(self.lines):
+            return None
+        if self.entry.key_dtype == "int64":
+            return np.array([int(self.lines[number])], np.int64)
+        key = np.empty(1, object)
+        key[0] = self.lines[number]
+        return key
+
     def _row(self, key: bytes | int) -> int:
         text = key if isinstance(key, bytes) else str(key).encode()
         entry = self.entry
