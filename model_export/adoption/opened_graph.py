@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from model_export.adoption.spec import TABLE_DTYPES
 from model_export.errors import ExportError
 from model_export.graphs.signature_runner import SERVE
 from model_export.parity.integrity import VARIABLES_PREFIX
@@ -21,7 +22,6 @@ from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import NotProven, acts, bottlenecks, has_effect, needed_nodes, table_reads
 from service.types import SignatureSpec
 
-TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 # Name of the signature that TensorFlow adds to a SavedModel to initialize its vocabularies.
 _INIT_OP = "__saved_model_init_op"
 

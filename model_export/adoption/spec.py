@@ -30,7 +30,8 @@ _FEATURE_KEYS = (
     "on_too_many_ids",
 )
 _VOCABULARY_KEYS = ("file", "first_id", "oov_id", "num_oov_buckets", "on_oov")
-_SERVED_DTYPES = ("float32",)
+# Dtypes of the variables that adopt takes for tables, with a spec and without.
+TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _T = TypeVar("_T")
 
 
@@ -119,7 +120,7 @@ def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
     return AdoptSpec(model, keys, fitting, added, sizes)
 
 
-def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = _SERVED_DTYPES) -> str:
+def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = TABLE_DTYPES) -> str:
     """Returns the checkpoint key of the one matrix whose key equals `name` or ends in it.
 
     Raises:
@@ -139,8 +140,8 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Co
     raise ExportError(f"variable {name!r} {problem}\nCandidates:\n" + "\n".join(candidate_lines(variables)))
 
 
-def is_table(entry: BundleEntry, dtypes: Collection[str] = _SERVED_DTYPES) -> bool:
-    """Says whether a variable is a matrix of one of the dtypes; by default, of the dtypes that can be served mapped."""
+def is_table(entry: BundleEntry, dtypes: Collection[str] = TABLE_DTYPES) -> bool:
+    """Says whether a variable is a matrix of one of the dtypes; by default, of those that adopt takes for tables."""
     return entry.dtype in dtypes and len(entry.shape) == 2
 
 

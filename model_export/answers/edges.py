@@ -5,7 +5,7 @@ A description of a lookup that is wrong for few keys is wrong for keys that the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from model_export.graphs.signature_runner import constant_arrays
+from service.graph.probes import near_texts
 from service.types import Array
 
 # Largest number of elements of a constant that is read, of bytes of a string, and of constants of one kind.
@@ -37,8 +38,10 @@ class Constants:
             if array.dtype.kind in "iu":
                 integers.update(int(number) for number in array.reshape(-1))
             elif array.dtype.kind == "O":
-                strings.update(text for text in array.reshape(-1).tolist() if len(text) <= _MOST_BYTES)
-        return Constants(tuple(sorted(integers)[:_MOST_CONSTANTS]), tuple(sorted(strings)[:_MOST_CONSTANTS]))
+                strings.update(array.reshape(-1).tolist())
+        texts = sorted((text for text in strings if len(text) <= _MOST_BYTES), key=len)
+        # The largest integers and the shortest strings are taken: 0 and 1 are tried anyway, long texts are messages.
+        return Constants(tuple(sorted(integers, key=abs)[-_MOST_CONSTANTS:]), tuple(texts[:_MOST_CONSTANTS]))
 
 
 def edge_ids(size: int, dtype: Any, constants: Constants) -> Array:
@@ -52,10 +55,7 @@ def edge_ids(size: int, dtype: Any, constants: Constants) -> Array:
 
 def edge_keys(known: Sequence[bytes], constants: Constants) -> list[bytes]:
     """Returns string keys: some of the known ones, prefixes, suffixes and other cases of them, "", and the graph's."""
-    chosen = [*known[:_CHANGED_KEYS], *known[-2:]]
-    texts: list[bytes] = [b"", b" ", b"0", b"-1", b"nan", *known[:_CHANGED_KEYS], *known[-2:]]
-    for key in (*chosen, *constants.strings):
-        texts += [key, *_changed(key)]
+    texts = [b"", b" ", b"0", b"-1", b"nan", *near_texts([*known[:_CHANGED_KEYS], *known[-2:]], constants.strings)]
     return [*dict.fromkeys(texts)]
 
 
@@ -66,7 +66,3 @@ def edge_key_numbers(known: Iterable[int], constants: Constants) -> Array:
     limits = np.iinfo(np.int64)
     inside = (n for n in near | {limits.min, limits.max} if limits.min <= n <= limits.max)
     return np.array(sorted(inside), np.int64)
-
-
-def _changed(key: bytes) -> Collection[bytes]:
-    return (key[:-1], key[1:], key + b"x", b"x" + key, key + b" ", key.upper(), key.lower(), key.swapcase())

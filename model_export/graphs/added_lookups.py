@@ -13,6 +13,7 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.graphs.lookup_graph import build_lookup
+from model_export.graphs.reduced_graph import GraphTable
 from model_export.graphs.signature_runner import read_saved_model, serving_graph
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
@@ -46,13 +47,23 @@ def add_lookups(
         tf.import_graph_def(graph_def, name="")
         before = {node.name for node in graph_def.node}
         parts = {table: [_value(graph, node) for node in nodes] for table, nodes in handles.items()}
-        whole = {table: several[0] if len(several) == 1 else several for table, several in parts.items()}
+        whole = {table: _readable(table, several) for table, several in parts.items()}
         definitions = {name: build_lookup(entry, spec, whole).signature_def(name) for name, entry in lookups.items()}
         extended = tf.compat.v1.train.export_meta_graph(graph=graph, clear_extraneous_savers=True)
     append_nodes(meta_graph, extended, before)
     for name, definition in definitions.items():
         meta_graph.signature_def[name].MergeFromString(definition.SerializeToString())
     _write(artifact, saved_model)
+
+
+def _readable(table: str, parts: list[Any]) -> Any:
+    """Returns a table in the form that build_lookup takes: half floats are converted, float64 is answered as stored."""
+    is_half = parts[0].dtype in (tf.float16, tf.bfloat16)
+    if len(parts) == 1:
+        return GraphTable(parts[0]) if is_half else parts[0]
+    if is_half:
+        raise ExportError(f"table {table!r} is {parts[0].dtype.name} in parts, so no lookup can be added")
+    return parts
 
 
 def write_graph(artifact: Path, meta_graph: Any) -> None:

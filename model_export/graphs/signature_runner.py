@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model_export.errors import ExportError
 from model_export.graphs.signature_names import INIT_OP
 from model_export.tensorflow_setup import tf
@@ -110,7 +112,10 @@ def _first_line(error: Any) -> str:
 
 
 def constant_arrays(artifact: Path, most_elements: int) -> Iterator[Array]:
-    """Yields the values of the small constants in an artifact's {serve} graph and in all its functions."""
+    """Yields the values of the small constants in an artifact's {serve} graph and in all its functions.
+
+    The patterns of regular expressions, which are attributes of their nodes, are among them, as arrays of strings.
+    """
     graph = serving_graph(read_saved_model(artifact), artifact).graph_def
     for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
         for node in nodes:
@@ -118,6 +123,8 @@ def constant_arrays(artifact: Path, most_elements: int) -> Iterator[Array]:
                 tensor = node.attr["value"].tensor
                 if math.prod(dim.size for dim in tensor.tensor_shape.dim) <= most_elements:
                     yield tf.make_ndarray(tensor)
+            elif "pattern" in node.attr:
+                yield np.array([node.attr["pattern"].s, node.attr["rewrite"].s, None], object)[:-1]
 
 
 def meta_graph_tags(artifact: Path) -> list[tuple[str, ...]]:

@@ -48,6 +48,17 @@ class Keys:
             return keys.astype(np.int64)
         return np.array([self.row_of(key) for key in keys.tolist()], np.int64)
 
+    def key_of(self, row: int) -> Array | None:
+        """Returns the key of a row as an array of one, of object or int64; None for a row without a key of its own."""
+        number = row - self.entry.first_id
+        if not 0 <= number < len(self.lines):
+            return None
+        if self.entry.key_dtype == "int64":
+            return np.array([int(self.lines[number])], np.int64)
+        key = np.empty(1, object)
+        key[0] = self.lines[number]
+        return key
+
     def row_of(self, key: bytes | int) -> int:
         """Maps one key to its row; -1 if it is dropped. Raises RefusedError if the vocabulary refuses the key."""
         if not self._number_of:

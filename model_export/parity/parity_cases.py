@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -234,12 +234,12 @@ class CaseWriter:
 
 
 def case_writer(
-    artifact: Path, manifest: Manifest, signature: str, features: Collection[str] | None = None
+    artifact: Path, manifest: Manifest, signature: str, features: Mapping[str, LookupFeature] | None = None
 ) -> CaseWriter:
-    """Returns the writer of requests for a signature of an artifact; features: only these, None: all."""
+    """Returns the writer of requests for a signature of an artifact; features: only these, None: those of its entry."""
     entry, inputs = manifest.signatures[signature], read_signatures(artifact / "saved_model.pb")[signature].inputs
     if features is not None:
-        entry = replace(entry, features={key: entry.features[key] for key in features})
+        entry = replace(entry, features=features)
     known = {key: inputs[feature.ids] for key, feature in entry.features.items() if feature.ids in inputs}
     dtypes = {key: tensor.dtype for key, tensor in known.items()}
     shapes = {key: tensor.shape or (None,) for key, tensor in known.items()}

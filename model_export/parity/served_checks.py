@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from model_export.graphs.signature_runner import GraphFailedError, GraphRefusedE
 from model_export.parity.comparison import BitCounts
 from model_export.parity.parity_cases import Case, case_writer
 from model_export.parity.prediction_log import LoggedPrediction
-from service.artifact.manifest import Manifest
+from service.artifact.manifest import LookupFeature, Manifest
 from service.errors import ServiceError
 from service.types import Array, RaggedIds
 
@@ -79,21 +79,28 @@ class ServedChecks:
     def gathered(self, name: str) -> GatheredCounts:
         """Compares a lookup's features one by one with the rows that the graphs of predictions gather for them.
 
-        Features that no prediction of the manifest reads are left out: no graph but the lookup's own looks them up.
+        A prediction reads a feature if its entry says so, or if it has an input of the same name. Other features are
+        left out: no graph but the lookup's own looks them up.
         """
         entry = self._manifest.signatures[name]
         counts: list[BitCounts] = []
         uncompared: list[str] = []
-        for feature in entry.features if entry.device == "cpu" else ():
+        for feature, lookup in entry.features.items() if entry.device == "cpu" else ():
             for other, predict in self._manifest.signatures.items():
-                if predict.kind == "predict" and feature in predict.features:
-                    try:
-                        counts.append(self._gathered(name, feature, other))
-                    except NoGatherError as error:
-                        uncompared.append(f"feature {feature!r} with the rows that {other!r} gathers: {error}")
+                if predict.kind != "predict":
+                    continue
+                source = predict.features.get(feature)
+                if source is None and lookup.ids in self._served.specs[other].inputs:
+                    source = replace(lookup, weights=None)
+                if source is None:
+                    continue
+                try:
+                    counts.append(self._gathered(name, feature, other, source))
+                except NoGatherError as error:
+                    uncompared.append(f"feature {feature!r} with the rows that {other!r} gathers: {error}")
         return GatheredCounts(tuple(counts), tuple(uncompared))
 
-    def _gathered(self, name: str, feature: str, predict: str) -> BitCounts:
+    def _gathered(self, name: str, feature: str, predict: str, source: LookupFeature) -> BitCounts:
         """Sends each edge id or key of a feature alone to a lookup, and to a prediction's graph up to its gather."""
         lookup = self._manifest.signatures[name].features[feature]
         table = self._manifest.tables[self._manifest.features[feature].table]
@@ -102,13 +109,16 @@ class ServedChecks:
         if table.dtype != "float32":
             raise NoGatherError(f"the lookup reads a table of {table.dtype}")
         self._graph = self._graph or GatheredRows(self._artifact)
-        source = self._manifest.signatures[predict].features[feature]
         opened = self._graph.open(predict, source.ids, table.variable)
         counts = BitCounts(name, f"{feature!r} of the server's lookup", f"the rows that {predict!r} gathers")
         try:
-            for value in self._single_values(feature, predict):
-                answer = self.answer_of(name, lookup.output, self._one(name, feature, value))
-                request = filled(self._served.specs[predict], self._one(predict, feature, value), 1)
+            for value, key in self._single_values(feature, name, predict, source):
+                answer = self.answer_of(name, lookup.output, self._one(name, lookup, key))
+                if isinstance(answer, str) and feature not in self._manifest.signatures[predict].features:
+                    # A lookup may refuse more than a prediction that its entry does not describe: a keras-rs layer
+                    # reads row -1 as the last one, and the lookup that export() makes of it refuses -1.
+                    continue
+                request = filled(self._served.specs[predict], self._one(predict, source, value), 1)
                 counts.add(answer, _row_of_gather(opened, request))
         finally:
             opened.close()
@@ -122,21 +132,31 @@ class ServedChecks:
             return str(error)
         return {"row": answer.reshape(-1, answer.shape[-1])[:1]}
 
-    def _single_values(self, feature: str, predict: str) -> Iterator[Array]:
-        """Yields each edge id or key of a feature as an array of one; leaves out those that the lookup drops.
+    def _single_values(
+        self, feature: str, name: str, predict: str, source: LookupFeature
+    ) -> Iterator[tuple[Array, Array]]:
+        """Yields each edge id or key of a feature as two arrays of one: for a prediction, and for a lookup.
 
-        For an id that it drops, TensorFlow's safe lookup gathers row 0, and replaces that row by zeros afterwards.
+        The two differ where the prediction takes row numbers and the lookup takes keys: then only rows with a key are
+        yielded. Ids that the lookup drops are left out: for such an id, TensorFlow's safe lookup gathers row 0, and
+        replaces that row by zeros afterwards.
         """
-        writer = case_writer(self._artifact, self._manifest, predict, [feature])
+        writer = case_writer(self._artifact, self._manifest, predict, {feature: source})
+        theirs = case_writer(self._artifact, self._manifest, name).keys.get(feature)
+        ours = writer.keys.get(feature)
+        needs_keys = theirs is not None and not theirs.sends_rows and (ours is None or ours.sends_rows)
         for case in writer.edge_cases(self._constants):
             ids = case.features[feature]
             values = ids.values if isinstance(ids, RaggedIds) else ids.reshape(len(ids), -1)[:, 0]
             for number in range(len(values)):
-                if not writer.is_dropped(feature, values[number : number + 1]):
-                    yield values[number : number + 1]
+                value = values[number : number + 1]
+                if needs_keys and theirs is not None:
+                    if (key := theirs.key_of(int(value[0]))) is not None:
+                        yield value, key
+                elif not writer.is_dropped(feature, value):
+                    yield value, value
 
-    def _one(self, signature: str, feature: str, value: Array) -> dict[str, Array]:
-        lookup = self._manifest.signatures[signature].features[feature]
+    def _one(self, signature: str, lookup: LookupFeature, value: Array) -> dict[str, Array]:
         spec = self._served.specs[signature].inputs[lookup.ids]
         if value.dtype != object and spec.dtype != "string":
             value = value.astype(spec.dtype)

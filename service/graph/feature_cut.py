@@ -16,6 +16,8 @@ from service.types import Array, SignatureSpec, Table, Tensors
 # Maximum number of elements in a constant between a feature's inputs and its lookup. A larger constant may map ids to
 # other ids, which the probe requests could miss.
 _MOST_NUMBERS = 8
+# Ops that hold a regular expression.
+REGEX_OPS = frozenset({"StaticRegexReplace", "StaticRegexFullMatch"})
 _VOCABULARIES = frozenset({"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"})
 
 
@@ -71,6 +73,7 @@ def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool)
 
     integers: set[int] = set()
     floats: set[float] = set()
+    texts: set[bytes] = set()
     between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
     for name in between:
         node = flat.nodes[name]
@@ -82,11 +85,15 @@ def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool)
                 integers.update(numbers.reshape(-1).tolist())
             elif numbers.dtype.kind == "f":
                 floats.update(numbers.reshape(-1).tolist())
+            elif numbers.size <= _MOST_NUMBERS:
+                texts.update(numbers.reshape(-1).tolist())
+        elif node.op in REGEX_OPS:
+            texts.update((node.attr["pattern"].s, node.attr["rewrite"].s))
         elif has_keys and node.op in _VOCABULARIES:
             continue
         elif node.op != "Placeholder" and not _is_arithmetic(node):
             return None
-    return Constants(tuple(sorted(integers)), tuple(sorted(floats)))
+    return Constants(tuple(sorted(integers)), tuple(sorted(floats)), tuple(sorted(texts)))
 
 
 def _is_arithmetic(node: Any) -> bool:

@@ -7,7 +7,8 @@ weights with, and that number's neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +23,14 @@ _MOST_IDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The numbers that the constants in a part of a graph hold: integers, and floating-point numbers."""
+    """The values that the constants in a part of a graph hold: integers, floating-point numbers, and strings.
+
+    texts: also the patterns of regular expressions.
+    """
 
     integers: tuple[int, ...]
     floats: tuple[float, ...]
+    texts: tuple[bytes, ...] = ()
 
 
 def requests(
@@ -131,11 +136,31 @@ def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Arr
         others = [*near, *(keys[:50] + 1).tolist(), *random.integers(-(2**62), 2**62, 60).tolist()]
         return random.permutation(np.concatenate([keys, np.array(others, np.int64)]))
     texts = [b"", b" ", b"0", b"-1", b"\xc3\xa4", *(f"{n:x}".encode() for n in random.integers(0, 2**62, 60).tolist())]
-    for key in keys[:50].tolist():
-        # Keys in another case, or with spaces or a NUL, show whether a graph ignores case or trims keys. The vocabulary
-        # does neither, so the rows of such a graph for these keys differ from the lookup's.
-        texts += [key.upper(), key.lower(), key + b" ", b" " + key, key + b"\0"]
+    # Keys in another case, or with spaces or a NUL, show whether a graph ignores case or trims keys. The vocabulary
+    # does neither, so the rows of such a graph for these keys differ from the lookup's.
+    texts += near_texts(keys[:50].tolist(), constants.texts)
     return random.permutation(np.array([*keys.tolist(), *texts, None], object)[:-1])
+
+
+def near_texts(known: Sequence[bytes], texts: Sequence[bytes]) -> list[bytes]:
+    """Returns keys that a graph may treat apart: forms of known keys, and of the strings that the graph holds.
+
+    Each of the latter may be a regular expression: its literal part is put before and into known keys, and so is each
+    of its characters, also in place of a character that is no letter or digit.
+    """
+    found: list[bytes] = []
+    for text in (*known, *texts):
+        found += [text, text[:-1], text[1:], text + b"x", b"x" + text, text + b" ", b" " + text, text + b"\0"]
+        found += [text.upper(), text.lower(), text.swapcase()]
+    for text in texts:
+        literal = re.sub(rb"[\^$?*+()\[\]\\|]", b"", text)
+        parts = [literal, *(bytes([char]) for char in sorted(set(literal)))] if literal else []
+        for key in (b"ab", *known[:3]):
+            for part in parts:
+                middle = len(key) // 2
+                found += [part + key, key[:middle] + part + key[middle:]]
+                found.append(part.join(re.split(rb"[^a-zA-Z0-9]", key)))
+    return [*dict.fromkeys(found)]
 
 
 def _weights(

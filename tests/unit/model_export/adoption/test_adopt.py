@@ -121,6 +121,26 @@ def test_a_signature_that_is_a_lookup_is_described_where_it_stands(tf2_model: Pa
     assert served(artifact, "serving_default", {"film": [9, 0]}) == {"film": [[18, 19], [0, 1]]}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_a_spec_takes_the_tables_that_adopt_takes(tmp_path: Path, dtype: str) -> None:
+    from model_export.adoption.adopt import adopt
+    from model_export.tensorflow_setup import tf
+
+    module = tf.Module()
+    module.film = tf.Variable(tf.cast(FILMS / 3, dtype))
+    score = tf.function(
+        lambda ids: {"score": tf.reduce_sum(tf.gather(module.film, ids), axis=1)},
+        input_signature=[tf.TensorSpec([None], tf.int64, "ids")],
+    )
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures={"serving_default": score})
+    text = ONE_FEATURE + "[lookup]\n"
+    artifact = adopt(tmp_path / "saved", spec_file(tmp_path, text), tmp_path / "out", measure=False)
+    assert manifest_of(artifact).tables["film"].dtype == dtype
+    stored = tf.gather(module.film, [9, 0])
+    expected = stored if dtype == "float64" else tf.cast(stored, tf.float32)
+    assert served(artifact, "lookup", {"film": [9, 0]}) == {"film": expected.numpy().tolist()}
+
+
 def test_where_none_fits_a_lookup_is_added_and_the_rest_still_runs(tf2_model: Path, tmp_path: Path) -> None:
     from model_export.adoption.adopt import adopt
     from model_export.graphs.signature_runner import open_signatures

@@ -23,6 +23,7 @@ VARIABLES = {
     "user": entry(50, 4),
     "bias": entry(4),
     "half": entry(4, 4, dtype="float16"),
+    "counts": entry(2, 4, dtype="int32"),
 }
 
 
@@ -75,7 +76,7 @@ def test_what_is_left_out_is_decided_later(tmp_path: Path) -> None:
         ("[tables.user]\n[features.a]\ntable = 'user'\nvocabulary = { file = 'none.txt' }\n", "none.txt"),
         ("[tables.user]\n[features.a]\ntable = 'user'\nvocabulary = { path = 'x' }\n", "vocabulary.path is no key"),
         ("[tables.bias]\n[features.a]\ntable = 'bias'\n", r"'bias' is float32 \[4\]; a table is a matrix"),
-        ("[tables.half]\n[features.a]\ntable = 'half'\n", "'half' is float16"),
+        ("[tables.counts]\n[features.a]\ntable = 'counts'\n", "'counts' is int32 .* float32 or float16 or bfloat16"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -95,4 +96,4 @@ def test_variables_are_found_by_the_end_of_their_name_where_that_is_one() -> Non
 def test_candidates_are_listed_tables_first_the_largest_first() -> None:
     names = [line.split("  ")[-2].split()[-1] for line in candidate_lines(VARIABLES)]
     suffix = "/.ATTRIBUTES/VARIABLE_VALUE"
-    assert names == ["user", "embedding/film" + suffix, "tower/film" + suffix, "half", "bias"]
+    assert names == ["user", "embedding/film" + suffix, "half", "tower/film" + suffix, "counts", "bias"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from model_export.parity.comparison import BitCounts
-from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry
+from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry, VocabularyEntry
 
 pytestmark = pytest.mark.tf
 
@@ -80,6 +81,41 @@ def test_a_lookup_that_is_not_the_predictions_is_found(tf: Any, tmp_path: Path, 
         Disagreements, match="'lookup', 'id' of the server's lookup.* the rows that 'serving_default' gathers"
     ):
         check_parity(artifact, manifest_of(artifact))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement"), [("-", ""), ("^https?://", ""), ("[-./]", "_"), ("[PAD]", "nan")], ids="abcd"
+)
+def test_keys_that_the_prediction_normalizes_are_found(tf: Any, tmp_path: Path, pattern: str, replacement: str) -> None:
+    from model_export.parity.parity_report import Disagreements
+    from model_export.parity.verify import check_parity
+
+    def keyed(name: str, change: Any) -> Any:
+        def run(key: Any) -> Any:
+            rows = tf.gather(module.table, tf.strings.to_hash_bucket_fast(change(key), NUM_ROWS))
+            return {name: rows if name == "key" else tf.reduce_sum(rows, axis=1)}
+
+        return tf.function(run, input_signature=[tf.TensorSpec([None], tf.string, "key")])
+
+    module = tf.Module()
+    module.table = tf.Variable(np.random.default_rng(2).standard_normal((NUM_ROWS, 8)).astype(np.float32))
+    predict = keyed("score", lambda key: tf.strings.regex_replace(key, pattern, replacement))
+    signatures = {"serving_default": predict, "lookup": keyed("key", tf.identity)}
+    tf.saved_model.save(module, str(tmp_path / "1"), signatures=signatures)
+    manifest = replace(
+        manifest_of(tmp_path / "1"),
+        features={"key": FeatureEntry("t", "v")},
+        vocabularies={"v": VocabularyEntry("", 0, num_oov_buckets=NUM_ROWS)},
+        signatures={
+            "lookup": SignatureEntry("lookup", {"key": LookupFeature("key", output="key")}, "cpu"),
+            # adopt takes every feature from a prediction that differs from its description.
+            "serving_default": SignatureEntry("predict", {}),
+        },
+    )
+    with pytest.raises(
+        Disagreements, match="'lookup', 'key' of the server's lookup.* rows that 'serving_default' gathers"
+    ):
+        check_parity(tmp_path / "1", manifest)
 
 
 def test_a_graph_that_fails_is_a_fault_and_not_nothing_to_compare(tf: Any, tmp_path: Path) -> None:
