@@ -43,8 +43,9 @@ const UNWRITTEN_BYTES: usize = 128 << 10;
 const TURN: Duration = Duration::from_micros(500);
 /// Number of bytes that one connection may send before the server has read them (the HTTP/2 window).
 const CONNECTION_WINDOW: u32 = 4 << 20;
-/// Maximal size of an HTTP/2 frame, which h2 holds in memory until the whole frame has come.
-const FRAME_BYTES: u32 = 32 << 10;
+/// Maximal size of an HTTP/2 frame, which h2 holds in memory until the whole frame has come: HTTP/2's default, which no
+/// client may choose to exceed unasked. Source: RFC 9113, section 6.5.2.
+const FRAME_BYTES: u32 = 16 << 10;
 
 /// Serves one gRPC connection until it is closed.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {

@@ -156,6 +156,20 @@ pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
 }
 
+/// Refuses a call without a request message. Source: gRPC's statuscodes.md, "Request cardinality violation".
+///
+/// The answer has an empty DATA frame before its trailers: a client that tests the stream's state, such as h2spec, waits
+/// for DATA after the HEADERS that ended the request.
+pub fn refuse_empty(incoming: &Incoming, mut respond: SendResponse<Payload>) {
+    let id = incoming.shared.ids.of_http(&incoming.head.headers);
+    let status = unimplemented("The method takes exactly one request message, and the client sent none.");
+    if let Ok(mut stream) = respond.send_response(grpc_message::head(None), false)
+        && stream.send_data(Bytes::new().into(), false).is_ok()
+    {
+        let _ = stream.send_trailers(status.trailers(id.to_str().ok()));
+    }
+}
+
 /// Counts a refused gRPC call on its connection if the server has too much work: see [`super::refusal_pause`].
 fn note_refusal(connection: &Connection, status: &Status) {
     if status.code == Code::Unavailable && status.may_retry {
@@ -236,11 +250,11 @@ pub enum Gathered {
     /// The first bytes of a body that the core can not read and so forwards to the reference server; more bytes may
     /// follow.
     Unusual(Bytes),
-    /// A refusal: the limit on bytes in flight is reached, the work would wait too long, or the message comes too
-    /// slowly. The rest of the message is not read.
+    /// A refusal: the limit on bytes in flight is reached, the work would wait too long, the message comes too slowly,
+    /// or more bytes follow it. The rest of the body is not read.
     Refused(Status),
-    /// More bytes follow the first message, so the call is refused: its method takes only one.
-    TooMany,
+    /// The client ended the call without a message.
+    Empty,
     Lost,
 }
 
@@ -267,7 +281,9 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
                 return Gathered::Unusual(one.unwrap_or_else(|| all.into()));
             }
             if so_far.len() > size + PREFIX_BYTES {
-                return Gathered::TooMany;
+                return Gathered::Refused(unimplemented(
+                    "The method takes exactly one request message, and the client sent more.",
+                ));
             }
             if size > INLINE_BYTES && !is_judged {
                 is_judged = true;
@@ -322,7 +338,11 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         all.extend_from_slice(&data);
     }
     let data = one.unwrap_or_else(|| all.into());
-    if is_whole(&data) { Gathered::Message(data) } else { Gathered::Unusual(data) }
+    match &data[..] {
+        [] => Gathered::Empty,
+        whole if is_whole(whole) => Gathered::Message(data),
+        _ => Gathered::Unusual(data),
+    }
 }
 
 /// Returns the error text for a request whose deadline passed while it waited for a thread.
@@ -333,10 +353,4 @@ pub fn late() -> String {
 /// Returns the error for a gRPC request that the called method does not support.
 pub fn unimplemented(text: &str) -> Status {
     Status { code: Code::Unimplemented, text: text.into(), may_retry: false }
-}
-
-/// Returns the error for a gRPC call that sends a second request message. Source: gRPC's statuscodes.md, "Request
-/// cardinality violation". grpcio answers the first message without an error.
-pub fn too_many() -> Status {
-    unimplemented("The method takes exactly one request message, and the client sent more.")
 }

@@ -14,7 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::connection::MAX_LONG_CALLS;
 use super::events::Event;
 use super::fair_queue::{Refusal, address_of};
-use super::grpc_call::{Gathered, Incoming, gather, is_serving, late, refuse, send_serving, too_many, unimplemented};
+use super::grpc_call::{
+    Gathered, Incoming, gather, is_serving, late, refuse, refuse_empty, send_serving, unimplemented,
+};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
@@ -51,7 +53,7 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
         Gathered::Message(data) => return forward(incoming, respond, data).await,
         Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
         Gathered::Refused(status) => status,
-        Gathered::TooMany => too_many(),
+        Gathered::Empty => return refuse_empty(&incoming, respond),
         Gathered::Lost => return respond.send_reset(Reason::CANCEL),
     };
     refuse(&incoming, respond, &status);

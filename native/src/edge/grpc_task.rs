@@ -7,7 +7,7 @@ use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 
-use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, send, too_many};
+use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, refuse_empty, send};
 use super::grpc_forwarding::{forward, serve_other};
 use super::grpc_message::{PREFIX_BYTES, Payload};
 use super::limits::INLINE_BYTES;
@@ -59,6 +59,8 @@ enum Next {
     Reply(Reply),
     /// Forwards the call to the reference server, with the bytes of the body that were already read.
     Forward(Bytes),
+    /// Refuses the call, which has no message.
+    RefuseEmpty,
     Reset(Reason),
 }
 
@@ -68,6 +70,7 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
             send(&incoming.shared, &incoming.connection, &incoming.head, plain, respond, reply);
         }
         Next::Forward(begun) => forward(incoming, respond, begun).await,
+        Next::RefuseEmpty => refuse_empty(&incoming, respond),
         Next::Reset(reason) => respond.send_reset(reason),
     }
 }
@@ -81,7 +84,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Message(data) => data,
         Gathered::Unusual(begun) => return Next::Forward(begun),
         Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
-        Gathered::TooMany => return Next::Reply(Reply::Refusal(too_many())),
+        Gathered::Empty => return Next::RefuseEmpty,
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
     if data.len() > INLINE_BYTES {

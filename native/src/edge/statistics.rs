@@ -325,6 +325,7 @@ impl Statistics {
                 ("settings", E::FloodSettings),
                 ("ping", E::FloodPing),
                 ("window", E::FloodWindow),
+                ("headers", E::FloodHeaders),
                 ("frames", E::FloodOther),
                 ("http2", E::FloodHttp2),
                 ("parts", E::FloodParts),
