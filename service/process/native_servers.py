@@ -176,7 +176,7 @@ class NativeServers:
         freed = FreedMemory()
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
-            freed.connections_counted(self._statistics.connections)
+            freed.look(self._statistics.connections, self._statistics.bytes_held_total)
 
     def set_serving(self, is_serving: bool) -> None:
         """Updates the statuses that health checks return, of the server and of its models. Concurrency: any thread."""

@@ -98,7 +98,7 @@ def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]
             targets.append(reference_of("127.0.0.1", one.http_port, admin_port, "default", "user", (one.pid,)))
             continue
         ports = targets_of("127.0.0.1", one.grpc_port, one.http_port, "default", "user", (one.pid,))
-        targets += [secured(target) for target in ports] if name == "tls" else ports
+        targets += secured(ports) if name == "tls" else ports
     victims: dict[Target, Victim] = {}
     try:
         for target in targets:

@@ -8,7 +8,6 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::HeaderValue;
 use http::request::Parts;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::account::{Hold, Shares};
 use super::connection::{Arriving, Connection, Debt, Open};
@@ -18,10 +17,10 @@ use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::instead;
 use super::large::Announcement;
-use super::limits::{INLINE_BYTES, LARGE_HEAD_BYTES};
+use super::limits::INLINE_BYTES;
 use super::pace::Pace;
 use super::sampling::Draws;
-use super::shared::{self, Made, Shared, Terms};
+use super::shared::{self, HeldHead, Made, Shared, Terms};
 
 /// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
@@ -46,7 +45,7 @@ pub struct Incoming {
     // Counts the bytes of the body that were read, and of its inflated form, against the limit on bytes in flight.
     pub hold: Hold,
     // A call keeps its headers in memory until its answer begins, so large headers count against a limit.
-    heads: Option<[OwnedSemaphorePermit; 2]>,
+    heads: Option<HeldHead>,
     // Announces a large call to the queue of large work; None for a small call, and once the call is in that queue.
     pub announcement: Option<(Announcement, Arriving)>,
     _open: Open,
@@ -80,21 +79,7 @@ impl Incoming {
     /// # Errors
     /// The open calls of the connection, or of all connections together, already have too many bytes of headers.
     pub fn hold_head(&mut self) -> Result<(), Status> {
-        let size: usize = self.head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-        if size < LARGE_HEAD_BYTES {
-            return Ok(());
-        }
-        let permits = u32::try_from(size).unwrap_or(u32::MAX);
-        let held = [&self.connection.heads, &self.shared.heads]
-            .map(|bytes| Arc::clone(bytes).try_acquire_many_owned(permits).ok());
-        let [Some(of_connection), Some(of_all)] = held else {
-            return Err(Status {
-                code: Code::Unavailable,
-                text: "The open calls have too many bytes of metadata.".into(),
-                may_retry: true,
-            });
-        };
-        self.heads = Some([of_connection, of_all]);
+        self.heads = self.shared.hold_head(&self.connection, &self.head.headers)?;
         Ok(())
     }
 

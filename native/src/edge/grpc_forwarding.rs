@@ -21,8 +21,10 @@ use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
 use super::inflated::{self, Coding};
+use super::limits::INLINE_BYTES;
 use super::long_calls::LongCall;
-use super::shared;
+use super::shared::{self, Shared};
+use crate::forms::built_size::{TooMany, built_size};
 use crate::forward::Lane;
 
 /// Serves a call that is no plain predict or lookup: forwards it to the reference server, refuses it, or answers a
@@ -80,18 +82,15 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     if let Err(status) = grpc_metadata::sanitize(&mut incoming.head.headers) {
         return refuse(&incoming, respond, &status);
     }
-    let mut inflated = None;
-    if let Some(coding) = coding(&incoming.head) {
-        let judged = tokio::select! {
-            biased;
-            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-            judged = judge(&mut incoming, coding, &begun) => judged,
-        };
-        match judged {
-            Ok(permit) => inflated = permit,
-            Err(status) => return refuse(&incoming, respond, &status),
-        }
-    }
+    let judged = tokio::select! {
+        biased;
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        judged = judge(&mut incoming, &begun) => judged,
+    };
+    let parsed = match judged {
+        Ok(permit) => permit,
+        Err(status) => return refuse(&incoming, respond, &status),
+    };
     let shared = Arc::clone(&incoming.shared);
     let lane = lane(incoming.head.uri.path());
     let _stream = match lane {
@@ -118,7 +117,7 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }
-    drop(inflated);
+    drop(parsed);
 }
 
 /// Counts a long-lived call against the limits on such calls, until the caller drops the returned values.
@@ -152,26 +151,35 @@ fn coding(head: &Parts) -> Option<Coding> {
     }
 }
 
-/// Computes the inflated size of a call's compressed message, and counts it against the limit on bytes in flight.
-/// Returns a permit that the caller keeps until the call ends; None if `data` is no whole compressed message, which the
-/// reference server then does not inflate.
-async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
-    let message = match data.split_first_chunk::<PREFIX_BYTES>() {
-        Some((prefix, message)) if prefix[0] != 0 && message.len() == grpc_message::length(*prefix) => {
-            data.slice_ref(message)
-        }
+/// Computes how many bytes the reference server takes to inflate and parse a call's message, and counts them against the
+/// limit on bytes in flight. Returns a permit that the caller keeps until the call ends; None for a small message, and if
+/// `data` is no whole message, which the reference server then does not parse.
+async fn judge(incoming: &mut Incoming, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
+    let coding = coding(&incoming.head);
+    let (coding, message) = match data.split_first_chunk::<PREFIX_BYTES>() {
+        Some((prefix, message)) if message.len() == grpc_message::length(*prefix) => match (prefix[0], coding) {
+            (0, _) => (None, data.slice_ref(message)),
+            (_, Some(coding)) => (Some(coding), data.slice_ref(message)),
+            (_, None) => return Ok(None),
+        },
         _ => return Ok(None),
     };
     let shared = Arc::clone(&incoming.shared);
-    let limit = shared.limits.max_request_bytes;
+    let limits = (shared.limits.max_request_bytes, shared.account.limit() / 2);
+    let path = incoming.head.uri.path();
+    if coding.is_none() && message.len() <= INLINE_BYTES {
+        let size = parsed_size(path, None, &message, limits).map_err(|text| too_large(&shared, text))?;
+        return incoming.reach(data, data.len() + size).map(|()| None);
+    }
+    let path = path.to_owned();
     incoming.reach(data, data.len())?;
-    // Permits limit how many compressed messages of the connection are held in inflated form at the same time.
+    // Permits limit how many compressed or large messages of the connection are parsed at the same time.
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
     };
     let (sender, receiver) = oneshot::channel();
     let job = move |told: Result<Duration, Refusal>| {
-        let size = told.map(|_| inflated::size(coding, &message, limit));
+        let size = told.map(|_| parsed_size(&path, coding, &message, limits));
         let has_run = size.is_ok();
         let _ = sender.send(size);
         has_run
@@ -182,13 +190,34 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
     match receiver.await {
         Ok(Ok(Ok(size))) => incoming.reach(data, data.len() + size).map(|()| Some(permit)),
-        Ok(Ok(Err(too_large))) => {
-            shared.statistics.refused("", "inflated");
-            Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
-        }
+        Ok(Ok(Err(text))) => Err(too_large(&shared, text)),
         Ok(Err(refusal)) => Err(shared.refuse("", refusal, late)),
         // No result comes if the thread pool dropped the job with the sender, because the pool is closed when the
         // server stops.
         Err(_) => Err(shared::no_upstream()),
     }
+}
+
+/// Returns how many bytes the reference server takes to inflate and parse a message. `limits`: the maximal size of an
+/// inflated message, and of what the server builds from it.
+///
+/// # Errors
+/// The text that tells the client why the message is too large.
+fn parsed_size(path: &str, coding: Option<Coding>, data: &[u8], limits: (usize, usize)) -> Result<usize, String> {
+    let (max_message, max_built) = limits;
+    let inflated = coding.map(|coding| inflated::message(coding, data, max_message)).transpose();
+    let inflated = inflated.map_err(inflated::TooLarge::text)?;
+    let built = built_size(path, inflated.as_deref().unwrap_or(data)).map_err(TooMany::text)?;
+    if built > max_built {
+        return Err(format!(
+            "The message's values would take {built} bytes in memory, and a request may take {max_built}. Send it in \
+             several requests."
+        ));
+    }
+    Ok(inflated.map_or(0, |message| message.len()) + built)
+}
+
+fn too_large(shared: &Shared, text: String) -> Status {
+    shared.statistics.refused("", "inflated");
+    Status { code: Code::ResourceExhausted, text, may_retry: false }
 }

@@ -1,4 +1,4 @@
-//! Computes how many bytes a compressed gRPC message inflates to, without storing these bytes.
+//! Inflates compressed gRPC messages.
 //!
 //! The reference server inflates messages whole, so one that is too large must be refused before.
 
@@ -43,23 +43,24 @@ impl TooLarge {
     }
 }
 
-/// Inflates a message piece by piece, without keeping the result, and returns the inflated size. If the compressed data
-/// is invalid, only the part before the error counts, because the reference server refuses such a message.
+/// Inflates a message. If the compressed data is invalid, only the part before the error is returned, because the
+/// reference server refuses such a message.
 ///
 /// # Errors
 /// [`TooLarge`], as soon as a limit is passed.
-pub fn size(coding: Coding, data: &[u8], limit: usize) -> Result<usize, TooLarge> {
+pub fn message(coding: Coding, data: &[u8], limit: usize) -> Result<Vec<u8>, TooLarge> {
     match coding {
-        Coding::Gzip => count(MultiGzDecoder::new(data), data.len(), limit),
-        Coding::Deflate => count(ZlibDecoder::new(data), data.len(), limit),
+        Coding::Gzip => inflate(MultiGzDecoder::new(data), data.len(), limit),
+        Coding::Deflate => inflate(ZlibDecoder::new(data), data.len(), limit),
     }
 }
 
-fn count(mut decoder: impl Read, sent: usize, limit: usize) -> Result<usize, TooLarge> {
+fn inflate(mut decoder: impl Read, sent: usize, limit: usize) -> Result<Vec<u8>, TooLarge> {
     let mut slice = vec![0; SLICE_BYTES];
-    let mut size = 0;
+    let mut message = Vec::new();
     while let Ok(more @ 1..) = decoder.read(&mut slice) {
-        size += more;
+        message.extend_from_slice(&slice[..more]);
+        let size = message.len();
         if size > limit {
             return Err(TooLarge::Bytes(limit));
         }
@@ -67,7 +68,7 @@ fn count(mut decoder: impl Read, sent: usize, limit: usize) -> Result<usize, Too
             return Err(TooLarge::Ratio);
         }
     }
-    Ok(size)
+    Ok(message)
 }
 
 #[cfg(test)]
@@ -83,6 +84,10 @@ mod tests {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
         encoder.write_all(data).unwrap();
         encoder.finish().unwrap()
+    }
+
+    fn size(coding: Coding, data: &[u8], limit: usize) -> Result<usize, TooLarge> {
+        message(coding, data, limit).map(|message| message.len())
     }
 
     #[test]

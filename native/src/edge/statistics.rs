@@ -339,6 +339,7 @@ impl Statistics {
             panicked: self.total(E::Panicked),
             connections,
             bytes_in_flight: 0,
+            bytes_held_total: 0,
             held: Vec::new(),
             queued: 0,
             queued_to_forward: Vec::new(),

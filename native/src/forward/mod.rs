@@ -5,5 +5,5 @@ mod grpc;
 mod http;
 
 pub use gate::{Gates, Lane, Permit};
-pub use grpc::GrpcUpstream;
+pub use grpc::{GrpcUpstream, send_in_window};
 pub use http::{Forwarded, HttpUpstream, UnreadReason, Upload};
