@@ -215,6 +215,9 @@ class Workers:
             while (job := self._next_job()) is not None:
                 if job.set_running_or_notify_cancel():
                     self._do(job)
+                # A thread that waits for the next job would else hold the last one, with its request, and its result or
+                # error.
+                del job
         finally:
             # The pool forgets a thread even if the thread ended for lack of memory, so that the next submit() can start
             # another one.

@@ -9,6 +9,7 @@ Source: mallopt(3) and the constants of glibc's malloc.h; malloc's DEFAULT_MMAP_
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 
 # Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
@@ -99,4 +100,6 @@ class FreedMemory:
             self._most_connections = connections
             self._held = self._calm = 0
             self._busiest = step
+            # Errors and their tracebacks refer to each other, and may hold the last parsed documents.
+            gc.collect()
             self._trim(0)

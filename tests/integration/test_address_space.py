@@ -145,16 +145,18 @@ def test_integers_that_take_eight_times_their_bytes_are_parsed_one_request_at_a_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("element", "codes"),
-    [(b'"",', {413}), (b"300,", {400, 503}), (b"1.5,", {400, 503}), (b'"abcdefghijkl",', {400, 413, 503})],
+    ("element", "code"),
+    [(b'"",', 413), (b"300,", 413), (b"1.5,", 400), (b'"abcdefghijkl",', 413)],
     ids=["strings", "integers", "floats", "keys"],
 )
-def test_a_json_document_of_small_values_leaves_the_server_running(
-    server: Limited, element: bytes, codes: set[int]
-) -> None:
+def test_a_json_document_of_small_values_leaves_the_server_running(server: Limited, element: bytes, code: int) -> None:
     body = b'{"features": {"user": [' + element * (_SIZE // len(element)) + b"1]}}"
-    found = server.at_once(lambda: str(server.http.post(LOOKUP, content=body, timeout=PATIENCE_S).status_code))
-    assert {int(code) for code in found} <= codes
+
+    def ask() -> str:
+        return str(server.http.post(LOOKUP, content=body, timeout=PATIENCE_S).status_code)
+
+    assert set(server.at_once(ask)) <= {str(code), "503"}
+    assert ask() == str(code)
     server.check()
 
 
@@ -174,9 +176,6 @@ def test_memory_is_given_back_after_a_flood_of_json(tmp_path: Path) -> None:
     ]
     with ServerProcess(model_base_path=tmp_path / "model", graph_signatures="off") as server:
         server.ready()
-        # The first requests of each kind load modules, and fill caches that stay.
-        for body in bodies:
-            server.http.post(LOOKUP, content=body)
         before = _private_mib(server.pid)
 
         def flood() -> None:
@@ -189,4 +188,6 @@ def test_memory_is_given_back_after_a_flood_of_json(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        until(lambda: _private_mib(server.pid) < before + 16)
+        # Measured: 180 MiB more for ever without the mends, and some 75 MiB with them, which Python's own allocator
+        # keeps for the next documents.
+        until(lambda: _private_mib(server.pid) < before + 120)

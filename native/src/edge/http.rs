@@ -273,6 +273,14 @@ fn bad_request(open: Open) -> Response<Answer> {
     refusal
 }
 
+/// Returns the refusal of a request over HTTP/2 with more than [`limits::MAX_HEADERS`] headers, as hyper does over
+/// HTTP/1.1.
+pub fn too_many_headers(open: Open) -> Response<Answer> {
+    let mut refusal = bad_request(open);
+    *refusal.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    refusal
+}
+
 /// One HTTP request that the core has received and not yet answered.
 pub struct Exchange {
     pub shared: Arc<Shared>,
@@ -668,13 +676,6 @@ impl Exchange {
         }
         self.mark(headers, asked, id);
         response
-    }
-
-    /// Refuses a request over HTTP/2 with more than [`limits::MAX_HEADERS`] headers, as hyper does over HTTP/1.1.
-    pub fn too_many_headers(&self, open: Open) -> Response<Answer> {
-        let mut refusal = bad_request(open);
-        *refusal.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-        refusal
     }
 
     pub fn refuse(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {

@@ -9,12 +9,12 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, RETRY_AFTER, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 
 use super::connection::{Connection, Debt};
 use super::grpc_message::Payload;
-use super::http::{Answer, Content, Exchange};
+use super::http::{Answer, Content, Exchange, too_many_headers};
 use super::http2::PendingCall;
 use super::limits::MAX_HEADERS;
 use super::request_body::RequestBody;
@@ -78,10 +78,10 @@ async fn answer(exchange: &Exchange, mut head: Parts, body: RequestBody) -> Resp
     let connection = &exchange.connection;
     let open = connection.open();
     if head.headers.len() > MAX_HEADERS {
-        return exchange.too_many_headers(open);
+        return too_many_headers(open);
     }
-    let _held = match exchange.shared.hold_head(connection, &head.headers) {
-        Ok(held) => held,
+    let _permits = match exchange.shared.hold_head(connection, &head.headers) {
+        Ok(permits) => permits,
         Err(status) => return exchange.refuse(&head.headers, &status, open),
     };
     connection.room().await;
@@ -130,7 +130,7 @@ async fn send(exchange: &Exchange, answer: Response<Answer>, is_head: bool, mut 
         head.headers.entry(CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
     }
     let is_end = is_head || answer.is_end_stream();
-    head.version = http::Version::HTTP_2;
+    head.version = Version::HTTP_2;
     let Ok(mut stream) = respond.send_response(Response::from_parts(head, ()), is_end) else { return };
     if is_end {
         return;

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,6 +100,27 @@ def test_a_result_and_an_error_reach_who_waits(make: Callable[..., Pool]) -> Non
     with pytest.raises(KeyError):
         pool.workers.submit("a", fails).result(PATIENCE_S)
     assert pool.add("a", "two").result(PATIENCE_S) == "two"
+
+
+def test_a_waiting_thread_holds_no_job_that_is_done(make: Callable[..., Pool]) -> None:
+    class Document:
+        """A large part of a request."""
+
+    def fail(error: ServiceError | None, document: Document) -> None:
+        raise ValueError
+
+    workers, document = make().workers, Document()
+    seen = weakref.ref(document)
+    with pytest.raises(ValueError):
+        workers.submit("m", functools.partial(fail, document=document)).result(PATIENCE_S)
+    del document
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s:
+        # The error and its traceback refer to each other.
+        gc.collect()
+        if seen() is None:
+            break
+    assert seen() is None
 
 
 def test_models_take_turns_whatever_they_queued(make: Callable[..., Pool]) -> None:
