@@ -50,7 +50,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         "service/http/uvicorn_server.py",
         r"_PARSED_BYTES = (\d+)",
     ),
-    "frame (HTTP/2)": (f"{EDGE}/grpc.rs", r"FRAME_BYTES: u32 = ([^;]+);"),
+    "frame (HTTP/2)": (f"{EDGE}/http2.rs", r"FRAME_BYTES: u32 = ([^;]+);"),
     "metadata above 4 KB of a gRPC connection's open calls": (
         f"{EDGE}/limits.rs",
         r"HEAD_BYTES_A_CONNECTION: usize = ([^;]+);",
@@ -121,6 +121,20 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"MAX_SEARCH_S = (\d+)",
     ),
     "headers (HTTP/1.1)": ("hyper", "1.12.0"),
+    "headers (HTTP/2 on the HTTP port)": (f"{EDGE}/limits.rs", r"MAX_HEADERS: usize = ([^;]+);"),
+    "bytes that a forwarded JSON body above 64 KB counts as": (
+        f"{EDGE}/limits.rs",
+        r"PARSED_TIMES: usize = ([^;]+);",
+    ),
+    "repeated messages and entries of maps of a gRPC message that Python parses": (
+        "native/src/forms/built_size.rs",
+        r"MAX_MESSAGES: usize = ([^;]+);",
+    ),
+    "strings of a gRPC message": ("native/src/forms/built_size.rs", r"MAX_STRINGS: usize = ([^;]+);"),
+    "strings of a JSON document; two quotes count as one": (
+        "service/wire/json_document.py",
+        r"MAX_STRINGS = ([^\n]+)",
+    ),
     "empty DATA frames of a connection": ("h2", "0.4.20"),
     "requests that are cancelled before the server has accepted them": ("h2", "0.4.20"),
     "RST_STREAM that the server sends because of a client's errors": ("h2", "0.4.20"),

@@ -88,6 +88,7 @@ CASES: dict[str, Case] = {
         http2.empty_continuation,
         http2.hpack_index_bomb,
         http2.hpack_huffman,
+        http2.hpack_huffman_flood,
         http2.many_fields,
         http2.table_resizes,
         http2.byte_windows,

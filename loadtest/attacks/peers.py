@@ -50,7 +50,7 @@ class PeerAbsent(Exception):
 def targets_of(
     host: str, grpc_port: int | None, http_port: int | None, model: str, feature: str, pids: tuple[int, ...]
 ) -> list[Target]:
-    """Returns the gRPC and HTTP ports of a server of this project as targets of attacks.
+    """Returns the ports of a server of this project as targets of attacks: gRPC, HTTP/1.1, and HTTP/2 on the HTTP port.
 
     Args:
       model, feature: what the victim looks up; ids 0 and 1 must be in its table.
@@ -64,6 +64,7 @@ def targets_of(
         small, large = (json.dumps({"features": {feature: ids}}).encode() for ids in ([1], [1] * _LARGE_IDS))
         named = Target("ours", "http1", host, http_port, f"/v1/models/{model}:lookup", small, large, pids=pids)
         found.append(replace(named, model=model, feature=feature))
+        found.append(replace(found[-1], peer="ours h2c", wire="http2"))
     return found
 
 
@@ -120,7 +121,7 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
         # Do not wait until the second server, which has the TLS ports, is ready: the victim's first request waits until
         # that server's model is loaded.
         second = stack.enter_context(LiveServer(*given, *server_flags(config)))
-        yield found + [secured(target) for target in _of_server(second)]
+        yield found + secured(_of_server(second))
 
 
 def _of_server(server: LiveServer) -> list[Target]:
@@ -128,9 +129,9 @@ def _of_server(server: LiveServer) -> list[Target]:
     return targets_of(HOST, grpc_port, http_port, _MODEL, _FEATURE, (server.pid,))
 
 
-def secured(target: Target) -> Target:
-    """Returns a copy of a target whose port uses TLS instead of plain TCP."""
-    return replace(target, is_tls=True)
+def secured(targets: list[Target]) -> list[Target]:
+    """Returns the same ports with TLS instead of plain TCP. With TLS, the HTTP port offers HTTP/1.1 only."""
+    return [replace(target, is_tls=True) for target in targets if target.is_grpc or target.wire == "http1"]
 
 
 @contextmanager

@@ -35,8 +35,8 @@ pub enum Declined {
     Unfit,
     /// A mapped file of the servable was truncated or became unreadable.
     Damaged,
-    /// The answer would exceed the server's limit, or the request's JSON has more keys or lists than the reference
-    /// servers accept.
+    /// The answer would exceed the server's limit, or the request has more strings, or its JSON more keys or lists, than
+    /// the reference servers accept.
     OverLimit,
     /// TensorFlow refused the inputs of a predict's graph, or its run failed.
     Graph,

@@ -11,10 +11,15 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _METHODS = (b"access-control-allow-methods", b"POST, GET")
+# A page may send the id and the trace of its request, and read those of the answer. TensorFlow Serving allows only
+# Content-Type, and exposes nothing.
+_ALLOWED = b"Content-Type, X-Request-Id, traceparent, tracestate, baggage"
+_EXPOSED = (b"access-control-expose-headers", b"X-Model-Version, X-Request-Id, X-Error-Code, Retry-After")
 CORS_HEADERS = [
     (b"access-control-allow-origin", b"*"),
     _METHODS,
-    (b"access-control-allow-headers", b"Content-Type"),
+    (b"access-control-allow-headers", _ALLOWED),
+    _EXPOSED,
 ]
 # "Vary: Origin" keeps caches from answering a page of one origin with the answer for another.
 _VARY = (b"vary", b"Origin")
@@ -61,5 +66,5 @@ class CorsMiddleware:
             return [_VARY]
         # Pages of a listed origin may send the header Authorization. CORS_HEADERS, for all origins ("*"), does not
         # allow it.
-        allowed = (b"access-control-allow-headers", b"Authorization, Content-Type")
-        return [(b"access-control-allow-origin", origin), _METHODS, allowed, _VARY]
+        allowed = (b"access-control-allow-headers", b"Authorization, " + _ALLOWED)
+        return [(b"access-control-allow-origin", origin), _METHODS, allowed, _EXPOSED, _VARY]

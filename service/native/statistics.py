@@ -156,6 +156,11 @@ class NativeStatistics:
         """Number of connections of all wires that were open at the last collect()."""
         return sum(count for _, count in self._last.get("connections", ()))
 
+    @property
+    def bytes_held_total(self) -> int:
+        """Number of bytes that requests and answers had held, from the server's start to the last collect()."""
+        return int(self._last.get("bytes_held_total", 0))
+
     def _tell_events(self, document: Document) -> None:
         for wire, _ in self._new(document, "handshakes_failed"):
             self._handshake_failed(wire)

@@ -201,7 +201,7 @@ class NativeServers:
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
             self._note_silence()
-            freed.connections_counted(self._statistics.connections)
+            freed.look(self._statistics.connections, self._statistics.bytes_held_total)
 
     def _note_silence(self) -> None:
         """Makes the server not ready while the core can not reach the reference servers, and logs each change."""

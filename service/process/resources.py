@@ -9,6 +9,7 @@ Source: mallopt(3) and the constants of glibc's malloc.h; malloc's DEFAULT_MMAP_
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 
 # Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
@@ -60,22 +61,45 @@ def keep_freed_memory(mib: int) -> bool:
 # Minimum number of connections that must have closed before malloc's freed memory is returned to the system. Each can
 # have left some 80 KB.
 _CLOSED = 100
+# Freed memory is also returned once requests and answers have held this many bytes, and then, for _CALM_LOOKS looks in
+# a row, at most one _CALM_PART of what they held before the busiest look.
+_HELD_BYTES = 64 << 20
+_CALM_LOOKS, _CALM_PART = 5, 10
 
 
 class FreedMemory:
-    """Returns malloc's freed memory to the system once at least half of the connections, and at least 100, have closed.
+    """Returns malloc's freed memory to the system once, after a load has fallen to a small part of what it was.
 
-    The memory that malloc keeps is for the next answers of the same clients; after a flood, these clients are gone.
-    Does nothing with another C library than glibc.
+    The memory that malloc keeps is for the next requests and answers of the same size; after a flood, there are none. A
+    load has fallen if at least half of the connections, and at least 100, have closed, or if requests and answers hold
+    far fewer bytes than before. A steady load never falls, however small or large it is.
+
+    Does nothing with another C library than glibc. Concurrency: one caller at a time.
     """
 
     def __init__(self) -> None:
-        self._most = 0
+        self._most_connections = 0
+        self._held_total = self._held = self._busiest = self._calm = 0
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
-    def connections_counted(self, count: int) -> None:
-        """Notes how many connections are open now; returns memory if many have closed since it was last returned."""
-        self._most = max(self._most, count)
-        if self._trim is not None and self._most - count >= max(_CLOSED, count):
-            self._most = count
+    def look(self, connections: int, held_total: int) -> None:
+        """Looks at the load, about once a second; returns freed memory if the load has fallen since that was last done.
+
+        Args:
+          connections: number of open connections.
+          held_total: number of bytes that requests and answers have held since the server's start.
+        """
+        step, self._held_total = held_total - self._held_total, held_total
+        self._held += step
+        self._busiest = max(self._busiest, step)
+        self._calm = self._calm + 1 if step * _CALM_PART <= self._busiest else 0
+        self._most_connections = max(self._most_connections, connections)
+        have_closed = self._most_connections - connections >= max(_CLOSED, connections)
+        is_calm = self._held >= _HELD_BYTES and self._calm >= _CALM_LOOKS
+        if self._trim is not None and (have_closed or is_calm):
+            self._most_connections = connections
+            self._held = self._calm = 0
+            self._busiest = step
+            # Errors and their tracebacks refer to each other, and may hold the last parsed documents.
+            gc.collect()
             self._trim(0)

@@ -25,10 +25,11 @@ _INT_CHARS = 20
 _INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
 
 
-# Largest number of keys, and largest number of lists and objects, of a JSON document: parsed, a key takes some 180
-# bytes and a list or object some 90, however short the text is.
+# Largest number of keys, of lists and objects, and of strings, of a JSON document: parsed, a key takes some 180 bytes,
+# a list or object some 90, and a string some 60, however short the text is.
 MAX_KEYS = 1 << 18
 MAX_LISTS = 1 << 19
+MAX_STRINGS = 1 << 22
 # Number of an array's elements that are written at once: some 0.7 ms of work.
 _NUMBERS_AT_ONCE = 1 << 14
 
@@ -37,16 +38,18 @@ def bound_tokens(body: bytes) -> None:
     """Refuses a JSON document that would take far more memory than its text.
 
     Raises:
-      PayloadTooLarge: more than MAX_KEYS colons, or more than MAX_LISTS lists and objects.
+      PayloadTooLarge: more than MAX_KEYS colons, MAX_LISTS lists and objects, or MAX_STRINGS strings.
     """
-    # Keys, lists and objects are estimated by counting colons and brackets, even those inside strings: this takes only
-    # a few percent of the parser's time.
+    # Keys, lists, objects and strings are estimated by counting colons, brackets and quotes, even those inside strings:
+    # this takes only a few percent of the parser's time.
     if len(body) <= MAX_KEYS:
         return
     if body.count(b":") > MAX_KEYS:
         raise PayloadTooLarge(f"The JSON document has more than {MAX_KEYS} keys; send columns, or fewer rows.")
     if body.count(b"[") + body.count(b"{") > MAX_LISTS:
         raise PayloadTooLarge(f"The JSON document has more than {MAX_LISTS} lists and objects; send fewer rows.")
+    if body.count(b'"') > 2 * MAX_STRINGS:
+        raise PayloadTooLarge(f"The JSON document has more than {MAX_STRINGS} strings; send fewer rows.")
 
 
 def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
@@ -57,7 +60,7 @@ def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
 
     Raises:
       MalformedPayload: the body is empty, not JSON, nested too deeply or not an object, or has a key twice.
-      PayloadTooLarge: the document has too many keys or lists, see bound_tokens.
+      PayloadTooLarge: the document has too many keys, lists or strings, see bound_tokens.
     """
     if not body:
         raise MalformedPayload("JSON Parse error: The document is empty")

@@ -78,7 +78,8 @@ def test_other_origins_are_let_in_by_the_flag(contract_engine: Engine, contract_
     allowed = {
         "access-control-allow-origin": "*",
         "access-control-allow-methods": "POST, GET",
-        "access-control-allow-headers": "Content-Type",
+        "access-control-allow-headers": "Content-Type, X-Request-Id, traceparent, tracestate, baggage",
+        "access-control-expose-headers": "X-Model-Version, X-Request-Id, X-Error-Code, Retry-After",
     }
     with http_client(contract_engine, has_cors=True) as http:
         answers = [

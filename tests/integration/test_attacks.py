@@ -16,7 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadtest.attacks import frames
 from loadtest.attacks.__main__ import main
+from loadtest.attacks.attacker import Attacker
 from loadtest.attacks.cases import CASES
 from loadtest.attacks.measuring import Result, measure, resident_mib
 from loadtest.attacks.peers import reference_of, secured, targets_of, write_callers
@@ -96,7 +98,7 @@ def victims(servers: dict[str, ServerProcess]) -> Iterator[dict[Target, Victim]]
             targets.append(reference_of("127.0.0.1", one.http_port, admin_port, "default", "user", (one.pid,)))
             continue
         ports = targets_of("127.0.0.1", one.grpc_port, one.http_port, "default", "user", (one.pid,))
-        targets += [secured(target) for target in ports] if name == "tls" else ports
+        targets += secured(ports) if name == "tls" else ports
     victims: dict[Target, Victim] = {}
     try:
         for target in targets:
@@ -148,7 +150,12 @@ def test_the_server_counts_the_connections_that_it_closes_and_why(
     victims: dict[Target, Victim], server: ServerProcess
 ) -> None:
     before = dropped(server)
-    reasons = {"http2.ping_flood": "flood_ping", "http1.no_host": "malformed", "http1.byte_chunks": "flood_parts"}
+    reasons = {
+        "http2.ping_flood": "flood_ping",
+        "http2.hpack_huffman_flood": "flood_headers",
+        "http1.no_host": "malformed",
+        "http1.byte_chunks": "flood_parts",
+    }
     for target, victim in victims.items():
         for name in reasons:
             if CASES[name].fits(target):
@@ -329,6 +336,37 @@ def test_a_second_message_of_a_unary_call_is_unimplemented(server: ServerProcess
             found = called(server, path, first + second)
             assert (found.status, found.data) == (12, b"")
             assert "exactly one request message" in found.headers["grpc-message"]
+
+
+@pytest.mark.parametrize("path", [_PREDICT, _STATUS, "/grpc.health.v1.Health/Check"])
+def test_a_call_without_a_message_is_unimplemented(server: ServerProcess, path: str) -> None:
+    for data in (None, b""):
+        with H2Client(server.grpc_port) as client:
+            stream = client.begin(path)
+            if data is None:
+                client.h2.end_stream(stream)
+                client.flush()
+            else:
+                client.send(stream, data)
+            found = client.answer(stream)
+        assert (found.status, found.data) == (12, b"")
+        assert "exactly one request message" in found.headers["grpc-message"]
+
+
+def test_metadata_that_differs_in_each_call_is_no_flood(server: ServerProcess) -> None:
+    target = next(one for one in targets_of("127.0.0.1", server.grpc_port, server.http_port, "default", "user", ()))
+    conn = Attacker(target, PATIENCE_S).http2()
+    for first in range(1, 4000, 80):
+        calls = []
+        for stream in range(first, first + 80, 2):
+            # Neither side's HPACK table can remember a field of 11 KB, so each call sends all of its bytes.
+            block = target.fields((b"x-user", b"%08x" % stream * (11 << 7)))
+            calls.append(frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream, block))
+        conn.send(calls, time.monotonic() + PATIENCE_S)
+        while not conn.closed and first + 78 not in conn.received.ended_streams:
+            conn.wait(time.monotonic() + 0.01)
+    assert not conn.closed and not conn.received.goaway
+    conn.end()
 
 
 def test_a_stream_of_compressed_messages_is_unimplemented(server: ServerProcess) -> None:

@@ -176,7 +176,7 @@ def test_pages_of_listed_origins_may_read_answers_and_no_others(server: ServerPr
         assert allowing(ours.headers) == {
             "origin": ORIGIN,
             "methods": "POST, GET",
-            "headers": "Authorization, Content-Type",
+            "headers": "Authorization, Content-Type, X-Request-Id, traceparent, tracestate, baggage",
         }
         assert ours.headers["vary"] == "Origin"
         for origin in ("https://app.example.evil", "http://app.example", "null", ORIGIN.upper()):

@@ -6,7 +6,7 @@
 //! flood from one connection leaves room for other connections, and a flood on one model leaves room for other models.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::fair_tree;
@@ -26,6 +26,7 @@ type Group = (Box<str>, Box<str>);
 pub struct Account {
     limit: usize,
     held: AtomicUsize,
+    total: AtomicU64,
     // Number of held bytes by model and client address. An entry is removed with the last connection that uses it, so
     // the map stays small.
     groups: Mutex<HashMap<Group, Arc<AtomicUsize>>>,
@@ -35,13 +36,19 @@ impl Account {
     /// Creates the counters of the bytes that requests and answers hold, at 0; together they may hold `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Account { limit, held: AtomicUsize::new(0), groups: Mutex::default() })
+        Arc::new(Account { limit, held: AtomicUsize::new(0), total: AtomicU64::new(0), groups: Mutex::default() })
     }
 
     /// Returns the number of bytes that requests and answers hold in memory now, all models together.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.load(Relaxed)
+    }
+
+    /// Returns the number of bytes that all requests and answers together have held since the server's start.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total.load(Relaxed)
     }
 
     /// Returns the limit on the number of bytes that requests and answers may hold in memory together.
@@ -122,6 +129,7 @@ impl Shares {
     /// A request may hold all bytes if no other request holds any; otherwise the largest allowed request could never be
     /// answered.
     fn grow(&self, size: usize, own: usize) -> bool {
+        self.account.total.fetch_add(size as u64, Relaxed);
         let before = self.account.held.fetch_add(size, Relaxed);
         let groups = self.levels().map(|(group, times)| (group.fetch_add(size, Relaxed) + size, times));
         let Some(free) = self.account.limit.checked_sub(before.saturating_add(size)) else { return false };

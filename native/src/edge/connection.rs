@@ -51,6 +51,9 @@ pub struct Connection {
     /// Lock for the one request of this connection that may continue while its client has too many unread answers.
     pub turn: tokio::sync::Mutex<()>,
     limit: usize,
+    /// Maximal number of bytes of a refused request's body that the server reads and drops before it closes the
+    /// connection.
+    pub max_discarded: usize,
     pub(super) read: AtomicU64,
     pub(super) written: AtomicU64,
     pub(super) is_blocked: AtomicBool,
@@ -67,6 +70,7 @@ pub struct Connection {
     large_refused: AtomicU64,
     arriving: AtomicUsize,
     is_paused: AtomicBool,
+    is_http2: AtomicBool,
     begun: AtomicUsize,
     part: AtomicUsize,
     parts: OnceLock<Arc<Account>>,
@@ -88,6 +92,7 @@ impl Connection {
             streaming: Arc::new(Semaphore::new(MAX_LONG_CALLS)),
             turn: tokio::sync::Mutex::new(()),
             limit: limits.max_owed_bytes,
+            max_discarded: limits.max_request_bytes.saturating_mul(2),
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
             is_blocked: AtomicBool::new(false),
@@ -104,6 +109,7 @@ impl Connection {
             large_refused: AtomicU64::new(0),
             arriving: AtomicUsize::new(0),
             is_paused: AtomicBool::new(false),
+            is_http2: AtomicBool::new(false),
             begun: AtomicUsize::new(0),
             part: AtomicUsize::new(0),
             parts: OnceLock::new(),
@@ -151,7 +157,7 @@ impl Connection {
         }
     }
 
-    /// Says whether only a part of an HTTP/2 frame has come on this gRPC connection so far.
+    /// Says whether only a part of an HTTP/2 frame has come on this connection so far.
     #[must_use]
     pub fn has_part(&self) -> bool {
         self.part.load(Relaxed) > 0
@@ -296,6 +302,17 @@ impl Connection {
     #[inline]
     pub fn is_paused(&self) -> bool {
         self.is_paused.load(Relaxed)
+    }
+
+    /// Stores that the client of this connection to the HTTP port speaks HTTP/2.
+    pub fn set_http2(&self) {
+        self.is_http2.store(true, Relaxed);
+    }
+
+    /// Says whether the client of this connection to the HTTP port speaks HTTP/2.
+    #[must_use]
+    pub fn is_http2(&self) -> bool {
+        self.is_http2.load(Relaxed)
     }
 
     /// Stores that the send buffer of this connection's socket is full. Only the connection's task calls this.

@@ -68,7 +68,7 @@ impl Watch {
             return Order::Serve;
         }
         self.writing = Progress::default();
-        if self.is_http || !connection.has_part() {
+        if self.is_http && !connection.is_http2() || !connection.has_part() {
             self.reading = Progress::default();
         } else if self.reading.is_stalled(read, now, limits) {
             return Order::Cut;
@@ -104,8 +104,8 @@ impl Watch {
         let waited = now.duration_since(from);
         if waited <= time {
             Order::Serve
-        } else if read == bytes && served > 0 {
-            // On `Close`, hyper ends an idle connection. If hyper still waits for the body of an answered request, the
+        } else if read == bytes && served > 0 || connection.is_http2() {
+            // On `Close`, hyper ends an idle connection, and an HTTP/2 connection gets GOAWAY. If hyper still waits for the body of an answered request, the
             // sweeper later cuts the connection.
             Order::Close
         } else {

@@ -166,17 +166,24 @@ impl Cors {
     #[must_use]
     pub fn headers<'a>(&self, origin: Option<&'a str>) -> Vec<(&'static str, Cow<'a, str>)> {
         const METHODS: (&str, Cow<'static, str>) = ("access-control-allow-methods", Cow::Borrowed("POST, GET"));
+        const ALLOWED: &str = "access-control-allow-headers";
+        const EXPOSED: (&str, Cow<'static, str>) = (
+            "access-control-expose-headers",
+            Cow::Borrowed("X-Model-Version, X-Request-Id, X-Error-Code, Retry-After"),
+        );
         match (self, origin) {
             (Cors::Off, _) => Vec::new(),
             (Cors::All, _) => vec![
                 ("access-control-allow-origin", "*".into()),
                 METHODS,
-                ("access-control-allow-headers", "Content-Type".into()),
+                (ALLOWED, "Content-Type, X-Request-Id, traceparent, tracestate, baggage".into()),
+                EXPOSED,
             ],
             (Cors::Listed(origins), Some(origin)) if origins.iter().any(|known| known == origin) => vec![
                 ("access-control-allow-origin", origin.into()),
                 METHODS,
-                ("access-control-allow-headers", "Authorization, Content-Type".into()),
+                (ALLOWED, "Authorization, Content-Type, X-Request-Id, traceparent, tracestate, baggage".into()),
+                EXPOSED,
                 ("vary", "Origin".into()),
             ],
             (Cors::Listed(_), _) => vec![("vary", "Origin".into())],

@@ -1,5 +1,6 @@
 //! Lists the events that the network server counts for all models together.
 
+use super::config::Wire;
 use super::frames::Flood;
 use crate::declined::Declined;
 
@@ -33,6 +34,7 @@ pub enum Event {
     FloodSettings,
     FloodPing,
     FloodWindow,
+    FloodHeaders,
     FloodOther,
     FloodHttp2,
     FloodParts,
@@ -50,6 +52,26 @@ pub enum Event {
 /// Number of events that the network server counts: the variants of [`Event`].
 pub const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
 
+impl Event {
+    /// Returns the event that a connection of this wire was cut.
+    #[must_use]
+    pub fn cut(wire: Wire) -> Self {
+        match wire {
+            Wire::Grpc => Event::CutGrpc,
+            Wire::Http => Event::CutHttp,
+        }
+    }
+
+    /// Returns the event that a TLS or HTTP/2 handshake of this wire failed.
+    #[must_use]
+    pub fn handshake_failed(wire: Wire) -> Self {
+        match wire {
+            Wire::Grpc => Event::HandshakeFailedGrpc,
+            Wire::Http => Event::HandshakeFailedHttp,
+        }
+    }
+}
+
 impl From<Flood> for Event {
     fn from(flood: Flood) -> Self {
         match flood {
@@ -58,6 +80,7 @@ impl From<Flood> for Event {
             Flood::Settings => Event::FloodSettings,
             Flood::Ping => Event::FloodPing,
             Flood::Window => Event::FloodWindow,
+            Flood::Headers => Event::FloodHeaders,
             Flood::Other => Event::FloodOther,
             Flood::Tls => Event::FloodTls,
             Flood::Unfinished => Event::FloodUnfinished,

@@ -4,6 +4,8 @@
 
 use std::time::Instant;
 
+use super::limits::LARGE_HEAD_BYTES;
+
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 const DATA: u8 = 0;
@@ -28,6 +30,9 @@ const REQUEST: u32 = 8;
 /// A connection regains 1 point of its frame budget for this many bytes of request bodies that it sends, or of answers
 /// that it reads.
 const PROGRESS_BYTES: usize = 1 << 10;
+/// A header block costs 1 point of the frame budget for this many bytes beyond [`LARGE_HEAD_BYTES`]: to decode them
+/// costs the server more than to answer a small request, and they are no progress.
+const HEADER_BYTES: usize = 1 << 10;
 /// Points of the frame budget that a PING or SETTINGS frame costs: the server answers each PING, and updates all
 /// streams for a SETTINGS.
 const PING_COST: u32 = 4;
@@ -49,6 +54,8 @@ pub enum Flood {
     Settings,
     Ping,
     Window,
+    /// A flood of large header blocks.
+    Headers,
     Other,
     /// A flood of TLS records without application data, which the counter of HTTP/2 frames does not see.
     Tls,
@@ -68,6 +75,7 @@ impl Flood {
             Flood::Settings,
             Flood::Ping,
             Flood::Window,
+            Flood::Headers,
             Flood::Other,
             Flood::Tls,
             Flood::Unfinished,
@@ -179,6 +187,11 @@ impl FrameMeter {
         self.block = if self.is_in_block { self.block + self.payload } else { 0 };
         self.is_in_block = matches!(kind, HEADERS | CONTINUATION) && flags & END_HEADERS == 0;
         (self.payload, self.payload_left) = (size, size);
+        if matches!(kind, HEADERS | CONTINUATION) {
+            let cost = |bytes: usize| bytes.saturating_sub(LARGE_HEAD_BYTES) / HEADER_BYTES;
+            let more = cost(self.block + size) - cost(self.block);
+            self.spend(u32::try_from(more).unwrap_or(u32::MAX), Flood::Headers)?;
+        }
         match kind {
             HEADERS if stream > self.last_stream => {
                 self.last_stream = stream;
@@ -278,6 +291,34 @@ mod tests {
             assert_eq!(ended, Some(flood));
             assert!((most..=most + 200).contains(&count), "{flood:?} {count}");
         }
+    }
+
+    /// Sends requests whose header blocks have this many bytes, in frames of up to 16 KB, until the meter ends the flood.
+    fn header_blocks(size: usize, most: u32) -> (u32, Option<Flood>) {
+        let mut meter = begun();
+        for request in 0..most {
+            let stream = 2 * request + 1;
+            for at in (0..size).step_by(16 << 10) {
+                let end = size.min(at + (16 << 10));
+                let kind = if at == 0 { HEADERS } else { CONTINUATION };
+                let flags = END_STREAM | if end == size { END_HEADERS } else { 0 };
+                if let Err(flood) = meter.take(&frame(kind, flags, stream, &vec![0; end - at])) {
+                    return (request, Some(flood));
+                }
+            }
+        }
+        (most, None)
+    }
+
+    #[test]
+    fn large_header_blocks_are_a_flood_and_those_of_clients_are_not() {
+        for size in [100, 4 << 10, 8 << 10, 12 << 10] {
+            assert_eq!(header_blocks(size, 20_000), (20_000, None), "{size}");
+        }
+        // A block of 65 KB costs 61 points, and 3 for its CONTINUATION frames but the first; its request regains 8.
+        let (requests, flood) = header_blocks(65 << 10, 20_000);
+        assert_eq!(flood, Some(Flood::Headers));
+        assert!((60..100).contains(&requests), "{requests}");
     }
 
     #[test]

@@ -18,10 +18,10 @@ use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::instead;
 use super::large::Announcement;
-use super::limits::{INLINE_BYTES, LARGE_HEAD_BYTES};
+use super::limits::INLINE_BYTES;
 use super::pace::Pace;
 use super::sampling::Draws;
-use super::shared::{self, Made, Shared, Terms};
+use super::shared::{self, HeldHead, Made, Shared, Terms};
 
 /// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
@@ -48,7 +48,7 @@ pub struct Incoming {
     // Counts the bytes of the body that were read, and of its inflated form, against the limit on bytes in flight.
     pub hold: Hold,
     // A call keeps its headers in memory until its answer begins, so large headers count against a limit.
-    heads: Option<[OwnedSemaphorePermit; 2]>,
+    heads: Option<HeldHead>,
     // Announces a large call to the queue of large work; None for a small call, and once the call is in that queue.
     pub announcement: Option<(Announcement, Arriving)>,
     // Limits how many messages of the connection are held in inflated form; None if the call's message was not
@@ -86,21 +86,7 @@ impl Incoming {
     /// # Errors
     /// The open calls of the connection, or of all connections together, already have too many bytes of headers.
     pub fn hold_head(&mut self) -> Result<(), Status> {
-        let size: usize = self.head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-        if size < LARGE_HEAD_BYTES {
-            return Ok(());
-        }
-        let permits = u32::try_from(size).unwrap_or(u32::MAX);
-        let held = [&self.connection.heads, &self.shared.heads]
-            .map(|bytes| Arc::clone(bytes).try_acquire_many_owned(permits).ok());
-        let [Some(of_connection), Some(of_all)] = held else {
-            return Err(Status {
-                code: Code::Unavailable,
-                text: "The open calls have too many bytes of metadata.".into(),
-                may_retry: true,
-            });
-        };
-        self.heads = Some([of_connection, of_all]);
+        self.heads = self.shared.hold_head(&self.connection, &self.head.headers)?;
         Ok(())
     }
 
@@ -160,6 +146,20 @@ pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     note_refusal(&incoming.connection, status);
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
+}
+
+/// Refuses a call without a request message. Source: gRPC's statuscodes.md, "Request cardinality violation".
+///
+/// The answer has an empty DATA frame before its trailers: a client that tests the stream's state, such as h2spec, waits
+/// for DATA after the HEADERS that ended the request.
+pub fn refuse_empty(incoming: &Incoming, mut respond: SendResponse<Payload>) {
+    let id = incoming.shared.ids.of_http(&incoming.head.headers);
+    let status = unimplemented("The method takes exactly one request message, and the client sent none.");
+    if let Ok(mut stream) = respond.send_response(grpc_message::head(None, false), false)
+        && stream.send_data(Bytes::new().into(), false).is_ok()
+    {
+        let _ = stream.send_trailers(status.trailers(id.to_str().ok()));
+    }
 }
 
 /// Counts a refused gRPC call on its connection if the server has too much work: see [`super::refusal_pause`].
@@ -243,11 +243,11 @@ pub enum Gathered {
     /// The first bytes of a body that the core can not read and so forwards to the reference server; more bytes may
     /// follow.
     Unusual(Bytes),
-    /// A refusal: the limit on bytes in flight is reached, the work would wait too long, or the message comes too
-    /// slowly. The rest of the message is not read.
+    /// A refusal: the limit on bytes in flight is reached, the work would wait too long, the message comes too slowly,
+    /// or more bytes follow it. The rest of the body is not read.
     Refused(Status),
-    /// More bytes follow the first message, so the call is refused: its method takes only one.
-    TooMany,
+    /// The client ended the call without a message.
+    Empty,
     Lost,
 }
 
@@ -274,7 +274,9 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
                 return Gathered::Unusual(one.unwrap_or_else(|| all.into()));
             }
             if so_far.len() > size + PREFIX_BYTES {
-                return Gathered::TooMany;
+                return Gathered::Refused(unimplemented(
+                    "The method takes exactly one request message, and the client sent more.",
+                ));
             }
             if size > INLINE_BYTES && !is_judged {
                 is_judged = true;
@@ -329,7 +331,11 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         all.extend_from_slice(&data);
     }
     let data = one.unwrap_or_else(|| all.into());
-    if is_whole(&data) { Gathered::Message(data) } else { Gathered::Unusual(data) }
+    match &data[..] {
+        [] => Gathered::Empty,
+        whole if is_whole(whole) => Gathered::Message(data),
+        _ => Gathered::Unusual(data),
+    }
 }
 
 /// Returns the error text for a request whose deadline passed while it waited for a thread.
@@ -340,10 +346,4 @@ pub fn late() -> String {
 /// Returns the error for a gRPC request that the called method does not support.
 pub fn unimplemented(text: &str) -> Status {
     Status { code: Code::Unimplemented, text: text.into(), may_retry: false }
-}
-
-/// Returns the error for a gRPC call that sends a second request message. Source: gRPC's statuscodes.md, "Request
-/// cardinality violation". grpcio answers the first message without an error.
-pub fn too_many() -> Status {
-    unimplemented("The method takes exactly one request message, and the client sent more.")
 }

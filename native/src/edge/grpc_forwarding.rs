@@ -13,13 +13,17 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::connection::MAX_LONG_CALLS;
 use super::events::Event;
 use super::fair_queue::{Refusal, address_of};
-use super::grpc_call::{Gathered, Incoming, gather, is_serving, late, refuse, send_serving, too_many, unimplemented};
+use super::grpc_call::{
+    Gathered, Incoming, gather, is_serving, late, refuse, refuse_empty, send_serving, unimplemented,
+};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
 use super::inflated::{self, Coding, TooLarge};
+use super::limits::INLINE_BYTES;
 use super::long_calls::LongCall;
-use super::shared;
+use super::shared::{self, Shared};
+use crate::forms::built_size::{TooMany, built_size};
 use crate::forward::Lane;
 
 /// Serves a call that is no plain predict or lookup: forwards it to the reference server, refuses it, or answers a
@@ -50,7 +54,7 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
         Gathered::Message(data) => return forward(incoming, respond, data).await,
         Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
         Gathered::Refused(status) => status,
-        Gathered::TooMany => too_many(),
+        Gathered::Empty => return refuse_empty(&incoming, respond),
         Gathered::Lost => return respond.send_reset(Reason::CANCEL),
     };
     refuse(&incoming, respond, &status);
@@ -86,6 +90,15 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         Ok(inflated) => inflated.unwrap_or(begun),
         Err(status) => return refuse(&incoming, respond, &status),
     };
+    let judged = tokio::select! {
+        biased;
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        judged = judge(&mut incoming, &begun) => judged,
+    };
+    let parsed = match judged {
+        Ok(permit) => permit,
+        Err(status) => return refuse(&incoming, respond, &status),
+    };
     let shared = Arc::clone(&incoming.shared);
     let lane = lane(incoming.head.uri.path());
     let _stream = match lane {
@@ -112,6 +125,7 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }
+    drop(parsed);
 }
 
 /// Counts a long-lived call against the limits on such calls, until the caller drops the returned values.
@@ -204,4 +218,75 @@ pub async fn inflate(incoming: &mut Incoming, data: &Bytes) -> Result<Option<Byt
             Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
         }
     }
+}
+
+/// Computes how many bytes the reference server takes to parse a call's message, and counts them against the limit on
+/// bytes in flight. Returns a permit that the caller keeps until the call ends; None for a small message, and if `data` is
+/// no whole plain message, which the reference server then does not parse.
+async fn judge(incoming: &mut Incoming, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
+    let message = match data.split_first_chunk::<PREFIX_BYTES>() {
+        Some((prefix, message)) if prefix[0] == 0 && message.len() == grpc_message::length(*prefix) => {
+            data.slice_ref(message)
+        }
+        _ => return Ok(None),
+    };
+    let shared = Arc::clone(&incoming.shared);
+    let limit = shared.account.limit() / 2;
+    let path = incoming.head.uri.path();
+    if message.len() <= INLINE_BYTES {
+        let size = parsed_size(path, &message, limit).map_err(|text| too_large(&shared, text))?;
+        return incoming.reach(data, data.len() + size).map(|()| None);
+    }
+    let path = path.to_owned();
+    incoming.reach(data, data.len())?;
+    // Permits limit how many compressed or large messages of the connection are parsed at the same time. A call whose
+    // message was inflated has one already.
+    let permit = if incoming.inflated.is_some() {
+        None
+    } else {
+        let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
+            return Err(shared::no_upstream());
+        };
+        Some(permit)
+    };
+    let (sender, receiver) = oneshot::channel();
+    let job = move |told: Result<Duration, Refusal>| {
+        let size = told.map(|_| parsed_size(&path, &message, limit));
+        let has_run = size.is_ok();
+        let _ = sender.send(size);
+        has_run
+    };
+    // The call's task keeps the queue's ticket while it waits: if the task is dropped, the ticket removes the job from
+    // the queue.
+    let ticket = shared.large.submit(incoming.ask(&[], data.len()), None, job);
+    let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
+    match receiver.await {
+        Ok(Ok(Ok(size))) => incoming.reach(data, data.len() + size).map(|()| permit),
+        Ok(Ok(Err(text))) => Err(too_large(&shared, text)),
+        Ok(Err(refusal)) => Err(shared.refuse("", refusal, late)),
+        // No result comes if the thread pool dropped the job with the sender, because the pool is closed when the
+        // server stops.
+        Err(_) => Err(shared::no_upstream()),
+    }
+}
+
+/// Returns how many bytes the reference server takes to parse a message. `limit`: the maximal size of what the server
+/// builds from it.
+///
+/// # Errors
+/// The text that tells the client why the message is too large.
+fn parsed_size(path: &str, message: &[u8], limit: usize) -> Result<usize, String> {
+    let built = built_size(path, message).map_err(TooMany::text)?;
+    if built > limit {
+        return Err(format!(
+            "The message's values would take {built} bytes in memory, and a request may take {limit}. Send it in several \
+             requests."
+        ));
+    }
+    Ok(built)
+}
+
+fn too_large(shared: &Shared, text: String) -> Status {
+    shared.statistics.refused("", "inflated");
+    Status { code: Code::ResourceExhausted, text, may_retry: false }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 
-use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, send, too_many};
+use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, refuse_empty, send};
 use super::grpc_forwarding::{forward, inflate, serve_other};
 use super::grpc_message::{PREFIX_BYTES, Payload};
 use super::inflated;
@@ -61,6 +61,8 @@ enum Next {
     Reply(Reply),
     /// Forwards the call to the reference server, with the bytes of the body that were already read.
     Forward(Bytes),
+    /// Refuses the call, which has no message.
+    RefuseEmpty,
     Reset(Reason),
 }
 
@@ -70,6 +72,7 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
             send(&incoming.shared, &incoming.connection, &incoming.head, plain, respond, reply);
         }
         Next::Forward(begun) => forward(incoming, respond, begun).await,
+        Next::RefuseEmpty => refuse_empty(&incoming, respond),
         Next::Reset(reason) => respond.send_reset(reason),
     }
 }
@@ -87,7 +90,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
             Err(status) => return Next::Reply(Reply::Refusal(status)),
         },
         Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
-        Gathered::TooMany => return Next::Reply(Reply::Refusal(too_many())),
+        Gathered::Empty => return Next::RefuseEmpty,
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
     if data.len() > INLINE_BYTES || plain.is_gzip {

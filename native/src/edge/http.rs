@@ -1,5 +1,5 @@
-//! Serves one HTTP/1.1 connection. The library hyper parses and writes HTTP; the connection's task answers small
-//! requests.
+//! Serves one connection of the HTTP port, and answers its requests. The library hyper parses and writes HTTP/1.1; the
+//! connection's task answers small requests.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -19,19 +19,23 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::account::{Hold, Shares};
+use super::config::Wire;
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
-use super::dispatch::{Method, Target, target};
+use super::dispatch::{Dispatch, Method, Target, target};
 use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
+use super::http2;
 use super::instead;
-use super::limits::{self, INLINE_BYTES, URL_BYTES};
+use super::limits::{self, INLINE_BYTES, PARSED_TIMES, URL_BYTES};
 use super::pace::Pace;
+use super::preface;
+use super::request_body::RequestBody;
 use super::sampling::Draws;
 use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
 use crate::declined::Declined;
-use crate::forms::Answered;
+use crate::forms::{Answered, Call};
 use crate::forward::{Forwarded, Lane, UnreadReason, Upload};
 use crate::plan::Effort;
 
@@ -44,12 +48,13 @@ const MODEL_VERSION: HeaderName = HeaderName::from_static("x-model-version");
 const TRUSTED_BYTES: usize = 1 << 20;
 
 /// The body of an answer; its request counts as open until this value is dropped.
-struct Answer {
-    content: Content,
+pub struct Answer {
+    pub content: Content,
     _open: Open,
 }
 
-enum Content {
+/// The content of an answer's body.
+pub enum Content {
     Whole(Bytes),
     Forwarded(Forwarded),
 }
@@ -93,8 +98,18 @@ impl Body for Answer {
     }
 }
 
-/// Serves one HTTP connection until it is closed.
+/// Serves one HTTP connection until it is closed: HTTP/1.1, or HTTP/2 if its client begins with the preface of HTTP/2.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
+    let Some((stream, is_http2)) = preface::read(stream, &connection).await else {
+        if connection.order() == Order::Cut {
+            shared.statistics.count(Event::CutHttp);
+        }
+        return;
+    };
+    if is_http2 {
+        connection.set_http2();
+        return http2::serve(Wire::Http, stream, connection, shared).await;
+    }
     let service = service_fn(|request| {
         let (shared, connection) = (Arc::clone(&shared), Arc::clone(&connection));
         async move { handle(shared, connection, request).await }
@@ -153,20 +168,13 @@ async fn handle(
     })
     .await;
     let open = connection.open();
-    let draws = Draws::new(shared.tracing.as_ref());
-    let exchange = Exchange { shared, connection, draws };
+    let exchange = Exchange::new(shared, connection);
     let (head, body) = request.into_parts();
     exchange.connection.finish_head(|| {
         let fields = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len());
         head.uri.path().len() + fields.sum::<usize>()
     });
-    // A CONNECT request is never forwarded: the reference server's parser would read the body of a CONNECT as further
-    // requests.
-    let mut response = if has_one_host(&head) && head.method != http::Method::CONNECT {
-        exchange.respond(head, body, open).await
-    } else {
-        exchange.malformed(Event::MalformedHttp, open)
-    };
+    let mut response = exchange.checked(head, RequestBody::Http1(body), open).await;
     exchange.connection.finish_head(|| 0);
     if exchange.connection.order() != Order::Serve {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -265,9 +273,18 @@ fn bad_request(open: Open) -> Response<Answer> {
     refusal
 }
 
-struct Exchange {
-    shared: Arc<Shared>,
-    connection: Arc<Connection>,
+/// Returns the refusal of a request over HTTP/2 with more than [`limits::MAX_HEADERS`] headers, as hyper does over
+/// HTTP/1.1.
+pub fn too_many_headers(open: Open) -> Response<Answer> {
+    let mut refusal = bad_request(open);
+    *refusal.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    refusal
+}
+
+/// One HTTP request that the core has received and not yet answered.
+pub struct Exchange {
+    pub shared: Arc<Shared>,
+    pub connection: Arc<Connection>,
     draws: Draws,
 }
 
@@ -291,7 +308,24 @@ enum Gathered {
 }
 
 impl Exchange {
-    async fn respond(&self, head: Parts, mut body: Incoming, open: Open) -> Response<Answer> {
+    /// Begins the exchange of a request on this connection.
+    pub fn new(shared: Arc<Shared>, connection: Arc<Connection>) -> Self {
+        let draws = Draws::new(shared.tracing.as_ref());
+        Exchange { shared, connection, draws }
+    }
+
+    /// Returns the answer to a request; refuses one that is malformed.
+    pub async fn checked(&self, head: Parts, body: RequestBody, open: Open) -> Response<Answer> {
+        // A CONNECT request is never forwarded: the reference server's parser would read the body of a CONNECT as
+        // further requests.
+        if has_one_host(&head) && head.method != http::Method::CONNECT {
+            self.respond(head, body, open).await
+        } else {
+            self.malformed(Event::MalformedHttp, open)
+        }
+    }
+
+    async fn respond(&self, head: Parts, mut body: RequestBody, open: Open) -> Response<Answer> {
         if head.uri.path_and_query().is_some_and(|url| url.as_str().len() > URL_BYTES) {
             return self.long_url(&head, &body, open);
         }
@@ -323,7 +357,9 @@ impl Exchange {
                 return refusal;
             }
             Gathered::Lost => {
-                self.connection.tell(Order::Cut);
+                if !self.connection.is_http2() {
+                    self.connection.tell(Order::Cut);
+                }
                 // The client disconnected or sent a malformed body; after a malformed body it may still read this
                 // answer.
                 return bad_request(open);
@@ -335,7 +371,7 @@ impl Exchange {
             let found = Target { json_length: p.json_length, ..found };
             (p, found)
         }) else {
-            return self.forward(head, Upload::whole(data), open).await;
+            return self.forward_whole(head, data, hold, open).await;
         };
         let method = found.method;
         let mut outcome = Err(Failed::Declined(Declined::TooLarge));
@@ -369,7 +405,7 @@ impl Exchange {
                 let status = self.shared.no_rows(method, model(&self.shared, &head), failure);
                 self.refuse(&head.headers, &status, open)
             }
-            Err(Failed::Declined(_)) => self.forward(head, Upload::whole(data), open).await,
+            Err(Failed::Declined(_)) => self.forward_whole(head, data, hold, open).await,
         }
     }
 
@@ -390,18 +426,25 @@ impl Exchange {
             return Err(shared.no_bytes(&model));
         }
         let deadline = ask.deadline.unwrap_or_else(Instant::now);
-        let (uri, data) = (head.uri.clone(), data.clone());
-        let called = shared.call_large(why, ask, None, &self.connection, plain.terms, move |dispatch, call| {
-            let found = target(uri.path()).ok_or(Declined::Unusual)?;
-            let found = Target { json_length: plain.json_length, ..found };
-            dispatch.http(&found, call, &data)
-        });
-        match tokio::time::timeout_at(deadline.into(), called).await {
-            Ok(Ok(outcome)) => Ok(outcome),
-            Ok(Err(NotRun::Refused(refusal))) => Err(self.too_long(&model, refusal)),
-            Err(_) => Err(self.too_long(&model, Refusal::Late)),
-            // The request was not run: its client has left too many answers unread, or the thread pool is closed.
-            Ok(Err(NotRun::Unread | NotRun::Closed)) => Err(shared::no_upstream()),
+        loop {
+            let (uri, data, terms) = (head.uri.clone(), data.clone(), plain.terms.clone());
+            let form = move |dispatch: &dyn Dispatch, call: &Call<'_>| {
+                let found = target(uri.path()).ok_or(Declined::Unusual)?;
+                let found = Target { json_length: plain.json_length, ..found };
+                dispatch.http(&found, call, &data)
+            };
+            let called = shared.call_large(why, ask.clone(), None, &self.connection, terms, form);
+            let unread = match tokio::time::timeout_at(deadline.into(), called).await {
+                Ok(Ok(outcome)) => return Ok(outcome),
+                Ok(Err(NotRun::Refused(refusal))) => return Err(self.too_long(&model, refusal)),
+                // The request was not run, because its client has left too many other answers unread.
+                Ok(Err(NotRun::Unread)) => tokio::time::timeout_at(deadline.into(), self.connection.room()).await,
+                Ok(Err(NotRun::Closed)) => return Err(shared::no_upstream()),
+                Err(late) => Err(late),
+            };
+            if unread.is_err() {
+                return Err(self.too_long(&model, Refusal::Late));
+            }
         }
     }
 
@@ -418,7 +461,7 @@ impl Exchange {
     }
 
     /// Returns the body of the answer to a health check; None if the core can not answer the check.
-    fn health(&self, head: &Parts, body: &Incoming) -> Option<&'static str> {
+    fn health(&self, head: &Parts, body: &RequestBody) -> Option<&'static str> {
         let is_plain = head.method == http::Method::GET && head.uri.query().is_none() && body.is_end_stream();
         if !is_plain {
             return None;
@@ -453,7 +496,7 @@ impl Exchange {
     }
 
     /// Refuses a request whose URL is too long.
-    fn long_url(&self, head: &Parts, body: &Incoming, open: Open) -> Response<Answer> {
+    fn long_url(&self, head: &Parts, body: &RequestBody, open: Open) -> Response<Answer> {
         let text = format!("The request's path and query have more than {URL_BYTES} bytes.");
         let status = Status { code: Code::InvalidArgument, text, may_retry: false };
         self.shared.statistics.refused("", "url");
@@ -473,7 +516,7 @@ impl Exchange {
 
     /// Reads the body of a request. `is_plain`: the core may answer the request, so a large one is announced to the
     /// queue of large work.
-    async fn gather(&self, body: &mut Incoming, head: &Parts, is_plain: bool) -> Gathered {
+    async fn gather(&self, body: &mut RequestBody, head: &Parts, is_plain: bool) -> Gathered {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
         if body.size_hint().lower() > limit as u64 {
@@ -484,13 +527,17 @@ impl Exchange {
         }
         let large = told.filter(|size| *size > INLINE_BYTES);
         if large.is_some_and(|size| !self.shares(head).has_room(size)) {
+            self.connection.note_large_refused();
             return Gathered::NoRoom;
         }
         // A large request that the core may answer stays announced to the queue of large work until its body is read.
         let announced = large.filter(|_| is_plain).map(|size| self.shared.large.announce(self.ask(head, size)));
         let _announced = match announced.transpose() {
-            Ok(announcement) => announcement,
-            Err(refusal) => return Gathered::Refused(refusal),
+            Ok(announcement) => announcement.map(|announcement| (announcement, self.connection.expect_body())),
+            Err(refusal) => {
+                self.connection.note_large_refused();
+                return Gathered::Refused(refusal);
+            }
         };
         let mut hold = Hold::default();
         let mut pace = Pace::new(&self.shared.limits);
@@ -540,7 +587,7 @@ impl Exchange {
     }
 
     /// Returns a body to forward: the bytes that were read already, then the bytes that the client still sends.
-    fn upload(&self, begun: Bytes, rest: Incoming) -> Upload {
+    fn upload(&self, begun: Bytes, rest: RequestBody) -> Upload {
         let (connection, shared) = (Arc::clone(&self.connection), Arc::clone(&self.shared));
         let left = move |left| match left {
             UnreadReason::Unread => connection.note_unread(),
@@ -559,6 +606,17 @@ impl Exchange {
         let mut refusal = bad_request(open);
         refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         refusal
+    }
+
+    /// Forwards a request whose body is read; a large JSON body counts as what Python makes of it.
+    async fn forward_whole(&self, head: Parts, data: Bytes, mut hold: Hold, open: Open) -> Response<Answer> {
+        let is_json = data.len() > INLINE_BYTES && !head.headers.contains_key(JSON_LENGTH);
+        let parsed = data.len().saturating_mul(PARSED_TIMES).min(self.shared.account.limit());
+        if is_json && !hold.reach(parsed, || self.shares(&head)) {
+            let model = model(&self.shared, &head);
+            return self.refuse(&head.headers, &self.shared.no_bytes(model), open);
+        }
+        self.forward(head, Upload::whole(data), open).await
     }
 
     async fn forward(&self, mut head: Parts, body: Upload, open: Open) -> Response<Answer> {
@@ -600,7 +658,7 @@ impl Exchange {
     ) -> Response<Answer> {
         let json_length = answered.json_length;
         let mut body = answered.body;
-        if body.len() >= COUNTED_BYTES {
+        if body.len() >= COUNTED_BYTES || self.connection.is_http2() {
             body = Bytes::from_owner(Owed::new(body, debt));
         }
         let mut response = Response::new(Answer::whole(body, open));
@@ -620,7 +678,7 @@ impl Exchange {
         response
     }
 
-    fn refuse(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
+    pub fn refuse(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
         self.refusal(asked, status, self.shared.ids.of_http(asked), open)
     }
 

@@ -33,6 +33,10 @@ pub const MAX_INTERMEDIATES: usize = 3;
 /// Maximal size of the path and query in an HTTP/1.1 request line. The reference server decodes both on its event loop,
 /// which takes it up to 0.3 ms for each KB.
 pub const URL_BYTES: usize = 8 << 10;
+/// Maximal number of headers of an HTTP request, over HTTP/1.1 (hyper's own limit) and HTTP/2.
+pub const MAX_HEADERS: usize = 100;
+/// A JSON body that is forwarded counts as this many times its bytes: its objects in Python take as much, or more.
+pub const PARSED_TIMES: usize = 10;
 /// A request with more bytes never runs on the thread of its connection, but on the pool for large work.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// An HTTP/1.1 body that comes in more than `TINY_PARTS` parts must have at least `TINY_BYTES` bytes in each part on

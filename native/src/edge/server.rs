@@ -36,7 +36,7 @@ use super::refusal_pause::Pauses;
 use super::shared::Shared;
 use super::snapshot::{Snapshot, SubjectSnapshot};
 use super::statistics::Statistics;
-use super::{grpc, http};
+use super::{http, http2};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
 use crate::plan::{GraphLimit, Routes};
 
@@ -211,6 +211,7 @@ impl Server {
         let shared = &self.hub.shared;
         Snapshot {
             bytes_in_flight: shared.account.held(),
+            bytes_held_total: shared.account.total(),
             held: shared.account.by_model(),
             queued: shared.num_queued(),
             queued_to_forward: vec![
@@ -394,10 +395,7 @@ impl Hub {
                     if let Ok(Err(error)) = failed {
                         tracing::debug!(%error, "a TLS handshake failed");
                     }
-                    hub.shared.statistics.count(match wire {
-                        Wire::Grpc => Event::HandshakeFailedGrpc,
-                        Wire::Http => Event::HandshakeFailedHttp,
-                    });
+                    hub.shared.statistics.count(Event::handshake_failed(wire));
                 }
             }
         });
@@ -418,7 +416,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     match wire {
-        Wire::Grpc => grpc::serve(stream, connection, Arc::clone(shared)).await,
+        Wire::Grpc => http2::serve(wire, stream, connection, Arc::clone(shared)).await,
         Wire::Http => http::serve(stream, connection, Arc::clone(shared)).await,
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::access::Access;
 use super::account::Account;
@@ -19,7 +19,7 @@ use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::health::{FRESH, Health};
 use super::large::{Announcement, LazyPool, Pool};
-use super::limits::Limits;
+use super::limits::{LARGE_HEAD_BYTES, Limits};
 use super::long_calls::LongCalls;
 use super::refusal_pause::Pauses;
 use super::request_id::RequestIds;
@@ -155,7 +155,32 @@ pub struct Made {
 /// The answer of a wire format's handler (form), or the reason why there is no answer.
 pub type Outcome = Result<Made, Failed>;
 
+/// The bytes of the large headers of one open request of an HTTP/2 connection: its share of the connection's limit, and
+/// of that of all connections.
+pub type HeldHead = [OwnedSemaphorePermit; 2];
+
 impl Shared {
+    /// Counts the headers of a request on an HTTP/2 connection, if they are large, until the result is dropped.
+    ///
+    /// # Errors
+    /// The open requests of the connection, or of all connections together, already have too many bytes of headers.
+    pub fn hold_head(&self, connection: &Connection, headers: &HeaderMap) -> Result<Option<HeldHead>, Status> {
+        let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        if size < LARGE_HEAD_BYTES {
+            return Ok(None);
+        }
+        let permits = u32::try_from(size).unwrap_or(u32::MAX);
+        let held = [&connection.heads, &self.heads].map(|all| Arc::clone(all).try_acquire_many_owned(permits).ok());
+        let [Some(of_connection), Some(of_all)] = held else {
+            return Err(Status {
+                code: Code::Unavailable,
+                text: "The open calls have too many bytes of metadata.".into(),
+                may_retry: true,
+            });
+        };
+        Ok(Some([of_connection, of_all]))
+    }
+
     /// Returns the properties of a request that decide in which form the core answers it; None if the reference server
     /// must refuse or trace the request.
     pub fn terms(&self, headers: &HeaderMap, connection: &Connection, draws: Draws) -> Option<Terms> {

@@ -88,6 +88,8 @@ pub struct Snapshot {
     pub connections: Vec<(&'static str, u64)>,
     /// Number of bytes that requests and answers hold in memory now, all models together.
     pub bytes_in_flight: usize,
+    /// Number of bytes that all requests and answers together have held since the server's start.
+    pub bytes_held_total: u64,
     /// Number of bytes that requests and answers hold in memory now, by model; the model is "" if it is not known.
     pub held: Vec<(String, usize)>,
     /// Number of requests that wait now for a thread of one of the two pools: requests that take too long for a thread

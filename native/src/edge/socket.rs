@@ -33,11 +33,13 @@ const KEPT_BUFFERS: usize = 16;
 const READ_AT_ONCE: usize = 8 << 10;
 const FRAME_COST: usize = 256;
 
-/// Maximal number of bytes of a refused body that the server reads and drops before it closes the connection, and the
-/// time limit for this.
+/// Maximal number of a flood's bytes that the server reads and drops before it closes the connection. Of a refused body
+/// it drops up to [`Connection::max_discarded`] bytes, because most clients read an answer only after they have sent all.
 const DISCARDED_BYTES: usize = 4 << 20;
-const DISCARDED_AT_ONCE: usize = 4 << 10;
-const LINGER: Duration = Duration::from_secs(2);
+const DISCARDED_AT_ONCE: usize = 16 << 10;
+/// The time limits for this: of a pause between two of the client's bytes, and of all.
+const PAUSE: Duration = Duration::from_secs(2);
+const LINGER: Duration = Duration::from_secs(30);
 
 thread_local! {
     // Free write buffers of the thread. A connection has a buffer only while bytes wait in it, because buffers for ten
@@ -88,8 +90,9 @@ pub struct Socket<S> {
     meter: Option<FrameMeter>,
     // For HTTP/1.1: the number of bytes that have come of a request's head, and the number of requests before it.
     head: (usize, u64),
-    // After the stream is shut down, this timer limits how long the server still reads and drops the client's bytes.
-    linger: Option<Pin<Box<Sleep>>>,
+    // After the stream is shut down, this timer limits how long the server still reads and drops the client's bytes: the
+    // longest pause, and the end of all.
+    linger: Option<(Pin<Box<Sleep>>, tokio::time::Instant)>,
     discarded: usize,
 }
 
@@ -245,22 +248,32 @@ impl<S: AsyncRead + Unpin> Socket<S> {
     /// when the socket is closed. The system resets a socket that is closed with unread bytes, and the client may then
     /// lose the server's last answer.
     fn discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let linger = self.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
+        let now = tokio::time::Instant::now();
+        let (linger, end) =
+            self.linger.get_or_insert_with(|| (Box::pin(tokio::time::sleep_until(now + PAUSE)), now + LINGER));
         if linger.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
+        let most = if self.connection.flood().is_some() { DISCARDED_BYTES } else { self.connection.max_discarded };
+        let turn = most.min(self.discarded + READ_BUDGET);
         let mut space = [MaybeUninit::uninit(); DISCARDED_AT_ONCE];
-        while self.discarded < DISCARDED_BYTES {
+        while self.discarded < turn {
             let mut buffer = ReadBuf::uninit(&mut space);
             let read = ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer));
             let size = buffer.filled().len();
             if read.is_err() || size == 0 {
-                break;
+                return Poll::Ready(());
             }
             self.discarded += size;
+            linger.as_mut().reset((now + PAUSE).min(*end));
             // The dropped bytes count as read application data, because a client may send TLS bytes only in proportion
             // to its application data.
             self.connection.note_read(size);
+        }
+        if turn < most {
+            // Other connections of the thread get their turn.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
         Poll::Ready(())
     }

@@ -1,5 +1,6 @@
 //! Parses requests, runs them, and writes their answers. Each wire format has a module here, which is called a form.
 
+pub mod built_size;
 pub mod predict_proto;
 pub mod protobuf;
 mod tensor_proto;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::built_size::check_num_strings;
 use super::{Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, Inputs, Servable, Signature, Strings, Tensor, Work};
@@ -122,6 +123,7 @@ fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined>
     if count > data.len() / LENGTH_BYTES {
         return Err(Declined::Unusual);
     }
+    check_num_strings(count)?;
     let mut parts = Vec::with_capacity(count);
     for _ in 0..count {
         let (length, rest) = data.split_first_chunk::<LENGTH_BYTES>().ok_or(Declined::Unusual)?;

@@ -11,6 +11,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+use super::built_size::{check_num_messages, check_num_strings};
 use super::oip_binary::{
     SIGNATURE_PARAMETER, append_binary, binary_size, binary_tensor, booleans, datatype_of, dtype_of, find,
     inputs_by_index, num_elements, output_indexes, version,
@@ -187,6 +188,7 @@ impl<'a> Request<'a> {
                 (7, Value::Delimited(contents)) => request.raw.push(contents),
                 _ => return Err(Declined::Unusual),
             }
+            check_num_messages(request.inputs.len() + request.outputs.len() + request.raw.len())?;
         }
         if request.model.is_empty() || (!request.raw.is_empty() && request.raw.len() != request.inputs.len()) {
             return Err(Declined::Unusual);
@@ -300,7 +302,10 @@ fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<T
     let mut parts: SmallVec<[&'a [u8]; 1]> = SmallVec::new();
     for field in Fields::of(contents) {
         match field? {
-            (field, Value::Delimited(part)) if field == wanted => parts.push(part),
+            (field, Value::Delimited(part)) if field == wanted => {
+                check_num_strings(parts.len())?;
+                parts.push(part);
+            }
             _ => return Err(Declined::Unusual),
         }
     }

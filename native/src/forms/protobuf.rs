@@ -53,6 +53,13 @@ impl<'a> Fields<'a> {
         Fields { rest: message }
     }
 
+    /// Returns how many bytes of the message are not read yet.
+    #[must_use]
+    #[inline]
+    pub fn num_left(&self) -> usize {
+        self.rest.len()
+    }
+
     #[inline]
     fn read_field(&mut self) -> Result<(u32, Value<'a>), Malformed> {
         let tag = read_varint32(&mut self.rest)?;

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
+use super::built_size::check_num_strings;
 use super::protobuf::{
     Fields, Value, delimited_len, extend_varints, read_varint32, set_once, text, varint_field_len, varint_len,
     write_delimited, write_delimited_header, write_varint, write_varint_field,
@@ -188,6 +189,7 @@ fn split_strings(content: &[u8], size: usize) -> Result<Vec<Cow<'_, [u8]>>, Decl
     if size > content.len() {
         return Err(Declined::Unusual);
     }
+    check_num_strings(size)?;
     let mut bytes = content;
     for _ in 0..size {
         read_varint32(&mut bytes)?;
@@ -220,6 +222,7 @@ fn read_values<'a>(
             }
         }
         DataType::String => {
+            check_num_strings(proto.num_pieces)?;
             let mut parts = Vec::with_capacity(proto.num_pieces);
             let mut fields = Fields::of(proto.message);
             while let Some(field) = fields.next() {

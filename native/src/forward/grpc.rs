@@ -34,8 +34,8 @@ pub struct GrpcUpstream {
     pings: tokio::sync::Mutex<Option<PingPong>>,
 }
 
-/// The reason why a gRPC stream was copied only in part.
-enum StreamEnded {
+/// The reason why a stream was copied only in part.
+pub enum StreamEnded {
     /// The sender of the bytes disconnected, or reset its HTTP/2 stream; the value is the reason of the reset.
     Source(Option<Reason>),
     /// The receiver of the bytes accepts no more of them.
@@ -185,7 +185,7 @@ fn request(head: Parts) -> Option<Request<()>> {
 async fn upload(prefix: Bytes, body: &mut RecvStream, upstream: &mut SendStream<Bytes>) -> Result<(), StreamEnded> {
     if !prefix.is_empty() {
         let is_whole = body.is_end_stream();
-        send(prefix, is_whole, upstream).await?;
+        send_in_window(prefix, is_whole, upstream).await?;
         if is_whole {
             return Ok(());
         }
@@ -241,7 +241,7 @@ async fn pump<B: Buf + From<Bytes>>(source: &mut RecvStream, sink: &mut SendStre
         let size = data.len();
         let is_last = source.is_end_stream();
         if size > 0 || is_last {
-            send(data, is_last, sink).await?;
+            send_in_window(data, is_last, sink).await?;
         }
         let _ = source.flow_control().release_capacity(size);
         if is_last {
@@ -259,7 +259,11 @@ fn stream_ended(error: &h2::Error) -> StreamEnded {
     StreamEnded::Source(error.reason().filter(|_| error.is_reset() && error.is_remote()))
 }
 
-async fn send<B: Buf + From<Bytes>>(
+/// Sends data as the receiver's windows allow.
+///
+/// # Errors
+/// The receiver accepts no more bytes.
+pub async fn send_in_window<B: Buf + From<Bytes>>(
     mut data: Bytes,
     is_last: bool,
     sink: &mut SendStream<B>,

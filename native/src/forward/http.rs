@@ -22,6 +22,7 @@ use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
 
 use crate::edge::limits::BodyParts;
+use crate::edge::request_body::{BodyError, RequestBody};
 
 /// Time for which an idle connection to the reference server is kept. The reference server keeps an idle connection
 /// longer, so it does not close a connection on which the core is just sending a request.
@@ -32,7 +33,7 @@ const MAX_IDLE: usize = 64;
 /// The body of a forwarded request: the bytes that were already read, then the bytes that the client still sends.
 pub struct Upload {
     prefix: Option<Bytes>,
-    rest: Option<Incoming>,
+    rest: Option<RequestBody>,
     is_withheld: bool,
     parts: BodyParts,
     on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
@@ -62,7 +63,7 @@ impl Upload {
     /// Makes the body of a forwarded request from received bytes, `prefix`, and bytes that still come, `rest`. The
     /// body calls `on_unread` later, if `rest` was not read to its end.
     #[must_use]
-    pub fn streamed(prefix: Bytes, rest: Incoming, on_unread: Box<dyn Fn(UnreadReason) + Send>) -> Self {
+    pub fn streamed(prefix: Bytes, rest: RequestBody, on_unread: Box<dyn Fn(UnreadReason) + Send>) -> Self {
         let mut upload = Upload::whole(prefix);
         upload.rest = Some(rest);
         upload.on_unread = Some(on_unread);
@@ -95,9 +96,9 @@ impl Drop for Upload {
 
 impl Body for Upload {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let me = self.get_mut();
         if let Some(data) = me.prefix.take() {
             return Poll::Ready(Some(Ok(Frame::data(data))));

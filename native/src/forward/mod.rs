@@ -10,7 +10,7 @@ mod grpc;
 mod http;
 
 pub use gate::{Gates, Lane, Permit};
-pub use grpc::GrpcUpstream;
+pub use grpc::{GrpcUpstream, send_in_window};
 pub use http::{Forwarded, HttpUpstream, UnreadReason, Upload};
 
 /// Connects to the Unix socket of a reference server; a path that starts with a zero byte is an abstract name. The

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,6 +112,27 @@ def test_an_idle_thread_keeps_nothing_of_its_last_job(make: Callable[..., Pool])
     weakref.finalize(job.result(PATIENCE_S), freed.set)
     del job
     assert freed.wait(PATIENCE_S)
+
+
+def test_a_waiting_thread_holds_no_job_that_is_done(make: Callable[..., Pool]) -> None:
+    class Document:
+        """A large part of a request."""
+
+    def fail(error: ServiceError | None, document: Document) -> None:
+        raise ValueError
+
+    workers, document = make().workers, Document()
+    seen = weakref.ref(document)
+    with pytest.raises(ValueError):
+        workers.submit("m", functools.partial(fail, document=document)).result(PATIENCE_S)
+    del document
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s:
+        # The error and its traceback refer to each other.
+        gc.collect()
+        if seen() is None:
+            break
+    assert seen() is None
 
 
 def test_models_take_turns_whatever_they_queued(make: Callable[..., Pool]) -> None:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from service.process.resources import FreedMemory
+
 # Allocates four buffers of 2.6 MB and frees them together, fifty times after five that are not counted; page faults
 # show memory that went back to the kernel.
 SCRIPT = """
@@ -52,7 +54,7 @@ blocks = [bytearray(2000) for _ in range(20_000)]
 del blocks
 print(is_kept)
 for count in (300, 151, 150):
-    freed.connections_counted(count)
+    freed.look(count, 0)
     print(resident() - before)
 """
 
@@ -68,3 +70,25 @@ def test_kept_memory_is_returned_when_half_of_many_connections_have_closed() -> 
     assert int(at_most) > 30
     assert int(before_half) > 30
     assert int(at_half) < 10
+
+
+def trims(*steps: int) -> list[bool]:
+    """Says for each look whether freed memory was returned; steps: MiB that requests held since the look before."""
+    freed = FreedMemory()
+    counted: list[int] = []
+    freed._trim = counted.append  # type: ignore[assignment]
+    found, total = [], 0
+    for step in steps:
+        before, total = len(counted), total + (step << 20)
+        freed.look(1, total)
+        found.append(len(counted) > before)
+    return found
+
+
+def test_freed_memory_is_returned_once_after_a_flood_of_bytes() -> None:
+    assert trims(900, 900, 80, *[0] * 3, *[0] * 20) == [*[False] * 6, True, *[False] * 19]
+
+
+@pytest.mark.parametrize("steps", [[20] * 100, [0, 200] * 50, [0, 0, 0, 0, 900] * 20, [60, *[0] * 100]])
+def test_freed_memory_is_kept_for_a_load_that_goes_on(steps: list[int]) -> None:
+    assert not any(trims(*steps))

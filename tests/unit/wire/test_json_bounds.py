@@ -1,9 +1,9 @@
-"""The parser limits the keys and lists of one JSON document."""
+"""The parser limits the keys, lists and strings of one JSON document."""
 
 import pytest
 
 from service.errors import PayloadTooLarge
-from service.wire.json_document import MAX_KEYS, MAX_LISTS, parse_object
+from service.wire.json_document import MAX_KEYS, MAX_LISTS, MAX_STRINGS, parse_object
 
 
 def document(keys: int, lists: int) -> bytes:
@@ -21,3 +21,8 @@ def test_as_many_as_may_be_are_read() -> None:
 def test_one_more_is_refused(keys: int, lists: int, word: str) -> None:
     with pytest.raises(PayloadTooLarge, match=word):
         parse_object(document(keys, lists))
+
+
+def test_a_document_of_more_strings_is_refused() -> None:
+    with pytest.raises(PayloadTooLarge, match="strings"):
+        parse_object(b'{"a":[' + b'"",' * MAX_STRINGS + b'""]}')

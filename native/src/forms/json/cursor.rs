@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use super::base64;
 use super::nested::Nested;
 use crate::declined::Declined;
+use crate::forms::built_size::MAX_STRINGS;
 
 /// The result of parsing JSON: a value, or the reason why the request must be forwarded to the reference server.
 pub type Parsed<T> = Result<T, Declined>;
@@ -26,13 +27,15 @@ const MAX_KEYS: usize = 32;
 /// Maximal number of levels of a nested JSON list; a deeper list is declined, and the reference server reads it.
 const MAX_LEVELS: usize = 16;
 
-/// Says whether a JSON body has more keys or lists than the reference server accepts.
+/// Says whether a JSON body has more keys, lists or strings than the reference server accepts.
 fn has_too_many_tokens(body: &[u8]) -> bool {
     let count = |byte| memchr::memchr_iter(byte, body).count();
     // The colons and brackets of a body of up to MAX_DOCUMENT_KEYS bytes are not counted, because they can not be more
     // than its bytes.
     body.len() > MAX_DOCUMENT_KEYS
-        && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
+        && (count(b':') > MAX_DOCUMENT_KEYS
+            || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS
+            || count(b'"') > 2 * MAX_STRINGS)
 }
 
 /// A position in a JSON body, at the start of a token. Each method that reads a token also skips the white space behind
@@ -47,7 +50,7 @@ impl<'a> Cursor<'a> {
     /// Returns the position of a body's first token.
     ///
     /// # Errors
-    /// The body is not UTF-8, or has more keys or lists than the reference server accepts.
+    /// The body is not UTF-8, or has more keys, lists or strings than the reference server accepts.
     pub fn new(body: &'a [u8]) -> Parsed<Self> {
         if has_too_many_tokens(body) {
             return Err(Declined::OverLimit);
