@@ -40,6 +40,11 @@ class ServerSettings:
     allow_version_labels_for_unavailable_models: bool = setting(
         False, "Whether a new version label may point to a version that is not AVAILABLE."
     )
+    model_root: str = setting(
+        "",
+        "Folder, or place in an object store, below which reload requests without the right 'admin' may add models. "
+        "Without it, such a request may add models beside those that are served already; see docs/security.md.",
+    )
     monitoring_config_file: str = setting(
         "",
         "File with the path of the metrics: the text form of TensorFlow Serving's MonitoringConfig. Without it the "

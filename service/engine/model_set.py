@@ -295,8 +295,11 @@ class ModelSet:
         statuses = self._registry.all_statuses(name)
         if any(status.state in (State.START, State.LOADING) for status in statuses):
             return ""
-        for status in statuses:
-            if status.code != "OK":
-                return f"{{name: {name} version: {status.version}}} due to error: {status.code}: {status.message}"
         problem = self._registry.noted_problem(name)
+        for status in statuses:
+            if status.code != "OK" and self._watchers[name].last_config.origin == "client":
+                # A client gets the same text for a missing folder and for a version that can not be loaded.
+                problem = status.message
+            elif status.code != "OK":
+                return f"{{name: {name} version: {status.version}}} due to error: {status.code}: {status.message}"
         return f"{{name: {name}}} due to error: {problem}" if problem else ""

@@ -44,6 +44,7 @@ def test_flags_beat_the_environment_and_that_beats_defaults(
 
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "request_log_file_mib": ("3", 3),
+    "request_log_root": ("/logs", "/logs"),
     "request_log_files": ("5", 5),
     "request_log_answers": ("false", False),
     "slow_request_ms": ("0", 0.0),
@@ -86,6 +87,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "model_config_file_poll_wait_seconds": ("2", 2.0),
     "model_reload_timeout_s": ("9", 9.0),
     "monitoring_config_file": ("monitoring.conf", "monitoring.conf"),
+    "model_root": ("/models", "/models"),
     "allow_version_labels_for_unavailable_models": ("true", True),
     "first_loads_timeout_s": ("0", 0.0),
     "early_lookups": ("false", False),
