@@ -147,6 +147,12 @@ class ServerSettings:
         "Signatures that need TensorFlow: 'auto' loads their graph with the version if TensorFlow is installed, "
         "'lazy' at the first request for one of them, 'off' never.",
     )
+    refuse_unsafe_ops: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "Whether a version is not loaded if its signatures or its init op would run TensorFlow operations that touch "
+        "files, processes or the network: 'auto' refuses them in models that a reload request added or moved; see "
+        "docs/security.md.",
+    )
     graph_threads: int = setting(
         _num_processors(),
         "TensorFlow threads, and graph runs at the same time in Python over HTTP.",

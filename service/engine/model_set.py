@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from service.engine.model_config import ModelConfig, check_list, check_platforms_kept, check_platforms_known
+from service.engine.model_config import ModelConfig, Origin, check_list, check_platforms_kept, check_platforms_known
 from service.engine.registry import Registry
 from service.engine.repository import LoadRules, ModelWatcher
 from service.errors import (
@@ -180,6 +180,10 @@ class ModelSet:
             raise VersionNotFound(f"Model {name} has no folder of version {version}. Versions: {known}.")
         return found[version]
 
+    def origin(self, name: str) -> Origin:
+        """Returns who chose a model's base path; the model is served, or is loading."""
+        return self._watchers[name].last_config.origin
+
     def is_settled(self, name: str) -> bool:
         """Says whether a model answers requests (lookups at least), or has failed to load."""
         registry = self._registry
@@ -297,7 +301,7 @@ class ModelSet:
             return ""
         problem = self._registry.noted_problem(name)
         for status in statuses:
-            if status.code != "OK" and self._watchers[name].last_config.origin == "client":
+            if status.code != "OK" and self.origin(name) == "client":
                 # A client gets the same text for a missing folder and for a version that can not be loaded.
                 problem = status.message
             elif status.code != "OK":

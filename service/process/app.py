@@ -127,6 +127,7 @@ class App:
             fill_caches=RemoteFilling(self._clusters, settings.remote_cache_fill_seconds, self._hot_rows.newest),
             on_list=self._remote.configure,
             paged_tables=paging.rule,
+            origin_of=lambda model: self._models.origin(model),
         )
         diffs = VersionDiffs(self._registry.loaded, lambda model, version: self._models.folder(model, version))
         rules = diffs.gated(rules, settings.max_drift)
@@ -189,7 +190,7 @@ class App:
         """
         settings = self._settings
         configs = self._lists.first()
-        admin = self._create_admin()
+        admin = self._create_admin() if settings.admin_port >= 0 else None
         self._servers.bind()
         self._handle_signals()
         if admin is not None:
@@ -239,9 +240,7 @@ class App:
             files=self._metrics.read_files,
         )
 
-    def _create_admin(self) -> AdminServer | None:
-        if self._settings.admin_port < 0:
-            return None
+    def _create_admin(self) -> AdminServer:
         # http_transport is imported here and not at the top, because it imports FastAPI, which takes long.
         from service.process.http_transport import create_admin_server
 

@@ -85,10 +85,8 @@ def _console(parts: HttpParts, *, is_admin: bool = False) -> ConsoleSources:
     )
 
 
-def create_admin_server(
-    parts: HttpParts, reload_config: Callable[[Engine, str | None], Sequence[str]]
-) -> AdminServer | None:
-    """Returns the server of the admin routes, whose port is open already; None if the settings have no admin port.
+def create_admin_server(parts: HttpParts, reload_config: Callable[[Engine, str | None], Sequence[str]]) -> AdminServer:
+    """Returns the server of the admin routes, whose port is open already.
 
     Args:
       reload_config: as in create_admin_app.
@@ -97,8 +95,6 @@ def create_admin_server(
       StartError: its port is in use.
     """
     settings = parts.settings
-    if settings.admin_port < 0:
-        return None
     return AdminServer(
         parts.engine,
         parts.access,

@@ -88,6 +88,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "model_reload_timeout_s": ("9", 9.0),
     "monitoring_config_file": ("monitoring.conf", "monitoring.conf"),
     "model_root": ("/models", "/models"),
+    "refuse_unsafe_ops": ("on", "on"),
     "allow_version_labels_for_unavailable_models": ("true", True),
     "first_loads_timeout_s": ("0", 0.0),
     "early_lookups": ("false", False),
