@@ -6,11 +6,22 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from service.configuration.setting_fields import setting
+from service.configuration.setting_fields import Port, setting
 
 
 def _num_processors() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """Splits a list of addresses. With ::, which is all addresses of IPv4, too, those of IPv4 are left out.
+
+    >>> _hosts("127.0.0.1, [::1]"), _hosts("0.0.0.0,::")
+    (('127.0.0.1', '::1'), ('::',))
+    """
+    hosts = [one.strip() for one in text.split(",")]
+    hosts = [one[1:-1] if one.startswith("[") and one.endswith("]") else one for one in hosts]
+    return tuple(dict.fromkeys(one for one in hosts if "::" not in hosts or ":" in one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +73,12 @@ class ServerSettings:
         "File with a secret of 32 characters or more. Replicas with the same secret know each other's sessions "
         "of the console. Further lines are older secrets; sessions that they signed stay valid.",
     )
-    admin_port: int = setting(
-        -1,
-        "HTTP port of the admin routes, which change the server; 0 picks a free port, -1 serves no admin routes.",
-        -1,
-        65535,
+    admin_port: Port = setting(
+        0, "HTTP port of the admin routes, which change the server; 0: none, 'auto' picks a free port.", 0, 65535
     )
     admin_host: str = setting(
-        "127.0.0.1", "Address of the admin port; an address that other machines can reach needs an auth_config."
+        "127.0.0.1",
+        "Comma-separated addresses of the admin port; an address that other machines can reach needs an auth_config.",
     )
     ssl_config_file: str = setting(
         "",
@@ -82,9 +91,12 @@ class ServerSettings:
     tls_handshake_timeout_s: float = setting(
         10.0, "Seconds within which a client must complete the TLS handshake.", 0.1, 600
     )
-    host: str = setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
-    port: int = setting(8500, "gRPC port; 0 picks a free port.", 0, 65535)
-    rest_api_port: int = setting(8501, "HTTP port; 0 picks a free port.", 0, 65535)
+    host: str = setting(
+        "0.0.0.0",
+        "Comma-separated addresses to listen on, for HTTP and gRPC; '::' is all addresses of IPv6 and of IPv4.",
+    )
+    port: Port = setting(8500, "gRPC port; 0: no gRPC port, 'auto' picks a free port.", 0, 65535)
+    rest_api_port: Port = setting(8501, "HTTP port; 0: no HTTP port, 'auto' picks a free port.", 0, 65535)
     threads: str = setting(
         "auto",
         "Threads of the native core that serve connections; 'auto' is one for each processor. The Python data plane "
@@ -202,6 +214,16 @@ class ServerSettings:
         "Whether batching parameters come from batching_params.pbtxt in each version's folder; a version without it is "
         "not batched. Only num_batch_threads and thread_pool_name are then read from batching_parameters_file.",
     )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses of the HTTP and the gRPC port, without brackets."""
+        return _hosts(self.host)
+
+    @property
+    def admin_hosts(self) -> tuple[str, ...]:
+        """The addresses of the admin port, without brackets."""
+        return _hosts(self.admin_host)
 
     @property
     def num_threads(self) -> int:

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
+from service.configuration.setting_fields import Port
 from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
 from service.configuration.settings_faults import faults_of
 from service.near_names import did_you_mean
@@ -143,7 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     group: argparse._ActionsContainer = parser
     for setting in dataclasses.fields(Settings):
         kind = types[setting.name]
-        metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
+        metavar = "PORT" if kind == Port else getattr(kind, "__name__", "").upper()
+        if get_origin(kind) is Literal:
+            metavar = "{" + ",".join(get_args(kind)) + "}"
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
         if setting.name in SECTIONS:
@@ -186,11 +189,14 @@ def _parse(kind: Any, text: str) -> Any:
         if text not in get_args(kind):
             raise ValueError(f"expected one of {', '.join(get_args(kind))}")
         return text
+    if kind == Port and text == "auto":
+        return text
     if kind is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueError("expected true or false")
         return _BOOLEANS[text.lower()]
     try:
-        return kind(text)
+        return (int if kind == Port else kind)(text)
     except ValueError:
-        raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}") from None
+        wanted = {int: "a whole number", Port: "a whole number, or 'auto'"}.get(kind, "a number")
+        raise ValueError(f"expected {wanted}") from None

@@ -47,17 +47,17 @@ _CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
 
 
 class GrpcServer:
-    """The gRPC server in Python, with TensorFlow Serving's API and the Open Inference Protocol on one address.
+    """The gRPC server in Python, with TensorFlow Serving's API and the Open Inference Protocol.
 
     Args:
-      address: "host:port", port 0 picks one; or "unix:path".
+      hosts: addresses to listen on, IPv6 in brackets; [] for Unix sockets only. port: on all of them; 0 picks one.
       max_message_bytes: largest request.
       max_workers: threads that run requests; more requests wait.
-      socket_path: path of a Unix socket to listen on too; "" for none.
+      socket_paths: paths of Unix sockets to listen on.
       channel_arguments: gRPC's channel arguments, which override this server's own.
       as_content: answers have tensor_content unless a request asks for the other form.
       guard: authenticates callers; None: everybody may call.
-      credentials: TLS of the address; None: plaintext. A Unix socket is always plaintext.
+      credentials: TLS of the port; None: plaintext. A Unix socket is always plaintext.
       forwarding: reads the headers that the native core adds to forwarded calls.
 
     Concurrency: any thread; start and stop once.
@@ -67,10 +67,11 @@ class GrpcServer:
         self,
         engine: Engine,
         *,
-        address: str,
+        hosts: Sequence[str] = (),
+        port: int = 0,
         max_message_bytes: int,
         max_workers: int,
-        socket_path: str = "",
+        socket_paths: Sequence[str] = (),
         channel_arguments: Sequence[tuple[str, int | str]] = (),
         as_content: bool = False,
         guard: Guard | None = None,
@@ -78,8 +79,8 @@ class GrpcServer:
         forwarding: Forwarding = NO_FORWARDING,
     ) -> None:
         self._engine = engine
-        self._address = address
-        self._socket_path = socket_path
+        self._hosts, self._port = hosts, port
+        self._socket_paths = socket_paths
         self._credentials = credentials
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         methods: grpc.GenericRpcHandler
@@ -110,18 +111,19 @@ class GrpcServer:
             options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
 
-    def start(self) -> int:
-        """Listens on the address and starts to serve; returns the port, 0 for a Unix socket.
+    def start(self) -> int | None:
+        """Listens and starts to serve; returns the port, None without one.
 
         Raises:
-          OSError: the server can not listen on the address.
+          OSError: the server can not listen on an address.
         """
-        port = self._listen(self._address)
-        if self._socket_path:
-            self._listen(f"unix:{self._socket_path}")
+        for host in self._hosts:
+            self._port = self._listen(f"{host}:{self._port}")
+        for path in self._socket_paths:
+            self._listen(f"unix:{path}")
         self.set_serving(self._engine.is_ready)
         self._server.start()
-        return 0 if self._address.startswith("unix:") else int(port)
+        return self._port if self._hosts else None
 
     def _listen(self, address: str) -> int:
         try:

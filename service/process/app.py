@@ -40,7 +40,8 @@ from service.observe.store_metrics import store_lines
 from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
 from service.process.admission import create_admission
-from service.process.http_parts import HttpParts, Ports, metrics_paths_of
+from service.process.bound_ports import Ports
+from service.process.http_parts import HttpParts, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
 from service.process.table_paging import TablePaging
@@ -190,7 +191,7 @@ class App:
         """
         settings = self._settings
         configs = self._lists.first()
-        admin = self._create_admin() if settings.admin_port >= 0 else None
+        admin = self._create_admin() if settings.admin_port != 0 else None
         self._servers.bind()
         self._handle_signals()
         if admin is not None:
@@ -211,7 +212,7 @@ class App:
             raise
         if ports is not None:
             all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
-            logger.info("listening", extra={"host": settings.host, **all_ports})
+            logger.info("listening", extra={"hosts": settings.hosts, **all_ports})
         await self._stop.wait()
         await self._shut_down()
         if admin is not None:

@@ -13,6 +13,7 @@ from service.grpc.grpcio_server import GrpcServer
 from service.grpc.grpcio_tls import server_credentials
 from service.grpc.guard import Guard
 from service.native.forwarded import Forwarding
+from service.process.bound_ports import bracketed
 
 
 def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: Access | None = None) -> GrpcServer:
@@ -25,8 +26,9 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
         settings,
         engine,
         access,
-        address=f"{_bracketed(settings.host)}:{settings.port}",
-        socket_path=settings.grpc_socket_path,
+        hosts=[] if settings.port == 0 else [bracketed(host) for host in settings.hosts],
+        port=0 if settings.port == "auto" else settings.port,
+        socket_paths=_socket_paths(settings),
         channel_arguments=[
             # The user's gRPC channel arguments come after the server's own: of two arguments with the same name, the
             # last one counts.
@@ -45,13 +47,16 @@ def create_reference_grpc_server(
         settings,
         engine,
         access,
-        address=f"unix:{socket_path}",
         forwarding=forwarding,
         # The reference gRPC server listens on --grpc_socket_path itself, because the native core can not: gRPC clients
         # send the percent-encoded path of a Unix socket as :authority, which is no valid authority (RFC 3986), so that
         # the core's HTTP/2 library refuses the request.
-        socket_path=settings.grpc_socket_path,
+        socket_paths=[str(socket_path), *_socket_paths(settings)],
     )
+
+
+def _socket_paths(settings: Settings) -> list[str]:
+    return [settings.grpc_socket_path] if settings.grpc_socket_path else []
 
 
 def _create(settings: Settings, engine: Engine, access: Access | None, **more: Any) -> GrpcServer:
@@ -63,7 +68,3 @@ def _create(settings: Settings, engine: Engine, access: Access | None, **more: A
         guard=None if access is None else Guard(access.callers, access.engine.of),
         **more,
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -13,7 +13,8 @@ from service.http.uvicorn_server import HttpServer, uvicorn_config
 from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.observe.statusz_page import page
 from service.process.admin_server import AdminServer
-from service.process.http_parts import BoundPort, HttpParts
+from service.process.bound_ports import BoundPort
+from service.process.http_parts import HttpParts
 from service.process.resources import max_connections
 
 _UPSTREAM_KEEP_ALIVE_S = 3600
@@ -98,7 +99,7 @@ def create_admin_server(parts: HttpParts, reload_config: Callable[[Engine, str |
     return AdminServer(
         parts.engine,
         parts.access,
-        listener=BoundPort(settings.admin_host, settings.admin_port, "--admin_port or --admin_host").listen(),
+        port=BoundPort(settings.admin_hosts, settings.admin_port, "--admin_port or --admin_host"),
         render=parts.metrics.render,
         reload_config=reload_config,
         tls=None if parts.tls.http is None else parts.tls.http.context,

@@ -65,7 +65,7 @@ class Guarded:
                 auth_config=self.auth,
                 auth_config_poll_wait_seconds=0.05,
                 model_config_file=self.models,
-                admin_port=0,
+                admin_port="auto",
                 grpc_socket_path=self.socket,
                 graph_signatures="off",
                 data_plane=plane,

@@ -121,7 +121,7 @@ def test_the_operator_opens_a_folder_and_the_admin_port_opens_all(
     elsewhere.mkdir()
     add_version(root / "films", 1)
     add_version(elsewhere, 1)
-    server = serve(model_root=root, admin_port=0).ready()
+    server = serve(model_root=root, admin_port="auto").ready()
     kept = {"name": "default", "base_path": str(base)}
     assert reload(server, kept, {"name": "films", "base_path": str(root / "films")}) == ("0", "")
     assert ask(server, "films") == [1, 10]

@@ -57,7 +57,7 @@ def entries(folder: Path, *names: str) -> list[dict[str, str]]:
 
 
 def test_a_request_adds_no_model_that_touches_files(serve: Serve, folder: Path) -> None:
-    settings = {"graph_signatures": "auto", "max_num_load_retries": 0, "admin_port": 0}
+    settings = {"graph_signatures": "auto", "max_num_load_retries": 0, "admin_port": "auto"}
     server = serve(model_name="plain", model_base_path=folder / "models" / "plain", **settings).ready()
     for name, op in (("reads", "ReadFile"), ("writes", "WriteFile")):
         refused = f"1 model(s) did not become available: {{{{{{name: {name}}} due to error: {UNTOLD}}}, }}"

@@ -174,7 +174,7 @@ def test_every_setting_says_what_it_means_and_has_a_default_in_its_range(setting
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--admin_port=0", "--admin_host=0.0.0.0"], "--auth_config is required"),
+        (["--admin_port=auto", "--admin_host=0.0.0.0"], "--auth_config is required"),
         (["--admin_port=8502", "--admin_host=10.0.0.1"], "--auth_config is required"),
         (["--admin_port=8502", "--admin_host=::"], "--auth_config is required"),
         (["--admin_port=8502", "--admin_host=admin.example"], "--auth_config is required"),
@@ -195,7 +195,7 @@ def test_what_would_let_strangers_in_stops_the_start(arguments: list[str], told:
         ["--admin_port=8502"],
         ["--admin_port=8502", "--admin_host=127.0.0.2"],
         ["--admin_port=8502", "--admin_host=::1"],
-        ["--admin_port=0", "--admin_host=localhost"],
+        ["--admin_port=auto", "--admin_host=localhost"],
         ["--admin_host=0.0.0.0"],
         ["--admin_port=8502", "--admin_host=0.0.0.0", "--auth_config=auth.toml"],
         ["--rest_api_cors_origins=https://a.example, http://localhost:3000"],
@@ -219,7 +219,7 @@ def test_all_faults_are_told_at_once() -> None:
         "EMB_COLOR is not a setting of this server (see --help)",
         "--drain_timeout_s is 'soon': expected a number",
         "--log_level is 'loud': expected one of debug, info, warning, error",
-        "--port is 'x': expected a whole number",
+        "--port is 'x': expected a whole number, or 'auto'",
         NO_MODELS,
         "--model_name is 'a/b': it must not be empty or hold a '/'",
         "--saved_model_tags names no tag",
@@ -280,9 +280,26 @@ def test_batched_requests_can_wait_together_over_http() -> None:
     assert Settings(graph_threads=9, grpc_max_threads=8, enable_batching=True).http_graph_threads == 9
 
 
-def test_two_free_ports_may_be_asked_for() -> None:
-    settings = read_settings([*BASE, "--port=0", "--rest_api_port=0"], {})
-    assert (settings.port, settings.rest_api_port) == (0, 0)
+def test_free_ports_may_be_asked_for_and_ports_may_be_off() -> None:
+    settings = read_settings([*BASE, "--port=auto", "--rest_api_port=auto", "--admin_port=auto"], {})
+    assert (settings.port, settings.rest_api_port, settings.admin_port) == ("auto", "auto", "auto")
+    for off in (["--port=0"], ["--rest_api_port=0"], ["--port=0", "--rest_api_port=0", "--grpc_socket_path=/s"]):
+        read_settings([*BASE, *off], {})
+    assert faults_of([*BASE, "--port=0", "--rest_api_port=0", "--admin_port=auto"], {}) == [
+        "--port and --rest_api_port are both 0 and there is no --grpc_socket_path: nothing can be asked"
+    ]
+    assert faults_of([*BASE, "--admin_port=-1"], {}) == ["--admin_port is -1: expected 0 to 65535"]
+
+
+def test_addresses_are_lists_with_or_without_brackets() -> None:
+    settings = read_settings([*BASE, "--host=127.0.0.1, [::1],127.0.0.1", "--admin_host=[::1],localhost"], {})
+    assert (settings.hosts, settings.admin_hosts) == (("127.0.0.1", "::1"), ("::1", "localhost"))
+    assert read_settings([*BASE, "--host=[::],10.0.0.1,::1"], {}).hosts == ("::", "::1")
+    for host in ("[::1", "127.0.0.1:8500", "[::1]:8500", "a b", "127.0.0.1,,::1", ""):
+        assert any(fault.startswith("--host: ") for fault in faults_of([*BASE, f"--host={host}"], {})), host
+    assert faults_of([*BASE, "--admin_port=auto", "--admin_host=127.0.0.1,10.0.0.1"], {}) == [
+        "--admin_host is '127.0.0.1,10.0.0.1': where others can reach it, --auth_config is required"
+    ]
 
 
 def test_derived_values_are_in_seconds_and_sets() -> None:
