@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -19,6 +20,17 @@ from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
 from service.configuration.settings_faults import faults_of
 from service.near_names import did_you_mean
 
+# Patterns of the variables that Kubernetes puts into every pod for each Service of its namespace, and of their values.
+# Those of a Service named emb or emb-... begin with EMB_, and a Service emb-admin even sets EMB_ADMIN_PORT.
+# Source: kubernetes/pkg/kubelet/envvars/envvars.go (1.32).
+_LINK_URL = r"(?:tcp|udp|sctp)://\S+:[0-9]+"
+_SERVICE_LINKS = {
+    r"EMB(?:_\w+)?_SERVICE_HOST": r"[0-9a-fA-F.:]+",
+    r"EMB(?:_\w+)?_SERVICE_PORT(?:_\w+)?": r"[0-9]+",
+    r"EMB(?:_\w+)?_PORT": _LINK_URL,
+    r"EMB(?:_\w+)?_PORT_[0-9]+_(?:TCP|UDP|SCTP)": _LINK_URL,
+    r"EMB(?:_\w+)?_PORT_[0-9]+_(?:TCP|UDP|SCTP)_(?:PROTO|PORT|ADDR)": r"\S+",
+}
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
@@ -52,6 +64,8 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
     """Returns the settings, and an error text for each flag and variable that can not be parsed."""
     flags, unknown = _flags(arguments)
     types = _kinds()
+    links = service_links(environ)
+    environ = {name: value for name, value in environ.items() if name not in links}
     names = {f.name for f in dataclasses.fields(Settings)}
     faults = [
         f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], _flag_names())}"
@@ -72,6 +86,21 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
             except ValueError as error:
                 faults.append(f"--{name} is {text!r}: {error}")
     return Settings(**values), faults
+
+
+def service_links(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Returns the names of variables that begin as settings do, and that Kubernetes has set for a Service; sorted.
+
+    >>> service_links({"EMB_PORT": "tcp://10.0.0.1:8500", "EMB_REST_API_PORT": "8501", "EMB_ITEMS_SERVICE_PORT": "80"})
+    ['EMB_ITEMS_SERVICE_PORT', 'EMB_PORT']
+    """
+    environ = os.environ if environ is None else environ
+    return sorted(
+        name
+        for name, value in environ.items()
+        if name.startswith(ENV_PREFIX)
+        and any(re.fullmatch(link, name) and re.fullmatch(text, value) for link, text in _SERVICE_LINKS.items())
+    )
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:

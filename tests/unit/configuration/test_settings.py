@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import ENV_PREFIX, Settings
-from service.configuration.settings_reading import SettingsError, prepare_libraries, read_settings
+from service.configuration.settings_reading import SettingsError, prepare_libraries, read_settings, service_links
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[3]
@@ -211,6 +211,31 @@ def test_an_unknown_variable_of_ours_stops_the_start_and_others_do_not() -> None
         "EMB_ is not a setting of this server (see --help)",
         "EMB_PROT is not a setting of this server (see --help); did you mean EMB_PORT?",
     ]
+
+
+def links_of(service: str) -> dict[str, str]:
+    """Returns the variables that Kubernetes puts into each pod of the namespace for a Service with a port 8500."""
+    prefix = service.upper().replace("-", "_")
+    url = "tcp://10.96.3.7:8500"
+    values = {"": url, "_8500_TCP": url, "_8500_TCP_PROTO": "tcp", "_8500_TCP_PORT": "8500"}
+    links = {f"{prefix}_PORT{name}": value for name, value in (values | {"_8500_TCP_ADDR": "10.96.3.7"}).items()}
+    host = {f"{prefix}_SERVICE_HOST": "10.96.3.7", f"{prefix}_SERVICE_PORT": "8500"}
+    return links | host | {f"{prefix}_SERVICE_PORT_GRPC": "8500"}
+
+
+@pytest.mark.parametrize("service", ["emb", "emb-items", "emb-rest-api", "emb-admin", "emb-port-8500-tcp"])
+def test_the_links_of_a_kubernetes_service_are_no_settings(service: str) -> None:
+    links = links_of(service)
+    assert read_settings(BASE, links) == read_settings(BASE, {})
+    assert service_links(links | {"EMB_THREADS": "2"}) == sorted(links)
+    # A flag, or a variable of the pod's own, which Kubernetes prefers, is read.
+    assert read_settings([*BASE, "--port=9"], links).port == 9
+    assert read_settings(BASE, links | {"EMB_PORT": "9", "EMB_REST_API_PORT": "10"}).rest_api_port == 10
+
+
+def test_what_only_looks_like_a_link_stops_the_start() -> None:
+    for name, value in (("EMB_PORT", "tcp:8500"), ("EMB_PROT", "tcp://10.0.0.1:1"), ("EMB_ITEMS_PORT", "8500")):
+        assert faults_of(BASE, {name: value}), name
 
 
 def test_all_faults_are_told_at_once() -> None:
