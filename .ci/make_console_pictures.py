@@ -47,7 +47,7 @@ def main() -> int:
         settings = {"model_name": "movielens", "model_base_path": base_path, "delta_journal_dir": journals}
         # TensorFlow keeps copies of the tables for signatures that it runs, so a version with such signatures refuses
         # upserts.
-        with ServerProcess(**settings, admin_port=0, graph_signatures="off") as server:
+        with ServerProcess(**settings, admin_port="auto", graph_signatures="off") as server:
             server.ready()
             _change_rows(server)
             _look_up(server)

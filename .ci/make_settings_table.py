@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import generated_page
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
+from service.configuration.setting_fields import Port
 from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
 
 HEAD = """\
@@ -57,6 +58,8 @@ def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
     head = SECTION_HEAD % SECTIONS[setting.name] if setting.name in SECTIONS else ""
     if get_origin(kind) is Literal:
         type_name, allowed = "choice", ", ".join(f"`{choice}`" for choice in get_args(kind))
+    elif kind == Port:
+        type_name, allowed = "port", f"{about['low']} to {about['high']}, `auto`"
     else:
         type_name = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}[kind.__name__]
         allowed = "" if about["low"] is None else f"{about['low']} to {about['high']}"

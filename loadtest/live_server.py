@@ -52,7 +52,7 @@ class LiveServer:
     """
 
     def __init__(self, *flags: str, root: Path = ROOT) -> None:
-        where = ["--host=127.0.0.1", "--port=0", "--rest_api_port=0", "--admin_port=0", "--log_format=json"]
+        where = ["--host=127.0.0.1", "--port=auto", "--rest_api_port=auto", "--admin_port=auto", "--log_format=json"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "service", *where, *flags],
             cwd=root,

@@ -97,6 +97,7 @@ def test_the_options_change_the_objects() -> None:
     objects = rendered(VALUES["volume, each option"])
     pod = objects["Deployment", "embedding-server"]["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 20 + 2 * 7 + 5
+    assert pod["enableServiceLinks"] is False
     variables = {one["name"]: one["value"] for one in pod["containers"][0]["env"]}
     assert (variables["EMB_SHUTDOWN_DELAY_S"], variables["EMB_DRAIN_TIMEOUT_S"]) == ("20", "7")
     assert pod["containers"][0]["image"] == "registry.example/embedding-server:2"

@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
         | {"service.remote.address"}
     ),
-    "service.healthcheck": Row({"service.artifact.plain_file", "service.configuration", "service.wire"}),
+    "service.healthcheck": Row({"service.artifact.plain_file", "service.configuration", "service.wire"}, {"grpc"}),
     # No other folder of the server may import obstore. It is an optional extra, so process.object_stores imports this
     # folder only if --store_cache_dir is set.
     "service.stores": Row(

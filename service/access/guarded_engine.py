@@ -15,7 +15,7 @@ from service.engine.call import Call
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.engine import Engine, ModelDescription, TableRows
 from service.engine.hot_rows import TableTraffic
-from service.engine.model_config import ModelConfig
+from service.engine.model_config import ModelConfig, Origin
 from service.engine.neighbors import NeighborAnswer, NeighborQuery
 from service.engine.searches import Searches
 from service.engine.tracing import Tracing
@@ -169,10 +169,12 @@ class GuardedEngine(Engine):
         """
         return self._engine.may_wait(ref, table_name)
 
-    def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the list of models; the caller needs the right "admin" on all models."""
+    def reload(
+        self, models: Sequence[ModelConfig], deadline_s: float | None = None, *, origin: Origin = "client"
+    ) -> None:
+        """Replaces the list of models; the caller needs the right "admin" on all models, and may name any folder."""
         self._grant().require_everywhere("admin")
-        self._engine.reload(models, deadline_s)
+        self._engine.reload(models, deadline_s, origin="admin" if origin == "client" else origin)
 
     def set_label(self, model: str, label: str, version: int | None) -> None:
         """Points a label of a model to a version, or removes it, for callers with the right "admin" on the model."""

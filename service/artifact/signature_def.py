@@ -34,6 +34,12 @@ def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
     Raises:
       ArtifactError: the file is missing or corrupt, or has no such meta graph.
     """
+    found = read_meta_graph(saved_model_pb, tags).signature_def
+    return {name: _read_signature(name, signature) for name, signature in sorted(found.items())}
+
+
+def read_meta_graph(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> Any:
+    """Reads the MetaGraphDef with exactly the given tags of a SavedModel; raises ArtifactError as read_signatures()."""
     try:
         data = saved_model_pb.read_bytes()
     except OSError as error:
@@ -47,9 +53,7 @@ def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
         raise ArtifactError(f"{saved_model_pb} holds no meta graph")
     for meta_graph in saved_model.meta_graphs:
         if frozenset(meta_graph.meta_info_def.tags) == tags:
-            return {
-                name: _read_signature(name, signature) for name, signature in sorted(meta_graph.signature_def.items())
-            }
+            return meta_graph
     available = "; ".join(_join(meta_graph.meta_info_def.tags) for meta_graph in saved_model.meta_graphs)
     raise ArtifactError(f"{saved_model_pb} has no meta graph tagged {_join(tags)}. Tags it has: {available}.")
 

@@ -112,6 +112,11 @@ class ListenerSettings(ServerSettings):
         1024,
     )
     drain_timeout_s: float = setting(30.0, "Seconds that requests in flight get to finish at shutdown.", 0, 3600)
+    request_log_root: str = setting(
+        "",
+        "Folder below which reload requests without the right 'admin' may write request logs, and remove old ones. "
+        "Without it, such a request can not start a request log; see docs/security.md.",
+    )
     request_log_file_mib: int = setting(
         64,
         "Size of a request log file in MiB, beyond which the next file is begun; logging_config starts a request log.",

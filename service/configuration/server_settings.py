@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from service.configuration.processors import num_processors
-from service.configuration.setting_fields import setting
+from service.configuration.setting_fields import Port, setting
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """Splits a list of addresses. With ::, which is all addresses of IPv4, too, those of IPv4 are left out.
+
+    >>> _hosts("127.0.0.1, [::1]"), _hosts("0.0.0.0,::")
+    (('127.0.0.1', '::1'), ('::',))
+    """
+    hosts = [one.strip() for one in text.split(",")]
+    hosts = [one[1:-1] if one.startswith("[") and one.endswith("]") else one for one in hosts]
+    return tuple(dict.fromkeys(one for one in hosts if "::" not in hosts or ":" in one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,11 @@ class ServerSettings:
     allow_version_labels_for_unavailable_models: bool = setting(
         False, "Whether a new version label may point to a version that is not AVAILABLE."
     )
+    model_root: str = setting(
+        "",
+        "Folder, or place in an object store, below which reload requests without the right 'admin' may add models. "
+        "Without it, such a request may add models beside those that are served already; see docs/security.md.",
+    )
     monitoring_config_file: str = setting(
         "",
         "File with the path of the metrics: the text form of TensorFlow Serving's MonitoringConfig. Without it the "
@@ -58,14 +74,12 @@ class ServerSettings:
         "File with a secret of 32 characters or more. Replicas with the same secret know each other's sessions "
         "of the console. Further lines are older secrets; sessions that they signed stay valid.",
     )
-    admin_port: int = setting(
-        -1,
-        "HTTP port of the admin routes, which change the server; 0 picks a free port, -1 serves no admin routes.",
-        -1,
-        65535,
+    admin_port: Port = setting(
+        0, "HTTP port of the admin routes, which change the server; 0: none, 'auto' picks a free port.", 0, 65535
     )
     admin_host: str = setting(
-        "127.0.0.1", "Address of the admin port; an address that other machines can reach needs an auth_config."
+        "127.0.0.1",
+        "Comma-separated addresses of the admin port; an address that other machines can reach needs an auth_config.",
     )
     ssl_config_file: str = setting(
         "",
@@ -78,9 +92,12 @@ class ServerSettings:
     tls_handshake_timeout_s: float = setting(
         10.0, "Seconds within which a client must complete the TLS handshake.", 0.1, 600
     )
-    host: str = setting("0.0.0.0", "Address to listen on, for HTTP and gRPC.")
-    port: int = setting(8500, "gRPC port; 0 picks a free port.", 0, 65535)
-    rest_api_port: int = setting(8501, "HTTP port; 0 picks a free port.", 0, 65535)
+    host: str = setting(
+        "0.0.0.0",
+        "Comma-separated addresses to listen on, for HTTP and gRPC; '::' is all addresses of IPv6 and of IPv4.",
+    )
+    port: Port = setting(8500, "gRPC port; 0: no gRPC port, 'auto' picks a free port.", 0, 65535)
+    rest_api_port: Port = setting(8501, "HTTP port; 0: no HTTP port, 'auto' picks a free port.", 0, 65535)
     threads: str = setting(
         "auto",
         "Threads of the native core that serve connections; 'auto' is one for each processor, or as many as the CPU "
@@ -148,6 +165,12 @@ class ServerSettings:
         "Signatures that need TensorFlow: 'auto' loads their graph with the version if TensorFlow is installed, "
         "'lazy' at the first request for one of them, 'off' never.",
     )
+    refuse_unsafe_ops: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "Whether a version is not loaded if its signatures or its init op would run TensorFlow operations that touch "
+        "files, processes or the network: 'auto' refuses them in models that a reload request added or moved; see "
+        "docs/security.md.",
+    )
     graph_threads: int = setting(
         num_processors(),
         "TensorFlow threads, and graph runs at the same time in Python over HTTP.",
@@ -196,6 +219,16 @@ class ServerSettings:
         "Whether batching parameters come from batching_params.pbtxt in each version's folder; a version without it is "
         "not batched. Only num_batch_threads and thread_pool_name are then read from batching_parameters_file.",
     )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses of the HTTP and the gRPC port, without brackets."""
+        return _hosts(self.host)
+
+    @property
+    def admin_hosts(self) -> tuple[str, ...]:
+        """The addresses of the admin port, without brackets."""
+        return _hosts(self.admin_host)
 
     @property
     def num_threads(self) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+# Type of a setting of a TCP port: a number, 0 for no port, or "auto" for a free port that the system picks.
+Port: TypeAlias = int | Literal["auto"]
 
 
 def setting(

@@ -24,7 +24,7 @@ SECTIONS: Mapping[str, str] = {
     "rest_api_max_head_bytes": "HTTP",
     "grpc_socket_path": "gRPC",
     "shutdown_delay_s": "Shutdown and memory",
-    "request_log_file_mib": "Logs and traces",
+    "request_log_root": "Logs and traces",
     "store_cache_dir": "Object stores",
     "data_plane": "Data plane",
     "hot_rows": "Hot rows",

@@ -28,11 +28,17 @@ def faults_of(settings: Settings) -> list[str]:
         )
     if not settings.model_name or "/" in settings.model_name:
         found.append(f"--model_name is {settings.model_name!r}: it must not be empty or hold a '/'")
-    if settings.port == settings.rest_api_port != 0:
+    if settings.port == settings.rest_api_port not in (0, "auto"):
         found.append(f"--port and --rest_api_port are both {settings.port}: gRPC and HTTP need one each")
-    if settings.admin_port > 0 and settings.admin_port in (settings.port, settings.rest_api_port):
+    if settings.port == settings.rest_api_port == 0 and not settings.grpc_socket_path:
+        found.append("--port and --rest_api_port are both 0 and there is no --grpc_socket_path: nothing can be asked")
+    if settings.admin_port not in (0, "auto") and settings.admin_port in (settings.port, settings.rest_api_port):
         found.append(f"--admin_port is {settings.admin_port}: it must differ from --port and --rest_api_port")
-    if settings.admin_port >= 0 and not settings.auth_config and not _is_loopback(settings.admin_host):
+    for name, hosts in (("host", settings.hosts), ("admin_host", settings.admin_hosts)):
+        found += [
+            f"--{name}: {host!r}: expected an address, such as 127.0.0.1 or ::" for host in hosts if not _is_host(host)
+        ]
+    if settings.admin_port != 0 and not settings.auth_config and not all(map(_is_loopback, settings.admin_hosts)):
         found.append(f"--admin_host is {settings.admin_host!r}: where others can reach it, --auth_config is required")
     if settings.rest_api_enable_cors_support and settings.cors_origins:
         found.append("--rest_api_enable_cors_support is for all origins, --rest_api_cors_origins for some: give one")
@@ -67,9 +73,18 @@ def faults_of(settings: Settings) -> list[str]:
         )
     for setting in dataclasses.fields(settings):
         value, low, high = getattr(settings, setting.name), setting.metadata["low"], setting.metadata["high"]
-        if low is not None and not low <= value <= high:
+        if low is not None and value != "auto" and not low <= value <= high:
             found.append(f"--{setting.name} is {value}: expected {low} to {high}")
     return found
+
+
+def _is_host(text: str) -> bool:
+    """Says whether a text is an IP address, or may be the name of a machine."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", text) is not None
+    return True
 
 
 def _is_loopback(host: str) -> bool:

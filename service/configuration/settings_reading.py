@@ -8,16 +8,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
+from service.configuration.setting_fields import Port
 from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
 from service.configuration.settings_faults import faults_of
 from service.near_names import did_you_mean
 
+# Patterns of the variables that Kubernetes puts into every pod for each Service of its namespace, and of their values.
+# Those of a Service named emb or emb-... begin with EMB_, and a Service emb-admin even sets EMB_ADMIN_PORT.
+# Source: kubernetes/pkg/kubelet/envvars/envvars.go (1.32).
+_LINK_URL = r"(?:tcp|udp|sctp)://\S+:[0-9]+"
+_SERVICE_LINKS = {
+    r"EMB(?:_\w+)?_SERVICE_HOST": r"[0-9a-fA-F.:]+",
+    r"EMB(?:_\w+)?_SERVICE_PORT(?:_\w+)?": r"[0-9]+",
+    r"EMB(?:_\w+)?_PORT": _LINK_URL,
+    r"EMB(?:_\w+)?_PORT_[0-9]+_(?:TCP|UDP|SCTP)": _LINK_URL,
+    r"EMB(?:_\w+)?_PORT_[0-9]+_(?:TCP|UDP|SCTP)_(?:PROTO|PORT|ADDR)": r"\S+",
+}
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
@@ -51,6 +64,8 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
     """Returns the settings, and an error text for each flag and variable that can not be parsed."""
     flags, unknown = _flags(arguments)
     types = _kinds()
+    links = service_links(environ)
+    environ = {name: value for name, value in environ.items() if name not in links}
     names = {f.name for f in dataclasses.fields(Settings)}
     faults = [
         f"{argument} is no flag of this server (see --help){did_you_mean(argument.partition('=')[0], _flag_names())}"
@@ -71,6 +86,21 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
             except ValueError as error:
                 faults.append(f"--{name} is {text!r}: {error}")
     return Settings(**values), faults
+
+
+def service_links(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Returns the names of variables that begin as settings do, and that Kubernetes has set for a Service; sorted.
+
+    >>> service_links({"EMB_PORT": "tcp://10.0.0.1:8500", "EMB_REST_API_PORT": "8501", "EMB_ITEMS_SERVICE_PORT": "80"})
+    ['EMB_ITEMS_SERVICE_PORT', 'EMB_PORT']
+    """
+    environ = os.environ if environ is None else environ
+    return sorted(
+        name
+        for name, value in environ.items()
+        if name.startswith(ENV_PREFIX)
+        and any(re.fullmatch(link, name) and re.fullmatch(text, value) for link, text in _SERVICE_LINKS.items())
+    )
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
@@ -143,7 +173,9 @@ def _parser() -> argparse.ArgumentParser:
     group: argparse._ActionsContainer = parser
     for setting in dataclasses.fields(Settings):
         kind = types[setting.name]
-        metavar = "{" + ",".join(get_args(kind)) + "}" if get_origin(kind) is Literal else kind.__name__.upper()
+        metavar = "PORT" if kind == Port else getattr(kind, "__name__", "").upper()
+        if get_origin(kind) is Literal:
+            metavar = "{" + ",".join(get_args(kind)) + "}"
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
         if setting.name in SECTIONS:
@@ -186,11 +218,14 @@ def _parse(kind: Any, text: str) -> Any:
         if text not in get_args(kind):
             raise ValueError(f"expected one of {', '.join(get_args(kind))}")
         return text
+    if kind == Port and text == "auto":
+        return text
     if kind is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueError("expected true or false")
         return _BOOLEANS[text.lower()]
     try:
-        return kind(text)
+        return (int if kind == Port else kind)(text)
     except ValueError:
-        raise ValueError(f"expected {'a whole number' if kind is int else 'a number'}") from None
+        wanted = {int: "a whole number", Port: "a whole number, or 'auto'"}.get(kind, "a number")
+        raise ValueError(f"expected {wanted}") from None

@@ -14,7 +14,7 @@ from service.engine.bound import Bound, Observer, Services
 from service.engine.call import Call, Finished, Subject
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.hot_rows import TableTraffic
-from service.engine.model_config import ModelConfig
+from service.engine.model_config import ModelConfig, Origin
 from service.engine.neighbor_indexes import Indexing
 from service.engine.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
 from service.engine.recording import Recorder
@@ -42,8 +42,9 @@ from service.types import (
     VersionStatus,
 )
 
-# Type of ModelSet.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline).
-Reload = Callable[[Sequence[ModelConfig], float | None], None]
+# Type of ModelLists.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline),
+# for a request of the given origin.
+Reload = Callable[[Sequence[ModelConfig], float | None, Origin], None]
 # Type of a function that points a model's label to a version, or removes the label for None: ModelLists.set_label of
 # process.model_lists.
 SetLabel = Callable[[str, str, int | None], None]
@@ -204,11 +205,17 @@ class Engine:
         """Returns the states of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
         return self._registry.statuses(name, version)
 
-    def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the whole list of models, or changes nothing; blocks. Raises the errors of ModelSet.reload."""
+    def reload(
+        self, models: Sequence[ModelConfig], deadline_s: float | None = None, *, origin: Origin = "client"
+    ) -> None:
+        """Replaces the whole list of models, or changes nothing; blocks. Raises the errors of ModelLists.reload.
+
+        Args:
+          origin: who sends the list; a client may name some folders only.
+        """
         if self._reload is None:
             raise ConfigConflict("The models of this server are fixed.")
-        self._reload(models, deadline_s)
+        self._reload(models, deadline_s, origin)
 
     def set_label(self, model: str, label: str, version: int | None) -> None:
         """Points a label of a model to a version, or removes the label for None; blocks.

@@ -9,15 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from service.engine.version_policy import Latest, VersionPolicy
-from service.errors import InvalidRequest
+from service.errors import ArtifactError, InvalidRequest, ServiceError
 
 PLATFORM = "tensorflow"
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9.]*://")
 _IN_STORE = re.compile(r"(s3|gs|az)://[^/]+(/.*)?")
 
 
+# Who chose a model's base path, the most trusted first: the operator (flags, the --model_config_file), a request of a
+# caller with the right "admin", or a request of a client without that right.
+Origin = Literal["operator", "admin", "client"]
+# The whole reason that clients get if a model that a client has added can not be loaded; the log has the real one. With
+# other texts a client could learn which files and folders this machine has.
+UNTOLD = "it can not be loaded from its base path; the server's log has the reason"
 # Supported values of the field type in a logging_config's log collector; "" if the config names no type.
 LOG_TYPES = ("", "file")
 
@@ -44,6 +51,7 @@ class ModelConfig:
     platform: "" if the list of models names none for the model.
     request_log: from the model's logging_config; None without one.
     remote_tables: TABLE=ADDRESS of each table that is read from a cluster.
+    origin: who chose the base path.
     """
 
     name: str
@@ -53,6 +61,15 @@ class ModelConfig:
     platform: str = PLATFORM
     request_log: RequestLogConfig | None = None
     remote_tables: tuple[str, ...] = ()
+    origin: Origin = "operator"
+
+    def told(self, reason: str) -> str:
+        """Returns the reason why a version can not be loaded, as clients may see it."""
+        return UNTOLD if self.origin == "client" else reason
+
+    def told_error(self, error: ServiceError) -> ServiceError:
+        """Returns the error of a version that can not be loaded, as clients may see it."""
+        return ArtifactError(UNTOLD) if self.origin == "client" else error
 
 
 def is_in_store(base_path: str) -> bool:

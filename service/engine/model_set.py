@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from service.engine.load_rules import LoadRules
-from service.engine.model_config import ModelConfig, check_list, check_platforms_kept, check_platforms_known
+from service.engine.model_config import ModelConfig, Origin, check_list, check_platforms_kept, check_platforms_known
 from service.engine.registry import Registry
 from service.engine.repository import ModelWatcher
 from service.errors import (
@@ -181,6 +181,10 @@ class ModelSet:
             raise VersionNotFound(f"Model {name} has no folder of version {version}. Versions: {known}.")
         return found[version]
 
+    def origin(self, name: str) -> Origin:
+        """Returns who chose a model's base path; the model is served, or is loading."""
+        return self._watchers[name].last_config.origin
+
     def is_settled(self, name: str) -> bool:
         """Says whether a model answers requests (lookups at least), or has failed to load."""
         registry = self._registry
@@ -296,8 +300,11 @@ class ModelSet:
         statuses = self._registry.all_statuses(name)
         if any(status.state in (State.START, State.LOADING) for status in statuses):
             return ""
-        for status in statuses:
-            if status.code != "OK":
-                return f"{{name: {name} version: {status.version}}} due to error: {status.code}: {status.message}"
         problem = self._registry.noted_problem(name)
+        for status in statuses:
+            if status.code != "OK" and self.origin(name) == "client":
+                # A client gets the same text for a missing folder and for a version that can not be loaded.
+                problem = status.message
+            elif status.code != "OK":
+                return f"{{name: {name} version: {status.version}}} due to error: {status.code}: {status.message}"
         return f"{{name: {name}}} due to error: {problem}" if problem else ""

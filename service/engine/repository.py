@@ -50,7 +50,9 @@ class ModelWatcher:
         self, config: ModelConfig, registry: Registry, rules: LoadRules, wake: threading.Event | None = None
     ) -> None:
         self._name = config.name
+        # The second one stays when the model is removed: a load may still fail then.
         self._config: ModelConfig | None = config
+        self.last_config = config
         self._registry = registry
         self._rules = rules
         self._wake = wake or threading.Event()
@@ -83,7 +85,7 @@ class ModelWatcher:
             # If the config changes (other remote tables, for example), failures are forgotten: a version that failed
             # may load now.
             self._failures = self._failures if config == self._config else {}
-            self._config = config
+            self._config, self.last_config = config, config or self.last_config
         self._wake.set()
         return True
 
@@ -121,8 +123,7 @@ class ModelWatcher:
                 if self._config is None and not (self._loaded or self._announced or self._failures):
                     self._is_over = True
                     return
-            waits = [s for s in (poll_interval_s, due_s) if s is not None and s > 0]
-            self._wake.wait(min(waits, default=None))
+            self._wake.wait(min((s for s in (poll_interval_s, due_s) if s is not None and s > 0), default=None))
 
     def poll_once(self) -> float | None:
         """Scans the model's folder, loads wanted versions, and unloads others once a wanted version is loaded.
@@ -246,7 +247,7 @@ class ModelWatcher:
         for version, why in self._registry.damages(self._name).items():
             logger.error("files are damaged", extra=self._named(version, why))
             self._damaged[version] = self._folder.damaged(self._loaded.pop(version))
-            self._registry.unload(self._name, version, because=DataLoss(why))
+            self._registry.unload(self._name, version, because=DataLoss(self.last_config.told(why)))
 
     def _named(self, version: int, reason: str) -> dict[str, Any]:
         return {"model": self._name, "version": version, "reason": reason}
@@ -284,7 +285,7 @@ class ModelWatcher:
     def _set_problem(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
-            self._registry.note_problem(self._name, problem)
+            self._registry.note_problem(self._name, problem and self.last_config.told(problem))
             if problem:
                 logger.warning("model has no versions", extra={"model": self._name, "reason": problem})
 
@@ -356,7 +357,7 @@ class ModelWatcher:
                 self._damaged[version] = seen
                 self._failures.pop(version, None)
                 logger.error("files are damaged", extra=self._named(version, error.message))
-                self._registry.fail(self._name, version, error)
+                self._registry.fail(self._name, version, self.last_config.told_error(error))
             else:
                 self._failed(version, error)
             return
@@ -384,7 +385,7 @@ class ModelWatcher:
                 "retry_in_s": rules.retry_interval_s if failure.attempts <= rules.max_retries else None,
             },
         )
-        self._registry.fail(self._name, version, known)
+        self._registry.fail(self._name, version, self.last_config.told_error(known))
 
     def _unload_all_but(self, wanted: list[int]) -> None:
         for version in sorted(self._loaded.keys() - set(wanted)):

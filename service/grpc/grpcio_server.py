@@ -52,17 +52,18 @@ _CORE_OPTIONS: dict[str, int | str] = {"grpc.http2.max_ping_strikes": 0, "grpc.m
 
 
 class GrpcServer:
-    """The gRPC server in Python, with TensorFlow Serving's API and the Open Inference Protocol on one address.
+    """The gRPC server in Python, with TensorFlow Serving's API and the Open Inference Protocol.
 
     Args:
-      address: "host:port", port 0 picks one; or "unix-abstract:name", where only the native core may call.
+      hosts: addresses to listen on, IPv6 in brackets; [] for Unix sockets only. port: on all of them; 0 picks one.
+      abstract_name: name of an abstract Unix socket, where only the native core may call; "" for none.
       max_message_bytes: largest request.
       max_workers: threads that run requests; more requests wait.
-      socket_path: path of a Unix socket to listen on too; "" for none.
+      socket_path: path of a Unix socket to listen on, too; "" for none.
       channel_arguments: gRPC's channel arguments, which override this server's own.
       as_content: answers have tensor_content unless a request asks for the other form.
       guard: authenticates callers; None: everybody may call.
-      credentials: TLS of the address; None: plaintext. A Unix socket is always plaintext.
+      credentials: TLS of the port; None: plaintext. A Unix socket is always plaintext.
       forwarding: reads the headers that the native core adds to forwarded calls.
 
     Concurrency: any thread; start and stop once.
@@ -72,9 +73,11 @@ class GrpcServer:
         self,
         engine: Engine,
         *,
-        address: str,
+        hosts: Sequence[str] = (),
+        port: int = 0,
         max_message_bytes: int,
         max_workers: int,
+        abstract_name: str = "",
         socket_path: str = "",
         channel_arguments: Sequence[tuple[str, int | str]] = (),
         as_content: bool = False,
@@ -83,8 +86,8 @@ class GrpcServer:
         forwarding: Forwarding = NO_FORWARDING,
     ) -> None:
         self._engine = engine
-        self._address = address
-        self._socket_path = socket_path
+        self._hosts, self._port = hosts, port
+        self._abstract_name, self._socket_path = abstract_name, socket_path
         self._credentials = credentials
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         methods: grpc.GenericRpcHandler
@@ -114,33 +117,32 @@ class GrpcServer:
         )
         # Merging the dicts of channel options gives each option once: of two values, gRPC would use an arbitrary one.
         options = {**_options(max_message_bytes), **dict(channel_arguments)}
-        if self._is_forwarded:
+        if abstract_name:
             core_only: list[grpc.ServerInterceptor] = [_CoreOnly(forwarding)]
             self._server = make(options=list({**options, **_CORE_OPTIONS}.items()), interceptors=core_only)
         else:
             self._server = make(options=list(options.items()))
         # Clients of the socket path have no seal of the core, so behind the core they need a server of their own.
         self._path_server = self._server
-        if socket_path and self._is_forwarded:
+        if socket_path and abstract_name:
             self._path_server = make(options=list(options.items()))
 
-    def start(self) -> int:
-        """Listens on the address and starts to serve; returns the port, 0 for a Unix socket.
+    def start(self) -> int | None:
+        """Listens and starts to serve; returns the port, None without one.
 
         Raises:
-          OSError: the server can not listen on the address.
+          OSError: the server can not listen on an address.
         """
-        port = _listen(self._server, self._address, self._credentials)
+        for host in self._hosts:
+            self._port = _listen(self._server, f"{host}:{self._port}", self._credentials)
+        if self._abstract_name:
+            _listen(self._server, f"unix-abstract:{self._abstract_name}")
         if self._socket_path:
             _listen(self._path_server, f"unix:{self._socket_path}")
         self.set_serving(self._engine.is_ready)
         for server in self._servers():
             server.start()
-        return 0 if self._address.startswith("unix") else port
-
-    @property
-    def _is_forwarded(self) -> bool:
-        return self._address.startswith("unix-abstract:")
+        return self._port if self._hosts else None
 
     def _servers(self) -> set[grpc.Server]:
         return {self._server, self._path_server}

@@ -14,6 +14,7 @@ from service.access.peer import NO_NAMES, names_of_transport
 from service.access.sessions import COOKIE, CSRF_HEADER, Sessions
 from service.errors import PermissionDenied, Unauthenticated
 from service.http.errors import service_error_response
+from service.http.sign_in_page import sign_in_page, wants_html
 from service.native.forwarded import NO_FORWARDING, Forwarding
 
 # HTTP paths that --auth_config may open to requests without credentials -> name of the part of the API in that file.
@@ -63,7 +64,11 @@ class AccessMiddleware:
         try:
             grant = self._grant(scope)
         except (Unauthenticated, PermissionDenied) as error:
-            await service_error_response(error, scope["request_id"])(scope, receive, send)
+            response = service_error_response(error, scope["request_id"])
+            accept = next((value for name, value in scope["headers"] if name == b"accept"), b"").decode("latin-1")
+            if isinstance(error, Unauthenticated) and scope["method"] == "GET" and wants_html(accept):
+                response = sign_in_page(scope["path"], is_open=self._callers.is_open("console"))
+            await response(scope, receive, send)
             return
         with self._callers.acting(grant):
             await self._app(scope, receive, send)

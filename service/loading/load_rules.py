@@ -14,7 +14,7 @@ from service.configuration.start_error import StartError
 from service.deltas.journal_pruning import JournalPruning
 from service.deltas.rules import DeltaRules
 from service.engine.load_rules import LoadRules
-from service.engine.model_config import ModelConfig
+from service.engine.model_config import ModelConfig, Origin
 from service.engine.servable import Servable
 from service.engine.version_source import OpenStore
 from service.errors import InvalidRequest
@@ -51,6 +51,7 @@ def create_load_rules(
     hot_rows: HotRows = no_hot_rows,
     fill_caches: FillCaches = fill_nothing,
     paged_tables: PagedTables | None = None,
+    origin_of: Callable[[str], Origin] = lambda model: "operator",
     on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
 ) -> LoadRules:
     """Returns the LoadRules of the settings, by which a ModelSet loads versions.
@@ -60,6 +61,7 @@ def create_load_rules(
       wake_follower: called when this server changed rows.
       compile_native: compiles versions for the native core; None: there is no core.
       show_lookups, open_remote, hot_rows, fill_caches, paged_tables: as in ServableLoader.
+      origin_of: returns who chose a model's base path.
       open_store, on_list: as in LoadRules.
     """
     threads, inter_op_threads = settings.parallelism
@@ -87,6 +89,7 @@ def create_load_rules(
             open_remote=open_remote,
             hot_rows=hot_rows,
             fill_caches=fill_caches,
+            refuses_ops=partial(_refuses_ops, settings.refuse_unsafe_ops, origin_of),
         ),
         max_retries=settings.max_num_load_retries,
         retry_interval_s=settings.load_retry_interval_s,
@@ -98,6 +101,10 @@ def create_load_rules(
         on_list=on_list,
         reloads_replaced=settings.reload_replaced_versions,
     )
+
+
+def _refuses_ops(choice: str, origin_of: Callable[[str], Origin], model: str) -> bool:
+    return choice == "on" or (choice == "auto" and origin_of(model) != "operator")
 
 
 def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:

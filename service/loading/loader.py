@@ -113,6 +113,7 @@ class ServableLoader:
     show_lookups: called with a version that can answer its lookups, before the version's graphs are opened.
     hot_rows: returns the hot rows of a model's version by table, which are read into memory.
     fill_caches: reads the hot rows of a version's remote tables into caches.
+    refuses_ops: says of a model whether a version is refused whose graph touches files, processes or the network.
     """
 
     tags: frozenset[str]
@@ -135,6 +136,7 @@ class ServableLoader:
     open_remote: OpenRemote | None = None
     hot_rows: HotRows = no_hot_rows
     fill_caches: FillCaches = fill_nothing
+    refuses_ops: Callable[[str], bool] = lambda model: False
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads one version from its folder, and runs its warm-up requests.
@@ -145,6 +147,11 @@ class ServableLoader:
         """
         check_tree(path)
         check_saved_model_config(path)
+        if self.refuses_ops(name) and self._can_run_graphs():
+            # unsafe_ops is imported here and not at the top, because most servers never refuse a model.
+            from service.artifact.unsafe_ops import check_ops
+
+            check_ops(path / "saved_model.pb", self.tags)
         servable, lookups = self._open(name, version, path)
         # With --graph_signatures=lazy, a client's first request opens a graph, so the warm-up skips its signatures.
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from service.http.console_routes import ConsoleSources
 from service.http.statusz_route import add_statusz_route
 from service.http.upsert_routes import add_upsert_routes
 from service.http.uvicorn_server import HttpServer, uvicorn_config
+from service.process.bound_ports import BoundPort
 
 Text = tuple[bytes, str]
 # Most open connections of the admin port, of which each client address gets its share.
@@ -26,7 +26,7 @@ class AdminServer:
     """The HTTP server of the admin routes. Concurrency: event loop only.
 
     Args:
-      listener: a socket that listens already.
+      port: bound already; its sockets listen from now on.
       render, reload_config, console: as in create_admin_app. statusz: as in create_http_app.
       tls: as in uvicorn_config; set if the models' HTTP port has TLS. max_head_bytes: as in HttpConnection.
     """
@@ -36,7 +36,7 @@ class AdminServer:
         engine: Engine,
         access: Access | None,
         *,
-        listener: socket.socket,
+        port: BoundPort,
         render: Callable[[], Text],
         reload_config: Callable[[Engine, str | None], Sequence[str]],
         tls: Callable[[], ssl.SSLContext] | None,
@@ -59,7 +59,7 @@ class AdminServer:
                 lambda app: add_statusz_route(app, *statusz),
             ],
         )
-        self._listener = listener
+        self._port, self._listeners = port, port.listen()
         self._server = HttpServer(
             uvicorn_config(
                 app,
@@ -73,13 +73,13 @@ class AdminServer:
         self._serving: asyncio.Task[None] | None = None
 
     @property
-    def port(self) -> int:
+    def port(self) -> int | None:
         """The number of the port on which the admin server listens."""
-        return int(self._listener.getsockname()[1])
+        return self._port.number
 
     def start(self) -> None:
         """Starts the admin server, which answers requests to the admin port."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=self._listeners))
 
     async def stop(self) -> None:
         """Stops the admin server after it has answered the requests in flight."""

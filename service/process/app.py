@@ -40,7 +40,8 @@ from service.observe.store_metrics import store_lines
 from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
 from service.process.admission import create_admission
-from service.process.http_parts import HttpParts, Ports, metrics_paths_of
+from service.process.bound_ports import Ports
+from service.process.http_parts import HttpParts, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
 from service.process.own_thread import UnjoinedThreads, in_own_thread
@@ -131,6 +132,7 @@ class App:
             fill_caches=RemoteFilling(self._clusters, settings.remote_cache_fill_seconds, self._hot_rows.newest),
             on_list=self._remote.configure,
             paged_tables=paging.rule,
+            origin_of=lambda model: self._models.origin(model),
         )
         diffs = VersionDiffs(self._registry.loaded, lambda model, version: self._models.folder(model, version))
         rules = diffs.gated(rules, settings.max_drift)
@@ -195,7 +197,7 @@ class App:
         settings = self._settings
         asyncio.get_running_loop().set_default_executor(UnjoinedThreads(_NUM_THREADS, thread_name_prefix="asyncio"))
         configs = self._lists.first()
-        admin = self._create_admin()
+        admin = self._create_admin() if settings.admin_port != 0 else None
         self._servers.bind()
         # Orchestrators kill the process 5 seconds after the delay and twice the drain timeout.
         end_s = settings.shutdown_delay_s + 2 * settings.drain_timeout_s + 3.0
@@ -218,7 +220,7 @@ class App:
             raise
         if ports is not None:
             all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
-            logger.info("listening", extra={"host": settings.host, **all_ports})
+            logger.info("listening", extra={"hosts": settings.hosts, **all_ports})
         await self._stop.wait()
         await self._shut_down()
         if admin is not None:
@@ -247,9 +249,7 @@ class App:
             files=self._metrics.read_files,
         )
 
-    def _create_admin(self) -> AdminServer | None:
-        if self._settings.admin_port < 0:
-            return None
+    def _create_admin(self) -> AdminServer:
         # http_transport is imported here and not at the top, because it imports FastAPI, which takes long.
         from service.process.http_transport import create_admin_server
 

@@ -20,6 +20,7 @@ from service.configuration.settings_reading import (
     flags_without_effect,
     prepare_libraries,
     read_settings,
+    service_links,
 )
 from service.configuration.start_error import StartError
 from service.native.choice import with_data_plane
@@ -83,6 +84,8 @@ def _run(arguments: Sequence[str], writer: LogWriter) -> int:
 
 def _start(settings: Settings, arguments: Sequence[str]) -> int:
     logger.info("settings", extra=asdict(settings))
+    if links := service_links():
+        logger.info("variables of Kubernetes' service links are ignored", extra={"variables": links})
     for name, why in flags_without_effect(arguments).items():
         logger.warning("flag has no effect", extra={"flag": f"--{name}", "reason": why})
     if settings.strict and (missing := _base_path_faults(settings)):

@@ -12,6 +12,7 @@ from service.grpc.grpcio_server import GrpcServer
 from service.grpc.grpcio_tls import server_credentials
 from service.grpc.guard import Guard
 from service.native.forwarded import Forwarding
+from service.process.bound_ports import bracketed
 
 
 def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: Access | None = None) -> GrpcServer:
@@ -24,7 +25,8 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
         settings,
         engine,
         access,
-        address=f"{_bracketed(settings.host)}:{settings.port}",
+        hosts=[] if settings.port == 0 else [bracketed(host) for host in settings.hosts],
+        port=0 if settings.port == "auto" else settings.port,
         socket_path=settings.grpc_socket_path,
         channel_arguments=[
             # The user's gRPC channel arguments come after the server's own: of two arguments with the same name, the
@@ -46,7 +48,7 @@ def create_reference_grpc_server(
         settings,
         engine,
         access,
-        address=f"unix-abstract:{name.removeprefix(chr(0))}",
+        abstract_name=name.removeprefix("\0"),
         forwarding=forwarding,
         # The reference gRPC server listens on --grpc_socket_path itself, because the native core can not: gRPC clients
         # send the percent-encoded path of a Unix socket as :authority, which is no valid authority (RFC 3986), so that
@@ -64,7 +66,3 @@ def _create(settings: Settings, engine: Engine, access: Access | None, **more: A
         guard=None if access is None else Guard(access.callers, access.engine.of),
         **more,
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

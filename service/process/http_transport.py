@@ -12,7 +12,8 @@ from service.http.uvicorn_server import HttpServer, uvicorn_config
 from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.observe.statusz_page import page
 from service.process.admin_server import AdminServer
-from service.process.http_parts import BoundPort, HttpParts
+from service.process.bound_ports import BoundPort
+from service.process.http_parts import HttpParts
 from service.process.resources import max_connections
 
 _UPSTREAM_KEEP_ALIVE_S = 3600
@@ -82,10 +83,8 @@ def _console(parts: HttpParts, *, is_admin: bool = False) -> ConsoleSources:
     )
 
 
-def create_admin_server(
-    parts: HttpParts, reload_config: Callable[[Engine, str | None], Sequence[str]]
-) -> AdminServer | None:
-    """Returns the server of the admin routes, whose port is open already; None if the settings have no admin port.
+def create_admin_server(parts: HttpParts, reload_config: Callable[[Engine, str | None], Sequence[str]]) -> AdminServer:
+    """Returns the server of the admin routes, whose port is open already.
 
     Args:
       reload_config: as in create_admin_app.
@@ -94,12 +93,10 @@ def create_admin_server(
       StartError: its port is in use.
     """
     settings = parts.settings
-    if settings.admin_port < 0:
-        return None
     return AdminServer(
         parts.engine,
         parts.access,
-        listener=BoundPort(settings.admin_host, settings.admin_port, "--admin_port or --admin_host").listen(),
+        port=BoundPort(settings.admin_hosts, settings.admin_port, "--admin_port or --admin_host"),
         render=parts.metrics.render,
         reload_config=reload_config,
         tls=None if parts.tls.http is None else parts.tls.http.context,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from service.configuration.model_config import ConfigFile, single_model
 from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
+from service.engine.client_lists import ClientFolders, with_origin
 from service.engine.engine import Engine
-from service.engine.model_config import ModelConfig
+from service.engine.model_config import ModelConfig, Origin
 from service.engine.model_set import ModelSet
 from service.engine.version_policy import Specific, VersionPolicy
 from service.errors import ConfigConflict, LabelNotFound, ModelNotFound, ServiceError
@@ -28,6 +30,7 @@ class ModelLists:
     def __init__(self, settings: Settings, models: ModelSet) -> None:
         self._settings = settings
         self._models = models
+        self._client_folders = ClientFolders(settings.model_root, settings.request_log_root)
         # Model -> its policy before it was pinned to a version, and the policy that pins it.
         self._pinned: dict[str, tuple[VersionPolicy, VersionPolicy]] = {}
         self._file: ConfigFile | None = None
@@ -55,9 +58,17 @@ class ModelLists:
             raise StartError(f"--model_config_file={settings.model_config_file}: {error.message}{hint}") from error
         return configs
 
-    def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the list of models; blocks. Raises the errors of ModelSet.reload."""
-        self._models.reload(models, deadline_s)
+    def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None, origin: Origin = "client") -> None:
+        """Replaces the list of models; blocks.
+
+        Raises:
+          PermissionDenied: a client's list names a folder that clients may not choose.
+          Other errors as ModelSet.reload does.
+        """
+        served = {config.name: config for config in self._models.configs}
+        if origin == "client":
+            self._client_folders.check(models, served)
+        self._models.reload(with_origin(models, served, origin), deadline_s)
 
     def set_label(self, model: str, label: str, version: int | None) -> None:
         """Points a label of a model to a version, or removes it; blocks. Raises as Engine.set_label.
@@ -119,11 +130,11 @@ class ModelLists:
         """
         if text is not None:
             models = parse_config_text(text, "The body") or ()
-            engine.reload(models)
+            engine.reload(models, origin="admin")
         elif self._file is None:
             raise ConfigConflict("There is no --model_config_file to be read; send a list of models.")
         else:
-            models = self._file.reload_now(engine.reload)
+            models = self._file.reload_now(partial(engine.reload, origin="operator"))
         return sorted(model.name for model in models)
 
     def read_again(self) -> None:
@@ -135,5 +146,5 @@ class ModelLists:
         """Starts a thread that polls the --model_config_file, if the settings name a file and an interval above 0."""
         interval_s = self._settings.model_config_file_poll_wait_seconds
         if self._file is not None and interval_s > 0:
-            arguments = (self.reload, stop, interval_s)
+            arguments = (partial(self.reload, origin="operator"), stop, interval_s)
             threading.Thread(target=self._file.run, args=arguments, name="config-file", daemon=True).start()

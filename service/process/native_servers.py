@@ -29,15 +29,8 @@ from service.native.route_publisher import RoutePublisher
 from service.native.statistics import NativeStatistics
 from service.observe.metrics import Metrics
 from service.observe.recent_requests import RecentRequests
-from service.process.http_parts import (
-    BACKLOG,
-    BoundPort,
-    HttpParts,
-    Ports,
-    check_socket_path,
-    grpc_port,
-    http_port,
-)
+from service.process.bound_ports import BACKLOG, BoundPort, Ports, check_socket_path, grpc_port, http_port
+from service.process.http_parts import HttpParts
 from service.process.own_thread import in_own_thread
 from service.process.resources import FreedMemory, max_connections
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
@@ -121,7 +114,7 @@ class NativeServers:
         Until complete() has returned, requests that the core forwards are refused as unavailable.
         """
         ports = Ports(self._bound["http"].number, self._bound["grpc"].number)
-        self._edge = self._open_edge({wire: [port.listen()] for wire, port in self._bound.items()})
+        self._edge = self._open_edge({wire: port.listen() for wire, port in self._bound.items()})
         threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
         self._publish_health()
         return ports

@@ -12,8 +12,9 @@ from service.access.tls_ports import Wires
 from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
 from service.engine.engine import Engine
+from service.process.bound_ports import Ports, check_socket_path, grpc_port, http_port
 from service.process.grpc_transport import create_grpc_server
-from service.process.http_parts import HttpParts, Ports, check_socket_path, grpc_port, http_port
+from service.process.http_parts import HttpParts
 from service.process.http_transport import create_http_server
 from service.process.own_thread import in_own_thread
 
@@ -57,13 +58,13 @@ class PythonServers:
 
     async def open(self) -> Ports:
         """Starts to serve on the HTTP and the gRPC port; returns their numbers. Raises StartError if one is in use."""
-        listener = self._http_port.listen()
+        listeners = self._http_port.listen()
         try:
             grpc_number = self._grpc.start()
         except OSError as error:
             self._http_port.close()
             raise StartError(f"{error} Choose another with --port.") from error
-        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        self._serving = asyncio.create_task(self._http.serve(sockets=listeners))
         self._serving.add_done_callback(lambda _: self._on_end())
         return Ports(self._http_port.number, grpc_number)
 

@@ -70,7 +70,9 @@ class World:
             reload_timeout_s=case.get("timeout_s", PATIENCE_S),
             allow_labels_for_unavailable=case.get("allow", False),
         )
-        self.engine = Engine(registry, RecordingObserver(), reload=self.models.reload)
+        self.engine = Engine(
+            registry, RecordingObserver(), reload=lambda new, deadline_s, origin: self.models.reload(new, deadline_s)
+        )
 
     def text(self, models: list[Any]) -> str:
         """Returns a model config file's text; a model in the list is an object, or its part of the text."""

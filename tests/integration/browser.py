@@ -74,10 +74,12 @@ class Watched:
 
 
 @contextmanager
-def watched(browser: Browser, base: str, *, scheme: str = "light", size: str = "wide") -> Iterator[Watched]:
+def watched(
+    browser: Browser, base: str, *, scheme: str = "light", size: str = "wide", **options: Any
+) -> Iterator[Watched]:
     """Opens an empty page for the console of a server; fails at its end if the page has faults."""
     width, height = SIZES[size]
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})  # type: ignore[arg-type]
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height}, **options)  # type: ignore[arg-type]
     context.set_default_timeout(_PATIENCE_MS)
     seen = Watched(context.new_page(), base)
 

@@ -55,7 +55,7 @@ class ServerProcess:
     """
 
     def __init__(self, *flags: str, **settings: object) -> None:
-        given = {"host": "127.0.0.1", "port": 0, "rest_api_port": 0, "log_format": "json"} | settings
+        given = {"host": "127.0.0.1", "port": "auto", "rest_api_port": "auto", "log_format": "json"} | settings
         arguments = [f"--{name}={value}" for name, value in given.items()]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "service", *arguments, *flags],
@@ -102,9 +102,9 @@ class ServerProcess:
         return found
 
     def answering(self) -> ServerProcess:
-        """Waits until the server has logged its ports; returns the server."""
+        """Waits until the server has logged its ports; returns the server. The log leaves out a port that is off."""
         listening = self.wait_for_log("listening")
-        self.http_port, self.grpc_port = listening["http_port"], listening["grpc_port"]
+        self.http_port, self.grpc_port = listening.get("http_port"), listening.get("grpc_port")
         self.admin_port: int | None = listening.get("admin_port")
         # No certificate is checked on this plaintext port; by default, each client would read some hundred authorities.
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.http_port}", timeout=PATIENCE_S, verify=False)

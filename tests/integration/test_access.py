@@ -65,7 +65,7 @@ class Guarded:
                 auth_config=self.auth,
                 auth_config_poll_wait_seconds=0.05,
                 model_config_file=self.models,
-                admin_port=0,
+                admin_port="auto",
                 grpc_socket_path=self.socket,
                 graph_signatures="off",
                 data_plane=plane,
@@ -467,6 +467,11 @@ def test_health_checks_are_open_only_while_the_file_says_so(guarded: Guarded) ->
         time.sleep(1.5)
         assert statuses() == statuses("wrong") == [401, 401, 401, "UNAUTHENTICATED"]
         assert statuses("user") == [200, 200, 200, "OK"]
+        # The console is closed as well: a browser gets a page that says so, and other clients JSON.
+        page = guarded.server.http.get("/console", headers={"Accept": "text/html"})
+        assert (page.status_code, page.headers["www-authenticate"]) == (401, "Bearer")
+        assert page.headers["content-type"] == "text/html; charset=utf-8" and "is closed" in page.text
+        assert guarded.server.http.get("/console").json()["error"].startswith("Valid credentials are required")
     finally:
         guarded.write(guarded.good)
     until(lambda: statuses() == [200, 200, 200, "OK"])

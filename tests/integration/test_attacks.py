@@ -67,7 +67,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     config = folder / "ssl.conf"
     with (
         ServerProcess(**settings) as plain,
-        ServerProcess(**settings, auth_config=write_callers(folder), admin_port=0, delta_journal_dir=folder) as callers,
+        ServerProcess(
+            **settings, auth_config=write_callers(folder), admin_port="auto", delta_journal_dir=folder
+        ) as callers,
         ServerProcess(**settings, ssl_config_file=config, rest_api_ssl_config_file=config) as tls,
     ):
         plain.ready()

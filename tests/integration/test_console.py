@@ -90,7 +90,7 @@ def serve(base: Path, **settings: object) -> ServerProcess:
     """Starts a server of all models that `base` writes."""
     return ServerProcess(
         model_config_file=base / "models.conf",
-        admin_port=0,
+        admin_port="auto",
         file_system_poll_wait_seconds=0.1,
         graph_signatures="off",
         delta_journal_dir=base / "journals",

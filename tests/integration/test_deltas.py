@@ -104,7 +104,7 @@ def readers(server: ServerProcess, count: int = 2) -> Iterator[list[Reader]]:
 
 
 def test_upserts_under_load_are_seen_whole_and_in_order(serve: Serve, base: Path, tmp_path: Path) -> None:
-    server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal").ready()
     number(server, 1)
     with readers(server) as reading:
         for value in range(2, 40):
@@ -118,7 +118,7 @@ def test_upserts_under_load_are_seen_whole_and_in_order(serve: Serve, base: Path
 
 
 def test_a_row_names_the_delta_that_wrote_it_last(serve: Serve, tmp_path: Path) -> None:
-    server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal").ready()
     path = f"{MODEL}/tables/user:row?id="
     assert server.http.get(path + "1").json()["delta"] is None
     begin_s = time.time()
@@ -133,7 +133,7 @@ def test_a_row_names_the_delta_that_wrote_it_last(serve: Serve, tmp_path: Path) 
 def test_nothing_that_was_answered_is_lost_with_the_process(serve: Serve, tmp_path: Path) -> None:
     done = 0
     for _ in range(2):
-        server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+        server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal").ready()
         # Requests are answered only after the journal is read, so none sees older rows than were acknowledged.
         shown = server.lookup({"user": USERS})["user"]
         assert shown == ([[i, 10 * i] for i in USERS] if not done else [shown[0]] * 5) and shown[0][0] >= done
@@ -154,7 +154,7 @@ def test_nothing_that_was_answered_is_lost_with_the_process(serve: Serve, tmp_pa
         writer.join(PATIENCE_S)
         server.exit_code()
         done = int(acknowledged[-1])
-    last = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    last = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal").ready()
     assert last.lookup({"user": [3]})["user"][0][0] in (done, done + 1)
 
 
@@ -192,7 +192,7 @@ def forged() -> dict[str, tuple[Any, str]]:
 def test_bad_files_change_nothing_and_stop_nothing(
     serve: Serve, base: Path, tmp_path: Path, forged: dict[str, tuple[Any, str]]
 ) -> None:
-    server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal").ready()
     version = base / "1"
     number(server, 1)
     with readers(server):
@@ -218,7 +218,7 @@ def _refusals(server: ServerProcess) -> dict[str, float]:
 
 def test_a_journal_that_can_not_be_written_refuses_upserts_alone(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("in the way")
-    server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal").ready()
     refused = change(server, "user", [0], [[9, 9]])
     assert refused.status_code == 503 and "nothing was changed" in refused.json()["error"]
     assert server.lookup({"user": [0, 1]})["user"] == [[0, 0], [1, 10]]
@@ -231,7 +231,7 @@ def test_a_journal_that_can_not_be_written_refuses_upserts_alone(serve: Serve, t
 
 
 def test_what_does_not_fit_is_told_in_words(serve: Serve, tmp_path: Path) -> None:
-    server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal", delta_max_rows=3).ready()
+    server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal", delta_max_rows=3).ready()
     for table, ids, rows, status, text in (
         ("user", [7], [[1, 2]], 400, "table 'user': id 7 at position 0 is out of range, it has ids 0 to 4."),
         ("user", [1], [[1, 2, 3]], 400, "table 'user': rows of 3 numbers, it has 2."),
@@ -242,12 +242,12 @@ def test_what_does_not_fit_is_told_in_words(serve: Serve, tmp_path: Path) -> Non
         answer = change(server, table, ids, rows)
         assert (answer.status_code, text in answer.json()["error"]) == (status, True), answer.text
     assert not (tmp_path / "journal").exists()
-    without = serve(admin_port=0).ready()
+    without = serve(admin_port="auto").ready()
     assert "--delta_journal_dir" in change(without, "user", [0], [[1, 2]]).json()["error"]
 
 
 def test_a_new_version_starts_clean_and_has_what_was_folded_into_it(serve: Serve, base: Path, tmp_path: Path) -> None:
-    server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    server = serve(admin_port="auto", delta_journal_dir=tmp_path / "journal").ready()
     number(server, 7)
     drop(base / "1", 9, delta_bytes(base / "1", 9, "tag", [2], [[0.5, 1, 2]]))
     tags = {"tags": [[2], [3]]}

@@ -19,7 +19,9 @@ LOOKUP = "/v1/models/default:lookup"
 @pytest.fixture
 def changed(serve: Serve, tmp_path: Path) -> ServerProcess:
     """Starts a server with a changed row that only its journal has; only requests look into the model's folder."""
-    server = serve(file_system_poll_wait_seconds=3600, admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    server = serve(
+        file_system_poll_wait_seconds=3600, admin_port="auto", delta_journal_dir=tmp_path / "journal"
+    ).ready()
     assert change(server, "user", [1], [[7, 8]]).status_code == 200
     assert server.lookup({"user": [1, 2]}) == {"user": [[7, 8], [2, 20]]}
     return server

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration import browser as browsing
 from tests.integration.process import ROOT, environment, until, unused_ports
 from tests.toy_model import write_toy_model
 
@@ -94,6 +95,25 @@ def _shape_of(answer: str) -> str:
 def test_a_deployment_counts_what_it_answered(home: Home) -> None:
     found = home.run(next(text for _, text in blocks("first-deployment.md") if "/metrics" in text))
     assert all(f'api="{api}",code="OK",model="films"' in found for api in ("grpc", "http")), found
+
+
+@pytest.mark.skipif(not browsing.CHROMIUM, reason="chromium is not installed")
+def test_the_operator_signs_in_by_a_browser_and_sees_what_the_pages_say(home: Home) -> None:
+    url = f"https://localhost:{home.http_port}"
+    token = (home.folder / "operator.token").read_text().strip()
+    with browsing.chromium() as browser, browsing.watched(browser, url, ignore_https_errors=True) as seen:
+        seen.expected = ("401", "501")
+        # Without a session a page of the server is a page about the sign-in, and no JSON.
+        assert (answer := seen.page.goto(f"{url}/v1/statusz")) is not None and answer.status == 401
+        seen.page.get_by_role("link", name="Sign in with your token").click()
+        seen.page.wait_for_selector("h1 >> text=Sign in")
+        seen.page.get_by_label("Token").fill(token)
+        seen.page.get_by_role("button", name="Sign in").click()
+        seen.page.wait_for_selector("section[aria-label='Model films']")
+        seen.open("tables?model=films&table=user&id=1")
+        seen.page.wait_for_selector("h2 >> text=Row 1")
+        assert (answer := seen.page.goto(f"{url}/v1/statusz")) is not None and answer.status == 200
+        assert "films" in seen.page.inner_text("body")
 
 
 ON_CALL = [text for kind, text in blocks("first-night-on-call.md") if kind == "sh"]

@@ -222,6 +222,7 @@ def test_kserves_runtime_has_the_settings_of_the_deployment() -> None:
     config = objects_of("bucket")["ConfigMap", "embedding-server-models"]["data"]["models.conf"]
     assert [predictor["model"]["storageUri"]] == [one.base_path for one in parse_config_text(config, "models.conf")]
     assert predictor["terminationGracePeriodSeconds"] == pod["terminationGracePeriodSeconds"]
+    assert predictor["enableServiceLinks"] is pod["enableServiceLinks"] is False
     assert predictor["securityContext"] == {"fsGroup": pod["securityContext"]["fsGroup"]}
     scaling = objects_of("volume")["HorizontalPodAutoscaler", "embedding-server"]["spec"]
     assert [predictor[name] for name in ("minReplicas", "maxReplicas")] == [

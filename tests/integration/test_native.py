@@ -128,7 +128,7 @@ def test_a_reload_under_load_answers_from_one_version_or_the_other(serve: Serve,
 
 
 def test_rows_that_change_are_seen_by_the_core(serve: Serve, tmp_path: Path) -> None:
-    server = serve(data_plane="native", delta_journal_dir=tmp_path / "journal", admin_port=0).ready()
+    server = serve(data_plane="native", delta_journal_dir=tmp_path / "journal", admin_port="auto").ready()
     assert server.admin_port is not None
     for number in range(1, 5):
         body = {"ids": [1], "rows": [[number, number]]}

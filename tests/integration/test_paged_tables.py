@@ -159,7 +159,7 @@ def test_changed_rows_of_a_paged_table_stay_changed(small_models: tuple[Path, np
     folder, source = small_models
     expected = source.copy()
     everything = np.arange(5000)
-    with _paged(folder / "float32", admin_port=0, delta_journal_dir=tmp_path) as server:
+    with _paged(folder / "float32", admin_port="auto", delta_journal_dir=tmp_path) as server:
         server.ready()
         assert np.array_equal(_rows(server, everything), expected)
         url = f"http://127.0.0.1:{server.admin_port}/v1/models/default/tables/t:upsert"

@@ -239,7 +239,7 @@ def test_servers_share_upserts_and_files_within_a_second(cluster: Cluster, tmp_p
         "model_base_path": folder.parent,
         "graph_signatures": "off",
         "remote_tables": f"user={cluster.address}{_OPTIONS}",
-        "admin_port": 0,
+        "admin_port": "auto",
     }
     with ServerProcess(**settings) as first, ServerProcess(**settings) as second:
         for server in (first, second):

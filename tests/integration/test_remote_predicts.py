@@ -171,7 +171,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
             tower_batch_rows=64,
             # Requests wait long for a frozen node, and the queue must not refuse other requests because of that.
             max_queue_ms=60_000,
-            admin_port=0,
+            admin_port="auto",
         )
         yield Served(cluster, version, stack.enter_context(server).ready())
 

@@ -163,7 +163,7 @@ EXPORT: dict[str, Mistake] = {
 }
 
 _CAN_NOT = "embedding-server can not start:\n"
-_AT = "--host=127.0.0.1 --port=0 --rest_api_port=0"
+_AT = "--host=127.0.0.1 --port=auto --rest_api_port=auto"
 _HINT = "; did you mean {w}/models/toy?"
 SERVER: dict[str, Mistake] = {
     "no model": Mistake(
@@ -184,7 +184,7 @@ SERVER: dict[str, Mistake] = {
         (("EMB_MODEL_NAM", "toy"),),
     ),
     "a port that is no number": Mistake(
-        "--model_base_path=models/toy --port=http", 2, _CAN_NOT + "--port is 'http': expected a whole number"
+        "--model_base_path=models/toy --port=http", 2, _CAN_NOT + "--port is 'http': expected a whole number, or 'auto'"
     ),
     "a config file that is not there": Mistake(
         f"--model_config_file=none.conf {_AT}",
@@ -252,13 +252,13 @@ SERVER: dict[str, Mistake] = {
         "versions",
     ),
     "an HTTP port in use": Mistake(
-        "--model_base_path=models/toy --host=127.0.0.1 --port=0 --rest_api_port={port}",
+        "--model_base_path=models/toy --host=127.0.0.1 --port=auto --rest_api_port={port}",
         2,
         "cannot listen on 127.0.0.1:{port} for HTTP: Address already in use. Choose another with --rest_api_port or "
         "--host.",
     ),
     "a gRPC port in use": Mistake(
-        "--model_base_path=models/toy --host=127.0.0.1 --rest_api_port=0 --port={port}",
+        "--model_base_path=models/toy --host=127.0.0.1 --rest_api_port=auto --port={port}",
         2,
         "cannot listen on 127.0.0.1:{port} for gRPC: Address already in use. Choose another with --port or --host.",
     ),

@@ -64,7 +64,7 @@ def engine(observer: RecordingObserver, clock: Clock) -> Engine:
         registry,
         observer,
         clock,
-        reload=lambda models, deadline_s: None,
+        reload=lambda models, deadline_s, origin: None,
         set_label=lambda model, label, version: None,
         pin=lambda model, version: None,
         compare=FakeComparisons(),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import ENV_PREFIX, Settings
-from service.configuration.settings_reading import SettingsError, prepare_libraries, read_settings
+from service.configuration.settings_reading import SettingsError, prepare_libraries, read_settings, service_links
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[3]
@@ -44,6 +44,7 @@ def test_flags_beat_the_environment_and_that_beats_defaults(
 
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "request_log_file_mib": ("3", 3),
+    "request_log_root": ("/logs", "/logs"),
     "request_log_files": ("5", 5),
     "request_log_answers": ("false", False),
     "slow_request_ms": ("0", 0.0),
@@ -86,6 +87,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "model_config_file_poll_wait_seconds": ("2", 2.0),
     "model_reload_timeout_s": ("9", 9.0),
     "monitoring_config_file": ("monitoring.conf", "monitoring.conf"),
+    "model_root": ("/models", "/models"),
+    "refuse_unsafe_ops": ("on", "on"),
     "allow_version_labels_for_unavailable_models": ("true", True),
     "first_loads_timeout_s": ("0", 0.0),
     "early_lookups": ("false", False),
@@ -173,7 +176,7 @@ def test_every_setting_says_what_it_means_and_has_a_default_in_its_range(setting
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--admin_port=0", "--admin_host=0.0.0.0"], "--auth_config is required"),
+        (["--admin_port=auto", "--admin_host=0.0.0.0"], "--auth_config is required"),
         (["--admin_port=8502", "--admin_host=10.0.0.1"], "--auth_config is required"),
         (["--admin_port=8502", "--admin_host=::"], "--auth_config is required"),
         (["--admin_port=8502", "--admin_host=admin.example"], "--auth_config is required"),
@@ -194,7 +197,7 @@ def test_what_would_let_strangers_in_stops_the_start(arguments: list[str], told:
         ["--admin_port=8502"],
         ["--admin_port=8502", "--admin_host=127.0.0.2"],
         ["--admin_port=8502", "--admin_host=::1"],
-        ["--admin_port=0", "--admin_host=localhost"],
+        ["--admin_port=auto", "--admin_host=localhost"],
         ["--admin_host=0.0.0.0"],
         ["--admin_port=8502", "--admin_host=0.0.0.0", "--auth_config=auth.toml"],
         ["--rest_api_cors_origins=https://a.example, http://localhost:3000"],
@@ -212,13 +215,38 @@ def test_an_unknown_variable_of_ours_stops_the_start_and_others_do_not() -> None
     ]
 
 
+def links_of(service: str) -> dict[str, str]:
+    """Returns the variables that Kubernetes puts into each pod of the namespace for a Service with a port 8500."""
+    prefix = service.upper().replace("-", "_")
+    url = "tcp://10.96.3.7:8500"
+    values = {"": url, "_8500_TCP": url, "_8500_TCP_PROTO": "tcp", "_8500_TCP_PORT": "8500"}
+    links = {f"{prefix}_PORT{name}": value for name, value in (values | {"_8500_TCP_ADDR": "10.96.3.7"}).items()}
+    host = {f"{prefix}_SERVICE_HOST": "10.96.3.7", f"{prefix}_SERVICE_PORT": "8500"}
+    return links | host | {f"{prefix}_SERVICE_PORT_GRPC": "8500"}
+
+
+@pytest.mark.parametrize("service", ["emb", "emb-items", "emb-rest-api", "emb-admin", "emb-port-8500-tcp"])
+def test_the_links_of_a_kubernetes_service_are_no_settings(service: str) -> None:
+    links = links_of(service)
+    assert read_settings(BASE, links) == read_settings(BASE, {})
+    assert service_links(links | {"EMB_THREADS": "2"}) == sorted(links)
+    # A flag, or a variable of the pod's own, which Kubernetes prefers, is read.
+    assert read_settings([*BASE, "--port=9"], links).port == 9
+    assert read_settings(BASE, links | {"EMB_PORT": "9", "EMB_REST_API_PORT": "10"}).rest_api_port == 10
+
+
+def test_what_only_looks_like_a_link_stops_the_start() -> None:
+    for name, value in (("EMB_PORT", "tcp:8500"), ("EMB_PROT", "tcp://10.0.0.1:1"), ("EMB_ITEMS_PORT", "8500")):
+        assert faults_of(BASE, {name: value}), name
+
+
 def test_all_faults_are_told_at_once() -> None:
     arguments = ["--port=x", "--rest_api_port=70000", "--log_level=loud", "--model_name=a/b", "--saved_model_tags=,"]
     assert faults_of(arguments, {"EMB_COLOR": "red", "EMB_DRAIN_TIMEOUT_S": "soon"}) == [
         "EMB_COLOR is not a setting of this server (see --help)",
         "--drain_timeout_s is 'soon': expected a number",
         "--log_level is 'loud': expected one of debug, info, warning, error",
-        "--port is 'x': expected a whole number",
+        "--port is 'x': expected a whole number, or 'auto'",
         NO_MODELS,
         "--model_name is 'a/b': it must not be empty or hold a '/'",
         "--saved_model_tags names no tag",
@@ -279,9 +307,26 @@ def test_batched_requests_can_wait_together_over_http() -> None:
     assert Settings(graph_threads=9, grpc_max_threads=8, enable_batching=True).http_graph_threads == 9
 
 
-def test_two_free_ports_may_be_asked_for() -> None:
-    settings = read_settings([*BASE, "--port=0", "--rest_api_port=0"], {})
-    assert (settings.port, settings.rest_api_port) == (0, 0)
+def test_free_ports_may_be_asked_for_and_ports_may_be_off() -> None:
+    settings = read_settings([*BASE, "--port=auto", "--rest_api_port=auto", "--admin_port=auto"], {})
+    assert (settings.port, settings.rest_api_port, settings.admin_port) == ("auto", "auto", "auto")
+    for off in (["--port=0"], ["--rest_api_port=0"], ["--port=0", "--rest_api_port=0", "--grpc_socket_path=/s"]):
+        read_settings([*BASE, *off], {})
+    assert faults_of([*BASE, "--port=0", "--rest_api_port=0", "--admin_port=auto"], {}) == [
+        "--port and --rest_api_port are both 0 and there is no --grpc_socket_path: nothing can be asked"
+    ]
+    assert faults_of([*BASE, "--admin_port=-1"], {}) == ["--admin_port is -1: expected 0 to 65535"]
+
+
+def test_addresses_are_lists_with_or_without_brackets() -> None:
+    settings = read_settings([*BASE, "--host=127.0.0.1, [::1],127.0.0.1", "--admin_host=[::1],localhost"], {})
+    assert (settings.hosts, settings.admin_hosts) == (("127.0.0.1", "::1"), ("::1", "localhost"))
+    assert read_settings([*BASE, "--host=[::],10.0.0.1,::1"], {}).hosts == ("::", "::1")
+    for host in ("[::1", "127.0.0.1:8500", "[::1]:8500", "a b", "127.0.0.1,,::1", ""):
+        assert any(fault.startswith("--host: ") for fault in faults_of([*BASE, f"--host={host}"], {})), host
+    assert faults_of([*BASE, "--admin_port=auto", "--admin_host=127.0.0.1,10.0.0.1"], {}) == [
+        "--admin_host is '127.0.0.1,10.0.0.1': where others can reach it, --auth_config is required"
+    ]
 
 
 def test_derived_values_are_in_seconds_and_sets() -> None:

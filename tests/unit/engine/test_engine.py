@@ -9,7 +9,7 @@ import pytest
 
 from service.engine.call import Call, Finished
 from service.engine.engine import Engine
-from service.engine.model_config import ModelConfig
+from service.engine.model_config import ModelConfig, Origin
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.errors import (
@@ -343,13 +343,14 @@ def test_an_answer_over_the_limit_is_refused_before_it_is_made() -> None:
 
 
 def test_a_reload_goes_to_who_knows_the_models(observer: RecordingObserver, clock: Clock) -> None:
-    asked: list[tuple[list[ModelConfig], float | None]] = []
+    asked: list[tuple[list[ModelConfig], float | None, Origin]] = []
     registry = Registry(lambda model, status: None)
     config = ModelConfig("m", "/m")
     engine = Engine(
-        registry, observer, clock, reload=lambda models, deadline_s: asked.append((list(models), deadline_s))
+        registry, observer, clock, reload=lambda new, end_s, origin: asked.append((list(new), end_s, origin))
     )
     engine.reload([config], 7.0)
-    assert asked == [([config], 7.0)]
+    engine.reload([config], origin="operator")
+    assert asked == [([config], 7.0, "client"), ([config], None, "operator")]
     with pytest.raises(ConfigConflict, match="^The models of this server are fixed.$"):
         Engine(registry, observer, clock).reload([config])

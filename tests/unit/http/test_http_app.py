@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.http.docs_page import add_docs_page
 from service.http.oip_routes import read_only_ready
+from service.http.routing import RawRoute
 from service.types import Array, SignatureSpec, TensorSpec
 from service.wire.json_examples import decode_examples_body
 from service.wire.json_lookup import decode_lookup, decode_rows
@@ -24,6 +26,22 @@ from service.wire.json_tensor import decode_predict
 from service.wire.oip_json import decode_infer
 from tests.conftest import RecordingObserver
 from tests.unit.http.conftest import Http, NumpyModel, error_text
+
+
+def test_no_route_of_the_public_port_changes_a_model_or_names_a_path(make_http: Callable[..., Http]) -> None:
+    """A new route that is no GET fails this test until somebody has read which files it can reach, and listed it."""
+    routes = [route for route in make_http().app.router.routes if isinstance(route, RawRoute)]
+    changing = {
+        re.sub(r"^/v[12]/models/{model}(/(versions|labels)/{\w+})?", "M", r.path): r.endpoint
+        for r in routes
+        if r.method != "GET"
+    }
+    # Endpoints that refuse every request as UNIMPLEMENTED, such as the load of a model.
+    refused = {path for path, endpoint in changing.items() if isinstance(endpoint, partial)}
+    assert "/v2/repository/models/{model}/{action}" in refused
+    reading = {"M:predict", "M:classify", "M:regress", "M:lookup", "M/infer", "/v2/repository/index"}
+    reading |= {"M/tables/{table}:rows", "M/tables/{table}:neighbors"}
+    assert changing.keys() - refused == reading
 
 
 def test_a_sane_request_id_is_returned(http: Http) -> None:

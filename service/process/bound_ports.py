@@ -1,0 +1,132 @@
+"""Binds the TCP ports of the settings, each on all addresses of its host setting."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from service.configuration.setting_fields import Port
+from service.configuration.settings import Settings
+from service.configuration.start_error import StartError
+
+# Number of connections that wait in the system's queue until the server accepts them.
+BACKLOG = 2048
+
+
+class Ports(NamedTuple):
+    """The numbers of the public HTTP port and of the public gRPC port; None for a port that is off."""
+
+    http: int | None
+    grpc: int | None
+
+
+class BoundPort:
+    """A TCP port that this process has bound; the system refuses connections until listen() is called.
+
+    Args:
+      hosts: addresses or names; the port has the same number on all of them.
+      port: 0: the port is off, and no socket is bound.
+      flags, wire: names for the text of a StartError.
+
+    Raises:
+      StartError: the port is in use, or this machine lacks an address.
+    """
+
+    def __init__(
+        self, hosts: Sequence[str], port: Port, flags: str = "--rest_api_port or --host", wire: str = "HTTP"
+    ) -> None:
+        self._wire, self._flags = wire, flags
+        self._sockets: list[tuple[str, socket.socket]] = []
+        self.number: int | None = None
+        if port == 0:
+            return
+        number = 0 if port == "auto" else port
+        for host in hosts:
+            with self._naming(f"{bracketed(host)}:{number}"):
+                family, address = _resolved(host, number)
+                one = socket.socket(family)
+                self._sockets.append((host, one))
+                # SO_REUSEADDR is set by hand: socket.create_server would set it too, but would also listen at once.
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    # The address :: means all addresses, also those of IPv4, whatever net.ipv6.bindv6only says.
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+                one.bind(address)
+                self.number = number = int(one.getsockname()[1])
+
+    def listen(self) -> list[socket.socket]:
+        """Listens on the port, and returns its sockets; raises StartError if another process listens there already."""
+        for host, one in self._sockets:
+            with self._naming(f"{bracketed(host)}:{self.number}"):
+                one.listen(BACKLOG)
+        return [one for _, one in self._sockets]
+
+    def close(self) -> None:
+        """Closes the sockets of the port; does nothing to those that another object has taken over by detach()."""
+        for _, one in self._sockets:
+            one.close()
+
+    @contextmanager
+    def _naming(self, place: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise StartError(
+                f"cannot listen on {place} for {self._wire}: {error.strerror}. Choose another with {self._flags}."
+            ) from error
+
+
+def http_port(settings: Settings) -> BoundPort:
+    """Returns the HTTP port of the settings, bound but not listening yet; raises StartError."""
+    return BoundPort(settings.hosts, settings.rest_api_port)
+
+
+def grpc_port(settings: Settings) -> BoundPort:
+    """Returns the gRPC port of the settings, bound but not listening yet; raises StartError."""
+    return BoundPort(settings.hosts, settings.port, "--port or --host", "gRPC")
+
+
+def check_socket_path(path: str) -> None:
+    """Raises StartError if a server listens on the Unix socket at `path`, or if another file is there.
+
+    gRPC would replace the socket, and the other server would get no more connections. The socket that a killed server
+    has left behind refuses connections, and is replaced.
+    """
+    if not path or not os.path.lexists(path):
+        return
+    flag = f"--grpc_socket_path={path}"
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise StartError(f"{flag}: there is a file that is no socket. Remove it, or choose another path.")
+    with socket.socket(socket.AF_UNIX) as probe:
+        # The queue of a server that accepts no connections may be full: it listens nevertheless.
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise StartError(f"{flag}: {error.strerror}. Choose another path.") from error
+    raise StartError(f"{flag}: another server listens there. Stop it, or choose another path.")
+
+
+def bracketed(host: str) -> str:
+    """Returns a host as it stands before a port.
+
+    >>> bracketed("::1"), bracketed("127.0.0.1")
+    ('[::1]', '127.0.0.1')
+    """
+    return f"[{host}]" if ":" in host else host
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Returns the family and the address of a host; of a name, an IPv4 address if it has one. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return family, address
