@@ -13,9 +13,10 @@ from loadtest.attacks import tls_cases as tls
 from loadtest.attacks.attacker import Attacker
 from loadtest.attacks.targets import Target
 
-# The protocol of an attacked port. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with JSON. tls: HTTP/1.1 or HTTP/2 over TLS.
-# reference: HTTP/1.1 with an admin port and callers, beside a victim whose requests the reference server answers.
-Port = Literal["http2", "grpc", "http1", "json", "tls", "reference"]
+# The protocol of an attacked port. http2 only: HTTP/2 without HTTP/1.1. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with
+# JSON. tls: HTTP/1.1 or HTTP/2 over TLS. reference: HTTP/1.1 with an admin port and callers, beside a victim whose
+# requests the reference server answers.
+Port = Literal["http2", "http2 only", "grpc", "http1", "json", "tls", "reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Case:
         """Says whether a target's port speaks the protocol that the attack needs."""
         fits = {
             "http2": target.wire == "http2",
+            "http2 only": target.wire == "http2" and not target.takes_http1,
             "grpc": target.is_grpc,
             "http1": target.wire == "http1",
             "json": target.wire == "http1" and bool(target.large_body),
@@ -94,11 +96,11 @@ CASES: dict[str, Case] = {
         http2.byte_windows,
         http2.zero_window,
         http2.no_preface,
-        http2.wrong_preface,
         http2.window_changes,
         http2.byte_continuations,
         http2.push_promises,
     ),
+    "http2.wrong_preface": Case(http2.wrong_preface, "http2 only", True),
     "http2.unread_answers": Case(http2.unread_answers, "http2", True, 2.0),
     "http2.slow_read": Case(http2.slow_read, "http2", True, 5.0),
     "http2.half_frames": Case(http2.half_frames, "http2", True, 3.0),

@@ -64,7 +64,7 @@ def targets_of(
         small, large = (json.dumps({"features": {feature: ids}}).encode() for ids in ([1], [1] * _LARGE_IDS))
         named = Target("ours", "http1", host, http_port, f"/v1/models/{model}:lookup", small, large, pids=pids)
         found.append(replace(named, model=model, feature=feature))
-        found.append(replace(found[-1], peer="ours h2c", wire="http2"))
+        found.append(replace(found[-1], peer="ours h2c", wire="http2", takes_http1=True))
     return found
 
 

@@ -19,6 +19,7 @@ class Target:
 
     body: body of the small request; empty: that request is a GET.
     large_body: body of a request with an answer of megabytes; empty: a GET of `large_path` has such an answer.
+    takes_http1: whether a port that speaks HTTP/2 also speaks HTTP/1.1.
     pids: the processes whose memory is watched.
     admin_port: the port of the admin routes, if the small request is one that a reference server answers; else 0.
     credentials: header line with the token of a caller that has all rights, if the server has callers.
@@ -35,6 +36,7 @@ class Target:
     large_path: str = ""
     is_grpc: bool = False
     is_tls: bool = False
+    takes_http1: bool = False
     pids: tuple[int, ...] = field(default=())
     admin_port: int = 0
     credentials: bytes = b""

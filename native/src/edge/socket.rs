@@ -30,7 +30,7 @@ const KEPT_BUFFERS: usize = 16;
 
 /// Maximal number of bytes that one read of an HTTP/2 connection may read beyond the current frame. Each frame counts
 /// as `FRAME_COST` more bytes of the connection's turn, because small frames cost more than their bytes.
-const READ_AT_ONCE: usize = 8 << 10;
+const READ_AT_ONCE: usize = 16 << 10;
 const FRAME_COST: usize = 256;
 
 /// Maximal number of a flood's bytes that the server reads and drops before it closes the connection. Of a refused body

@@ -57,7 +57,7 @@ pub fn check_num_messages(count: usize) -> Result<(), Declined> {
     if count > MAX_MESSAGES { Err(Declined::OverLimit) } else { Ok(()) }
 }
 
-/// What the fields of a message have, by field number; other fields take no more memory than their bytes.
+/// The fields of a message that take more memory than their bytes, by field number.
 struct Kind(&'static [(u32, Field)]);
 
 enum Field {
