@@ -26,6 +26,7 @@ pub enum Event {
     UpstreamFailedHttp,
     Panicked,
     RefusedConnections,
+    ClosedIdle,
     CutGrpc,
     CutHttp,
     FloodData,
