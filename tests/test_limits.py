@@ -237,7 +237,7 @@ def known_reasons(kind: str) -> frozenset[str]:
         block = re.search(r"flooded: by\(&\[(.+?)\]\)", statistics, re.DOTALL)
         assert block
         floods = {name if name == "malformed" else f"flood_{name}" for name in re.findall(r'"(\w+)"', block[1])}
-        return frozenset(floods | {"connections", "handshake", "stalled"})
+        return frozenset(floods | {"connections", "handshake", "idle", "stalled"})
     admission = (ROOT / "service/engine/admission_limits.py").read_text()
     in_python = re.search(r"Reason = Literal\[(.+)\]", admission)
     assert in_python

@@ -51,8 +51,8 @@ class ListenerSettings(ServerSettings):
     )
     max_connections: int = setting(
         0,
-        "Most HTTP connections, and with the native core most gRPC connections; 0: half of the file descriptors that "
-        "the system allows.",
+        "Most HTTP connections, and with the native core most gRPC connections; beyond it, the longest idle ones are "
+        "closed. 0: half of the file descriptors that the system allows.",
         0,
         1_000_000,
     )
@@ -74,7 +74,11 @@ class ListenerSettings(ServerSettings):
         3600,
     )
     rest_api_keep_alive_s: float = setting(
-        5.0, "Seconds for which an HTTP connection without requests stays open.", 0.1, 86400
+        620.0,
+        "Seconds for which an HTTP connection without requests stays open; longer than the idle time of load balancers "
+        "(nginx and AWS 60 s, Google Cloud 600 s), which else send a request to a connection that just closes.",
+        0.1,
+        86400,
     )
     rest_api_timeout_in_ms: int = setting(
         30_000, "Milliseconds after which an HTTP request is answered with an error.", 1, 3_600_000

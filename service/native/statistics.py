@@ -168,7 +168,7 @@ class NativeStatistics:
         for model, reason, count in document["refused"]:
             more = count - self._refused.get((model, reason), 0)
             self._refused[model, reason] = count
-            if reason == "connections":
+            if reason in ("connections", "idle"):
                 for _ in range(more):
                     self._events.connection_dropped(reason)
             elif more:

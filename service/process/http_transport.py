@@ -28,7 +28,7 @@ def create_http_server(parts: HttpParts) -> HttpServer:
             drain_timeout_s=settings.drain_timeout_s,
             tls=None if parts.tls.http is None else parts.tls.http.context,
             lifespan="on",
-            limit_concurrency=max_connections(settings.max_connections),
+            max_connections=max_connections(settings.max_connections),
             timeout_keep_alive=settings.rest_api_keep_alive_s,
         )
     )

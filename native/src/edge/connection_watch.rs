@@ -42,6 +42,8 @@ pub struct Watch {
     // The number of served requests, the number of received bytes, and the time when the sweeper first saw the
     // connection without a request.
     idle: Option<(u64, u64, Instant)>,
+    // The time of the sweeper's first check that found a part of the next request's head.
+    head: Option<Instant>,
     // The time of the sweeper's first check that found a flood, or found the order to close the connection.
     ending: Option<Instant>,
 }
@@ -51,7 +53,38 @@ impl Watch {
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
         let (writing, reading) = (Progress::default(), Progress::default());
-        Watch { is_http, begun: now, writing, reading, idle: None, ending: None }
+        Watch { is_http, begun: now, writing, reading, idle: None, head: None, ending: None }
+    }
+
+    /// Whether the connection is of the HTTP port.
+    #[must_use]
+    pub fn is_http(&self) -> bool {
+        self.is_http
+    }
+
+    /// Returns the time since when the connection has been idle, as the sweeper saw it; `None` if it is in use, or may
+    /// have been used since the sweeper's last check.
+    #[must_use]
+    pub fn idle_since(&self, connection: &Connection) -> Option<Instant> {
+        let is_used = connection.num_open() > 0 || connection.owed() > 0 || connection.is_blocked.load(Relaxed);
+        // Of an HTTP connection, has_part() tells of the head of its last request.
+        if is_used || (!self.is_http && connection.has_part()) || connection.order() != Order::Serve {
+            return None;
+        }
+        let (read, served) = (connection.read.load(Relaxed), connection.served.load(Relaxed));
+        match self.idle {
+            Some((known, bytes, since)) if bytes == read && known == if self.is_http { served } else { read } => {
+                Some(if served == 0 && self.is_http { self.begun } else { since })
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the order that ends an idle connection.
+    #[must_use]
+    pub fn ending(&self, connection: &Connection) -> Order {
+        // hyper does not end a connection that has sent nothing yet.
+        if self.is_http && connection.served.load(Relaxed) == 0 { Order::Cut } else { Order::Close }
     }
 
     /// Checks a connection's counters; returns the order for the task that serves the connection.
@@ -87,6 +120,7 @@ impl Watch {
             Some((known, bytes, since)) if known == served => (bytes, since),
             _ => {
                 self.idle = Some((served, read, now));
+                self.head = None;
                 (read, now)
             }
         };
@@ -97,9 +131,8 @@ impl Watch {
         let (from, time) = match (served, read == bytes) {
             (0, _) => (self.begun, limits.head_timeout),
             (_, true) => (since, limits.keep_alive),
-            // A part of the next request's head has come, so the connection gets the time limit for a head in addition
-            // to that for idle connections.
-            (_, false) => (since, limits.keep_alive + limits.head_timeout),
+            // A part of the next request's head has come: the limit for a head runs from then on.
+            (_, false) => (*self.head.get_or_insert(now), limits.head_timeout),
         };
         let waited = now.duration_since(from);
         if waited <= time {
@@ -143,7 +176,47 @@ mod tests {
         assert_eq!(watch.look(&connection, &limits(), at(start, 5)), Order::Close);
         connection.note_read(1);
         assert_eq!(watch.look(&connection, &limits(), at(start, 6)), Order::Serve);
-        assert_eq!(watch.look(&connection, &limits(), at(start, 7)), Order::Cut);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 8)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 9)), Order::Cut);
+    }
+
+    #[test]
+    fn a_head_that_is_dribbled_is_cut_soon_however_long_a_connection_may_be_idle() {
+        let limits = Limits { keep_alive: Duration::from_secs(620), ..limits() };
+        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits));
+        drop(connection.open());
+        let mut watch = Watch::new(true, start);
+        let mut look = |seconds| watch.look(&connection, &limits, at(start, seconds));
+        assert_eq!([look(1), look(600)], [Order::Serve; 2]);
+        for seconds in [601, 602, 603] {
+            connection.note_read(1);
+            assert_eq!(look(seconds), Order::Serve);
+        }
+        connection.note_read(1);
+        assert_eq!(look(604), Order::Cut);
+    }
+
+    #[test]
+    fn a_connection_is_idle_since_a_check_that_found_it_so() {
+        for is_http in [true, false] {
+            let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
+            let mut watch = Watch::new(is_http, start);
+            assert_eq!(watch.idle_since(&connection), None);
+            watch.look(&connection, &limits(), at(start, 1));
+            assert_eq!(watch.idle_since(&connection), Some(if is_http { start } else { at(start, 1) }));
+            assert_eq!(watch.ending(&connection), if is_http { Order::Cut } else { Order::Close });
+            connection.note_read(10);
+            assert!(!is_http || connection.note_part(10));
+            let open = connection.open();
+            assert_eq!(watch.idle_since(&connection), None);
+            drop(open);
+            assert_eq!(watch.idle_since(&connection), None, "the request came after the check");
+            watch.look(&connection, &limits(), at(start, 2));
+            assert_eq!(watch.idle_since(&connection), Some(at(start, 2)));
+            assert_eq!(watch.ending(&connection), Order::Close);
+            connection.tell(Order::Close);
+            assert_eq!(watch.idle_since(&connection), None, "it is closing already");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub enum Event {
     UpstreamFailedHttp,
     Panicked,
     RefusedConnections,
+    ClosedIdle,
     CutGrpc,
     CutHttp,
     FloodData,

@@ -114,7 +114,7 @@ impl Default for Limits {
             handshake_timeout: Duration::from_secs(20),
             head_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(20),
-            keep_alive: Duration::from_secs(5),
+            keep_alive: Duration::from_secs(620),
             grpc_keep_alive: None,
             http_timeout: Duration::from_secs(30),
         }

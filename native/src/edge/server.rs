@@ -50,6 +50,9 @@ const EXHAUSTED: Duration = Duration::from_millis(50);
 /// Time between two questions to the reference servers whether they answer.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
+/// Part of all connections, one in so many, that is closed at once if connections run short and some are idle.
+const IDLE_CLOSED_AT_ONCE: usize = 16;
+
 /// A running network server. Dropping it closes all connections.
 pub struct Server {
     runtime: Option<Runtime>,
@@ -77,6 +80,15 @@ struct Hub {
     // Channel whose value becomes true when the server must accept no more connections.
     stop: watch::Sender<bool>,
     closed: Notify,
+    room: [Mutex<Room>; 2],
+}
+
+/// Room for new connections of one wire beyond the limit: places of idle connections that were told to close.
+#[derive(Default)]
+struct Room {
+    places: usize,
+    // No idle connection was found before this time, so none is looked for until then.
+    again: Option<Instant>,
 }
 
 struct Entry {
@@ -141,6 +153,7 @@ impl Server {
             is_draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
             closed: Notify::new(),
+            room: Default::default(),
         });
         let mut acceptors = Vec::new();
         let mut addresses = [Vec::new(), Vec::new()];
@@ -345,13 +358,39 @@ impl Hub {
         }
     }
 
+    /// Says whether a new connection beyond the limit may take the place of an idle one. If no place is left, this
+    /// function closes the connections of the wire that have been idle for longest: several at once, because it looks
+    /// at all connections.
+    fn make_room(&self, wire: Wire) -> bool {
+        let mut room = self.room[wire as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if room.places == 0 && room.again.is_none_or(|again| now >= again) {
+            let connections = self.lock();
+            let mut idle: Vec<_> = connections
+                .iter()
+                .filter(|(_, entry)| entry.watch.is_http() == (wire == Wire::Http))
+                .filter_map(|(number, entry)| Some((entry.watch.idle_since(&entry.connection)?, *number, entry)))
+                .collect();
+            idle.sort_unstable_by_key(|(since, number, _)| (*since, *number));
+            for (_, _, entry) in idle.iter().take((self.shared.limits.max_connections / IDLE_CLOSED_AT_ONCE).max(1)) {
+                entry.connection.tell(entry.watch.ending(&entry.connection));
+                self.shared.statistics.count(Event::ClosedIdle);
+                room.places += 1;
+            }
+            room.again = (room.places == 0).then(|| now + EXHAUSTED);
+        }
+        let has_place = room.places > 0;
+        room.places = room.places.saturating_sub(1);
+        has_place
+    }
+
     /// Serves a new connection in its own task, or closes it if there are too many connections.
     fn admit<S>(self: &Arc<Self>, wire: Wire, stream: S, peer: String, tls: Option<Arc<ServerConfig>>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let limits = &self.shared.limits;
-        if self.open[wire as usize].fetch_add(1, Relaxed) >= limits.max_connections {
+        if self.open[wire as usize].fetch_add(1, Relaxed) >= limits.max_connections && !self.make_room(wire) {
             self.open[wire as usize].fetch_sub(1, Relaxed);
             self.shared.statistics.count(Event::RefusedConnections);
             return;

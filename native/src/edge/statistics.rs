@@ -165,6 +165,7 @@ impl Statistics {
         let counts = lock(&self.refused);
         let mut all: Vec<_> = counts.iter().map(|((model, reason), count)| (model.clone(), *reason, *count)).collect();
         all.push((String::new(), "connections", self.total(Event::RefusedConnections)));
+        all.push((String::new(), "idle", self.total(Event::ClosedIdle)));
         all.sort();
         all
     }
@@ -454,7 +455,8 @@ mod tests {
         statistics.waited(&"m".into(), Duration::from_millis(500));
         let found = statistics.snapshot();
         let counted = |model: &str, reason, count| (model.to_owned(), reason, count);
-        assert_eq!(found.refused, [counted("", "connections", 0), counted("", "queue", 1), counted("m", "queue", 2)]);
+        let dropped = [counted("", "connections", 0), counted("", "idle", 0)];
+        assert_eq!(found.refused, [&dropped[..], &[counted("", "queue", 1), counted("m", "queue", 2)]].concat());
         assert_eq!(found.waited, [WaitSnapshot { model: "m".into(), seconds: 0.5, counts: vec![0, 1, 0] }]);
     }
 
