@@ -7,19 +7,21 @@ lengths lie beside every constant of those ops, so that no condition of the grap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from model_export.adoption.key_function import Evaluation, KeyFunction, Known, NotHere, NotRead, Within
+from model_export.adoption.key_function import KeyFunction
+from model_export.adoption.key_graph import NotHere, NotRead
 from model_export.adoption.keys import FoundKeys, find_keys, sample_keys, takes_keys
 from model_export.adoption.opened_graph import Read, SignatureGraph
-from model_export.adoption.policies import NO_PART, IdPolicy, Outcome, find_policy
+from model_export.adoption.policies import IdPolicy, Outcome, find_policy
 from model_export.adoption.probing import Probe
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
+from model_export.adoption.row_numbers import look_at_rows
 from model_export.parity.oracle import RefusedError
 from service.artifact.manifest import (
     Combiner,
@@ -30,7 +32,6 @@ from service.artifact.manifest import (
     TrailingRowPolicy,
 )
 from service.errors import ServiceError
-from service.graph.flat_graph import node_of
 from service.graph.probes import is_same_sum
 from service.tables.plan import compile_signature
 from service.types import Array, Tensors
@@ -282,17 +283,10 @@ class _Trial:
             return "zeros", 0, trailing
         if np.isnan(empty).all():
             return "nan", 0, trailing
-        for row in self._filled_rows():
+        for row in self._reading.filled_ids():
             if 0 <= row < self._size and (empty == self._stored(np.array([row]))).all():
                 return "default_row", row, trailing
         raise NotHere("the vector of an empty row is neither zeros nor a row of the table")
-
-    def _filled_rows(self) -> list[int]:
-        """Returns the ids that the graph puts into empty rows, which are constants of the graph."""
-        found = []
-        for tensor in sorted(self._reading.fills):
-            found += self._reading.constant(self._graph.flat.data_inputs(node_of(tensor))[3]).reshape(-1).tolist()
-        return [int(row) for row in found if isinstance(row, int)]
 
     def _policy(self) -> IdPolicy:
         """Works out the rows of all keys or ids; returns the policy for ids outside the table."""
@@ -317,45 +311,8 @@ class _Trial:
             self._key_of = dict(sample_keys(self._keys))
             self._rows_with_keys = np.fromiter(self._key_of, np.int64)
             return self._policy_of_unknown_keys()
-        look = self._parts(conditions) if reading.parts or len(gathers) > 1 else self._whole(conditions)
+        look = look_at_rows(reading, conditions, self._size)
         return find_policy(function.pieces(look, (0, self._size)), self._size, self._outcome)
-
-    def _whole(self, conditions: Sequence[str]) -> Callable[[Evaluation], tuple[Known, ...]]:
-        (gather,) = self._read.gathers
-        if gather.first_row:
-            raise NotRead("only a part of the table is read")
-
-        def look(evaluation: Evaluation) -> tuple[Known, ...]:
-            row = evaluation.of(gather.ids)
-            evaluation.is_within(row, self._size)
-            return row, *(evaluation.of(condition) for condition in conditions)
-
-        return look
-
-    def _parts(self, conditions: Sequence[str]) -> Callable[[Evaluation], tuple[Known, ...]]:
-        """Returns the look at ids of a table that is saved in parts: the row of a part is a row of the table."""
-        gathers = self._read.gathers
-        if len(self._reading.parts) != 1:
-            raise NotRead("ids are not distributed to the parts of a table by one DynamicPartition")
-        ((numbers, count),) = self._reading.parts.items()
-        owner = {self._reading.part_of(gather.ids): gather for gather in gathers}
-        if sorted(owner) != list(range(count)):
-            raise NotRead("the parts of a table are not read by one part of the ids each")
-        firsts = [owner[part].first_row for part in range(count)]
-        sizes = [after - first for first, after in zip(firsts, [*firsts[1:], self._size], strict=True)]
-        if min(sizes) < 0:
-            raise NotRead("the parts of a table are read in another order than they have")
-
-        def look(evaluation: Evaluation) -> tuple[Known, ...]:
-            row: Known = NO_PART
-            if evaluation.is_within(evaluation.of(numbers), count):
-                part = evaluation.fixed(numbers)
-                within = evaluation.of(owner[part].ids)
-                outside = Within(self._size, self._size, "DynamicPartition")
-                row = evaluation.shifted(within, firsts[part]) if evaluation.is_within(within, sizes[part]) else outside
-            return row, *(evaluation.of(condition) for condition in conditions)
-
-        return look
 
     def _policy_of_unknown_keys(self) -> IdPolicy:
         # Known keys always become rows of the table, so only one unknown key is tried: the graph treats all alike.
@@ -386,16 +343,18 @@ class _Trial:
             return row if is_row else None
         good = int(self._draw(1)[0])
         # Beside a known id, a dropped id changes nothing.
-        alone, beside = (self._run(self._sent_ragged([ids])) for ids in ([self._sent(good)], [item, self._sent(good)]))
+        alone, beside = (
+            self._run(self._roles.request(self._graph.spec, [ids]))
+            for ids in ([self._sent(good)], [item, self._sent(good)])
+        )
         if alone is None or beside is None:
             return "refused"
-        rows = set(self._probe.rows_read(self._graph, self._read, self._sent_ragged([[item]])).tolist())
+        rows = set(
+            self._probe.rows_read(self._graph, self._read, self._roles.request(self._graph.spec, [[item]])).tolist()
+        )
         if np.array_equal(alone, beside, equal_nan=True) and item != self._sent(good):
             return "dropped"
         return int(rows.pop()) if len(rows) == 1 else None
-
-    def _sent_ragged(self, rows: Sequence[Sequence[Any]]) -> dict[str, Array]:
-        return self._roles.request(self._graph.spec, rows)
 
     def _draw(self, count: int) -> Array:
         """Draws the numbers of random rows, [N] int64; with a vocabulary, only rows that a known key reads."""

@@ -9,124 +9,27 @@ one with TensorFlow's own kernels, and all other keys, of which only the hash ca
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from model_export.adoption.forms import FORMS
+from model_export.adoption.key_evaluation import Evaluation
+from model_export.adoption.key_graph import LIMITS, KeyGraph, Known, NotRead, Piece, Split, attribute, found_in
 from model_export.tensorflow_setup import tf
-from service.graph.flat_graph import FlatGraph, node_of
+from service.graph.flat_graph import node_of
 from service.types import Array
 
 # Intervals of integer keys that are looked at before a description is given up: a graph that needs more maps ids to
 # rows in a way that no description has.
 _MOST_PIECES = 4000
-# Steps of a FloorDiv, FloorMod or Cast within one interval up to which the interval is split at each step.
-_MOST_STEPS = 64
-_LIMITS = {
-    dtype: (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    for dtype in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-}
-
-
-class NotRead(Exception):
-    """Raised where a description ends; the message names the op and says what is not known about it."""
-
-
-class NotHere(NotRead):
-    """Raised for a tensor that is no lookup, though all ops before it are known: one that follows may be a lookup."""
-
-
-class _Split(Exception):
-    """Raised if the keys of an interval are not treated alike; `at` is the first key of the second half."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__(at)
-        self.at = at
-
-
-@dataclass(frozen=True, slots=True)
-class Shifted:
-    """The key itself plus a number: an integer key for integers, the key's text for strings (then `by` is 0)."""
-
-    by: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """The same value for all keys: a number, a truth value or a string."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The decimal text of an integer key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hashed:
-    """`first` plus the remainder of the key's fingerprint (of its text) divided by `buckets`."""
-
-    buckets: int
-    first: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Within:
-    """An integer between low and high, both included, of which no more is known; `op` computes it."""
-
-    low: int
-    high: int
-    op: str
-
-
-Known = Shifted | Fixed | Text | Hashed | Within
-# The keys of one case: first and last integer; None: all strings but the special ones.
-Interval = tuple[int, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """An interval of keys that a graph treats alike, and the value of each examined tensor for them."""
-
-    keys: Interval
-    values: tuple[Known, ...]
 
 
 @dataclass(slots=True)
-class KeyFunction:
-    """The functions by which the tensors of one graph depend on a feature's key.
-
-    source: the placeholder's tensor that is fed the keys. dtype: "int64", "int32" or "string".
-    constant: returns the value of a tensor that depends on no input.
-    table: returns the keys and values of the lookup table whose handle is the given tensor.
-    part_numbers: nodes that cast numbers of parts of a table.
-    """
-
-    flat: FlatGraph
-    source: str
-    dtype: str
-    is_constant: Callable[[str], bool]
-    constant: Callable[[str], Array]
-    table: Callable[[str], tuple[Array, Array]]
-    part_numbers: frozenset[str] = frozenset()
-    _tables: dict[str, tuple[Array, Array]] = field(default_factory=dict)
-
-    def parts(self, tensor: str) -> Iterator[str]:
-        """Yields the tensors between a tensor and the keys, the tensor first, each once; constants are left out."""
-        seen, todo = {tensor}, [tensor]
-        while todo:
-            name = todo.pop()
-            yield name
-            if name != self.source:
-                for given in self._data(name):
-                    if given not in seen and not self.is_constant(given):
-                        seen.add(given)
-                        todo.append(given)
+class KeyFunction(KeyGraph):
+    """The functions by which the tensors of one graph depend on a feature's key."""
 
     def special_keys(self, tensors: Sequence[str]) -> Array:
         """Returns the keys that the tensors may treat apart: vocabularies' keys, and what keys are compared with.
@@ -137,7 +40,7 @@ class KeyFunction:
         for name in {part for tensor in tensors for part in self.parts(tensor)} - {self.source}:
             node = self.flat.nodes[node_of(name)]
             if node.op == "LookupTableFindV2":
-                found += self._table(name)[0].reshape(-1).tolist()
+                found += self.lookup_table(name)[0].reshape(-1).tolist()
             elif self.dtype == "string" and node.op in ("Equal", "NotEqual"):
                 for given in self.flat.data_inputs(node.name):
                     if self.is_constant(given):
@@ -157,7 +60,7 @@ class KeyFunction:
         """
         if self.dtype == "string":
             return [Piece(None, look(Evaluation(self, None)))]
-        (least, most) = _LIMITS[self.dtype]
+        (least, most) = LIMITS[self.dtype]
         ends = sorted({least, *(start for start in starts if least < start <= most)})
         todo = [(low, high) for low, high in zip(ends, [*(end - 1 for end in ends[1:]), most], strict=True)]
         found: list[Piece] = []
@@ -165,7 +68,7 @@ class KeyFunction:
             low, high = todo.pop()
             try:
                 found.append(Piece((low, high), look(Evaluation(self, (low, high)))))
-            except _Split as split:
+            except Split as split:
                 if not low < split.at <= high:
                     raise NotRead("ids are mapped to rows in a way that is not known") from split
                 todo += [(split.at, high), (low, split.at - 1)]
@@ -190,352 +93,13 @@ class KeyFunction:
     def _computed(self, name: str, count: int, value: Callable[[str], Any]) -> Any:
         node, form = self.flat.nodes[node_of(name)], FORMS[self.flat.nodes[node_of(name)].op]
         if form.rule in ("same", "arranged", "moved", "distinct", "filled", "sparse", "parted"):
-            return value(self._data(name)[0])
+            return value(self.data(name)[0])
         if form.rule == "constant":
-            return np.full(count, 1 if node.op == "OnesLike" else 0, np.asarray(value(self._data(name)[0])).dtype)
+            return np.full(count, 1 if node.op == "OnesLike" else 0, np.asarray(value(self.data(name)[0])).dtype)
         if node.op == "LookupTableFindV2":
             inputs = self.flat.data_inputs(node.name)
-            return _found(*self._table(name), np.asarray(value(inputs[1])), np.asarray(value(inputs[2])))
+            return found_in(*self.lookup_table(name), np.asarray(value(inputs[1])), np.asarray(value(inputs[2])))
         return _run_op(node, [value(given) for given in self.flat.data_inputs(node.name)]).numpy()
-
-    def _data(self, name: str) -> list[str]:
-        node = self.flat.nodes[node_of(name)]
-        form, inputs = FORMS[node.op], self.flat.data_inputs(node.name)
-        if form.rule == "mapped" and node.op != "LookupTableFindV2":
-            return inputs
-        return form.data_of(inputs)
-
-    def _table(self, find: str) -> tuple[Array, Array]:
-        handle = self.flat.data_inputs(node_of(find))[0]
-        if handle not in self._tables:
-            self._tables[handle] = self.table(handle)
-        return self._tables[handle]
-
-
-class Evaluation:
-    """The values of tensors for the keys of one interval. Each rule is an op's meaning as TensorFlow documents it."""
-
-    def __init__(self, function: KeyFunction, keys: Interval) -> None:
-        self._function, self._keys = function, keys
-        self._known: dict[str, Known] = {}
-
-    def of(self, tensor: str) -> Known:
-        """Returns a tensor's value for the interval's keys; raises NotRead or _Split."""
-        if tensor not in self._known:
-            self._known[tensor] = self._value(tensor)
-        return self._known[tensor]
-
-    def fixed(self, tensor: str) -> int:
-        """Returns the number that a tensor holds for all keys of the interval; splits an interval that has several."""
-        low, high = self._range(self.of(tensor))
-        if low == high:
-            return low
-        raise _Split(self._middle())
-
-    def is_within(self, value: Known, size: int) -> bool:
-        """Says whether a number lies in [0, size) for all keys of the interval, or for none; otherwise splits it."""
-        return not self.is_below(value, 0) and self.is_below(value, size)
-
-    def is_below(self, value: Known, bound: int) -> bool:
-        """Says whether a number is less than a bound for all keys of the interval, or for none; otherwise splits it."""
-        low, high = self._range(value)
-        if high < bound:
-            return True
-        if low >= bound:
-            return False
-        if isinstance(value, Shifted):
-            raise _Split(bound - value.by)
-        raise _Split(self._middle())
-
-    def _value(self, tensor: str) -> Known:
-        function = self._function
-        if tensor == function.source:
-            return Shifted()
-        if function.is_constant(tensor):
-            value = function.constant(tensor)
-            if value.size != 1:
-                raise NotRead(f"a constant of {value.size} numbers takes part in the arithmetic of ids")
-            return Fixed(value.reshape(()).item() if value.dtype != object else value.reshape(-1)[0])
-        node = function.flat.nodes[node_of(tensor)]
-        form = FORMS[node.op]
-        if form.rule in ("same", "arranged", "moved", "distinct", "filled", "sparse", "parted"):
-            return self.of(function._data(tensor)[0])
-        if form.rule == "constant":
-            return Fixed(1 if node.op == "OnesLike" else 0)
-        rule = _RULES.get(node.op)
-        if rule is None:
-            raise NotRead(f"{node.op} has no known meaning for ids")
-        return rule(self, node, function.flat.data_inputs(node.name))
-
-    def _range(self, value: Known) -> tuple[int, int]:
-        if isinstance(value, Fixed) and isinstance(value.value, (bool, int)):
-            return int(value.value), int(value.value)
-        if isinstance(value, Within):
-            return value.low, value.high
-        if isinstance(value, Hashed):
-            return value.first, value.first + value.buckets - 1
-        if isinstance(value, Shifted) and self._keys is not None:
-            return self._keys[0] + value.by, self._keys[1] + value.by
-        raise NotRead("a text is used as a number")
-
-    def _middle(self) -> int:
-        if self._keys is None or self._keys[0] == self._keys[1]:
-            raise NotRead("a hash of the key is compared with a number")
-        return (self._keys[0] + self._keys[1] + 1) // 2
-
-    def _fitted(self, value: Known, dtype: str, op: str) -> Known:
-        """Returns a number as an integer type holds it: one outside of the type's limits wraps around."""
-        if dtype not in _LIMITS:
-            raise NotRead(f"{op} makes {dtype} of ids")
-        (low, high), (least, most) = self._range(value), _LIMITS[dtype]
-        span = most - least + 1
-        first, last = (low - least) // span, (high - least) // span
-        if first == last:
-            return value if first == 0 else self.shifted(value, -first * span)
-        if isinstance(value, Shifted) and last - first <= 2:
-            raise _Split(least + (first + 1) * span - value.by)
-        raise NotRead(
-            f"{op} to {dtype} drops the upper bits of ids: id {least + span * (first + 1 or 1)} reads as {least}"
-        )
-
-    def shifted(self, value: Known, by: int) -> Known:
-        """Returns a number plus `by`."""
-        if isinstance(value, Shifted):
-            return Shifted(value.by + by)
-        if isinstance(value, Hashed):
-            return Hashed(value.buckets, value.first + by)
-        if isinstance(value, Fixed):
-            return Fixed(int(value.value) + by)
-        assert isinstance(value, Within)
-        low, high = value.low, value.high
-        return Within(low + by, high + by, value.op)
-
-    # The rules. Each takes a node and the names of its inputs.
-
-    def cast(self, node: Any, inputs: list[str]) -> Known:
-        value, dtype = self.of(inputs[0]), tf.as_dtype(node.attr["DstT"].type).name
-        if dtype == "bool":
-            return self.compared("NotEqual", value, Fixed(0))
-        if tf.as_dtype(node.attr["SrcT"].type).name not in (*_LIMITS, "bool"):
-            raise NotRead(f"ids are computed by Cast from {tf.as_dtype(node.attr['SrcT'].type).name}")
-        if node.name in self._function.part_numbers:
-            # TensorFlow casts the number of a part to int32. Ids so large that this number wraps are refused here; the
-            # graph reads an arbitrary row for them.
-            return value
-        return self._fitted(value, dtype, "Cast")
-
-    def add(self, node: Any, inputs: list[str], sign: int = 1) -> Known:
-        a, b = self.of(inputs[0]), self.of(inputs[1])
-        if not isinstance(b, Fixed) and sign == 1:
-            a, b = b, a
-        if not isinstance(b, Fixed):
-            raise NotRead(f"{node.op} combines two numbers that both depend on the id")
-        self._range(a)
-        return self._fitted(self.shifted(a, sign * int(b.value)), tf.as_dtype(node.attr["T"].type).name, node.op)
-
-    def subtract(self, node: Any, inputs: list[str]) -> Known:
-        return self.add(node, inputs, -1)
-
-    def multiply(self, node: Any, inputs: list[str]) -> Known:
-        values = [self.of(given) for given in inputs]
-        for one, other in (values, values[::-1]):
-            if isinstance(one, Fixed) and one.value in (0, 1):
-                return other if one.value == 1 else Fixed(0)
-        raise NotRead("Mul multiplies ids")
-
-    def divide(self, node: Any, inputs: list[str]) -> Known:
-        value, by = self.of(inputs[0]), self._divisor(node, inputs)
-        (low, high) = self._range(value)
-        if low // by == high // by:
-            return Fixed(low // by)
-        self._step(value, low, high, by)
-        return Within(low // by, high // by, node.op)
-
-    def remainder(self, node: Any, inputs: list[str]) -> Known:
-        value, by = self.of(inputs[0]), self._divisor(node, inputs)
-        low, high = self._range(value)
-        if isinstance(value, Hashed) and low == 0 and value.buckets <= by:
-            return value
-        if low // by == high // by:
-            return self.shifted(value, -(low // by) * by)
-        self._step(value, low, high, by)
-        return Within(0, by - 1, node.op)
-
-    def _divisor(self, node: Any, inputs: list[str]) -> int:
-        by = self.of(inputs[1])
-        if not isinstance(by, Fixed) or int(by.value) <= 0:
-            raise NotRead(f"{node.op} divides ids by a number that is not positive")
-        return int(by.value)
-
-    def _step(self, value: Known, low: int, high: int, by: int) -> None:
-        if isinstance(value, Shifted) and high // by - low // by <= _MOST_STEPS:
-            raise _Split((low // by + 1) * by - value.by)
-
-    def larger(self, node: Any, inputs: list[str]) -> Known:
-        return self._extreme(inputs, is_largest=True)
-
-    def smaller(self, node: Any, inputs: list[str]) -> Known:
-        return self._extreme(inputs, is_largest=False)
-
-    def _extreme(self, inputs: list[str], *, is_largest: bool) -> Known:
-        a, b = self.of(inputs[0]), self.of(inputs[1])
-        if isinstance(a, Shifted) and isinstance(b, Shifted):
-            return a if (a.by >= b.by) == is_largest else b
-        (a_low, a_high), (b_low, b_high) = self._range(a), self._range(b)
-        if a_low >= b_high:
-            return a if is_largest else b
-        if b_low >= a_high:
-            return b if is_largest else a
-        for one, other in ((a, b), (b, a)):
-            if isinstance(one, Shifted) and isinstance(other, Fixed):
-                raise _Split(int(other.value) - one.by + (0 if self._range(one)[0] < int(other.value) else 1))
-        pick = max if is_largest else min
-        return Within(pick(a_low, b_low), pick(a_high, b_high), "Maximum" if is_largest else "Minimum")
-
-    def compare(self, node: Any, inputs: list[str]) -> Known:
-        return self.compared(node.op, self.of(inputs[0]), self.of(inputs[1]))
-
-    def compared(self, op: str, a: Known, b: Known) -> Known:
-        if op in ("Greater", "GreaterEqual"):
-            return self.compared({"Greater": "Less", "GreaterEqual": "LessEqual"}[op], b, a)
-        if op == "NotEqual":
-            return Fixed(not self._equal(a, b))
-        if op == "Equal":
-            return Fixed(self._equal(a, b))
-        return Fixed(self._less(a, b, or_equal=op == "LessEqual"))
-
-    def _less(self, a: Known, b: Known, *, or_equal: bool) -> bool:
-        if isinstance(a, Shifted) and isinstance(b, Shifted):
-            return a.by <= b.by if or_equal else a.by < b.by
-        if isinstance(b, Fixed):
-            return self.is_below(a, int(b.value) + or_equal)
-        if isinstance(a, Fixed):
-            return not self.is_below(b, int(a.value) + (not or_equal))
-        (a_low, a_high), (b_low, b_high) = self._range(a), self._range(b)
-        if a_high < b_low or (or_equal and a_high == b_low):
-            return True
-        if a_low > b_high or (not or_equal and a_low == b_high):
-            return False
-        raise _Split(self._middle())
-
-    def _equal(self, a: Known, b: Known) -> bool:
-        if isinstance(a, Fixed) and isinstance(b, Fixed):
-            return bool(a.value == b.value)
-        if isinstance(a, Fixed):
-            a, b = b, a
-        if isinstance(a, Shifted) and isinstance(b, Shifted):
-            return a.by == b.by
-        if not isinstance(b, Fixed):
-            raise NotRead("two numbers that both depend on the id are compared")
-        if isinstance(a, Text):
-            if not re.fullmatch(rb"0|-?[1-9][0-9]*", b.value):
-                return False
-            return self._equal(Shifted(), Fixed(int(b.value)))
-        if self._keys is None and isinstance(a, Shifted):
-            # All strings that the graph compares keys with are special keys, which this case leaves out.
-            return False
-        low, high = self._range(a)
-        wanted = int(b.value)
-        if not low <= wanted <= high:
-            return False
-        if low == high:
-            return True
-        if isinstance(a, Shifted):
-            at = wanted - a.by
-            raise _Split(at if at > low - a.by else at + 1)
-        raise _Split(self._middle())
-
-    def both(self, node: Any, inputs: list[str]) -> Known:
-        return Fixed(self._truth(inputs[0]) and self._truth(inputs[1]))
-
-    def either(self, node: Any, inputs: list[str]) -> Known:
-        return Fixed(self._truth(inputs[0]) or self._truth(inputs[1]))
-
-    def negated(self, node: Any, inputs: list[str]) -> Known:
-        return Fixed(not self._truth(inputs[0]))
-
-    def _truth(self, tensor: str) -> bool:
-        value = self.of(tensor)
-        if not isinstance(value, Fixed) or not isinstance(value.value, bool):
-            raise NotRead("a condition on ids is not known")
-        return value.value
-
-    def choose(self, node: Any, inputs: list[str]) -> Known:
-        return self.of(inputs[1] if self._truth(inputs[0]) else inputs[2])
-
-    def text(self, node: Any, inputs: list[str]) -> Known:
-        value = self.of(inputs[0])
-        plain = (attribute(node, "width").i, attribute(node, "fill").s) == (-1, b"")
-        if value != Shifted() or not plain or not tf.as_dtype(node.attr["T"].type).is_integer:
-            raise NotRead("AsString writes something else than the key")
-        return Text()
-
-    def hashed(self, node: Any, inputs: list[str]) -> Known:
-        value = self.of(inputs[0])
-        if isinstance(value, Text) or (self._keys is None and value == Shifted()):
-            return Hashed(int(node.attr["num_buckets"].i))
-        if isinstance(value, Fixed):
-            return Fixed(int(tf.strings.to_hash_bucket_fast([value.value], int(node.attr["num_buckets"].i))[0]))
-        raise NotRead("StringToHashBucketFast hashes something else than the key")
-
-    def find(self, node: Any, inputs: list[str]) -> Known:
-        value, missing = self.of(inputs[1]), self.of(inputs[2])
-        keys, values = self._function._table(f"{node.name}:0")
-        if isinstance(value, Fixed):
-            return Fixed(
-                _found(keys, values, np.array(value.value, keys.dtype), np.array(missing_value(missing))).item()
-            )
-        if value != Shifted():
-            raise NotRead("a vocabulary is asked for something else than the key")
-        return missing  # the vocabulary's own keys are special keys, which this case leaves out
-
-
-def missing_value(value: Known) -> Any:
-    """Returns the fixed value of a vocabulary for unknown keys; raises NotRead for another."""
-    if not isinstance(value, Fixed):
-        raise NotRead("a vocabulary's default depends on the key")
-    return value.value
-
-
-_RULES: Mapping[str, Callable[[Evaluation, Any, list[str]], Known]] = {
-    "Cast": Evaluation.cast,
-    "Add": Evaluation.add,
-    "AddV2": Evaluation.add,
-    "Sub": Evaluation.subtract,
-    "Mul": Evaluation.multiply,
-    "FloorDiv": Evaluation.divide,
-    "FloorMod": Evaluation.remainder,
-    "Maximum": Evaluation.larger,
-    "Minimum": Evaluation.smaller,
-    **dict.fromkeys(
-        ("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
-        Evaluation.compare,
-    ),
-    "LogicalAnd": Evaluation.both,
-    "LogicalOr": Evaluation.either,
-    "LogicalNot": Evaluation.negated,
-    "Select": Evaluation.choose,
-    "SelectV2": Evaluation.choose,
-    "AsString": Evaluation.text,
-    "StringToHashBucketFast": Evaluation.hashed,
-    "LookupTableFindV2": Evaluation.find,
-}
-
-
-def attribute(node: Any, name: str) -> Any:
-    """Returns the AttrValue of a node's attribute, or the op's default, which a saved graph leaves out."""
-    from tensorflow.python.framework import op_def_registry
-
-    if name in node.attr:
-        return node.attr[name]
-    return next(declared.default_value for declared in op_def_registry.get(node.op).attr if declared.name == name)
-
-
-def _found(keys: Array, values: Array, wanted: Array, missing: Array) -> Array:
-    row_of = dict(zip(keys.reshape(-1).tolist(), values.reshape(-1).tolist(), strict=True))
-    others = np.broadcast_to(missing, wanted.shape).reshape(-1).tolist()
-    found = [row_of.get(key, other) for key, other in zip(wanted.reshape(-1).tolist(), others, strict=True)]
-    return np.array(found, values.dtype).reshape(wanted.shape)
 
 
 def _run_op(node: Any, inputs: list[Any]) -> Any:

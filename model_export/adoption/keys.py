@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from model_export.adoption.key_function import Fixed, Hashed, KeyFunction, Known, NotRead
+from model_export.adoption.key_function import KeyFunction
+from model_export.adoption.key_graph import Fixed, Hashed, Known, NotRead
 from model_export.adoption.policies import row_at
 from model_export.parity.fingerprint import fingerprint64
 from model_export.parity.oracle import Keys, RefusedError

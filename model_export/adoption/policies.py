@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from model_export.adoption.key_function import Fixed, NotRead, Piece, Shifted, Within
+from model_export.adoption.key_graph import Fixed, NotRead, Piece, Shifted, Within
 from service.artifact.manifest import BadIdPolicy
 
 # The graph's reaction to one id: it refused the request, dropped the id, or read the row with this number.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model_export.adoption.forms import FORMS, Form
-from model_export.adoption.key_function import NotHere, NotRead
+from model_export.adoption.key_graph import NotHere, NotRead
 from model_export.adoption.opened_graph import Read, SignatureGraph
 from model_export.adoption.roles import Roles
 from service.graph.flat_graph import node_of
@@ -27,7 +27,7 @@ _RESOURCES = ("HashTableV2",)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of one tensor.
+    """The kind of one tensor, and for keys their places.
 
     kind: a letter of forms.py. order: for keys, which key each element belongs to; two tensors of keys of equal order
     and shape hold values of the same key at the same place.
@@ -97,6 +97,12 @@ class Reading:
         # A check of row splits needs no place in a description, whichever inputs it reads.
         if check := self.graph.check(self.graph.spec.inputs, self.roles.ids):
             raise NotRead(f"{check} may refuse a request, by a condition that is not known")
+
+    def filled_ids(self) -> list[int]:
+        """Returns the ids that the graph puts into empty rows, which are constants of the graph."""
+        defaults = [self.graph.flat.data_inputs(node_of(tensor))[3] for tensor in sorted(self.fills)]
+        found = [row for tensor in defaults for row in self.constant(tensor).reshape(-1).tolist()]
+        return [row for row in found if isinstance(row, int)]
 
     def part_of(self, tensor: str) -> int:
         """Returns the output of the DynamicPartition whose elements a tensor holds; raises NotRead if there is none."""

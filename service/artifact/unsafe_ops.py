@@ -6,7 +6,7 @@ inputs, control inputs, and functions, which calls, branches, loops and datasets
 
 How the lists were made: all 1910 ops that TensorFlow 2.21 registers were listed with their inputs and attributes. Those
 whose name, input or attribute speaks of files, folders, addresses, other processes, Python, or of a graph or a module
-within a tensor were read one by one in tensorflow/core/ops and tensorflow/core/kernels.
+within a tensor were judged one by one, by their names, inputs and attributes in TensorFlow's op registry.
 tests/unit/artifact/test_unsafe_ops_tensorflow.py has the pattern, and the ops that were read and are harmless; an op of
 a newer TensorFlow that fits the pattern fails that test until it is read, too.
 """

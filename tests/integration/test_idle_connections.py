@@ -29,11 +29,8 @@ from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, u
 from tests.integration.raw_http import BODY, connect, post, rest, status
 
 _PATH = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
-# Times in seconds for which well-known balancers keep an idle connection to a server. Sources: nginx,
-# ngx_http_upstream_module, keepalive_timeout; AWS, "Connection idle timeout" of an Application Load Balancer; Google
-# Cloud, "Timeouts and retries" of external Application Load Balancers; Envoy, idle_timeout of HttpProtocolOptions is an
-# hour, so a server behind Envoy needs the same or Envoy's retries; Azure Application Gateway, backend keep-alive.
-IDLE_S = {"nginx": 60, "AWS": 60, "Azure": 120, "Google Cloud": 600}
+# Times in seconds for which well-known balancers keep an idle connection to a server, by their documentation.
+IDLE_S = {"nginx": 60, "AWS": 60, "Google Cloud": 600}
 SCALE = 300
 REQUESTS = 180
 INPUTS: dict[str, Any] = {

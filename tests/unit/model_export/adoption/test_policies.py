@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_export.adoption.key_function import Fixed, Known, NotRead, Piece, Shifted, Within
+from model_export.adoption.key_graph import Fixed, Known, NotRead, Piece, Shifted, Within
 from model_export.adoption.policies import IdPolicy, Outcome, find_policy
 
 V = 10

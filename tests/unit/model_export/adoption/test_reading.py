@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.adoption.forms import FORMS
-from model_export.adoption.key_function import NotRead
+from model_export.adoption.key_graph import NotRead
 from model_export.adoption.opened_graph import Read, RowRead, SignatureGraph
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles
