@@ -159,20 +159,18 @@ class _Trial:
             on_empty_row=on_empty,
             trailing_empty_rows=trailing,
         )
+        summations: tuple[Summation, ...] = ("four_lanes",) if self._roles.weights else ("blocks_of_8", "four_lanes")
         for feature in self._variants(base):
             is_exact = self._agrees(feature)
             if is_exact is None:
                 continue
             self._check_keys(feature)
             if not is_exact:
-                others = (replace(feature, summation=order) for order in self._summations())
+                others = (replace(feature, summation=order) for order in summations)
                 exact = next((other for other in others if self._agrees(other)), None)
                 return self._as_found(exact or feature, is_exact=exact is not None)
             return self._as_found(feature, is_exact=True)
         raise NotHere("the combined vectors are no sum, mean or sqrtn of the row's vectors")
-
-    def _summations(self) -> tuple[Summation, ...]:
-        return ("four_lanes",) if self._roles.weights else ("blocks_of_8", "four_lanes")
 
     def _variants(self, base: LookupFeature) -> Iterator[LookupFeature]:
         for combiner in _COMBINERS:
@@ -180,10 +178,9 @@ class _Trial:
             dropping = replace(plain, on_nonpositive_weight="drop")
             for feature in (plain, dropping) if self._roles.weights else (plain,):
                 yield feature
-                yield from (replace(feature, max_norm=norm) for norm in self._norms())
-
-    def _norms(self) -> list[float]:
-        return sorted({n for n in self._reading.norms if 0 < n < float("inf")})
+                yield from (
+                    replace(feature, max_norm=norm) for norm in sorted(n for n in self._reading.norms if 0 < n < np.inf)
+                )
 
     def _agrees(self, feature: LookupFeature) -> bool | None:
         """Returns True if graph and lookup give equal bits in all trials, False if only rounding differs, else None."""
@@ -358,9 +355,7 @@ class _Trial:
 
     def _draw(self, count: int) -> Array:
         """Draws the numbers of random rows, [N] int64; with a vocabulary, only rows that a known key reads."""
-        if self._keys is None:
-            return self._random.integers(0, self._size, count)
-        return self._random.choice(self._rows_with_keys, count)
+        return self._random.choice(self._size if self._keys is None else self._rows_with_keys, count)
 
     def _sent(self, row: int) -> Any:
         return row if self._keys is None else self._key_of[row]

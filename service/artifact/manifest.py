@@ -240,7 +240,7 @@ class SignatureEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A parsed lookup manifest. Its fields provenance and parity are for people; the server does not interpret them.
+    """A parsed lookup manifest. Its fields provenance and parity are for people; the server shows provenance.unproven.
 
     files: every other file of the artifact -> its size in bytes; a version folder is complete when all sizes agree.
     """

@@ -101,6 +101,7 @@ class Servable:
     remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
     forwarded: signature -> why the native core forwards its requests to the reference servers.
     keys: table -> keys of its rows, for tables with vocabularies.
+    unproven: "signature/feature" of lookups that a spec declares and that `adopt` could not read in the graph.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Servable:
     remote_tables: frozenset[str] = frozenset()
     remote_lookups: frozenset[str] = frozenset()
     keys: Mapping[str, TableKeys] = field(default_factory=dict)
+    unproven: tuple[str, ...] = ()
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns the signature that a request names, as find_signature() does; raises SignatureNotFound."""

@@ -249,6 +249,7 @@ class ServableLoader:
             remote_tables=frozenset(remote),
             remote_lookups=lookups.remote_signatures,
             keys=lookups.keys,
+            unproven=tuple(map(str, manifest.provenance.get("unproven", ()))),
         )
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():

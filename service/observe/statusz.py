@@ -157,6 +157,7 @@ def _version(one: LoadedServable) -> Document:
         "signature_faults": dict(sorted(one.servable.signature_faults.items())),
         "forwarded": dict(sorted(one.servable.forwarded.items())),
         "run_in_python": dict(sorted(one.servable.run_in_python.items())),
+        "unproven": list(one.servable.unproven),
         "tables": tables,
     }
 

@@ -255,6 +255,32 @@ def test_a_policy_that_the_signature_does_not_have_is_noticed(tf2_model: Path, t
         adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
 
 
+def test_a_spec_that_the_graph_does_not_say_is_believed_only_if_allowed(tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+    from model_export.tensorflow_setup import tf
+
+    class Model(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.film = tf.Variable(FILMS)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator]
+        def look_up(self, film: Any) -> dict[str, Any]:
+            # bitcast changes nothing, but adopt does not know it.
+            return {"film": tf.gather(self.film, tf.bitcast(film, tf.int64))}
+
+    model = Model()
+    tf.saved_model.save(model, str(tmp_path / "saved"), signatures=model.look_up)
+    spec = spec_file(tmp_path, ONE_FEATURE + "[signatures.serving_default]\n")
+    with pytest.raises(ExportError, match="Bitcast is not an op of a known lookup(.|\n)*--allow_unproven"):
+        adopt(tmp_path / "saved", spec, tmp_path / "out")
+    artifact = adopt(tmp_path / "saved", spec, tmp_path / "out", allow_unproven=True)
+    assert manifest_of(artifact).provenance["unproven"] == ["serving_default/film"]
+    servable = ServableLoader(frozenset({"serve"}), "off", 1)("model", 1, artifact)
+    assert servable.unproven == ("serving_default/film",)
+    assert served(artifact, "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
+
+
 def test_a_name_that_is_taken_is_refused(tf2_model: Path, tmp_path: Path) -> None:
     from model_export.adoption.adopt import adopt
 
