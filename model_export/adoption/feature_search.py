@@ -225,14 +225,8 @@ class _Trial:
         if self._roles.weights is None:
             return [None]
         compared = np.array(sorted(self._reading.weights | {0.0}), np.float32)
-        telling = np.concatenate(
-            [
-                [1, 0, -1, 0.5, 2],
-                compared,
-                -compared,
-                *(np.nextafter(compared, np.float32(to)) for to in (-np.inf, np.inf)),
-            ]
-        )
+        beside = [np.nextafter(compared, np.float32(to)) for to in (-np.inf, np.inf)]
+        telling = np.concatenate([[1, 0, -1, 0.5, 2], compared, -compared, *beside])
         telling = telling[np.isfinite(telling)].astype(np.float32)
         return [self._random.uniform(0.1, 2, count).astype(np.float32), self._random.choice(telling, count)]
 
