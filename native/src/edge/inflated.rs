@@ -125,10 +125,6 @@ mod tests {
         Ok(message.map(|message| whole(&message).expect("one plain message").len()))
     }
 
-    fn size(coding: Coding, data: &[u8], limit: usize) -> Result<usize, TooLarge> {
-        message(coding, data, limit).map(|message| message.len())
-    }
-
     #[test]
     fn ordinary_messages_are_inflated_and_come_back_from_gzip() {
         let data: Vec<u8> = (0..100_000_u32).flat_map(|n| (n.wrapping_mul(2_654_435_761)).to_le_bytes()).collect();
