@@ -180,12 +180,14 @@ async fn what_is_no_plain_message_is_forwarded_unchanged() {
     let (plain, mut compressed) = (framed(b"x"), framed(b"x").to_vec());
     compressed[0] = 1;
     let too_large = [&[0, 1, 0, 0, 0][..], &[7; 100]].concat();
-    for data in [&compressed[..], &too_large, b"abc", b"", &plain[..4]] {
+    for data in [&compressed[..], &too_large, b"abc", &plain[..4]] {
         let reply = call(&sender, PREDICT, &[], Bytes::copy_from_slice(data)).await.unwrap();
         assert_eq!((&reply.data[..], reply.status()), (data, "0"));
         assert_eq!(reply.headers["x-from"], "reference");
         assert_eq!(reply.trailers["x-trailer"], "kept");
     }
+    let empty = call(&sender, PREDICT, &[], Bytes::new()).await.unwrap();
+    assert_eq!((empty.status(), empty.headers.contains_key("x-from")), ("12", false));
     for (header, status) in [(("grpc-encoding", "br"), "12"), (("grpc-timeout", "1 S"), "3")] {
         let reply = call(&sender, PREDICT, &[header], plain.clone()).await.unwrap();
         assert_eq!(reply.status(), status, "{header:?}");
@@ -321,7 +323,7 @@ async fn deadlines_and_a_full_queue_refuse_large_work() {
     assert_eq!((second.status(), second.text()), ("4", "The deadline passed while the request waited for a thread."));
     let refused = setup.server().statistics().refused;
     let counted = |reason, count| (String::new(), reason, count);
-    assert_eq!(refused, [counted("connections", 0), counted("deadline", 1), counted("queue", 1)]);
+    assert_eq!(refused, [counted("connections", 0), counted("deadline", 1), counted("idle", 0), counted("queue", 1)]);
 }
 
 #[tokio::test]
@@ -362,10 +364,19 @@ async fn connections_beyond_the_limit_are_dropped() {
     let (one, two) = (connect(&setup).await, connect(&setup).await);
     assert_eq!(call(&one, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
     assert_eq!(call(&two, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
+    // Neither connection is idle: the server would close an idle one for a new one.
+    let begin = |sender: &SendRequest<Bytes>| {
+        let (response, mut body) = sender.clone().send_request(request(PREDICT, &[]), false).unwrap();
+        body.send_data(framed(b"hello").slice(..6), false).unwrap();
+        (response, body)
+    };
+    let begun = [begin(&one), begin(&two)];
+    until("both are begun", || setup.server().statistics().bytes_in_flight > 0).await;
     let third = connect(&setup).await;
     assert!(call(&third, PREDICT, &[], framed(b"x")).await.is_err());
     let refused = setup.server().statistics().refused;
     assert!(refused.contains(&(String::new(), "connections", 1)), "{refused:?}");
+    drop(begun);
     drop(one);
     until("there is room", || setup.count(|s| s.connections.clone(), "grpc") == 1).await;
     let fourth = connect(&setup).await;
@@ -531,13 +542,13 @@ async fn long_calls_of_all_connections_are_bounded() {
 
 #[tokio::test]
 async fn unfinished_frames_of_all_connections_are_bounded() {
-    let setup = Setup::with(Limits { max_part_bytes: 30 << 10, ..limits() }, |_| ()).await;
+    let setup = Setup::with(Limits { max_part_bytes: 20 << 10, ..limits() }, |_| ()).await;
     let begin = async || {
         let mut stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
         let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
-        // The frame header announces 32,768 bytes of an unknown frame type; the test sends 20,480 of these bytes.
-        sent.extend(b"\0\x80\0\x77\0\0\0\0\0");
-        sent.extend(vec![0; 20 << 10]);
+        // The frame header announces 16,384 bytes of an unknown frame type; the test sends 12,288 of these bytes.
+        sent.extend(b"\0\x40\0\x77\0\0\0\0\0");
+        sent.extend(vec![0; 12 << 10]);
         stream.write_all(&sent).await.unwrap();
         stream
     };

@@ -148,7 +148,8 @@ async fn request_ids_and_cors_are_the_references() {
     let answer = post(&mut sender, path, &[("x-request-id", "own"), ("origin", "https://a")], "x").await;
     assert_eq!(answer.headers()["x-request-id"], "own");
     assert_eq!(answer.headers()["access-control-allow-origin"], "https://a");
-    assert_eq!(answer.headers()["access-control-allow-headers"], "Authorization, Content-Type");
+    let allowed = "Authorization, Content-Type, X-Request-Id, traceparent, tracestate, baggage";
+    assert_eq!(answer.headers()["access-control-allow-headers"], allowed);
     assert_eq!(answer.headers()["vary"], "Origin");
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let answer = post(&mut sender, path, &[("traceparent", parent), ("origin", "https://b")], "x").await;
