@@ -132,7 +132,7 @@ def test_gzip_both_ways(contract_channel: grpc.Channel) -> None:
 
 def test_a_unix_socket_beside_the_port(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path: Path = tmp_path_factory.mktemp("s") / "grpc"
-    channel = serve(socket_paths=[str(path)])
+    channel = serve(socket_path=str(path))
     with grpc.insecure_channel(f"unix:{path}") as local:
         for each in (channel, local):
             assert list(output(each.unary_unary(PREDICT)(predict_request([2.0]), timeout=60)).float_val) == [3.0]

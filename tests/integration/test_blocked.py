@@ -130,7 +130,7 @@ def test_the_disk_of_the_journal(serve: Serve, tmp_path: Path, plane: str) -> No
     journals = tmp_path / "journals"
     journals.mkdir()
     flags: dict[str, object] = {"delta_journal_dir": journals, "delta_poll_wait_seconds": 0.05}
-    server = serve(admin_port=0, drain_timeout_s=2, data_plane=plane, **flags).ready()
+    server = serve(admin_port="auto", drain_timeout_s=2, data_plane=plane, **flags).ready()
     url = f"http://127.0.0.1:{server.admin_port}/v1/models/default/tables/user:upsert"
 
     answers = []
@@ -217,7 +217,7 @@ def test_names(base: Path, tmp_path: Path, what: str) -> None:
 
 
 def test_callers_of_the_admin_port(serve: Serve) -> None:
-    server = serve(admin_port=0, drain_timeout_s=2).ready()
+    server = serve(admin_port="auto", drain_timeout_s=2).ready()
     assert server.admin_port is not None
     with ExitStack() as stack:
         for text in (

@@ -594,7 +594,7 @@ def test_tls(server: ServerProcess, connect: partial[Any], certificates: Path) -
 
 
 def test_a_unix_socket(toy_engine: Engine, tmp_path: Path) -> None:
-    grpc_server = GrpcServer(toy_engine, socket_paths=[f"{tmp_path}/s"], max_message_bytes=1 << 20, max_workers=1)
+    grpc_server = GrpcServer(toy_engine, socket_path=f"{tmp_path}/s", max_message_bytes=1 << 20, max_workers=1)
     grpc_server.start()
     try:
         with EmbeddingClient(f"unix:{tmp_path}/s", model="toy", timeout_s=PATIENCE_S) as client:

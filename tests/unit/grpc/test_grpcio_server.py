@@ -179,7 +179,7 @@ def test_a_unix_socket(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         # A dead socket file, as a killed server leaves it.
         dead.bind(str(path))
-    server = make_server(engine, socket_paths=[str(path)])
+    server = make_server(engine, socket_path=str(path))
     server.start()
     with grpc.insecure_channel(f"unix:{path}") as channel:
         assert channel.unary_unary(f"{PREDICTION}/Predict")(predict_request(X).SerializeToString())

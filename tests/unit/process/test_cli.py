@@ -67,13 +67,13 @@ def test_a_drained_server_exits_with_0_and_logs_its_settings(
 
 
 def test_the_links_of_a_kubernetes_service_have_one_line_in_the_log(
-    fake_app: type[FakeApp], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fake_app: type[FakeApp], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMB_PORT", "tcp://10.96.3.7:8500")
     monkeypatch.setenv("EMB_SERVICE_HOST", "10.96.3.7")
     assert service.process.cli.main(["--model_base_path=m", "--log_format=text"]) == 0
     assert [s.port for s in fake_app.seen] == [8500]
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "service links" in line]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "service links" in line]
     assert "EMB_PORT" in line and "EMB_SERVICE_HOST" in line
 
 
