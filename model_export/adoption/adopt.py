@@ -110,11 +110,11 @@ def adopt(
         found = discover(folder, say, allow_rounding=allow_rounding, needs_tables=False)
         opened = found.opened
         plan = plan_of_spec(read_spec(Path(str(spec)), opened.bundle), inputs, opened)
-        doubted = unproven_features(plan, found)
-        plan = without_unproven(plan, doubted)
-        unproven = [one for one in doubted if one.signature in plan.required]
-        if unproven and not allow_unproven:
-            raise ExportError("\n".join([*map(str, unproven), _UNPROVEN]))
+        unproven = unproven_features(plan, found)
+        if not allow_unproven:
+            if required := [one for one in unproven if one.signature in plan.required]:
+                raise ExportError("\n".join([*map(str, required), _UNPROVEN]))
+            plan, unproven = without_unproven(plan, unproven), []
     provenance = {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
     if unproven:
         provenance["unproven"] = sorted(f"{one.signature}/{one.feature}" for one in unproven)
@@ -201,6 +201,10 @@ class _Copy:
                     continue
                 if name in self._plan.required:
                     raise fault
+                if self._plan.is_declared:
+                    # The spec only names inputs like those of this signature, whose outputs may have other names.
+                    found[name], why[name] = SignatureEntry("predict", {}), fault.lines[0]
+                    continue
                 found[name] = SignatureEntry("predict", {}, run="whole")
                 why[name] = f"{_FAULT}: {fault.lines[0]}"
                 self._disproved |= entry.features.keys()

@@ -87,6 +87,9 @@ FORMS: Mapping[str, Form] = {
     "StridedSlice": Form("moved", _ANY),
     "Tile": Form("moved", "WVN"),
     "BroadcastTo": Form("moved", "WVN"),
+    # The elements that are added are zeros, or a constant.
+    "Pad": Form("moved", "WV"),
+    "PadV2": Form("moved", "WV"),
     "Fill": Form("moved", "", (1,)),
     "Pack": Form("moved", "", ()),
     "ConcatV2": Form("moved", "", (), tail=1),

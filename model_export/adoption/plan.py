@@ -42,6 +42,7 @@ class AdoptPlan:
     required: signatures that must be lookups; any other lookup that fails the comparison becomes a predict.
     added: devices to add a lookup signature for; None: "cpu" if no signature of the SavedModel is a lookup.
     added_model: tables and features of the added signatures; None if no lookup signature can be added.
+    is_declared: whether a user's spec, and not the graph, is where the lookups come from.
     summations: feature -> the order in which the model's graph adds up its rows.
     """
 
@@ -56,6 +57,7 @@ class AdoptPlan:
     added_model: ModelSpec | None = None
     summations: Mapping[str, Summation] = field(default_factory=dict)
     batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES
+    is_declared: bool = False
 
 
 def vocabulary_path(feature: str) -> str:
@@ -133,6 +135,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
         added=spec.added,
         added_model=spec.model,
         batch_sizes=spec.batch_sizes,
+        is_declared=True,
     )
 
 

@@ -40,6 +40,11 @@ MATRIX: dict[str, tuple[Apply, str]] = {
     ),
     "Tile": (lambda raw, x, p: raw.Tile(input=p["flat"](x), multiples=[2]), "L:L K:! W:W V:V Q:! N:N"),
     "BroadcastTo": (lambda raw, x, p: raw.BroadcastTo(input=x, shape=p["size"]), "L:L K:! W:W V:V Q:! N:N"),
+    "Pad": (lambda raw, x, p: raw.Pad(input=p["flat"](x), paddings=[[0, 1]]), "L:L K:! W:W V:V Q:! N:!"),
+    "PadV2": (
+        lambda raw, x, p: raw.PadV2(input=p["flat"](x), paddings=[[0, 1]], constant_values=p["one"](x)),
+        "L:L K:! W:W V:V Q:! N:!",
+    ),
     "Fill": (lambda raw, x, p: raw.Fill(dims=p["size"], value=p["first"](x)), "L:L K:! W:! V:! Q:! N:!"),
     "Pack": (lambda raw, x, p: raw.Pack(values=[x, x]), "L:L K:! W:! V:! Q:! N:!"),
     "ConcatV2": (lambda raw, x, p: raw.ConcatV2(values=[x, x], axis=0), "L:L K:! W:! V:! Q:! N:!"),
