@@ -112,7 +112,10 @@ class RowFeed:
             self._copied[out].source.rows(inputs, computed)
             return None
         for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):
-            np.ndarray(view.shape, view.dtype, out, view.begin)[:, one.columns] = rows
+            # A sequence's vectors, [B, L, D], lie one behind the other in a row.
+            np.ndarray(view.shape, view.dtype, out, view.begin)[:, one.columns] = rows.reshape(
+                len(rows), math.prod(rows.shape[1:])
+            )
         arrays = [np.ndarray(shape, dtype, out, begin) for begin, shape, dtype in layout.views]
         for source, shape in self._alone:
             rows = source.rows(inputs, computed)
