@@ -365,12 +365,12 @@ async fn connections_beyond_the_limit_are_dropped() {
     assert_eq!(call(&one, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
     assert_eq!(call(&two, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
     // Neither connection is idle: the server would close an idle one for a new one.
-    let begin = |sender: &SendRequest<Bytes>| {
+    let start_call = |sender: &SendRequest<Bytes>| {
         let (response, mut body) = sender.clone().send_request(request(PREDICT, &[]), false).unwrap();
         body.send_data(framed(b"hello").slice(..6), false).unwrap();
         (response, body)
     };
-    let begun = [begin(&one), begin(&two)];
+    let begun = [start_call(&one), start_call(&two)];
     until("both are begun", || setup.server().statistics().bytes_in_flight > 0).await;
     let third = connect(&setup).await;
     assert!(call(&third, PREDICT, &[], framed(b"x")).await.is_err());
