@@ -165,7 +165,8 @@ CASES: dict[str, Case] = {
     "http1.expectations": Case(http1.expectations, "http1", True, 2.0),
     "http1.half_heads": Case(http1.half_heads, "http1", True, 3.0),
     **_named("http1", False, http1.pipelining, http1.new_connections, http1.unknown_paths),
-    **_named("json", False, http1.metrics, http1.searches, http1.names),
+    # Answers of one_row are within the limit if the table's vectors are short.
+    **_named("json", False, http1.metrics, http1.searches, http1.names, http1.one_row),
     **_named(
         "json",
         True,
@@ -177,7 +178,6 @@ CASES: dict[str, Case] = {
         http1.json_tokens,
         http1.json_strings,
         http1.json_surrogates,
-        http1.one_row,
     ),
     **_named(
         "reference",
