@@ -11,11 +11,10 @@ use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, refuse_em
 use super::grpc_forwarding::{forward, inflate, serve_other};
 use super::grpc_message::{PREFIX_BYTES, Payload};
 use super::inflated;
-use super::limits::INLINE_BYTES;
 use super::shared::{Failed, NotRun, Outcome};
-use crate::declined::Declined;
+use crate::admission::limits::INLINE_BYTES;
 use crate::forms::Answered;
-use crate::plan::Effort;
+use crate::plan::{Declined, Effort};
 
 /// Serves one gRPC call until it is answered.
 pub async fn serve_call(
