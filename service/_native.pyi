@@ -19,9 +19,15 @@ class Pager:
 
 class Servable:
     def __init__(
-        self, description: str, keep: object, clusters: Clusters | None = None, pager: Pager | None = None
+        self,
+        description: str,
+        buffers: Sequence[object],
+        mark: Any = None,
+        maps: Sequence[object] = (),
+        clusters: Clusters | None = None,
+        pager: Pager | None = None,
     ) -> None: ...
-    def on_tables(self, addresses: Sequence[tuple[int, int]], keep: object) -> Servable: ...
+    def on_tables(self, buffers: Sequence[object]) -> Servable: ...
     @property
     def num_leases(self) -> int: ...
     def counts(self) -> list[tuple[str, int, int, int]]: ...

@@ -32,8 +32,8 @@ class StoredTable:
         return MappedTable(info, self.raw, self.scales)
 
     @property
-    def place(self) -> tuple[int, int, int, int, int]:
-        """The table as the native kernels' first arguments; valid while this object exists."""
+    def place(self) -> tuple[int, np.ndarray, np.ndarray, int, int]:
+        """The table as the native kernels' first arguments."""
         return self.mapped.place
 
 

@@ -42,7 +42,7 @@ class Table:
                 file.write(block[begin % len(block) :][:_PIECE])
         self.files = GuardedFiles()
         self.rows = np.frombuffer(self.files.map(path), np.float32).reshape(-1, _DIM)
-        self._place = (kernels.FLOAT32, self.rows.ctypes.data, 0, *self.rows.shape)
+        self._place = (kernels.FLOAT32, self.rows.reshape(-1).view(np.uint8), np.empty(0, np.uint8), *self.rows.shape)
         self.read()
 
     def read(self) -> None:

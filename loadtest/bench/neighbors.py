@@ -237,7 +237,7 @@ def _usearch_index(library: Any, dim: int, metric: str, dtype: str) -> Any:
 
 
 def _beside_a_build(rows: Vectors) -> None:
-    place = kernels.FLOAT32, rows.ctypes.data, 0, *rows.shape
+    place = kernels.FLOAT32, rows.reshape(-1).view(np.uint8), np.empty(0, np.uint8), *rows.shape
     rng = np.random.default_rng(1)
     out = np.empty((_LOOKUP_ROWS, rows.shape[1]), np.float32)
 

@@ -103,7 +103,7 @@ def core_reader(
 ) -> tuple[Reader, Callable[[], tuple[int, int]]]:
     """Returns a function that looks up ids in the native core, and a function that counts its cache hits and misses."""
     clusters = _native.Clusters(cache_bytes)
-    servable = _native.Servable(json.dumps(_description(layout, address)), None, clusters)
+    servable = _native.Servable(json.dumps(_description(layout, address)), (), clusters=clusters)
     forms = _native.Forms([("m", [(1, servable)], {}, 0.0)], as_content=True)
     request_class, response_class = message_classes()
 
@@ -151,11 +151,10 @@ def _description(layout: TableLayout, address: StoreAddress) -> dict[str, object
     }
     table = {
         **{"name": "t", "dtype": "float32", "vocabulary_size": layout.vocabulary_size, "embedding_dim": _DIM},
-        **{"rows_at": 0, "scales_at": 0, "remote": remote},
+        "remote": remote,
     }
     return {
         **{"model": "m", "version": 1, "tables": [table], "vocabularies": [], "signatures": [signature]},
-        "damage_flag_at": 0,
     }
 
 

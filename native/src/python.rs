@@ -15,7 +15,8 @@ use pyo3::types::PyBytes;
 
 use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
 use crate::forms::{self, Answered, Call};
-use crate::plan::{self, Declined, Description, Effort, MemoryOwner, ModelRoutes, Routes, Waiting};
+use crate::plan::{self, Declined, Description, Effort, ModelRoutes, Routes, VersionMemory, Waiting};
+use crate::python_tables::{Map, Mark, memories};
 use crate::tables::paged;
 use crate::{clusters, last_words};
 
@@ -27,23 +28,29 @@ pub struct Servable {
 
 #[pymethods]
 impl Servable {
-    /// Compiles the JSON description of a model version, which service/native/description.py writes. `keep` owns the
-    /// memory at the description's addresses; it is released after the last request. `clusters` opens the tables that
-    /// lie in clusters, `pager` reads those that are larger than memory.
+    /// Compiles the JSON description of a model version, which service/native/description.py writes. The description
+    /// names `buffers` by their places in the list; `mark` and `maps` are those of the version's files. `clusters` opens
+    /// the tables that lie in clusters, `pager` reads those that are larger than memory.
     #[new]
-    #[pyo3(signature = (description, keep, clusters = None, pager = None))]
+    #[pyo3(signature = (description, buffers, mark = None, maps = vec![], clusters = None, pager = None))]
+    #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn new(
+        py: Python<'_>,
         description: &str,
-        keep: Py<PyAny>,
+        buffers: Vec<Bound<'_, PyAny>>,
+        mark: Option<&Bound<'_, Mark>>,
+        maps: Vec<Bound<'_, Map>>,
         clusters: Option<&Bound<'_, Clusters>>,
         pager: Option<&Bound<'_, Pager>>,
     ) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        // SAFETY: all addresses in a description of service/native/description.py point to arrays that `keep` owns, and
-        // the servable owns `keep`.
-        let compiled =
-            unsafe { plan::Servable::compile(description, MemoryOwner(Box::new(keep)), &crate::towers::open) };
+        let memory = VersionMemory {
+            buffers: memories(py, &buffers)?,
+            maps: maps.iter().map(|map| Arc::clone(&map.get().0)).collect(),
+            mark: mark.map_or_else(Arc::default, |mark| Arc::clone(&mark.get().0)),
+        };
+        let compiled = plan::Servable::compile(description, memory, &crate::towers::open);
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
         if let Some(clusters) = clusters {
             compiled = compiled.with_clusters(&clusters.get().inner);
@@ -54,15 +61,13 @@ impl Servable {
         Ok(Servable { inner: Arc::new(compiled) })
     }
 
-    /// Returns a copy of the servable that reads other tables; `addresses` has the addresses of each table's rows and
-    /// scales. Both servables add to the same counts.
+    /// Returns a copy of the servable that reads other tables; `buffers` has the rows of each table, then its scales.
+    /// Both servables add to the same counts.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
-    fn on_tables(&self, addresses: Vec<(usize, usize)>, keep: Py<PyAny>) -> PyResult<Self> {
-        if addresses.len() != self.inner.tables().len() {
-            return Err(PyValueError::new_err("one pair of addresses for each table"));
-        }
-        // SAFETY: all `addresses` point to arrays that `keep` owns, and the new servable owns `keep`.
-        let moved = unsafe { self.inner.on_tables(&addresses, MemoryOwner(Box::new(keep))) };
+    fn on_tables(&self, py: Python<'_>, buffers: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let buffers = memories(py, &buffers)?;
+        let pairs = buffers.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
+        let moved = self.inner.on_tables(pairs).map_err(PyValueError::new_err)?;
         Ok(Servable { inner: Arc::new(moved) })
     }
 

@@ -15,16 +15,21 @@
     reason = "numpy's numbers are int64; words have 64 bits, as `tables` checks"
 )]
 
+use std::fs::File;
 use std::mem::MaybeUninit;
+use std::os::fd::FromRawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::tables::fingerprint;
-use crate::tables::guard;
 use crate::tables::key_index::{self, IndexError, Integers, Lines, RowMapping, UnknownKeys, find};
+use crate::tables::map;
+use crate::tables::memory::Memory;
 use crate::tables::neighbors::{Metric, Search};
 use crate::tables::table::{
     CombineOptions, Combiner, Dtype, Ints, LookupError, LookupResult, OnBadId, OutputRows, Policy, Summation, Table,
@@ -59,8 +64,8 @@ pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(find_integers, &module)?)?;
     module.add_function(wrap_pyfunction!(fingerprint64, &module)?)?;
     module.add_function(wrap_pyfunction!(checksum, &module)?)?;
-    module.add_function(wrap_pyfunction!(add_guard, &module)?)?;
-    module.add_function(wrap_pyfunction!(remove_guard, &module)?)?;
+    module.add_class::<Mark>()?;
+    module.add_class::<Map>()?;
     parent.add_submodule(&module)
 }
 
@@ -82,12 +87,7 @@ impl<const SIZE: usize> FromPyObject<'_, '_> for Array<SIZE> {
 
 impl<const SIZE: usize> Array<SIZE> {
     fn bytes(&self) -> &[u8] {
-        match self.0.len_bytes() {
-            0 => &[],
-            // SAFETY: `self.0` keeps the numpy array's contiguous buffer alive, and the caller in Python does not write
-            // to the buffer while this slice is used.
-            length => unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), length) },
-        }
+        bytes_of(&self.0)
     }
 
     fn bytes_to_write(&mut self) -> PyResult<&mut [MaybeUninit<u8>]> {
@@ -130,12 +130,58 @@ fn nth<T: Copy>(all: &[T], number: usize, what: &str) -> PyResult<T> {
     known.ok_or_else(|| PyValueError::new_err(format!("there is no {what} {number}")))
 }
 
-fn table(dtype: usize, rows_at: usize, scales_at: usize, size: usize, dim: usize) -> PyResult<Table> {
+/// The buffers of Python objects that a [`Memory`] owns. Dropping a reference to this object needs no interpreter lock,
+/// which the thread of a request must not wait for; Python releases the buffers later.
+#[pyclass(frozen, module = "service._native")]
+struct Buffers(Vec<PyUntypedBuffer>);
+
+struct Held {
+    index: usize,
+    buffers: Arc<Py<Buffers>>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        bytes_of(&self.buffers.get().0[self.index])
+    }
+}
+
+/// Takes the buffers of Python objects, such as numpy arrays.
+///
+/// # Errors
+/// An object has no contiguous buffer.
+pub fn memories(py: Python<'_>, objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
+    let buffers = objects.iter().map(|object| contiguous(object)).collect::<PyResult<Vec<_>>>()?;
+    let count = buffers.len();
+    let buffers = Arc::new(Py::new(py, Buffers(buffers))?);
+    Ok((0..count).map(|index| Memory::of(Held { index, buffers: Arc::clone(&buffers) })).collect())
+}
+
+fn contiguous(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    let buffer = PyUntypedBuffer::get(object)?;
+    if buffer.is_c_contiguous() { Ok(buffer) } else { Err(PyValueError::new_err("expected contiguous buffers")) }
+}
+
+fn bytes_of(buffer: &PyUntypedBuffer) -> &[u8] {
+    match buffer.len_bytes() {
+        0 => &[],
+        // SAFETY: `buffer` keeps the object's contiguous buffer at its address, and the caller in Python does not write
+        // to the buffer while this slice is used.
+        length => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), length) },
+    }
+}
+
+impl<const SIZE: usize> AsRef<[u8]> for Array<SIZE> {
+    fn as_ref(&self) -> &[u8] {
+        bytes_of(&self.0)
+    }
+}
+
+fn table(dtype: usize, rows: Array<1>, scales: Array<1>, size: usize, dim: usize) -> PyResult<Table> {
     let dtypes = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
     let dtype = nth(&dtypes, dtype, "dtype")?;
-    // SAFETY: the addresses of rows and scales point into a MappedTable, which the caller in Python keeps alive while
-    // the table is used.
-    Ok(unsafe { Table::new(dtype, size, dim, rows_at as *const u8, scales_at as *const f32) })
+    let table = Table::new(dtype, size, dim, Memory::of(rows), Memory::of(scales));
+    table.map_err(|_| PyValueError::new_err("the arrays do not hold the rows of the table, or their scales"))
 }
 
 fn policy(on_bad_id: usize, default_row: usize, table: &Table) -> PyResult<Policy> {
@@ -176,8 +222,8 @@ fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
 fn gather(
     py: Python<'_>,
     dtype: usize,
-    table_at: usize,
-    scales_at: usize,
+    rows: Array<1>,
+    scales: Array<1>,
     vocabulary_size: usize,
     dim: usize,
     ids: Array<8>,
@@ -185,7 +231,7 @@ fn gather(
     default_row: usize,
     mut out: Array<4>,
 ) -> PyResult<i64> {
-    let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
+    let table = table(dtype, rows, scales, vocabulary_size, dim)?;
     let policy = policy(on_bad_id, default_row, &table)?;
     let (rows, columns) = rows_and_columns(out.shape());
     let ids = Ints::new(ids.bytes());
@@ -200,8 +246,8 @@ fn gather(
 fn combine(
     py: Python<'_>,
     dtype: usize,
-    table_at: usize,
-    scales_at: usize,
+    rows: Array<1>,
+    scales: Array<1>,
     vocabulary_size: usize,
     dim: usize,
     values: Array<8>,
@@ -216,7 +262,7 @@ fn combine(
     default_row: usize,
     mut out: Array<4>,
 ) -> PyResult<i64> {
-    let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
+    let table = table(dtype, rows, scales, vocabulary_size, dim)?;
     let policy = policy(on_bad_id, default_row, &table)?;
     let orders = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
     let options = CombineOptions {
@@ -243,8 +289,8 @@ fn combine(
 fn sequence(
     py: Python<'_>,
     dtype: usize,
-    table_at: usize,
-    scales_at: usize,
+    rows: Array<1>,
+    scales: Array<1>,
     vocabulary_size: usize,
     dim: usize,
     values: Array<8>,
@@ -253,7 +299,7 @@ fn sequence(
     default_row: usize,
     mut out: Array<4>,
 ) -> PyResult<i64> {
-    let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
+    let table = table(dtype, rows, scales, vocabulary_size, dim)?;
     let policy = policy(on_bad_id, default_row, &table)?;
     let &[rows, length, columns] = out.shape() else {
         return Err(PyValueError::new_err("expected out as [B, L, D]"));
@@ -274,8 +320,8 @@ fn sequence(
 fn neighbors(
     py: Python<'_>,
     dtype: usize,
-    table_at: usize,
-    scales_at: usize,
+    rows: Array<1>,
+    scales: Array<1>,
     vocabulary_size: usize,
     dim: usize,
     queries: Array<4>,
@@ -288,7 +334,7 @@ fn neighbors(
     mut ids: Array<8>,
     mut scores: Array<4>,
 ) -> PyResult<bool> {
-    let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
+    let table = table(dtype, rows, scales, vocabulary_size, dim)?;
     let (num_queries, k) = rows_and_columns(ids.shape());
     let listed = listed.as_ref().map(Array::numbers::<i64>).transpose()?;
     let search = Search {
@@ -457,31 +503,80 @@ fn fingerprint64(data: Array<1>, at: usize, length: usize) -> PyResult<u64> {
     Ok(fingerprint::fingerprint64(text))
 }
 
-/// Returns the CRC-32C of earlier bytes followed by the `num_bytes` bytes at `address`; `before` is the CRC-32C of the
-/// earlier bytes, 0 if there are none.
+/// Returns the CRC-32C of earlier bytes followed by `data`; `before` is the CRC-32C of the earlier bytes, 0 if there are
+/// none.
 #[pyfunction]
 #[pyo3(name = "crc32c")]
-fn checksum(py: Python<'_>, address: usize, num_bytes: usize, before: u32) -> u32 {
-    if num_bytes == 0 {
-        return before;
-    }
-    // SAFETY: the address and the size are those of an array's memory, and the caller in Python keeps the array alive.
-    let data = unsafe { std::slice::from_raw_parts(address as *const u8, num_bytes) };
+fn checksum(py: Python<'_>, data: Array<1>, before: u32) -> u32 {
+    let data = data.bytes();
     py.detach(|| crc32c::crc32c_append(before, data))
 }
 
-#[pyfunction]
-fn add_guard(address: usize, num_bytes: usize, flag_at: usize) -> PyResult<Option<usize>> {
-    // SAFETY: the caller in Python keeps the memory map and the damage flag until it removes the guard, as `guard::add`
-    // requires.
-    unsafe { guard::add(address, num_bytes, flag_at) }.map_err(|error| PyOSError::new_err(error.to_string()))
+/// The mark of a version's files: set once the bytes of a map may differ from those of the opened file.
+#[pyclass(frozen, module = "service._native")]
+pub struct Mark(pub Arc<map::Mark>);
+
+#[pymethods]
+impl Mark {
+    #[new]
+    fn new() -> Self {
+        Mark(Arc::default())
+    }
+
+    /// Sets the mark, for good.
+    fn set(&self) {
+        self.0.set();
+    }
+
+    /// Says whether the mark is set.
+    #[getter]
+    fn is_set(&self) -> bool {
+        self.0.is_set()
+    }
 }
 
-#[pyfunction]
-fn remove_guard(index: usize) -> PyResult<()> {
-    if index >= guard::MAX_MAPS {
-        return Err(PyValueError::new_err("no guarded map has this index"));
+/// A map of a whole file, which is a buffer: if the file is cut short, reads give zeros, and the mark is set. The file is
+/// unmapped with the last array on its bytes.
+#[pyclass(frozen, module = "service._native")]
+pub struct Map(pub Arc<map::Map>);
+
+#[pymethods]
+impl Map {
+    /// Maps the file of a descriptor, which the caller may close then; a private map may be written to, without a change
+    /// of the file.
+    #[new]
+    #[pyo3(signature = (descriptor, mark, is_private = false))]
+    fn new(descriptor: i32, mark: &Bound<'_, Mark>, is_private: bool) -> PyResult<Self> {
+        // SAFETY: the descriptor is only copied; of one that is not open, the system makes no copy.
+        let copied = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
+        if copied < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        // SAFETY: `fcntl` has just created this file descriptor, so no other code owns it.
+        let file = unsafe { File::from_raw_fd(copied) };
+        Ok(Map(Arc::new(map::Map::open(file, is_private, Arc::clone(&mark.get().0))?)))
     }
-    guard::remove(index);
-    Ok(())
+
+    /// Says whether the map is guarded; if not, because too many other maps are, a read of a file that was cut short ends
+    /// the process.
+    #[getter]
+    fn is_guarded(&self) -> bool {
+        self.0.is_guarded()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: std::ffi::c_int) -> PyResult<()> {
+        let map = &slf.get().0;
+        let length = ffi::Py_ssize_t::try_from(map.len())?;
+        let is_readonly = i32::from(!map.is_private());
+        // SAFETY: Python passes a valid `Py_buffer` view; the filled view keeps a reference to this object, so the map
+        // stays.
+        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), map.as_ptr().cast(), length, is_readonly, flags) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(slf.py())),
+        }
+    }
 }

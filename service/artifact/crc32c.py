@@ -6,7 +6,6 @@ of zlib for the lanes.
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Any
 
@@ -23,10 +22,9 @@ _ALL = 0xFFFFFFFF
 _LANE_BYTES = 1024
 
 
-def numpy_crc32c(address: int, num_bytes: int, before: int) -> int:
-    """Returns the CRC-32C of bytes at an address, continued from `before`, the CRC of the bytes before (0: none)."""
-    octets = np.frombuffer(ctypes.string_at(address, num_bytes), np.uint8)
-    num_lanes = num_bytes // _LANE_BYTES
+def numpy_crc32c(octets: Array, before: int) -> int:
+    """Returns the CRC-32C of [N] uint8, continued from `before`, the CRC of the bytes before (0: none)."""
+    num_lanes = octets.size // _LANE_BYTES
     lanes = octets[: num_lanes * _LANE_BYTES].reshape(num_lanes, _LANE_BYTES)
     crc = before
     if num_lanes:
@@ -74,8 +72,7 @@ def crc32c_of(data: Any, before: int = 0) -> int:
     >>> hex(crc32c_of(b"123456789")), hex(crc32c_of(b"6789", crc32c_of(b"12345")))
     ('0xe3069283', '0xe3069283')
     """
-    octets = np.frombuffer(data, np.uint8)
-    return int(crc32c(octets.ctypes.data, octets.size, before))
+    return int(crc32c(np.frombuffer(data, np.uint8), before))
 
 
 def masked_of(data: bytes) -> int:

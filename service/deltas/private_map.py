@@ -5,7 +5,6 @@ All other pages are the file's own, which all processes share.
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
 from collections.abc import Mapping
@@ -15,13 +14,9 @@ import numpy as np
 
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.errors import ArtifactError
-from service.tables.guarded_files import GuardedFiles, GuardedMap
+from service.tables.guarded_files import GuardedFiles
 from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array
-
-# Linux's flag MAP_NORESERVE: without this flag the kernel reserves memory for a copy of every page, and refuses to map
-# tables larger than memory.
-_MAP_NORESERVE = 0x4000
 
 
 class OverlaidTable:
@@ -92,7 +87,7 @@ class PrivateMaps:
 
     def open(self, tables: Mapping[str, MappedTable]) -> dict[str, OverlaidTable]:
         """Returns new copy-on-write memory maps of the tables; raises OSError or ValueError if mapping a file fails."""
-        maps = {file: map_privately(descriptor, self._guarded) for file, descriptor in self._descriptors.items()}
+        maps = {file: self._guarded.map_privately(descriptor) for file, descriptor in self._descriptors.items()}
         opened = {}
         for name, table in tables.items():
             entry = self._manifest.tables[name]
@@ -104,14 +99,6 @@ class PrivateMaps:
                 scales = np.frombuffer(maps[scale.file], "<f4", rows, scale.offset)
             opened[name] = OverlaidTable(MappedTable(table.info, numbers, scales), octets, scales)
         return opened
-
-
-def map_privately(descriptor: int, guarded: GuardedFiles) -> mmap.mmap:
-    """Maps a file so that writes change only this map; with the native core, reads behind a cut file give zeros."""
-    flags, protection = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-    mapped = GuardedMap(descriptor, 0, flags, protection)
-    guarded.guard(mapped)
-    return mapped
 
 
 def _close(descriptors: Mapping[str, int]) -> None:

@@ -186,7 +186,7 @@ class Bound:
                 with self._services.tracing.run(self.spec, self._servable.name, self._servable.version):
                     results = self._run_backend(backend, arrays, outputs)
             self._run_s += self._services.clock() - started_s
-            if self._servable.files.mark[0]:
+            if self._servable.files.is_damaged:
                 self._services.on_damage(self._servable.name)
                 raise self._servable.data_loss()
             return results

@@ -346,7 +346,7 @@ class Engine:
                 )
 
     def _check_damage(self, servable: Servable) -> None:
-        if servable.files.mark[0]:
+        if servable.files.is_damaged:
             self._services.on_damage(servable.name)
             raise servable.data_loss()
 

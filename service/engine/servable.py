@@ -20,12 +20,12 @@ from service.types import DEFAULT_SIGNATURE, INIT_SIGNATURE, Backend, SignatureS
 class Files(Protocol):
     """The mapped files of a servable's tables, and whether they are damaged. Concurrency: any thread.
 
-    mark: one word, other than 0 once the bytes of a file may differ from the loaded bytes.
+    is_damaged: the bytes of a file may differ from the loaded bytes.
     is_verified: all bytes that have a checksum match it. is_verification_due: the checksums are still to be compared.
     """
 
     @property
-    def mark(self) -> Sequence[int]: ...
+    def is_damaged(self) -> bool: ...
 
     @property
     def is_verified(self) -> bool: ...
@@ -46,7 +46,7 @@ class Files(Protocol):
 class NoFiles:
     """A null object for Files, of a servable that reads no files."""
 
-    mark: Sequence[int] = (0,)
+    is_damaged: bool = False
     is_verified: bool = False
     is_verification_due: bool = False
 
@@ -93,7 +93,7 @@ class Servable:
     backends: by signature name; a signature without one is listed in metadata but can not run here.
     table_counts: returns the counts of reads from each table so far; feature_counts: those of ids, by feature.
     vocabularies: table -> the vocabularies whose keys name its rows.
-    files: the files that answers are read from; each run checks the mark of the files after its reads.
+    files: the files that answers are read from; each run checks is_damaged of the files after its reads.
     is_loading: only the version's lookups have backends yet, and another servable will take this one's place.
     deltas: changes rows of the tables; None: all rows are as they were saved.
     signature_faults: signature -> why its graph is run although the manifest describes its lookup.

@@ -1,6 +1,6 @@
 """Describes a servable's lookups and graphs for the native core: the JSON that native/src/plan/description.rs reads.
 
-Arrays are given by their addresses, so `Described.keep` must live as long as the core may read them. A signature that
+Arrays are named by their places in `Described.buffers`, which the core keeps as long as it reads them. A signature that
 the core can not answer is left out (left_out.py says why), and the core forwards its requests to the reference servers.
 """
 
@@ -26,9 +26,10 @@ from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
-from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, SignatureSpec, TableCounts, TensorSpec
+from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, Array, SignatureSpec, TableCounts, TensorSpec
 
 ServedTable = MappedTable | RemoteTable
+_NO_OCTETS = np.empty(0, np.uint8)
 # The native core's counts of one feature: signature, number of the feature in it, ids that were sent, ids without a
 # row.
 FeatureCounts = tuple[str, int, int, int]
@@ -36,28 +37,30 @@ FeatureCounts = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A servable's description for the native core (JSON), with the Python objects whose memory it points to.
+    """A servable's description for the native core (JSON), with the arrays that it names.
 
     text: the JSON. tables: the tables' names, in the JSON's order. features: signature -> its features, in that order.
-    keep: objects that own the memory at the JSON's addresses. key_tables: for each vocabulary, the table that its keys
-      are looked up in.
+    buffers: the arrays, in the order of the JSON's numbers. files: the version's files, if it has lookups.
+    key_tables: for each vocabulary, the table that its keys are looked up in.
     """
 
     text: str
     tables: tuple[str, ...]
     features: Mapping[str, tuple[FeaturePlan, ...]]
-    keep: tuple[object, ...]
+    buffers: tuple[Array, ...]
+    files: GuardedFiles | None
     key_tables: tuple[str, ...]
 
-    def addresses(self, tables: Mapping[str, ServedTable]) -> list[tuple[int, int]]:
-        """Returns the memory addresses of rows and scales of the given tables, in the description's order."""
-        return [_addresses(tables[name]) for name in self.tables]
+    @property
+    def arguments(self) -> tuple[str, tuple[Array, ...], Any, list[object]]:
+        """The first arguments of the native core's Servable: the JSON, its buffers, and the files' mark and maps."""
+        if self.files is None:
+            return self.text, self.buffers, None, []
+        return self.text, self.buffers, self.files.mark, self.files.maps
 
-    def keep_with(self, tables: Mapping[str, ServedTable]) -> tuple[object, ...]:
-        """Returns the objects that must stay alive while the native core uses the description with the given tables in
-        place of its own.
-        """
-        return (*self.keep, tuple(tables[name] for name in self.tables))
+    def buffers_of(self, tables: Mapping[str, ServedTable]) -> list[Array]:
+        """Returns the bytes of rows, then those of scales, of each of the given tables, in the description's order."""
+        return [octets for name in self.tables for octets in _octets(tables[name])]
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
         """Adds up the native core's counts of features to counts of tables: table -> counts of reads.
@@ -132,10 +135,11 @@ def describe(
         "has_serving_default": DEFAULT_SIGNATURE in (lookups.signatures if lookups is not None else signatures),
         "has_hot_rows": has_hot_rows,
         "strict_shapes": strict_shapes,
-        "damage_flag_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
     }
-    files = () if lookups is None else (lookups.files,)
-    return Described(json.dumps(document), writer.table_names, features, (*files, *writer.keep), writer.key_tables)
+    files = None if lookups is None else lookups.files
+    return Described(
+        json.dumps(document), writer.table_names, features, tuple(writer.buffers), files, writer.key_tables
+    )
 
 
 def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
@@ -151,11 +155,15 @@ def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
 
 
 class _Writer:
-    """The writer of a description's JSON; it numbers the tables and vocabularies that signatures read."""
+    """The writer of a description's JSON; it numbers the tables and vocabularies that signatures read, and arrays.
+
+    buffers: the arrays that the JSON names by their places in this list.
+    """
 
     def __init__(self, lookups: OpenedLookups | None) -> None:
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
-        self._paged_files = lookups.files if lookups is not None and lookups.is_paged else None
+        self._is_paged = lookups is not None and lookups.is_paged
+        self.buffers: list[Array] = []
         self._table_numbers: dict[str, int] = {}
         self._vocabularies: list[OpenedVocabulary] = []
         by_table = {} if lookups is None else lookups.backend.vocabularies
@@ -171,18 +179,13 @@ class _Writer:
         """For each vocabulary in the description: the name of the table whose rows its keys stand for."""
         return tuple(self._key_tables[id(one)] for one in self._vocabularies)
 
-    @property
-    def keep(self) -> tuple[object, ...]:
-        """The Python objects that own the memory of the tables and vocabularies in a servable's description."""
-        return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
-
     def tables(self) -> list[dict[str, Any]]:
         """Returns the JSON list of tables in the description of a servable for the native core."""
-        return [_table(self._tables[name], self._paged_files) for name in self._table_numbers]
+        return [self._table(self._tables[name]) for name in self._table_numbers]
 
     def vocabularies(self) -> list[dict[str, Any]]:
         """Returns the JSON list of vocabularies in the description of a servable for the native core."""
-        return [_vocabulary(one) for one in self._vocabularies]
+        return [self._vocabulary(one) for one in self._vocabularies]
 
     def signature(
         self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
@@ -249,6 +252,44 @@ class _Writer:
             "takes_strings": tensor.takes_strings,
         }
 
+    def _buffer(self, array: Array) -> int | None:
+        """Returns the place of an array in the list of buffers; None if it is empty."""
+        if not array.size:
+            return None
+        self.buffers.append(array)
+        return len(self.buffers) - 1
+
+    def _table(self, table: ServedTable) -> dict[str, Any]:
+        rows, scales = _octets(table)
+        return {
+            "name": table.info.name,
+            "dtype": table.info.dtype,
+            "vocabulary_size": table.info.vocabulary_size,
+            "embedding_dim": table.info.embedding_dim,
+            "rows": self._buffer(rows),
+            "scales": self._buffer(scales),
+            "remote": _remote(table) if isinstance(table, RemoteTable) else None,
+            "is_paged": self._is_paged and isinstance(table, MappedTable),
+        }
+
+    def _vocabulary(self, vocabulary: OpenedVocabulary) -> dict[str, Any]:
+        index = vocabulary.index
+        return {
+            "has_strings": vocabulary.key_dtype == "string",
+            "data": self._buffer(index.data),
+            "keys": self._buffer(index.keys),
+            "slots": self._buffer(index.slots),
+            "rows": {
+                "first_id": index.first_id,
+                "first_bucket": index.first_bucket,
+                "num_oov_buckets": index.num_oov_buckets,
+                "oov_id": index.oov_id,
+                "refuses_unknown_keys": index.refuses_strangers,
+                "empty_id": index.empty_id,
+                "is_hashed": index.is_hashed,
+            },
+        }
+
     def _vocabulary_number(self, tensor: TensorSpec) -> int | None:
         found = tensor.vocabulary
         if not isinstance(found, StringVocabulary | IntegerVocabulary):
@@ -295,31 +336,6 @@ def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
     return (with_weights or same)[0].feature
 
 
-def _table(table: ServedTable, paged_files: GuardedFiles | None) -> dict[str, Any]:
-    rows_at, scales_at = _addresses(table)
-    return {
-        "name": table.info.name,
-        "dtype": table.info.dtype,
-        "vocabulary_size": table.info.vocabulary_size,
-        "embedding_dim": table.info.embedding_dim,
-        "rows_at": rows_at,
-        "scales_at": scales_at,
-        "remote": _remote(table) if isinstance(table, RemoteTable) else None,
-        **({"paged": _paged(table, paged_files)} if paged_files and isinstance(table, MappedTable) else {}),
-    }
-
-
-def _paged(table: MappedTable, files: GuardedFiles) -> list[dict[str, int]]:
-    """Returns the ranges of a table's rows and scales in their mapped files."""
-    found = []
-    for array in (table.weights, table.scales):
-        if array.size:
-            descriptor, map_at = files.place(array.ctypes.data)
-            stride = array.nbytes // len(array)
-            found.append({"at": array.ctypes.data, "stride": stride, "fd": descriptor, "map_at": map_at})
-    return found
-
-
 def _remote(table: RemoteTable) -> dict[str, Any]:
     address, layout = table.reader.address, table.reader.layout
     return {
@@ -344,27 +360,8 @@ def _remote(table: RemoteTable) -> dict[str, Any]:
     }
 
 
-def _addresses(table: ServedTable) -> tuple[int, int]:
+def _octets(table: ServedTable) -> tuple[Array, Array]:
     if isinstance(table, RemoteTable):
-        return 0, 0
-    _, rows_at, scales_at, _, _ = table.place
-    return rows_at, scales_at
-
-
-def _vocabulary(vocabulary: OpenedVocabulary) -> dict[str, Any]:
-    index = vocabulary.index
-    return {
-        "has_strings": vocabulary.key_dtype == "string",
-        "data": (index.data.ctypes.data, index.data.size) if index.data.size else (0, 0),
-        "keys": (index.keys.ctypes.data, index.keys.size),
-        "slots": (index.slots.ctypes.data, index.slots.size),
-        "rows": {
-            "first_id": index.first_id,
-            "first_bucket": index.first_bucket,
-            "num_oov_buckets": index.num_oov_buckets,
-            "oov_id": index.oov_id,
-            "refuses_unknown_keys": index.refuses_strangers,
-            "empty_id": index.empty_id,
-            "is_hashed": index.is_hashed,
-        },
-    }
+        return _NO_OCTETS, _NO_OCTETS
+    _, rows, scales, _, _ = table.place
+    return rows, scales

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 class CompiledServable:
     """A servable in the form that the native core has compiled; implements engine.servable.NativeServable.
 
-    compiled: the core's own object. It owns described.keep until its last request has ended, so this object must not be
-      in there: Python's garbage collector can not find a cycle through the core.
+    compiled: the core's own object. It owns the description's arrays until its last request has ended, so they must not
+      refer to this object: Python's garbage collector can not find a cycle through the core.
     earlier: the servable that answered lookups while the version was loading; its counts are added to this one's.
     """
 
@@ -68,8 +68,7 @@ class CompiledServable:
         """Returns a compiled servable that reads the given tables, which have the same names and shapes; both add to
         the same counts.
         """
-        keep = self.described.keep_with(tables)
-        return replace(self, compiled=self.compiled.on_tables(self.described.addresses(tables), keep))
+        return replace(self, compiled=self.compiled.on_tables(self.described.buffers_of(tables)))
 
 
 def compile_native(
@@ -110,7 +109,7 @@ def compile_native(
     native: CompiledServable | None = None
     if described is not None:
         try:
-            compiled = _native.Servable(described.text, described.keep, clusters, pager)
+            compiled = _native.Servable(*described.arguments, clusters, pager)
             native = CompiledServable(compiled, described, earlier)
         except (ValueError, OSError) as error:
             # A version that the native core can not compile is a fault of the server. It costs speed and no answers,

@@ -1,8 +1,8 @@
 """Maps the files of one version, and marks the version as damaged if a file is cut short, overwritten or unreadable.
 
-The mark is one word of memory; each request that read from a map checks the mark before it answers. Three things set
-the mark: the native core's handler of bus errors, at once; `look`, if a file's size or time has changed; and the
-Verifier, if a table does not fit its checksum. Where the native core is not built, a bus error ends the process.
+Each request that read from a map checks the version's mark for damage before it answers. Three things set the mark:
+the native core's handler of bus errors, at once; `look`, if a file's size or time has changed; and the Verifier, if a
+table does not fit its checksum. Where the native core is not built, a bus error ends the process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from service.native_tables import NATIVE_TABLES
 logger = logging.getLogger(__name__)
 
 _DONT_NEED = 4
+# Linux's flag MAP_NORESERVE: without this flag the kernel reserves memory for a copy of every page, and refuses to map
+# tables larger than memory.
+_MAP_NORESERVE = 0x4000
 # Number of bytes of mapped memory that close() frees before it pauses, so that other threads can get the kernel's lock
 # on the process's memory map.
 _SLICE_BYTES = 64 << 20
@@ -33,37 +37,20 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
-class GuardedMap(mmap.mmap):
-    """A memory map of a file: with the native core, reads from it are safe even if the file is cut short.
+class _PlainMark:
+    """A mark for damage without the native core."""
 
-    Pages behind the new end of the file then read as zeros, after the version's mark was set.
-    """
+    is_set = False
 
-    _place: int | None = None
-
-    def guard(self, mark: mmap.mmap) -> None:
-        """Registers this memory map with the native core's handler of bus errors, which sets the mark for damage."""
-        if NATIVE_TABLES is None:
-            return
-        # A reference keeps the memory of the version's mark for damage alive, because the handler of bus errors may
-        # write to it as long as this map exists.
-        self._mark = mark
-        address = np.frombuffer(self, np.uint8).ctypes.data
-        self._place = NATIVE_TABLES.add_guard(address, len(self), np.frombuffer(mark, np.int64).ctypes.data)
-        if self._place is None:
-            logger.warning("too many mapped files: if this file is cut short, a read of it ends the process")
-
-    def __del__(self) -> None:
-        # The handler of bus errors must forget the address range before the base class unmaps the file, because other
-        # memory may get the same addresses afterwards.
-        if self._place is not None:
-            NATIVE_TABLES.remove_guard(self._place)
+    def set(self) -> None:
+        """Sets the mark, for good."""
+        self.is_set = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
     path: Path
-    map: GuardedMap
+    map: memoryview
     descriptor: int
     size: int
     changed_ns: int
@@ -72,28 +59,24 @@ class _Opened:
 class GuardedFiles:
     """A version's mapped files, with a mark for damage. Concurrency: map() by one caller at a time, else any thread.
 
-    mark: one word, other than 0 once the bytes of a file may differ from the opened bytes.
+    mark: set once the bytes of a file may differ from the opened bytes.
     is_verified: all bytes with a checksum fit their checksums. is_verification_due: that check is still to be done,
       while the version answers. is_closed: close() was called.
     """
 
     def __init__(self) -> None:
-        # The version's mark for damage has a memory page of its own, so that its address does not change while the
-        # handler of bus errors may write to it.
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self.mark = memoryview(self._memory).cast("q")
+        self.mark: Any = _PlainMark() if NATIVE_TABLES is None else NATIVE_TABLES.Mark()
         self._opened: dict[Path, _Opened] = {}
         self.is_verified = self.is_verification_due = False
         self.is_closed = False
         self._why = ""
 
-    def map(self, path: Path) -> mmap.mmap:
+    def map(self, path: Path) -> memoryview:
         """Maps a file, or returns its existing map; raises OSError, or ValueError for an empty file or a bad name."""
         if path not in self._opened:
             with path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                mapped = GuardedMap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                mapped.guard(self._memory)
+                mapped = self._map(file.fileno())
                 # GuardedFiles.look() needs this descriptor of the mapped file: the path may lead to another file later.
                 kept = os.dup(file.fileno())
             self._opened[path] = _Opened(path, mapped, kept, found.st_size, found.st_mtime_ns)
@@ -104,38 +87,51 @@ class GuardedFiles:
         """Path of each mapped file of the version -> size of the file in bytes."""
         return {path: opened.size for path, opened in self._opened.items()}
 
-    def guard(self, mapped: GuardedMap) -> None:
-        """Makes damage to another memory map of one of the version's files count as damage to the version."""
-        mapped.guard(self._memory)
+    @property
+    def maps(self) -> list[object]:
+        """The native core's maps of the version's files, without private ones."""
+        return [opened.map.obj for opened in self._opened.values()]
 
-    def place(self, address: int) -> tuple[int, int]:
-        """Returns the file that is mapped at a memory address: its descriptor, and the address of its first byte.
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the bytes of a file may differ from the opened bytes."""
+        return bool(self.mark.is_set)
 
-        The descriptor is valid until close(). Raises LookupError if no file is mapped there.
+    def map_privately(self, descriptor: int) -> memoryview:
+        """Maps one of the version's files again, so that writes change only this map; raises as map() does.
+
+        Damage to the map counts as damage to the version.
         """
-        for opened in self._opened.values():
-            begin = np.frombuffer(opened.map, np.uint8).ctypes.data
-            if begin <= address < begin + opened.size:
-                return opened.descriptor, begin
-        raise LookupError(f"no file is mapped at {address:#x}")
+        return self._map(descriptor, is_private=True)
+
+    def _map(self, descriptor: int, *, is_private: bool = False) -> memoryview:
+        if NATIVE_TABLES is not None:
+            mapped = NATIVE_TABLES.Map(descriptor, self.mark, is_private)
+            if not mapped.is_guarded:
+                logger.warning("too many mapped files: if this file is cut short, a read of it ends the process")
+            return memoryview(mapped)
+        if is_private:
+            flags, protection = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            return memoryview(mmap.mmap(descriptor, 0, flags, protection))
+        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
 
     def look(self) -> str:
         """Marks the version as damaged if a mapped file was changed; returns the damage in words, "" if none."""
-        if not self.mark[0]:
+        if not self.is_damaged:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)
                 if found.st_size != opened.size:
                     self.damaged(f"file {opened.path} has {found.st_size} bytes since it was opened with {opened.size}")
                 elif found.st_mtime_ns != opened.changed_ns:
                     self.damaged(f"file {opened.path} was written to since it was opened")
-        if self.mark[0]:
+        if self.is_damaged:
             return self._why or f"the system could not read a page of {' or '.join(map(str, self._opened))}"
         return ""
 
     def damaged(self, why: str) -> None:
         """Marks the version as damaged; keeps the reason only of the first call."""
         self._why = self._why or why
-        self.mark[0] = 1
+        self.mark.set()
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:

@@ -160,7 +160,7 @@ class HugePages:
             raise _GivenUp("the server stops")
         if files.is_closed:
             raise _GivenUp("the version was closed")
-        if files.mark[0]:
+        if files.is_damaged:
             raise _GivenUp("a file is damaged")
 
     def _wait_for_others(self, files: GuardedFiles, descriptor: int) -> None:

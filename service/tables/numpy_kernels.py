@@ -1,8 +1,8 @@
 """Implements the kernels gather, combine and sequence in numpy, for tests and for servers without the native core.
 
-A table is given by five integers: its dtype (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4), its address (perhaps unaligned: a
-checkpoint packs tensors back to back), the address of its [V] float32 scales if it is INT8 or INT4 (else 0), V, and D.
-The caller keeps the memory mapped. All numbers are converted to float32 first, those of INT8 and INT4 times the scale
+A table is given by five arguments: its dtype (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4), its bytes (uint8, perhaps
+unaligned: a checkpoint packs tensors back to back), the bytes of its [V] float32 scales if it is INT8 or INT4 (else
+none), V, and D. All numbers are converted to float32 first, those of INT8 and INT4 times the scale
 of their row, and are added up in float32 in the order of the ids.
 
 Each kernel writes the first D numbers of each row of out. It returns OK; or the position of the first id that is
@@ -23,7 +23,6 @@ InnerMostDimPreserver in Eigen's TensorReduction.h, as SegmentSum uses it (lanes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -66,22 +65,17 @@ _PACKET, _LEAST_FOR_LANES = 8, 16
 _Terms = Callable[[Array], Array]
 
 
-class _Memory:
-    """A memory range at an address, which numpy can view as an array by its array interface."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: Any) -> None:
-        typestr = np.dtype(dtype).str
-        self.__array_interface__ = {"data": (address, True), "shape": shape, "typestr": typestr, "version": 3}
-
-
 class StoredRows:
-    """A table that is given to a kernel by the addresses of its rows and scales."""
+    """A table as a kernel gets it."""
 
-    def __init__(self, dtype: int, table_at: int, scales_at: int, vocabulary_size: int, dim: int) -> None:
+    _stored: Array
+
+    def __init__(self, dtype: int, stored: Array, scales: Array, vocabulary_size: int, dim: int) -> None:
         self._dtype, self._dim = dtype, dim
         columns = (dim + 1) // 2 if dtype == INT4 else dim
-        self._stored = np.asarray(_Memory(table_at, (vocabulary_size, columns), _STORED[dtype]))
-        self._scales = np.asarray(_Memory(scales_at, (vocabulary_size, 1), np.float32)) if scales_at else None
+        num_bytes = vocabulary_size * columns * np.dtype(_STORED[dtype]).itemsize
+        self._stored = stored[:num_bytes].view(_STORED[dtype]).reshape(vocabulary_size, columns)
+        self._scales = scales.view(np.float32)[:, None] if scales.size else None
 
     def rows(self, numbers: Array) -> Array:
         """Reads the table's rows with the given [N] row numbers; returns [N, D] float32."""
@@ -121,8 +115,8 @@ def rows_read(ids: Array, vocabulary_size: int, policy: int, default_row: int) -
 
 def gather(
     dtype: int,
-    table_at: int,
-    scales_at: int,
+    stored: Array,
+    scales: Array,
     vocabulary_size: int,
     dim: int,
     ids: Array,
@@ -133,12 +127,12 @@ def gather(
     """Copies the table row of each id into the array `out`; a dropped id gives zeros.
 
     Args:
-      dtype, table_at, scales_at, vocabulary_size, dim: the table.
+      dtype, stored, scales, vocabulary_size, dim: the table.
       ids: [B or more] int64; ids behind B are not read.
       policy, default_row: as in rows_read.
       out: [B, D or more] float32, written.
     """
-    table = StoredRows(dtype, table_at, scales_at, vocabulary_size, dim)
+    table = StoredRows(dtype, stored, scales, vocabulary_size, dim)
     rows, missing = rows_read(ids[: len(out)], vocabulary_size, policy, default_row)
     refused = np.flatnonzero(rows == REFUSED)
     if refused.size:
@@ -152,8 +146,8 @@ def gather(
 
 def sequence(
     dtype: int,
-    table_at: int,
-    scales_at: int,
+    stored: Array,
+    scales: Array,
     vocabulary_size: int,
     dim: int,
     values: Array,
@@ -167,10 +161,10 @@ def sequence(
     A row of ids that is shorter than L ends in zeros; ids behind the first L are not read, whatever they are.
 
     Args:
-      dtype, table_at, scales_at, vocabulary_size, dim, values, row_splits, policy, default_row: as in combine.
+      dtype, stored, scales, vocabulary_size, dim, values, row_splits, policy, default_row: as in combine.
       out: [B, L, D] float32, written.
     """
-    table = StoredRows(dtype, table_at, scales_at, vocabulary_size, dim)
+    table = StoredRows(dtype, stored, scales, vocabulary_size, dim)
     of_row, place = _places(np.minimum(np.diff(row_splits), out.shape[1]))
     at = row_splits[of_row] + place
     rows, missing = rows_read(values[at], vocabulary_size, policy, default_row)
@@ -186,8 +180,8 @@ def sequence(
 
 def combine(
     dtype: int,
-    table_at: int,
-    scales_at: int,
+    stored: Array,
+    scales: Array,
     vocabulary_size: int,
     dim: int,
     values: Array,
@@ -203,7 +197,7 @@ def combine(
     out: Array,
 ) -> int:
     """Combines, for each row of ragged ids, the ids' vectors into one vector (sum, mean or sqrtn)."""
-    table = StoredRows(dtype, table_at, scales_at, vocabulary_size, dim)
+    table = StoredRows(dtype, stored, scales, vocabulary_size, dim)
     lengths = np.diff(row_splits)
     too_long = np.flatnonzero(lengths > max_ids) if max_ids and not truncate else np.empty(0, np.int64)
     if max_ids:

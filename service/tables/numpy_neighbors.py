@@ -17,8 +17,8 @@ _CHUNK_ROWS = 4096
 
 def neighbors(
     dtype: int,
-    table_at: int,
-    scales_at: int,
+    stored: Array,
+    scales: Array,
     vocabulary_size: int,
     dim: int,
     queries: Array,
@@ -36,7 +36,7 @@ def neighbors(
     Of rows with the same score the one with the smaller id comes first. A row whose score is NaN is no neighbour.
 
     Args:
-      dtype, table_at, scales_at, vocabulary_size, dim: the table, as in numpy_kernels.
+      dtype, stored, scales, vocabulary_size, dim: the table, as in numpy_kernels.
       queries: [Q, D] float32. own: [Q] int64, a row that is no neighbour of the query; -1 for none.
       metric: DOT; COSINE, 0 for a vector of length 0; or L2, the squared distance.
       listed: [N] int64, the only rows that may be neighbours, ascending and in the table; None: all.
@@ -44,7 +44,7 @@ def neighbors(
       threads: not used here. seconds: time after which the search gives up and returns False.
       ids, scores: [Q, k] int64 and float32, written.
     """
-    rows = StoredRows(dtype, table_at, scales_at, vocabulary_size, dim).rows
+    rows = StoredRows(dtype, stored, scales, vocabulary_size, dim).rows
     return nearest(rows, vocabulary_size, queries, own, metric, listed, denied, seconds, ids, scores)
 
 

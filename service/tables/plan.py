@@ -150,7 +150,7 @@ class FeaturePlan:
         ids: Array,
         splits: Array | None,
         out: Array,
-        place: tuple[int, int, int, int, int],
+        place: tuple[int, Array, Array, int, int],
         policy: int,
     ) -> Part:
         feature = self.feature

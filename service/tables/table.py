@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Container
 from pathlib import Path
 
@@ -44,8 +43,8 @@ class MappedTable:
     weights: [V, D] read-only view of the file, perhaps unaligned; it keeps the file mapped. For bfloat16 it is uint16,
       for int4 [V, ceil(D / 2)] uint8.
     scales: [V] float32 that the rows of an int8 or int4 table are multiplied by, else [0]; perhaps unaligned.
-    place: the table's dtype, addresses and sizes for the kernels, valid while this object lives; V is 0 for float64,
-      which kernels do not read.
+    place: the table for the kernels: its dtype, its bytes, those of its scales, V and D; V is 0 for float64, which
+      kernels do not read.
     row_bytes: bytes of the file that one id reads.
     changed: [V] bool, True for rows that differ from the file's; None: no row does.
     """
@@ -59,10 +58,10 @@ class MappedTable:
         self.changed: Array | None = None
         self.row_bytes = weights.shape[1] * weights.itemsize + (scales.itemsize if scales.size else 0)
         kind = _KERNEL_DTYPES.get(info.dtype)
-        self.place: tuple[int, int, int, int, int] = (
+        self.place: tuple[int, Array, Array, int, int] = (
             kernels.FLOAT32 if kind is None else kind,
-            weights.ctypes.data,
-            scales.ctypes.data if scales.size else 0,
+            weights.reshape(-1).view(np.uint8),
+            scales.view(np.uint8),
             0 if kind is None else weights.shape[0],
             info.embedding_dim,
         )
@@ -214,7 +213,7 @@ class _Files:
         if entry.nbytes != math.prod(shape) * np.dtype(TABLE_DTYPES[dtype]).itemsize or entry.nbytes == 0:
             raise ArtifactError(f"{what}: {entry.nbytes} bytes do not hold {found.shape} of {dtype}")
 
-    def _map(self, file: Path) -> mmap.mmap:
+    def _map(self, file: Path) -> memoryview:
         try:
             return self._guarded.map(file)
         except (OSError, ValueError) as error:

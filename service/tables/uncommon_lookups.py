@@ -20,6 +20,8 @@ from service.tables.numpy_kernels import NO_ROW, REFUSED, rows_read
 from service.tables.table import MappedTable
 from service.types import Array
 
+_NO_SCALES = np.empty(0, np.uint8)
+
 
 class SmallTable(NamedTuple):
     """A small table with copies of the distinct rows that a feature of a request reads.
@@ -33,9 +35,10 @@ class SmallTable(NamedTuple):
     num_read_instead: int
 
     @property
-    def place(self) -> tuple[int, int, int, int, int]:
-        """The table's dtype, addresses and sizes, as arguments for the kernels; valid while this object lives."""
-        return kernels.FLOAT32, self.vectors.ctypes.data, 0, *self.vectors.shape
+    def place(self) -> tuple[int, Array, Array, int, int]:
+        """The table for the kernels: its dtype, its bytes, no scales, U and D."""
+        octets = np.ascontiguousarray(self.vectors).reshape(-1).view(np.uint8)
+        return kernels.FLOAT32, octets, _NO_SCALES, *self.vectors.shape
 
 
 def small_table(table: MappedTable, feature: LookupFeature, ids: Array) -> SmallTable:

@@ -94,7 +94,7 @@ class Verifier:
                         if _read(descriptor, address, begin, memory, size) != size:
                             files.damaged(f"{part.what}: file {part.file} ends within it or can not be read")
                             return
-                        found = crc32c(np.frombuffer(memory, np.uint8).ctypes.data, size, found)
+                        found = crc32c(np.frombuffer(memory, np.uint8, size), found)
                         done += size
                         self._hold_back(done, started_s)
                 if masked(found) != part.crc32c:
@@ -131,7 +131,7 @@ class Verifier:
             # If the server stops or the files are closed before the end, verify() raises NotReady and
             # is_verification_due stays True.
             files.is_verification_due = False
-            if files.mark[0]:
+            if files.is_damaged:
                 on_damage()
 
         files.is_verification_due = True

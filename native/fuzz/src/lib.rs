@@ -1,4 +1,4 @@
-//! A small model in memory; every fuzz target sends random bytes to it as a request.
+//! A small model in memory; most fuzz targets send random bytes to it as a request.
 //!
 //! Model "m", version 3, label "stable": signature "serving_default" is a lookup of single, ragged and padded ids,
 //! "predict" a graph whose inputs and outputs have every dtype.
@@ -8,9 +8,10 @@ use std::sync::{Arc, LazyLock};
 
 use _native::forms::Call;
 use _native::plan::{
-    Declined, Effort, Graph, GraphOutput, Inputs, Instead, MemoryOwner, ModelRoutes, OutputData, Routes, Servable,
-    Signature,
+    Declined, Effort, Graph, GraphOutput, Inputs, Instead, ModelRoutes, OutputData, Routes, Servable, Signature,
+    VersionMemory,
 };
+use _native::tables::memory::Memory;
 use serde_json::{Value, json};
 
 const ROWS: usize = 50;
@@ -22,18 +23,29 @@ const DTYPES: [&str; 14] = [
 /// Maximal size of an answer, so that no request of the fuzzer can allocate much memory.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
-static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
-    let servable = Some(Arc::new(servable()));
-    let model = ModelRoutes { versions: vec![(3, servable)], labels: vec![("stable".to_owned(), 3)], log_rate: 0.0 };
+static ROUTES: LazyLock<Routes> = LazyLock::new(|| routes(servable()));
+
+fn routes(servable: Servable) -> Routes {
+    let versions = vec![(3, Some(Arc::new(servable)))];
+    let model = ModelRoutes { versions, labels: vec![("stable".to_owned(), 3)], log_rate: 0.0 };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
-});
+}
 
 /// Sends a request to a form twice: as a connection's thread does, then with unlimited effort and with the other value
 /// of every setting.
 pub fn ask<T>(answer: impl Fn(&Call<'_>) -> Result<T, Declined>) {
+    ask_routes(&ROUTES, answer);
+}
+
+/// Sends a request as `ask` does, to another servable.
+pub fn ask_of<T>(servable: Servable, answer: impl Fn(&Call<'_>) -> Result<T, Declined>) {
+    ask_routes(&routes(servable), answer);
+}
+
+fn ask_routes<T>(routes: &Routes, answer: impl Fn(&Call<'_>) -> Result<T, Declined>) {
     for (effort, is_plain) in [(Effort::Small, true), (Effort::Any, false)] {
         let _ = answer(&Call {
-            routes: &ROUTES,
+            routes,
             effort,
             max_response_bytes: MAX_RESPONSE_BYTES,
             as_content: !is_plain,
@@ -119,12 +131,10 @@ fn servable() -> Servable {
         "outputs": DTYPES.map(|dtype| output(dtype, dtype, &[])),
     });
     let description = json!({
-        "model": "m", "version": 3, "vocabularies": [], "damage_flag_at": 0, "signatures": [lookup, predict],
-        "tables": [{"name": "t", "dtype": "float32", "vocabulary_size": ROWS, "embedding_dim": DIM,
-            "rows_at": rows.as_ptr() as usize, "scales_at": 0}],
+        "model": "m", "version": 3, "vocabularies": [], "signatures": [lookup, predict],
+        "tables": [{"name": "t", "dtype": "float32", "vocabulary_size": ROWS, "embedding_dim": DIM, "rows": 0}],
     });
     let description = serde_json::from_value(description).expect("a description");
-    // SAFETY: the test servable owns the rows of its tables.
-    unsafe { Servable::compile(description, MemoryOwner(Box::new(rows)), &|_| Ok(Box::new(Zeros))) }
-        .expect("a servable")
+    let memory = VersionMemory { buffers: vec![Memory::of_numbers(rows)], ..VersionMemory::default() };
+    Servable::compile(description, memory, &|_| Ok(Box::new(Zeros))).expect("a servable")
 }

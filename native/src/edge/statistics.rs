@@ -416,11 +416,11 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Declined, MemoryOwner, Servable};
+    use crate::plan::{Declined, Servable, VersionMemory};
 
     fn answered(version: i64) -> Answered {
         let description = serde_json::json!({
-            "model": "m", "version": version, "tables": [], "vocabularies": [], "damage_flag_at": 0,
+            "model": "m", "version": version, "tables": [], "vocabularies": [],
             "signatures": [{
                 "name": "lookup", "kind": "lookup", "inputs": [], "features": [], "outputs": [],
                 "max_rows": null, "graph": null
@@ -428,8 +428,7 @@ mod tests {
         });
         let description = serde_json::from_value(description).unwrap();
         let no_graph = |_: &serde_json::Value| Err(String::new());
-        // SAFETY: the test's description has no memory addresses, so compiling it reads no foreign memory.
-        let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) };
+        let servable = Servable::compile(description, VersionMemory::default(), &no_graph);
         Answered {
             body: bytes::Bytes::new(),
             rows: 2,

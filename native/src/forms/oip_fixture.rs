@@ -12,9 +12,10 @@ use serde_json::json;
 use super::Call;
 use super::oip_binary::{datatype_of, num_elements};
 use crate::plan::{
-    Data, DataType, Declined, Effort, Graph, GraphOutput, Inputs, Instead, MemoryOwner, ModelRoutes, OutputData,
-    Routes, Servable, Signature, Tensor,
+    Data, DataType, Declined, Effort, Graph, GraphOutput, Inputs, Instead, ModelRoutes, OutputData, Routes, Servable,
+    Signature, Tensor, VersionMemory,
 };
+use crate::tables::memory::Memory;
 
 /// All dtypes of the Open Inference Protocol, in the order of the inputs and outputs of the test signature "echo".
 pub const DTYPES: [DataType; 14] = [
@@ -73,19 +74,18 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
         })
     };
     let output = |name: &str, dtype: &str, parts: &[usize]| json!({"name": name, "dtype": dtype, "parts": parts, "is_flat": false});
-    let table = |name: &str, rows: usize, dim: usize, numbers: &[f32]| {
+    let table = |name: &str, rows: usize, dim: usize, buffer: usize| {
         json!({
             "name": name, "dtype": "float32", "vocabulary_size": rows, "embedding_dim": dim,
-            "rows_at": numbers.as_ptr() as usize, "scales_at": 0,
+            "rows": buffer,
         })
     };
     let names = DTYPES.map(|dtype| (datatype_of(dtype), format!("{dtype:?}").to_lowercase()));
     let description = json!({
         "model": "m",
         "version": 3,
-        "tables": [table("users", USERS, user_dim, &users), table("items", ITEMS, item_dim, &items)],
+        "tables": [table("users", USERS, user_dim, 0), table("items", ITEMS, item_dim, 1)],
         "vocabularies": [],
-        "damage_flag_at": 0,
         "signatures": [
             {
                 "name": "lookup", "kind": "lookup", "max_rows": null,
@@ -116,10 +116,9 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
         ],
     });
     let description = serde_json::from_value(description).expect("a description");
-    let keep = MemoryOwner(Box::new((users, items)));
-    // SAFETY: `keep` owns the memory of both test tables, whose addresses the description has, for as long as the
-    // servable lives.
-    let servable = unsafe { Servable::compile(description, keep, &|_| Ok(Box::new(Echo))) }.expect("a servable");
+    let buffers = vec![Memory::of_numbers(users), Memory::of_numbers(items)];
+    let memory = VersionMemory { buffers, ..VersionMemory::default() };
+    let servable = Servable::compile(description, memory, &|_| Ok(Box::new(Echo))).expect("a servable");
     let model = ModelRoutes {
         versions: vec![(3, Some(Arc::new(servable)))],
         labels: vec![("stable".to_owned(), 3)],

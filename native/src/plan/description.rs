@@ -5,11 +5,10 @@ use serde::Deserialize;
 use super::inputs::DataType;
 use crate::clusters::RemoteDescription;
 use crate::tables::key_index::RowMapping;
-use crate::tables::paged::RangeDescription;
 use crate::tables::table::{Combiner, Dtype, OnBadId, Summation};
 
 /// One version of a model. Tables, vocabularies, inputs and features are named by their index in the lists of this
-/// object.
+/// object, buffers by their index in `VersionMemory::buffers`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
@@ -33,9 +32,6 @@ pub struct Description {
     /// (`--strict_shapes`), even where TensorFlow Serving would run the graph.
     #[serde(default)]
     pub strict_shapes: bool,
-    /// Address of a 64-bit word that becomes nonzero when a mapped file of the version is damaged; 0 if the version
-    /// maps no files.
-    pub damage_flag_at: usize,
 }
 
 /// The description of one table, whose rows lie in mapped memory or in a Valkey or Redis cluster.
@@ -50,30 +46,36 @@ pub struct TableDescription {
     pub vocabulary_size: usize,
     /// D, the number of columns of the table.
     pub embedding_dim: usize,
-    /// Address of row 0 in memory; 0 for a table whose rows lie in a Valkey or Redis cluster.
-    pub rows_at: usize,
-    /// Address of V float32 numbers, the scales of the table's rows; 0 if the dtype has no scales.
-    pub scales_at: usize,
+    /// Index of the buffer of V rows; None for a table whose rows lie in a Valkey or Redis cluster.
+    #[serde(default)]
+    pub rows: Option<usize>,
+    /// Index of the buffer of V float32 numbers, the scales of the table's rows; None if the dtype has no scales.
+    #[serde(default)]
+    pub scales: Option<usize>,
     /// The place of the rows in a Valkey or Redis cluster; None for a table in mapped memory.
     #[serde(default)]
     pub remote: Option<RemoteDescription>,
-    /// The ranges of mapped files with the rows and the scales, if the table is larger than memory; else empty.
+    /// Whether the table is larger than memory, so that a pager reads its pages.
     #[serde(default)]
-    pub paged: Vec<RangeDescription>,
+    pub is_paged: bool,
 }
 
-/// The description of one vocabulary: addresses and lengths of the arrays in `service/tables/vocabulary.py`.
+/// The description of one vocabulary, whose arrays are those of `service/tables/vocabulary.py`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyDescription {
     /// Whether the vocabulary's keys are strings; if not, they are int64.
     pub has_strings: bool,
-    /// Address and length, in bytes, of the mapped vocabulary file; 0 and 0 for int64 keys and for hashed keys.
-    pub data: (usize, usize),
-    /// Address and length of the `[N + 1]` int64 offsets of the vocabulary file's lines, or of the `[N]` int64 keys.
-    pub keys: (usize, usize),
-    /// Address and length of the `[2^k]` int32 slots of the hash index.
-    pub slots: (usize, usize),
+    /// Index of the buffer of the mapped vocabulary file; None for int64 keys and for hashed keys.
+    #[serde(default)]
+    pub data: Option<usize>,
+    /// Index of the buffer of the `[N + 1]` int64 offsets of the vocabulary file's lines, or of the `[N]` int64 keys;
+    /// None for hashed keys.
+    #[serde(default)]
+    pub keys: Option<usize>,
+    /// Index of the buffer of the `[2^k]` int32 slots of the hash index; None for hashed keys.
+    #[serde(default)]
+    pub slots: Option<usize>,
     /// The rules by which a key becomes a table row.
     pub rows: RowMapping,
 }

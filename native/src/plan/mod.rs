@@ -32,7 +32,7 @@ pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use paged_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
 pub use servable::{
-    Counts, FeaturePlan, Graph, GraphOutput, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OpenGraph,
-    OutputData, OutputPlan, Servable, Signature,
+    Counts, FeaturePlan, Graph, GraphOutput, InputPlan, InputRole, LookupKind, NeedsIds, OpenGraph, OutputData,
+    OutputPlan, Servable, Signature, VersionMemory,
 };
 pub use work::{OutputShape, Work};

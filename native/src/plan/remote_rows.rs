@@ -12,11 +12,12 @@ use super::effort::{Effort, Failure, Instead};
 use super::feature_inputs::FeatureInputs;
 use super::servable::{FeaturePlan, Servable, Signature};
 use crate::clusters::{self, Want};
+use crate::tables::memory::Memory;
 use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
 
 /// The distinct rows that one feature of a request reads from a Valkey or Redis cluster.
 pub(super) struct RemoteRows {
-    /// A small table with only the rows that the feature reads; its memory is in `_rows` and `_scales`.
+    /// A small table with only the rows that the feature reads.
     pub(super) table: Table,
     /// Number of ids outside the remote table for which the policy reads another row, such as a default row.
     pub(super) num_read_instead: usize,
@@ -26,8 +27,6 @@ pub(super) struct RemoteRows {
     num_default: usize,
     /// For each id of the request, its row in the small table `table`; -1 for a dropped id.
     places: Vec<i64>,
-    _rows: Vec<u8>,
-    _scales: Vec<u8>,
 }
 
 impl RemoteRows {
@@ -101,7 +100,7 @@ pub(super) fn read(
             }
             return Err(Declined::NoRows);
         };
-        let small = small_table(table, rows, count, places, num_read_instead);
+        let small = small_table(table, rows, count, places, num_read_instead)?;
         found[index] = Some(RemoteRows { num_stale, num_default, ..small });
     }
     Ok(found)
@@ -169,9 +168,15 @@ fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>,
     Some((want.rows, want.ids.len()))
 }
 
-fn small_table(table: &Table, octets: Vec<u8>, count: usize, places: Vec<i64>, num_read_instead: usize) -> RemoteRows {
+fn small_table(
+    table: &Table,
+    octets: Vec<u8>,
+    count: usize,
+    places: Vec<i64>,
+    num_read_instead: usize,
+) -> Result<RemoteRows, Declined> {
     let row_bytes = table.row_bytes();
-    let (rows, scales) = match table.dtype {
+    let (rows, scales): (Vec<u8>, Vec<u8>) = match table.dtype {
         // In the bytes of a quantized row from a Valkey or Redis cluster, the scale comes after the numbers.
         Dtype::Int8 | Dtype::Int4 => {
             let pieces = || octets.chunks_exact(row_bytes).map(|row| row.split_at(row_bytes - 4));
@@ -182,11 +187,9 @@ fn small_table(table: &Table, octets: Vec<u8>, count: usize, places: Vec<i64>, n
         }
         _ => (octets, Vec::new()),
     };
-    let scales_at = if scales.is_empty() { std::ptr::null() } else { scales.as_ptr() };
-    // SAFETY: `rows` and `scales` have `count` rows and scales of the table's dtype and live as long as the small table,
-    // which never leaves `RemoteRows`.
-    let small = unsafe { Table::new(table.dtype, count, table.embedding_dim, rows.as_ptr(), scales_at.cast()) };
-    RemoteRows { table: small, num_read_instead, num_stale: 0, num_default: 0, places, _rows: rows, _scales: scales }
+    let small = Table::new(table.dtype, count, table.embedding_dim, Memory::of(rows), Memory::of(scales));
+    let small = small.map_err(|_| Declined::NotNative)?;
+    Ok(RemoteRows { table: small, num_read_instead, num_stale: 0, num_default: 0, places })
 }
 
 fn failure(table: &str, why: &str, deadline: Option<Instant>) -> Failure {

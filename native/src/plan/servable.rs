@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use super::declined::Declined;
 use super::description::{
@@ -13,6 +13,8 @@ use super::inputs::{DataType, Dims, Inputs};
 use super::names::Names;
 use crate::clusters::{Clusters, RemoteTable};
 use crate::tables::hot_rows::HotRows;
+use crate::tables::map::{Map, Mark};
+use crate::tables::memory::Memory;
 use crate::tables::paged::{PagedTable, Pager};
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
@@ -237,13 +239,22 @@ pub struct Counts {
     pub missing: AtomicU64,
 }
 
-/// The owner of the memory whose addresses a servable reads. This value is dropped with the servable, after the last
-/// request that uses the servable.
-pub struct MemoryOwner(#[allow(dead_code, reason = "held for its drop only")] pub Box<dyn std::any::Any + Send + Sync>);
+/// The memory that a version's description names, and its files.
+#[derive(Debug, Default)]
+pub struct VersionMemory {
+    /// Rows and scales of tables, arrays of vocabularies.
+    pub buffers: Vec<Memory>,
+    /// The maps in which the tables lie that are larger than memory.
+    pub maps: Vec<Arc<Map>>,
+    /// The mark of the version's files.
+    pub mark: Arc<Mark>,
+}
 
-impl std::fmt::Debug for MemoryOwner {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Keep")
+impl VersionMemory {
+    /// Returns a buffer, or no bytes for None.
+    fn buffer(&self, index: Option<usize>) -> Result<Memory, String> {
+        let Some(index) = index else { return Ok(Memory::default()) };
+        self.buffers.get(index).cloned().ok_or_else(|| format!("there is no buffer {index}"))
     }
 }
 
@@ -267,46 +278,32 @@ pub struct SharedParts {
     pub unknown_keys: Vec<AtomicU64>,
     /// The hot rows of each table; empty if ids are not sampled.
     pub hot_rows: Vec<HotRows>,
-    damage_flag: *const AtomicU64,
+    mark: Arc<Mark>,
+    maps: Vec<Arc<Map>>,
     has_serving_default: bool,
-    /// The owner of the memory of the vocabularies, of the damage flag, and of the tables as they were first published.
-    _owner: MemoryOwner,
 }
 
-// SAFETY: any thread may own the value, because threads read the word at `damage_flag` atomically, and `_owner` keeps
-// that word in memory.
-unsafe impl Send for SharedParts {}
-// SAFETY: shared use by several threads is safe, because threads only read the word at `damage_flag`, and read it
-// atomically.
-unsafe impl Sync for SharedParts {}
-
-/// One published version of a model. Each request that uses it holds an `Arc`; Python unmaps the tables after the last
+/// One published version of a model. Each request that uses it holds an `Arc`; the tables' memory is freed after the last
 /// `Arc` is dropped.
 #[derive(Debug)]
 pub struct Servable {
-    /// The pages of each table that is larger than memory; empty if no table is. Rust drops them before `_owner`.
+    /// The pages of each table that is larger than memory; empty if no table is.
     paged_tables: Arc<[Option<Arc<PagedTable>>]>,
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
     /// For each table, the object that reads its rows from a Valkey or Redis cluster; None for a mapped table. Empty if
     /// all tables are mapped.
     remote_tables: Arc<[Option<Arc<RemoteTable>>]>,
-    /// Owns the memory of the tables, if `on_tables` made the servable; else None, and `shared` owns that memory.
-    _owner: Option<MemoryOwner>,
 }
 
 impl Servable {
-    /// Compiles the description of a model version; `owner` owns all memory whose addresses are in the description.
-    ///
-    /// # Safety
-    /// The addresses in `description` meet the conditions of [`Table::new`], [`Vocabulary::new`] and [`Pager::open`]
-    /// until `owner` is dropped.
+    /// Compiles the description of a model version, whose buffers are in `memory`.
     ///
     /// # Errors
-    /// A sentence that names the part of the description that contradicts another part.
-    pub unsafe fn compile(
+    /// A sentence that names the part of the description that contradicts another part, or a buffer.
+    pub fn compile(
         description: Description,
-        owner: MemoryOwner,
+        memory: VersionMemory,
         open_graph: &OpenGraph<'_>,
     ) -> Result<Self, String> {
         let Description {
@@ -315,7 +312,6 @@ impl Servable {
             tables,
             vocabularies,
             signatures,
-            damage_flag_at,
             has_serving_default,
             has_hot_rows,
             strict_shapes,
@@ -325,25 +321,18 @@ impl Servable {
             Ok::<_, String>(Signature { strict_shapes, ..compiled })
         });
         let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
-        let vocabularies: Vec<_> = vocabularies
-            .into_iter()
-            .map(|v| {
-                let data = (v.data.0 as *const u8, v.data.1);
-                let keys = (v.keys.0 as *const i64, v.keys.1);
-                let slots = (v.slots.0 as *const i32, v.slots.1);
-                // SAFETY: the caller promises that the addresses of each vocabulary in the description fulfil the
-                // conditions of `Vocabulary::new`.
-                unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
-            })
-            .collect();
+        let vocabularies = vocabularies.into_iter().enumerate().map(|(index, v)| {
+            let (data, keys, slots) = (memory.buffer(v.data)?, memory.buffer(v.keys)?, memory.buffer(v.slots)?);
+            Vocabulary::new(v.has_strings, data, keys, slots, v.rows)
+                .map_err(|part| format!("the {part} of vocabulary {index} do not fit its other arrays"))
+        });
+        let vocabularies = vocabularies.collect::<Result<Vec<_>, String>>()?;
         let counts = signatures.iter().map(|s| s.features.iter().map(|_| Counts::default()).collect()).collect();
         let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
         let sampled = tables.iter().filter(|_| has_hot_rows);
         let hot_rows = sampled.map(|table| HotRows::new(table.vocabulary_size)).collect();
-        // SAFETY: the caller promises that the addresses of each table's rows and scales fulfil the conditions of
-        // `Table::new`.
-        let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
-        let damage_flag = damage_flag_at as *const AtomicU64;
+        let mapped = tables.iter().map(|one| table(one, memory.buffer(one.rows)?, memory.buffer(one.scales)?));
+        let mapped = mapped.collect::<Result<Vec<_>, String>>()?;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
         let shared = SharedParts {
             model,
@@ -354,60 +343,51 @@ impl Servable {
             counts,
             unknown_keys,
             hot_rows,
-            damage_flag,
+            mark: memory.mark,
+            maps: memory.maps,
             has_serving_default,
-            _owner: owner,
         };
         Ok(Servable {
             paged_tables: Arc::default(),
             shared: Arc::new(shared),
             tables: mapped,
             remote_tables: Arc::default(),
-            _owner: None,
         })
     }
 
-    /// Returns a copy of the servable that reads other tables of the same shapes, whose memory `owner` owns. Both
-    /// servables add to the same counts of ids.
+    /// Returns a copy of the servable that reads other tables of the same shapes, given by the rows and scales of each.
+    /// Both servables add to the same counts of ids.
     ///
-    /// # Safety
-    /// `addresses` has the addresses of rows and scales of each table, which meet the conditions of [`Table::new`].
-    ///
-    /// # Panics
-    /// There are not as many pairs as tables.
-    #[must_use]
-    pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], owner: MemoryOwner) -> Self {
-        assert_eq!(addresses.len(), self.tables.len());
-        let pairs = self.shared.tables.iter().zip(addresses);
-        // SAFETY: the caller promises that the addresses of each table's rows and scales fulfil the conditions of
-        // `Table::new`.
-        let tables: Vec<_> = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
+    /// # Errors
+    /// A sentence that names the table that does not fit.
+    pub fn on_tables(&self, memory: Vec<(Memory, Memory)>) -> Result<Self, String> {
+        if memory.len() != self.tables.len() {
+            return Err(format!("expected rows and scales of {} tables", self.tables.len()));
+        }
+        let pairs = self.shared.tables.iter().zip(memory);
+        let tables = pairs.map(|(one, (rows, scales))| table(one, rows, scales)).collect::<Result<Vec<_>, _>>()?;
         let remote_tables = Arc::clone(&self.remote_tables);
         // A table at a new address is no longer paged: it has changed rows in a private memory map, not in the file,
         // and dropping a page would lose them.
         let pairs = self.paged_tables.iter().zip(self.tables.iter().zip(&tables));
         let paged_tables = pairs.map(|(paged, (before, now))| paged.clone().filter(|_| before.is_at(now))).collect();
         let shared = Arc::clone(&self.shared);
-        Servable { paged_tables, shared, tables, remote_tables, _owner: Some(owner) }
+        Ok(Servable { paged_tables, shared, tables, remote_tables })
     }
 
     /// Lets a pager read the pages of the tables that are larger than memory.
     ///
     /// # Errors
-    /// The system gives no further descriptor of a table's file.
+    /// A table lies in no map of the version, or the system gives no thread.
     pub fn with_pager(self, pager: &Arc<Pager>) -> io::Result<Self> {
-        if self.shared.tables.iter().all(|table| table.paged.is_empty()) {
+        if self.shared.tables.iter().all(|table| !table.is_paged) {
             return Ok(self);
         }
-        let open = |table: &TableDescription| {
-            if table.paged.is_empty() {
-                return Ok(None);
-            }
-            // SAFETY: the caller of `compile` promised that the rows stay mapped, in shared read-only maps, as
-            // `Pager::open` requires.
-            unsafe { pager.open(table.vocabulary_size, &table.paged) }.map(|table| Some(Arc::new(table)))
+        let open = |(description, table): (&TableDescription, &Table)| {
+            let is_mapped = description.is_paged && description.remote.is_none();
+            is_mapped.then(|| pager.open(table, &self.shared.maps).map(Arc::new)).transpose()
         };
-        let paged_tables = self.shared.tables.iter().map(open).collect::<io::Result<_>>()?;
+        let paged_tables = self.shared.tables.iter().zip(&self.tables).map(open).collect::<io::Result<_>>()?;
         Ok(Servable { paged_tables, ..self })
     }
 
@@ -537,17 +517,16 @@ impl Servable {
     /// Says whether a mapped file of the servable is damaged. Call this after the last read of a row.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
-        // SAFETY: if `damage_flag` is not null, it points to a word that `_owner` keeps in memory.
-        !self.shared.damage_flag.is_null() && unsafe { (*self.shared.damage_flag).load(Ordering::Acquire) != 0 }
+        self.shared.mark.is_set()
     }
 }
 
-unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Table {
-    let TableDescription { dtype, embedding_dim, .. } = *table;
+fn table(description: &TableDescription, rows: Memory, scales: Memory) -> Result<Table, String> {
+    let TableDescription { dtype, embedding_dim, .. } = *description;
     // No row of a remote table is in memory, so a kernel must refuse every id.
-    let vocabulary_size = if table.remote.is_some() { 0 } else { table.vocabulary_size };
-    // SAFETY: the caller promises that `rows` and `scales` fulfil the conditions of `Table::new`.
-    unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
+    let vocabulary_size = if description.remote.is_some() { 0 } else { description.vocabulary_size };
+    Table::new(dtype, vocabulary_size, embedding_dim, rows, scales)
+        .map_err(|_| format!("the buffers of table {:?} do not hold its rows", description.name))
 }
 
 fn signature(

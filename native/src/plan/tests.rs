@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::declined::Declined;
 use super::*;
+use crate::tables::memory::Memory;
 
 #[allow(clippy::cast_precision_loss, reason = "the tables of tests hold numbers below 2^24")]
 fn small(number: usize) -> f32 {
@@ -15,30 +16,28 @@ fn small(number: usize) -> f32 {
 
 /// Returns a servable for tests that owns its tables; `tables` has V and D of each table.
 pub(crate) fn servable(signatures: Value, tables: &[(usize, usize)]) -> Servable {
-    servable_with(signatures, tables, json!([]))
+    servable_with(signatures, tables, json!([]), None)
 }
 
-fn servable_with(signatures: Value, tables: &[(usize, usize)], vocabularies: Value) -> Servable {
-    let memory: Vec<Vec<f32>> = tables
-        .iter()
-        .map(|&(size, dim)| (0..size).flat_map(|row| (0..dim).map(move |d| small(10 * row + d))).collect())
-        .collect();
+/// Returns a servable as `servable` does; `more` is the buffer behind those of the tables.
+fn servable_with(signatures: Value, tables: &[(usize, usize)], vocabularies: Value, more: Option<Memory>) -> Servable {
+    let buffers = tables.iter().map(|&(size, dim)| {
+        Memory::of_numbers((0..size).flat_map(|row| (0..dim).map(move |d| small(10 * row + d))).collect())
+    });
     let described: Vec<Value> = tables
         .iter()
-        .zip(&memory)
         .enumerate()
-        .map(|(number, (&(size, dim), rows))| {
+        .map(|(number, (size, dim))| {
             json!({"name": format!("t{number}"), "dtype": "float32", "vocabulary_size": size, "embedding_dim": dim,
-                "rows_at": rows.as_ptr() as usize, "scales_at": 0})
+                "rows": number})
         })
         .collect();
-    let mut description = json!({"model": "m", "version": 3, "tables": described, "damage_flag_at": 0});
+    let mut description = json!({"model": "m", "version": 3, "tables": described});
     description["signatures"] = signatures;
     description["vocabularies"] = vocabularies;
     let description: Description = serde_json::from_value(description).expect("a description");
-    // SAFETY: the description's addresses point into `memory`, which the servable owns from now on.
-    unsafe { Servable::compile(description, MemoryOwner(Box::new(memory)), &|_| Err("no graph".to_owned())) }
-        .expect("fits")
+    let memory = VersionMemory { buffers: buffers.chain(more).collect(), ..VersionMemory::default() };
+    Servable::compile(description, memory, &|_| Err("no graph".to_owned())).expect("fits")
 }
 
 pub(crate) fn input(name: &str, dtype: &str, shape: Value, is_optional: bool) -> Value {
@@ -234,18 +233,17 @@ fn limits_and_effort_are_checked_before_rows_are_read() {
 
 #[test]
 fn keys_that_a_vocabulary_lacks_are_counted_once_for_an_input() {
-    static SLOTS: [i32; 1] = [crate::tables::key_index::EMPTY];
+    let slots = Memory::of_numbers(vec![crate::tables::key_index::EMPTY]);
     let rows = json!({"first_id": 0, "first_bucket": 0, "num_oov_buckets": 0, "oov_id": 1, "refuses_unknown_keys": false,
         "empty_id": null, "is_hashed": false});
-    let vocabulary = json!({"has_strings": false, "data": [0, 0], "keys": [0, 0],
-        "slots": [SLOTS.as_ptr() as usize, 1], "rows": rows});
+    let vocabulary = json!({"has_strings": false, "slots": 2, "rows": rows});
     let mut keyed = input("keyed", "int64", json!([null]), true);
     (keyed["vocabulary"], keyed["takes_keys"]) = (json!(0), json!(true));
     let signature = json!({"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null,
         "inputs": [keyed],
         "features": [feature("one", 0, json!({})), feature("other", 0, json!({"table": 1}))],
         "outputs": [output("one", &[0], false), output("other", &[1], false)]});
-    let servable = servable_with(json!([signature]), &[(5, 2), (5, 2)], json!([vocabulary]));
+    let servable = servable_with(json!([signature]), &[(5, 2), (5, 2)], json!([vocabulary]), Some(slots));
     let keys: Inputs<'_> = [ints(&[70, 71, 72])].into_iter().collect();
     let found = ask(&servable, keys, &[]).expect("an answer");
     assert!(found.iter().all(|(_, _, numbers)| numbers[..2] == [10.0, 11.0]));

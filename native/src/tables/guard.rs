@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Maximal number of memory maps of files that are guarded against bus errors at a time. A further map stays unguarded.
-pub const MAX_MAPS: usize = 1 << 14;
+pub(super) const MAX_MAPS: usize = 1 << 14;
 
 /// One guarded memory map. `version` is odd while a thread changes the entry; an entry whose `end` is 0 is free.
 struct Entry {
@@ -56,7 +56,7 @@ static PREVIOUS: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 /// # Safety
 /// Until `remove`, the `num_bytes` from `start` on are whole mapped pages that no other code replaces, and `flag_at` is
 /// the address of an aligned, writable 64-bit word: the handler stores 1 there once the map is damaged.
-pub unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::Result<Option<usize>> {
+pub(super) unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::Result<Option<usize>> {
     install()?;
     for (index, entry) in ENTRIES.iter().enumerate() {
         let version = entry.version.load(Ordering::Acquire);
@@ -82,7 +82,7 @@ pub unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::Result<
 ///
 /// # Panics
 /// `index` is not below [`MAX_MAPS`].
-pub fn remove(index: usize) {
+pub(super) fn remove(index: usize) {
     ENTRIES[index].end.store(0, Ordering::Release);
 }
 
@@ -204,91 +204,58 @@ fn set_errno(error: libc::c_int) {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::AsRawFd;
-    use std::ptr::null_mut;
+    use std::sync::Arc;
 
+    use super::super::map::{Map, Mark};
     use super::*;
 
     const PAGE: usize = 4096;
 
-    /// A mapped file whose bytes are all 1; the file is already unlinked.
-    struct MappedFile {
-        file: File,
-        at: *mut u8,
-        size: usize,
-    }
-
-    impl MappedFile {
-        fn new(name: &str, pages: usize) -> Self {
-            let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
-            std::fs::write(&path, vec![1; pages * PAGE]).unwrap();
-            let file = File::options().read(true).write(true).open(&path).unwrap();
-            std::fs::remove_file(&path).unwrap();
-            let size = pages * PAGE;
-            // SAFETY: the new memory map replaces no other map, because mmap gets no address and the kernel chooses a
-            // free one.
-            let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-            assert_ne!(at, libc::MAP_FAILED);
-            MappedFile { file, at: at.cast(), size }
-        }
-
-        fn read(&self, at: usize) -> u8 {
-            assert!(at < self.size);
-            // SAFETY: the byte that the test reads lies in the memory map of the file.
-            unsafe { self.at.add(at).read_volatile() }
-        }
-    }
-
-    impl Drop for MappedFile {
-        fn drop(&mut self) {
-            // SAFETY: the test unmaps the file when the owner of the map is dropped, and nothing reads the map
-            // afterwards.
-            unsafe { libc::munmap(self.at.cast(), self.size) };
-        }
-    }
-
-    fn guard(map: &MappedFile, flag: &AtomicU64) -> usize {
-        // SAFETY: in every test, the mapped file and the damage flag stay in memory until the guard is removed.
-        unsafe { add(map.at as usize, map.size, std::ptr::from_ref(flag) as usize) }.unwrap().unwrap()
+    /// Maps a file whose bytes are all 1; the file is already unlinked. Returns it, too, to be cut short.
+    fn mapped(name: &str, pages: usize, mark: &Arc<Mark>) -> (Map, File) {
+        let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
+        std::fs::write(&path, vec![1; pages * PAGE]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        (Map::open(file.try_clone().unwrap(), false, Arc::clone(mark)).unwrap(), file)
     }
 
     #[test]
     fn a_truncated_file_reads_as_zeros_and_sets_its_flag() {
-        let (map, other) = (MappedFile::new("guard-cut", 3), MappedFile::new("guard-whole", 3));
-        let (flag, other_flag) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (index, other_index) = (guard(&map, &flag), guard(&other, &other_flag));
-        assert_eq!((map.read(0), map.read(2 * PAGE)), (1, 1));
-        map.file.set_len(PAGE as u64).unwrap();
-        assert_eq!((map.read(0), flag.load(Ordering::SeqCst)), (1, 0));
-        assert_eq!((map.read(2 * PAGE + 5), flag.load(Ordering::SeqCst)), (0, 1));
+        let (mark, other_mark) = (Arc::default(), Arc::default());
+        let ((map, file), (other, _)) = (mapped("guard-cut", 3, &mark), mapped("guard-whole", 3, &other_mark));
+        assert_eq!((map.touch(0), map.touch(2 * PAGE)), (1, 1));
+        file.set_len(PAGE as u64).unwrap();
+        assert_eq!((map.touch(0), mark.is_set()), (1, false));
+        assert_eq!((map.touch(2 * PAGE + 5), mark.is_set()), (0, true));
         // The SIGBUS handler has mapped zeros over the whole memory map, also over the page that the truncated file
         // still has.
-        assert_eq!(map.read(0), 0);
-        assert_eq!((other.read(2 * PAGE), other_flag.load(Ordering::SeqCst)), (1, 0));
-        remove(index);
-        remove(other_index);
+        assert_eq!(map.touch(0), 0);
+        assert_eq!((other.touch(2 * PAGE), other_mark.is_set()), (1, false));
     }
 
     #[test]
     fn a_free_entry_is_used_again() {
-        let map = MappedFile::new("guard-again", 1);
-        let flag = AtomicU64::new(0);
+        let (_, file) = mapped("guard-again", 1, &Arc::default());
         for _ in 0..2 * MAX_MAPS {
-            remove(guard(&map, &flag));
+            assert!(Map::open(file.try_clone().unwrap(), false, Arc::default()).unwrap().is_guarded());
         }
     }
 
     #[test]
     fn any_other_bus_error_ends_the_process() {
-        let guarded = MappedFile::new("guard-mine", 2);
-        let foreign = MappedFile::new("guard-foreign", 2);
-        let flag = AtomicU64::new(0);
-        let index = guard(&guarded, &flag);
-        foreign.file.set_len(0).unwrap();
+        let mark = Arc::default();
+        let (_guarded, _) = mapped("guard-mine", 2, &mark);
+        let (foreign, file) = mapped("guard-foreign", 2, &Arc::default());
+        // Without its guard, the map is as one of any other code.
+        let entry =
+            ENTRIES.iter().position(|one| one.start.load(Ordering::Acquire) == foreign.as_ptr().addr()).unwrap();
+        remove(entry);
+        file.set_len(0).unwrap();
         // SAFETY: after the fork, the child process only reads a byte of the map and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            foreign.read(0);
+            foreign.touch(0);
             // SAFETY: `_exit` ends the child process and accesses no memory.
             unsafe { libc::_exit(0) };
         }
@@ -296,7 +263,6 @@ mod tests {
         // SAFETY: waitpid(2) gets the id of a child process of this test, and writes only to `status`.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS);
-        assert_eq!(flag.load(Ordering::SeqCst), 0);
-        remove(index);
+        assert!(!mark.is_set());
     }
 }

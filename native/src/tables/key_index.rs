@@ -117,7 +117,7 @@ impl<'a> Lines<'a> {
         text.strip_suffix(b"\r").unwrap_or(text)
     }
 
-    fn lie_within_data(&self) -> bool {
+    pub(super) fn lie_within_data(&self) -> bool {
         let bound = self.data.len() as u64 + 1;
         let ends = self.starts.windows(2);
         ends.into_iter().all(|pair| pair[0] >= 0 && pair[0] < pair[1] && pair[1] as u64 <= bound)
@@ -259,6 +259,17 @@ impl<'a> Index<'a> {
             slot = (slot + 1) & (self.slots.len() - 1);
         }
     }
+}
+
+/// Says whether slots are a hash index over `num_keys` keys, in which each search ends: none has the number of a key
+/// that is not there, and one is empty. No slots are the index over hashed keys.
+pub(super) fn is_index(slots: &[i32], num_keys: usize) -> bool {
+    let Some(index) = Index::new(slots) else { return true };
+    let number_of = |content: i32| (content & !(-1 << index.number_bits)) as usize;
+    slots.len().is_power_of_two()
+        && index.number_bits < 32
+        && slots.contains(&EMPTY)
+        && slots.iter().all(|&slot| slot == EMPTY || (slot >= 0 && number_of(slot) < num_keys))
 }
 
 /// Returns the row of each searched key, with the number of unknown keys and the position of the first one. A known key

@@ -20,15 +20,17 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use super::table::{Ints, Policy};
+use super::map::Map;
+use super::memory::Memory;
+use super::table::{Ints, Policy, Table};
 
 /// The highest use count of a page; further lookups of the page do not raise its count.
 const MOST_USES: u8 = 4;
@@ -53,20 +55,6 @@ const IS_PRESENT: u8 = 0x80;
 const AUDIT_CHUNK: usize = 1024;
 const AUDITED_PAGES: usize = 16 * AUDIT_CHUNK;
 const AUDITED_BYTES: usize = 4 << 20;
-
-/// Where the rows of a paged table, or its scales, lie in a mapped file.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RangeDescription {
-    /// Address of row 0.
-    pub at: usize,
-    /// Bytes of a row.
-    pub stride: usize,
-    /// File descriptor of the mapped file that has the rows or the scales.
-    pub fd: i32,
-    /// Address in memory at which the first byte of the file is mapped.
-    pub map_at: usize,
-}
 
 /// Counts of the reads and drops of pages, for all paged tables of the server together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -126,8 +114,6 @@ pub struct Pager {
 /// The pages of a table's rows, or of the table's scales, in a mapped file.
 #[derive(Debug)]
 struct PagedRange {
-    /// Address of the first page that has a part of the rows or scales.
-    first: usize,
     /// Number of bytes from the beginning of the range's first page to the row, or scale, with number 0.
     skip: usize,
     stride: usize,
@@ -135,12 +121,9 @@ struct PagedRange {
     /// For each page, 0 if it is not in memory, else its use count: a lookup raises the count, up to `MOST_USES`, and
     /// the clock hand lowers it.
     uses: Box<[AtomicU8]>,
-    file: OwnedFd,
-    /// Offset, in the mapped file, of the first page of the range.
+    map: Arc<Map>,
+    /// Offset, in the map and in its file, of the first page of the range.
     offset: usize,
-    /// Whether the range is still mapped. The pager holds this lock while it drops or checks pages, because another map
-    /// may get the addresses later.
-    is_mapped: RwLock<bool>,
     pager: Arc<Pager>,
 }
 
@@ -177,22 +160,15 @@ impl Pager {
         })
     }
 
-    /// Adds a table of `vocabulary_size` rows to the tables whose pages the pager reads and drops. The first table
-    /// starts the pager's thread, which ends with the pager.
+    /// Adds a table, which lies in `maps`, to the tables whose pages the pager reads and drops. The first table starts
+    /// the pager's thread, which ends with the pager.
     ///
     /// # Errors
-    /// The system gives no thread, or no further descriptor of the table's file.
-    ///
-    /// # Safety
-    /// Each range is `vocabulary_size` rows of `stride` bytes in a shared, read-only map of the file `fd`, and stays
-    /// mapped as long as the table lives.
-    pub unsafe fn open(
-        self: &Arc<Self>,
-        vocabulary_size: usize,
-        ranges: &[RangeDescription],
-    ) -> io::Result<PagedTable> {
-        let open = |range: &RangeDescription| self.range(vocabulary_size, *range).map(Arc::new);
-        let ranges = ranges.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+    /// The rows or scales lie in none of the maps, or the system gives no thread.
+    pub fn open(self: &Arc<Self>, table: &Table, maps: &[Arc<Map>]) -> io::Result<PagedTable> {
+        let open = |memory: &Memory| self.range(table.vocabulary_size, memory.as_bytes(), maps).map(Arc::new);
+        let parts = [&table.rows, &table.scales].into_iter().filter(|memory| !memory.as_bytes().is_empty());
+        let ranges = parts.map(open).collect::<io::Result<Vec<_>>>()?;
         let mut clock = self.lock();
         clock.ranges.retain(|one| one.strong_count() > 0);
         clock.ranges.extend(ranges.iter().map(Arc::downgrade));
@@ -202,29 +178,31 @@ impl Pager {
             std::thread::Builder::new().name("pages".to_owned()).spawn(move || audit(&audited))?;
         }
         drop(clock);
-        Ok(PagedTable { vocabulary_size, ranges })
+        Ok(PagedTable { vocabulary_size: table.vocabulary_size, ranges })
     }
 
-    fn range(self: &Arc<Self>, rows: usize, range: RangeDescription) -> io::Result<PagedRange> {
-        let RangeDescription { at, stride, fd, map_at } = range;
-        let first = at / self.page_bytes * self.page_bytes;
-        let num_pages = (at + rows * stride - first).div_ceil(self.page_bytes);
-        // SAFETY: with F_DUPFD_CLOEXEC, `fcntl` takes numbers only and accesses no memory of this process.
-        let copied = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-        if copied < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `fcntl` has just created this file descriptor, so no other code owns it.
-        let file = unsafe { OwnedFd::from_raw_fd(copied) };
+    fn range(self: &Arc<Self>, rows: usize, bytes: &[u8], maps: &[Arc<Map>]) -> io::Result<PagedRange> {
+        // Dropping pages of a private map would lose its changed rows.
+        let shared = maps.iter().filter(|map| !map.is_private());
+        let found = shared.filter_map(|map| Some((map, map.place(bytes)?))).next();
+        let not_mapped = || io::Error::new(io::ErrorKind::InvalidInput, "a paged table lies in no map of a file");
+        let (map, at) = found.ok_or_else(not_mapped)?;
+        let offset = at / self.page_bytes * self.page_bytes;
+        let num_pages = (at + bytes.len() - offset).div_ceil(self.page_bytes);
         // The use counts of a large table's pages take no memory at first: the kernel gives zeroed memory only when a
         // thread writes to it.
         let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
         // SAFETY: the boxed slice of u8 may become one of AtomicU8, which has the same size and alignment.
         let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
-        let (skip, offset) = (at - first, first - map_at);
-        let pager = Arc::clone(self);
-        let is_mapped = RwLock::new(true);
-        Ok(PagedRange { first, skip, stride, page_bytes: self.page_bytes, uses, file, offset, is_mapped, pager })
+        Ok(PagedRange {
+            skip: at - offset,
+            stride: bytes.len() / rows.max(1),
+            page_bytes: self.page_bytes,
+            uses,
+            map: Arc::clone(map),
+            offset,
+            pager: Arc::clone(self),
+        })
     }
 
     /// Returns the counts of reads and drops of pages so far, and the number of bytes of pages that are in memory now.
@@ -262,14 +240,12 @@ impl Pager {
         }
         for run in runs(pages) {
             let (range, page) = run[0];
-            // SAFETY: `madvise` gets addresses of pages that belong to a table whose file is still mapped.
+            // SAFETY: `madvise` gets addresses of pages of a map that the range owns.
             unsafe { libc::madvise(range.address(page), run.len() * self.page_bytes, libc::MADV_WILLNEED) };
         }
         let mut num_known = 0;
         for &(range, page) in pages {
-            // SAFETY: the page that is read belongs to a table whose file is mapped; if the file is damaged, the guard
-            // handles the SIGBUS.
-            unsafe { range.address(page).cast::<u8>().read_volatile() };
+            range.map.touch(range.offset + page * range.page_bytes);
             // If another thread has read the same page meanwhile, that thread has counted the page, so this thread
             // takes its own count back.
             num_known += usize::from(range.uses[page].compare_exchange(0, 1, Relaxed, Relaxed).is_err());
@@ -403,7 +379,7 @@ impl Clock {
 
 impl PagedRange {
     fn address(&self, page: usize) -> *mut libc::c_void {
-        (self.first + page * self.page_bytes) as *mut libc::c_void
+        self.map.as_ptr().wrapping_add(self.offset + page * self.page_bytes).cast()
     }
 
     /// Returns the indexes, within the range, of the pages in which a row lies.
@@ -427,12 +403,7 @@ impl PagedRange {
     }
 
     /// Drops `num_pages` pages of the file, from `page` on, from the memory of this process and from the page cache.
-    /// Does nothing if the file is not mapped any more.
     fn forget(&self, page: usize, num_pages: usize) {
-        let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
-        if !*is_mapped {
-            return;
-        }
         let num_bytes = num_pages * self.page_bytes;
         let offset = self.offset + page * self.page_bytes;
         // SAFETY: dropping pages loses no data: the map is shared and read-only, so a later read gets the same bytes
@@ -440,17 +411,13 @@ impl PagedRange {
         unsafe {
             libc::madvise(self.address(page), num_bytes, libc::MADV_DONTNEED);
             let (offset, num_bytes) = (offset as libc::off_t, num_bytes as libc::off_t);
-            libc::posix_fadvise(self.file.as_raw_fd(), offset, num_bytes, libc::POSIX_FADV_DONTNEED);
+            libc::posix_fadvise(self.map.file().as_raw_fd(), offset, num_bytes, libc::POSIX_FADV_DONTNEED);
         }
     }
 
     /// Sets to 0 the use counts of the pages in `from..to` that are not in memory; returns how many of these counts
     /// were above 0.
     fn compare(&self, from: usize, to: usize) -> usize {
-        let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
-        if !*is_mapped {
-            return 0;
-        }
         let mut is_there = [false; AUDIT_CHUNK];
         if !self.pager.find_pages(self.address(from), &mut is_there[..to - from]) {
             return 0;
@@ -469,14 +436,6 @@ impl Drop for PagedRange {
     fn drop(&mut self) {
         let held = self.uses.iter().filter(|uses| uses.load(Relaxed) > 0).count();
         self.pager.held.fetch_sub(held, Relaxed);
-    }
-}
-
-impl Drop for PagedTable {
-    fn drop(&mut self) {
-        for range in &self.ranges {
-            *range.is_mapped.write().unwrap_or_else(PoisonError::into_inner) = false;
-        }
     }
 }
 

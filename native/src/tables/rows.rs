@@ -35,7 +35,13 @@ impl TableView {
         let is_read = table.dtype != Dtype::Float64;
         let size = if is_read { table.vocabulary_size as u64 } else { 0 };
         assert!(policy.on_bad_id != OnBadId::DefaultRow || (policy.default_row as u64) < size || !is_read);
-        TableView { rows: table.rows, scales: table.scales.cast(), size, dim: table.embedding_dim, policy }
+        TableView {
+            rows: table.rows.as_bytes().as_ptr(),
+            scales: table.scales.as_bytes().as_ptr(),
+            size,
+            dim: table.embedding_dim,
+            policy,
+        }
     }
 
     /// Returns the number of rows that kernels may read: V, or 0 for a dtype that no kernel reads.

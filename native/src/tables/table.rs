@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use super::memory::Memory;
+
 /// A dtype in which a table can store its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -305,7 +307,7 @@ pub struct CombineOptions {
     pub truncates: bool,
 }
 
-/// One `[V, D]` table in memory that the caller of [`Table::new`] keeps mapped.
+/// One `[V, D]` table in memory.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// The dtype in which the table stores its numbers.
@@ -314,37 +316,48 @@ pub struct Table {
     pub vocabulary_size: usize,
     /// D, the table's number of columns.
     pub embedding_dim: usize,
-    pub(super) rows: *const u8,
-    pub(super) scales: *const f32,
+    pub(super) rows: Memory,
+    pub(super) scales: Memory,
 }
 
-// SAFETY: a table may move to another thread, because threads only read its memory, and the caller of `new` keeps the
-// memory mapped.
-unsafe impl Send for Table {}
-// SAFETY: shared use by several threads is safe, because threads only read the table's memory.
-unsafe impl Sync for Table {}
+/// The error that the memory of a table does not hold its rows, or their scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooSmall;
 
 impl Table {
-    /// Returns a table that lies in memory at the given addresses.
+    /// Returns a table of V rows of D numbers, and of V float32 scales if the dtype is scaled. Both may have any
+    /// alignment, and more bytes than are needed.
     ///
-    /// # Safety
-    /// `rows` points to V rows of D numbers; `scales` points to V float32 if the dtype is scaled. Both stay readable as
-    /// long as any copy of the table lives. Both may have any alignment.
-    #[must_use]
-    pub unsafe fn new(
+    /// # Errors
+    /// [`TooSmall`].
+    pub fn new(
         dtype: Dtype,
         vocabulary_size: usize,
         embedding_dim: usize,
-        rows: *const u8,
-        scales: *const f32,
-    ) -> Self {
-        Table { dtype, vocabulary_size, embedding_dim, rows, scales }
+        rows: Memory,
+        scales: Memory,
+    ) -> Result<Self, TooSmall> {
+        let row_bytes = match dtype {
+            Dtype::Float32 => embedding_dim.checked_mul(4),
+            Dtype::Float16 | Dtype::Bfloat16 => embedding_dim.checked_mul(2),
+            Dtype::Int8 => Some(embedding_dim),
+            Dtype::Int4 => Some(embedding_dim.div_ceil(2)),
+            Dtype::Float64 => embedding_dim.checked_mul(8),
+        };
+        let scale_bytes = if matches!(dtype, Dtype::Int8 | Dtype::Int4) { 4 } else { 0 };
+        let part = |memory: &Memory, bytes: usize| memory.first(bytes.checked_mul(vocabulary_size)?);
+        // An output has four bytes for each column, whatever the dtype.
+        let is_narrow = embedding_dim <= isize::MAX as usize / 4;
+        let rows = row_bytes.filter(|_| is_narrow).and_then(|bytes| part(&rows, bytes)).ok_or(TooSmall)?;
+        let scales = part(&scales, scale_bytes).ok_or(TooSmall)?;
+        Ok(Table { dtype, vocabulary_size, embedding_dim, rows, scales })
     }
 
     /// Says whether two tables have their rows and scales at the same addresses.
     #[must_use]
     pub fn is_at(&self, other: &Table) -> bool {
-        self.rows == other.rows && self.scales == other.scales
+        self.rows.as_bytes().as_ptr_range() == other.rows.as_bytes().as_ptr_range()
+            && self.scales.as_bytes().as_ptr_range() == other.scales.as_bytes().as_ptr_range()
     }
 
     /// Returns how many bytes of the table a lookup reads for one id, with the row's scale.

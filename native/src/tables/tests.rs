@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use super::combine::Combine;
 use super::gather::Gather;
 use super::lanes::widened;
+use super::memory::Memory;
 use super::oracle::{self, Found, Numbers, half};
 use super::processor::Processor;
 use super::rows::TableView;
@@ -41,6 +42,12 @@ impl Unaligned {
     }
 
     fn bytes(&self) -> &[u8] {
+        self.as_ref()
+    }
+}
+
+impl AsRef<[u8]> for Unaligned {
+    fn as_ref(&self) -> &[u8] {
         let skip = Self::skip(&self.0);
         &self.0[skip..self.0.len() - 17 + skip]
     }
@@ -142,11 +149,7 @@ fn found(
     let raw = Unaligned::new(&table.raw);
     let scale_bytes: Vec<u8> = table.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let scales = Unaligned::new(&scale_bytes);
-    // SAFETY: the arrays of rows and scales that the table reads stay in memory until the lookup has ended.
-    let mapped = unsafe {
-        let scales_at = scales.bytes().as_ptr().cast();
-        Table::new(table.dtype, table.size, table.dim, raw.bytes().as_ptr(), scales_at)
-    };
+    let mapped = Table::new(table.dtype, table.size, table.dim, Memory::of(raw), Memory::of(scales)).unwrap();
     let (skip, gap) = (3, 5);
     let stride = width * 4 + gap;
     let mut memory = vec![MaybeUninit::new(0xA5_u8); skip + rows * stride];
@@ -260,8 +263,8 @@ fn every_half_is_the_same_to_all_processors() {
 
 #[test]
 fn a_float64_table_has_no_rows() {
-    // SAFETY: the table's addresses are null, but the lookup in this test reads no row of the table.
-    let table = unsafe { Table::new(Dtype::Float64, 4, 2, std::ptr::null(), std::ptr::null()) };
+    let rows = Memory::of(vec![0; 64]);
+    let table = Table::new(Dtype::Float64, 4, 2, rows, Memory::default()).unwrap();
     for on_bad_id in [OnBadId::Error, OnBadId::Clamp, OnBadId::DefaultRow, OnBadId::Wrap] {
         let policy = Policy { on_bad_id, default_row: 0 };
         let mut memory = [MaybeUninit::uninit(); 8];
@@ -274,8 +277,7 @@ fn a_float64_table_has_no_rows() {
 fn stored_rows_keep_their_bits() {
     let raw: Vec<u8> = (0..96).map(|byte| byte ^ 0xF5).collect();
     for (dtype, dim) in [(Dtype::Float64, 3), (Dtype::Float32, 6), (Dtype::Float16, 12), (Dtype::Bfloat16, 12)] {
-        // SAFETY: the test's buffer `raw` has the table's four rows of 24 bytes each.
-        let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
+        let table = Table::new(dtype, 4, dim, Memory::of(raw.clone()), Memory::default()).unwrap();
         let policy = Policy { on_bad_id: OnBadId::Drop, default_row: 0 };
         let mut memory = [MaybeUninit::new(0); 72];
         let out = OutputRows::new(&mut memory, 0, 24, 24, 3);
@@ -287,8 +289,22 @@ fn stored_rows_keep_their_bits() {
         assert_eq!(written[48..], raw[24..48]);
     }
     for (dtype, dim) in [(Dtype::Int8, 4), (Dtype::Int4, 8), (Dtype::Float16, 3)] {
-        // SAFETY: the rows may be too short for the dtype here, because the method `as_stored` reads no row.
-        let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
+        let table = Table::new(dtype, 4, dim, Memory::of(raw.clone()), Memory::of(raw.clone())).unwrap();
         assert!(table.as_stored().is_none());
+    }
+}
+
+#[test]
+fn a_table_has_memory_for_all_its_rows_and_scales() {
+    let made = |dtype, size, dim, rows, scales| {
+        Table::new(dtype, size, dim, Memory::of(vec![0; rows]), Memory::of(vec![0; scales])).is_ok()
+    };
+    for (dtype, row, scale) in
+        [(Dtype::Float32, 20, 0), (Dtype::Float16, 10, 0), (Dtype::Int8, 5, 4), (Dtype::Int4, 3, 4)]
+    {
+        assert!(made(dtype, 7, 5, 7 * row, 7 * scale));
+        assert!(!made(dtype, 7, 5, 7 * row - 1, 7 * scale));
+        assert!(scale == 0 || !made(dtype, 7, 5, 7 * row, 7 * scale - 1));
+        assert!(!made(dtype, usize::MAX, 5, 7 * row, 7 * scale) && !made(dtype, 0, usize::MAX, 0, 0));
     }
 }

@@ -1,45 +1,51 @@
 //! Maps keys to table rows by the hash index that service/tables/key_index.py builds.
 
-use super::key_index::{Integers, Lines, RowMapping, UnknownKeys, find};
+use super::key_index::{self, Integers, Lines, RowMapping, UnknownKeys, find};
+use super::memory::{Memory, Number};
 
 /// The error that the vocabulary lacks the key at this position of the request's keys, and refuses such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownKey(pub usize);
 
-/// One vocabulary, in memory that the caller of [`Vocabulary::new`] keeps mapped.
+/// One vocabulary.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     /// Whether the vocabulary's keys are strings; else they are int64.
     pub has_strings: bool,
-    data: (*const u8, usize),
-    keys: (*const i64, usize),
-    slots: (*const i32, usize),
+    data: Memory,
+    keys: Memory,
+    slots: Memory,
     rows: RowMapping,
 }
 
-// SAFETY: a vocabulary may move to another thread, because threads only read its memory, and the caller of `new` keeps
-// the memory mapped.
-unsafe impl Send for Vocabulary {}
-// SAFETY: shared use by several threads is safe, because threads only read the vocabulary's memory.
-unsafe impl Sync for Vocabulary {}
-
 impl Vocabulary {
-    /// Returns a vocabulary on the arrays of service/tables/vocabulary.py, which are given by their addresses and
-    /// lengths.
+    /// Returns a vocabulary on the arrays that service/tables/key_index.py makes from one file. `data` has the bytes of
+    /// the file, `keys` the int64 offsets of its lines or its int64 keys, `slots` the int32 slots of the hash index.
     ///
-    /// # Safety
-    /// `service/tables/key_index.py` made the arrays from one file, and they stay readable as long as any copy of the
-    /// vocabulary lives. `data` has the bytes of the file, `keys` the offsets of its lines or its int64 keys, `slots`
-    /// the hash index, whose length is a power of two.
-    #[must_use]
-    pub unsafe fn new(
+    /// # Errors
+    /// The name of the array that does not fit the others: a search would not end, or not find memory.
+    pub fn new(
         has_strings: bool,
-        data: (*const u8, usize),
-        keys: (*const i64, usize),
-        slots: (*const i32, usize),
+        data: Memory,
+        keys: Memory,
+        slots: Memory,
         rows: RowMapping,
-    ) -> Self {
-        Vocabulary { has_strings, data, keys, slots, rows }
+    ) -> Result<Self, &'static str> {
+        let known = keys.numbers::<i64>().ok_or("keys")?;
+        let lines = Lines { data: data.as_bytes(), starts: known };
+        if has_strings && !lines.lie_within_data() {
+            return Err("keys");
+        }
+        let num_keys = if has_strings { lines.len() } else { known.len() };
+        if !key_index::is_index(slots.numbers().ok_or("slots")?, num_keys) {
+            return Err("slots");
+        }
+        let last_bucket = i64::try_from(rows.num_oov_buckets).ok().and_then(|num| rows.first_bucket.checked_add(num));
+        let last_row = i64::try_from(num_keys).ok().and_then(|num| rows.first_id.checked_add(num));
+        if last_bucket.is_none() || last_row.is_none() {
+            return Err("rows");
+        }
+        Ok(Vocabulary { has_strings, data, keys, slots, rows })
     }
 
     /// Returns the table row of each string, -1 for a dropped string; and how many strings the vocabulary lacks, 0 if
@@ -48,14 +54,11 @@ impl Vocabulary {
     /// # Errors
     /// [`UnknownKey`]: the vocabulary lacks a key, and refuses such keys.
     pub fn rows_of_strings<'k>(
-        &self,
+        &'k self,
         keys: impl ExactSizeIterator<Item = &'k [u8]>,
     ) -> Result<(Vec<i64>, usize), UnknownKey> {
-        // SAFETY: the caller of `new` promised that the vocabulary's arrays stay readable. `'k` lets the file's bytes
-        // and the keys have one type; the slices do not outlive this call.
-        let (data, starts, slots): (&'k [u8], _, _) =
-            unsafe { (array(self.data), array(self.keys), array(self.slots)) };
-        self.kept(find(&Lines { data, starts }, slots, &self.rows, keys))
+        let lines = Lines { data: self.data.as_bytes(), starts: array(&self.keys) };
+        self.kept(find(&lines, array(&self.slots), &self.rows, keys))
     }
 
     /// Returns the table row of each int64 key, -1 for a dropped key; and how many keys the vocabulary lacks, 0 if keys
@@ -64,9 +67,7 @@ impl Vocabulary {
     /// # Errors
     /// As `rows_of_strings`.
     pub fn rows_of_integers(&self, keys: impl ExactSizeIterator<Item = i64>) -> Result<(Vec<i64>, usize), UnknownKey> {
-        // SAFETY: the caller of `new` promised that the vocabulary's arrays stay readable.
-        let (known, slots) = unsafe { (array(self.keys), array(self.slots)) };
-        self.kept(find(&Integers(known), slots, &self.rows, keys))
+        self.kept(find(&Integers(array(&self.keys)), array(&self.slots), &self.rows, keys))
     }
 
     fn kept(&self, (rows, unknown): (Vec<i64>, UnknownKeys)) -> Result<(Vec<i64>, usize), UnknownKey> {
@@ -80,16 +81,9 @@ impl Vocabulary {
     }
 }
 
-/// Returns the slice with this address and length; an empty slice may have any address.
-///
-/// # Safety
-/// The slice stays readable for the whole lifetime `'a`.
-unsafe fn array<'a, T>((at, length): (*const T, usize)) -> &'a [T] {
-    if length == 0 {
-        return &[];
-    }
-    // SAFETY: the caller promises that `length` elements from address `at` on stay readable for the lifetime `'a`.
-    unsafe { std::slice::from_raw_parts(at, length) }
+/// Returns an array of the vocabulary, whose alignment `new` has checked.
+fn array<N: Number>(memory: &Memory) -> &[N] {
+    memory.numbers().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -132,17 +126,8 @@ mod tests {
 
         fn vocabulary(&self, has_strings: bool, rows: RowMapping) -> Vocabulary {
             let keys = if has_strings { &self.starts } else { &self.integers };
-            // SAFETY: the arrays of lines, keys and slots are made from one vocabulary file, and outlive the vocabulary
-            // in every test.
-            unsafe {
-                Vocabulary::new(
-                    has_strings,
-                    (self.data.as_ptr(), self.data.len()),
-                    (keys.as_ptr(), keys.len()),
-                    (self.slots.as_ptr(), self.slots.len()),
-                    rows,
-                )
-            }
+            let (data, keys) = (Memory::of(self.data.clone()), Memory::of_numbers(keys.clone()));
+            Vocabulary::new(has_strings, data, keys, Memory::of_numbers(self.slots.clone()), rows).unwrap()
         }
     }
 
@@ -263,9 +248,8 @@ mod tests {
             empty_id: Some(1),
             is_hashed: true,
         };
-        // SAFETY: the vocabulary's addresses are null, but all its arrays are empty, so a search reads no memory.
-        let vocabulary =
-            unsafe { Vocabulary::new(true, (std::ptr::null(), 0), (std::ptr::null(), 0), (std::ptr::null(), 0), rows) };
+        let none = Memory::default();
+        let vocabulary = Vocabulary::new(true, none.clone(), none.clone(), none, rows).unwrap();
         let found = vocabulary.rows_of_strings([&b"red"[..], b""].into_iter());
         let bucket = 2 + (fingerprint64(b"red") % 10) as i64;
         assert_eq!(found, Ok((vec![bucket, 1], 0)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use _native::edge::{Config, Dispatch, Limits, Listen, Method, Server, Target, Wire};
 use _native::forms::{Answered, Call, Version};
-use _native::plan::{Declined, Effort, MemoryOwner, Servable};
+use _native::plan::{Declined, Effort, Servable, VersionMemory};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -23,7 +23,7 @@ pub const PREDICT: &str = "/tensorflow.serving.PredictionService/Predict";
 /// Returns a servable without tables and with one signature.
 pub fn servable() -> Arc<Servable> {
     let description = serde_json::json!({
-        "model": "m", "version": 7, "tables": [], "vocabularies": [], "damage_flag_at": 0,
+        "model": "m", "version": 7, "tables": [], "vocabularies": [],
         "signatures": [{
             "name": "lookup", "kind": "lookup", "inputs": [], "features": [], "outputs": [],
             "max_rows": null, "graph": null
@@ -31,8 +31,7 @@ pub fn servable() -> Arc<Servable> {
     });
     let description = serde_json::from_value(description).unwrap();
     let no_graph = |_: &serde_json::Value| Err(String::new());
-    // SAFETY: the test's description has no addresses of tables or vocabularies.
-    Arc::new(unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) }.unwrap())
+    Arc::new(Servable::compile(description, VersionMemory::default(), &no_graph).unwrap())
 }
 
 /// A test handler for requests: the text of each request is a command that tells the handler how to answer.

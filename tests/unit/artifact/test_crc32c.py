@@ -11,8 +11,7 @@ from tests.toy_model import masked_crc32c
 
 def checksum(data: bytes, before: int = 0) -> int:
     """Returns the CRC32C of bytes that follow others with the CRC32C `before`."""
-    octets = np.frombuffer(data, np.uint8)
-    return int(crc32c(octets.ctypes.data, octets.size, before))
+    return int(crc32c(np.frombuffer(data, np.uint8), before))
 
 
 @pytest.mark.parametrize(

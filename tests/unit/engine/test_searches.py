@@ -18,6 +18,7 @@ from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
 from service.errors import DataLoss, DeadlineExceeded, IdsTooMany
 from service.loading.loader import ServableLoader
 from service.tables import kernels
+from service.tables.guarded_files import GuardedFiles
 from service.types import ModelRef
 from tests.conftest import Clock, RecordingObserver, serving
 from tests.toy_model import write_toy_model
@@ -135,7 +136,9 @@ def test_a_passed_deadline_ends_a_search(toy_engine: Engine, clock: Clock) -> No
 def test_damaged_files_give_no_neighbors(toy_engine: Engine) -> None:
     registry = toy_engine._registry
     (holder,) = registry.holders()
-    holder.servable.files.mark[0] = 1  # type: ignore[index]
+    files = holder.servable.files
+    assert isinstance(files, GuardedFiles)
+    files.damaged("a test")
     with pytest.raises(DataLoss):
         find(toy_engine, query(1))
 

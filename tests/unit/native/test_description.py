@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,45 +44,66 @@ def signature(document: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def at(address: int, dtype: str, count: int) -> list[Any]:
-    """Returns `count` numbers of a dtype at an address."""
-    size = np.dtype(dtype).itemsize * count
-    return list(np.frombuffer(ctypes.string_at(address, size), dtype).tolist())
+def at(found: Described, place: int, dtype: str, count: int) -> list[Any]:
+    """Returns the first `count` numbers of a buffer."""
+    return list(found.buffers[place].view(np.uint8)[: np.dtype(dtype).itemsize * count].view(dtype).tolist())
 
 
-def test_tables_are_named_by_where_they_lie(toy_model: Path) -> None:
+def test_tables_are_named_by_their_buffers(toy_model: Path) -> None:
     found, document = described(toy_model / "1")
     assert (document["model"], document["version"]) == ("m", 7)
     assert {one["name"] for one in document["tables"]} == {"user", "tag"}
     user = next(one for one in document["tables"] if one["name"] == "user")
-    assert (user["dtype"], user["vocabulary_size"], user["embedding_dim"], user["scales_at"]) == ("float32", 5, 2, 0)
-    assert at(user["rows_at"], "<f4", 4) == [0, 0, 1, 10]
-    assert at(document["damage_flag_at"], "<i8", 1) == [0]
+    assert (user["dtype"], user["vocabulary_size"], user["embedding_dim"], user["scales"]) == ("float32", 5, 2, None)
+    assert at(found, user["rows"], "<f4", 4) == [0, 0, 1, 10]
     assert found.tables == tuple(one["name"] for one in document["tables"])
 
 
 def test_scales_are_named_too(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "1", dtype="int8")
-    document = described(tmp_path / "1")[1]
-    assert all(one["dtype"] == "int8" and one["scales_at"] for one in document["tables"])
+    found, document = described(tmp_path / "1")
+    for one in document["tables"]:
+        assert one["dtype"] == "int8" and found.buffers[one["scales"]].size == 4 * one["vocabulary_size"]
 
 
-def test_paged_tables_are_named_by_where_they_lie_in_their_files(tmp_path: Path) -> None:
+def test_paged_tables_are_said_and_their_files_mapped(tmp_path: Path) -> None:
+    native = pytest.importorskip("service._native", reason="the native core is not built")
     write_toy_model(tmp_path / "1", dtype="int8")
-    assert not any("paged" in one for one in described(tmp_path / "1")[1]["tables"])
-    lookups = replace(opened(tmp_path / "1"), is_paged=True)
-    found = describe("m", 7, lookups)
-    manifest = Manifest.read(tmp_path / "1")
-    assert found is not None and manifest is not None
-    for table in json.loads(found.text)["tables"]:
-        rows, scales = table["paged"]
-        entry = manifest.tables[table["name"]]
-        assert entry.scale is not None
-        assert (rows["at"] - rows["map_at"], rows["stride"]) == (entry.offset, table["embedding_dim"])
-        assert (scales["at"] - scales["map_at"], scales["stride"]) == (entry.scale.offset, 4)
-        # The description has an open descriptor of the table's file.
-        first = os.pread(rows["fd"], table["embedding_dim"], entry.offset)
-        assert list(first) == at(table["rows_at"], "u1", table["embedding_dim"])
+    assert not any(one["is_paged"] for one in described(tmp_path / "1")[1]["tables"])
+    found = describe("m", 7, replace(opened(tmp_path / "1"), is_paged=True))
+    assert found is not None and all(one["is_paged"] for one in json.loads(found.text)["tables"])
+    pager = native.Pager(1 << 20)
+    native.Servable(*found.arguments, None, pager)
+    text, buffers, mark, _ = found.arguments
+    with pytest.raises(OSError, match="no map"):
+        native.Servable(text, buffers, mark, [], None, pager)
+
+
+# What a description or its buffers may be changed to, and the part that the core then names.
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "an address": (lambda one: one["tables"][0].update(rows_at=4096), "rows_at"),
+    "no such buffer": (lambda one: one["tables"][0].update(rows=4096), "buffer 4096"),
+    "no rows": (lambda one: one["tables"][0].update(rows=None), "table"),
+    "too many rows": (lambda one: one["tables"][0].update(vocabulary_size=1 << 40), "table"),
+    "wide rows": (lambda one: one["tables"][0].update(embedding_dim=1 << 62), "table"),
+    "wider numbers": (lambda one: one["tables"][0].update(dtype="float64"), "table"),
+    "no scales": (lambda one: one["tables"][0].update(dtype="int8"), "table"),
+    "slots as keys": (lambda one: one["vocabularies"][0].update(keys=one["vocabularies"][0]["slots"]), "vocabulary"),
+    "keys as slots": (lambda one: one["vocabularies"][0].update(slots=one["vocabularies"][0]["keys"]), "vocabulary"),
+    "rows as lines": (lambda one: one["vocabularies"][0].update(data=None), "vocabulary"),
+    "no such table": (lambda one: one["signatures"][0]["features"][0].update(table=77), "table"),
+    "no such input": (lambda one: one["signatures"][0]["features"][0].update(ids=77), "input"),
+}
+
+
+@pytest.mark.parametrize("change", FORGED)
+def test_a_description_that_its_buffers_do_not_fit_is_refused(toy_model: Path, change: str) -> None:
+    native = pytest.importorskip("service._native", reason="the native core is not built")
+    found, document = described(toy_model / "1")
+    forge, named = FORGED[change]
+    forge(document)
+    with pytest.raises(ValueError, match=named):
+        native.Servable(json.dumps(document), *found.arguments[1:])
 
 
 def test_features_name_inputs_and_tables_by_number(toy_model: Path) -> None:
@@ -117,15 +137,15 @@ def test_batch_sizes_bound_the_rows(toy_model: Path) -> None:
 
 
 def test_vocabularies_are_named_by_their_arrays(toy_model: Path) -> None:
-    _, document = described(toy_model / "1")
+    found, document = described(toy_model / "1")
     lookup = signature(document, "lookup")
     numbers = {one["vocabulary"] for one in lookup["inputs"] if one["name"].startswith("tags__values")}
     words = document["vocabularies"][numbers.pop()]
     assert words["has_strings"]
-    address, size = words["data"]
-    lines = bytes(at(address, "|u1", size)).split(b"\n")
-    assert at(words["keys"][0], "<i8", 2) == [0, len(lines[0]) + 1]
-    assert words["slots"][1] & (words["slots"][1] - 1) == 0
+    lines = found.buffers[words["data"]].tobytes().split(b"\n")
+    assert at(found, words["keys"], "<i8", 2) == [0, len(lines[0]) + 1]
+    slots = found.buffers[words["slots"]].size
+    assert slots & (slots - 1) == 0
     assert not words["rows"]["is_hashed"]
 
 
@@ -206,14 +226,14 @@ def test_the_core_compiles_what_it_is_told(tmp_path: Path, write: Any) -> None:
     native = pytest.importorskip("service._native", reason="the native core is not built")
     write(tmp_path / "1")
     found, document = described(tmp_path / "1")
-    compiled = native.Servable(found.text, found.keep)
+    compiled = native.Servable(*found.arguments)
     assert compiled.num_leases == 0
     counted = [(name, number) for name, number, *counts in compiled.counts() if counts == [0, 0]]
     assert len(counted) == sum(len(one["features"]) for one in document["signatures"])
     tables = {
         name: plan.table for plans in found.features.values() for plan in plans for name in [plan.table.info.name]
     }
-    moved = compiled.on_tables(found.addresses(tables), found.keep_with(tables))
+    moved = compiled.on_tables(found.buffers_of(tables))
     assert moved.counts() == compiled.counts()
 
 

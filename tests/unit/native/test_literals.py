@@ -88,7 +88,7 @@ def answers(lookups: OpenedLookups, ids: list[list[int]], monkeypatch: pytest.Mo
     for name, array in inputs.items():
         fill_tensor(request.inputs[name], array)
     described = told(lookups)
-    compiled = NATIVE.Servable(described.text, described.keep)
+    compiled = NATIVE.Servable(*described.arguments)
     data = NATIVE.Forms([("m", [(1, compiled)], {}, 0.0)]).grpc(PREDICT, request.SerializeToString())
     found = [read_tensor(message_class("tensorflow.serving.PredictResponse").FromString(data).outputs["tags"])]
     arrays, _ = checked(lookups.signatures["lookup"], inputs)
@@ -144,4 +144,4 @@ def test_the_core_compiles_inputs_of_each_dtype(tmp_path: Path, dtype: str, boun
     found = told(opened(tmp_path / "1"))
     document = json.loads(found.text)
     document["signatures"][0]["inputs"][0] |= {"dtype": dtype, "bounds": bounds}
-    NATIVE.Servable(json.dumps(document), found.keep)
+    NATIVE.Servable(json.dumps(document), found.buffers)

@@ -145,7 +145,7 @@ def test_a_long_row() -> None:
 def test_arguments_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
     table = store(np.ones((4, 3), np.float32))
     arguments = {
-        **dict(zip(("dtype", "table_at", "scales_at", "vocabulary_size", "dim"), table.place, strict=True)),
+        **dict(zip(("dtype", "rows", "scales", "vocabulary_size", "dim"), table.place, strict=True)),
         **{"values": np.arange(4), "row_splits": np.array([0, 1, 4]), "weights": np.empty(0, np.float32)},
         **{"positive_only": False, "combiner": kernels.SUM, "at_least_one": False, "max_ids": 0, "truncates": False},
         **{"on_bad_id": kernels.ERROR, "default_row": 0, "out": np.empty((2, 3), np.float32)},
@@ -165,8 +165,7 @@ def test_fingerprint64(length: int) -> None:
 def test_crc32c(length: int) -> None:
     octets = np.random.default_rng(length).integers(0, 256, length + 1, np.uint8)[1:]
     for before in (0, 1, 0xFFFFFFFF):
-        place = octets.ctypes.data, length, before
-        assert NATIVE.crc32c(*place) == numpy_crc32c(*place)
+        assert NATIVE.crc32c(octets, before) == numpy_crc32c(octets, before)
 
 
 def found_lines(data: np.ndarray) -> np.ndarray:
@@ -259,12 +258,59 @@ def test_slots_that_would_never_end_a_search_are_refused() -> None:
 def test_a_guarded_map_reads_as_zeros_once_its_file_is_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "table"
     path.write_bytes(b"\x01" * 3 * mmap.PAGESIZE)
-    mark = np.zeros(1, np.int64)
+    mark = NATIVE.Mark()
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = NATIVE.Map(file.fileno(), mark)
     numbers = np.frombuffer(mapped, np.uint8)
-    place = NATIVE.add_guard(numbers.ctypes.data, len(mapped), mark.ctypes.data)
-    assert (numbers[-1], mark[0]) == (1, 0)
+    assert (numbers[-1], mark.is_set, mapped.is_guarded, len(mapped)) == (1, False, True, 3 * mmap.PAGESIZE)
     os.truncate(path, mmap.PAGESIZE)
-    assert (numbers[-1], mark[0]) == (0, 1)
-    NATIVE.remove_guard(place)
+    assert (numbers[-1], mark.is_set) == (0, True)
+
+
+def test_a_private_map_takes_writes_and_its_file_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_bytes(b"\x01" * 8)
+    with path.open("rb") as file:
+        shared, private = (NATIVE.Map(file.fileno(), NATIVE.Mark(), is_private) for is_private in (False, True))
+    octets = np.frombuffer(private, np.uint8)
+    octets[3] = 7
+    assert (bytes(private), bytes(shared), path.read_bytes()) == (b"\1\1\1\7\1\1\1\1", b"\1" * 8, b"\1" * 8)
+    assert memoryview(shared).readonly
+
+
+# Each of these calls once read or wrote memory that it was told the address of.
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("crc32c", (1, 100, 0)),
+        ("crc32c", (1, 0)),
+        (
+            "gather",
+            (kernels.FLOAT32, 4096, 0, 5, 2, np.zeros(1, np.int64), kernels.ERROR, 0, np.empty((1, 2), np.float32)),
+        ),
+        ("Map", (-1, NATIVE.Mark())),
+        ("Map", (4096, 4096)),
+    ],
+)
+def test_no_function_takes_an_address(name: str, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises((TypeError, ValueError, OSError)):
+        getattr(NATIVE, name)(*arguments)
+    assert not {"add_guard", "remove_guard"} & set(dir(NATIVE))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_kernel_refuses_rows_that_its_arrays_do_not_hold(dtype: str) -> None:
+    place = store(np.ones((4, 3), np.float32), dtype).place
+    arguments = np.full(1, 3), kernels.ERROR, 0, np.empty((1, 3), np.float32)
+    assert NATIVE.gather(*place, *arguments) == kernels.OK
+    kind, rows, scales, size, dim = place
+    for change in [
+        (kind, rows[:-1], scales, size, dim),
+        (kind, rows, scales, size + 1, dim),
+        (kind, rows, scales, size, 2**61),
+    ]:
+        with pytest.raises(ValueError, match="do not hold"):
+            NATIVE.gather(*change, *arguments)
+    if scales.size:
+        with pytest.raises(ValueError, match="do not hold"):
+            NATIVE.gather(kind, rows, scales[:-1], size, dim, *arguments)

@@ -127,8 +127,8 @@ def test_a_row_of_zeros_has_the_cosine_0() -> None:
 
 def test_an_empty_table_has_no_neighbors() -> None:
     ids, scores = np.empty((1, 2), np.int64), np.empty((1, 2), np.float32)
-    memory = np.zeros(4, np.float32)
-    place = (kernels.FLOAT32, memory.ctypes.data, 0, 0, 2)
+    none = np.empty(0, np.uint8)
+    place = (kernels.FLOAT32, none, none, 0, 2)
     queries = np.ones((1, 2), np.float32)
     assert kernels.neighbors(*place, queries, np.array([-1]), 0, None, NONE, 1, 20.0, ids, scores)
     assert ids.tolist() == [[-1, -1]]

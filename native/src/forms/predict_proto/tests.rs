@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::forms::tensor_proto::tests::ProstTensor;
 use crate::plan::tests::{feature, input, output, servable, toy};
-use crate::plan::{DataType, Description, Graph, GraphOutput, Instead, MemoryOwner, ModelRoutes, OutputData, Routes};
+use crate::plan::{DataType, Description, Graph, GraphOutput, Instead, ModelRoutes, OutputData, Routes, VersionMemory};
 
 #[derive(Clone, PartialEq, Message)]
 struct ProstVersion {
@@ -282,11 +282,9 @@ fn every_dtype_is_encoded_as_by_the_reference() {
     let signature = json!({"name": "serving_default", "kind": "predict", "max_rows": null, "graph": {},
         "inputs": [], "features": [], "outputs": outputs.collect::<Vec<_>>()});
     let description = json!({"model": "m", "version": 300, "tables": [], "vocabularies": [],
-        "signatures": [signature], "damage_flag_at": 0});
+        "signatures": [signature]});
     let description: Description = serde_json::from_value(description).expect("a description");
-    // SAFETY: the test's description has no addresses of tables or vocabularies, so the servable reads no foreign
-    // memory.
-    let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &|_| Ok(Box::new(EveryDtype))) };
+    let servable = Servable::compile(description, VersionMemory::default(), &|_| Ok(Box::new(EveryDtype)));
     let routes = routes_to(servable.expect("fits"));
     let message = ProstRequest {
         model_spec: Some(ProstSpec { signature_name: String::new(), ..spec() }),

@@ -2,23 +2,20 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::IntoRawFd;
-use std::ptr::null_mut;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use super::super::map::Map;
+use super::super::memory::Memory;
 use super::super::paged::*;
-use super::super::table::{Ints, OnBadId, Policy};
+use super::super::table::{Dtype, Ints, OnBadId, Policy, Table};
 
 const ROWS: usize = 4096;
 const STRIDE: usize = 1000;
 const ERROR: Policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
 
 /// A mapped test file of rows; each row begins with its number in eight bytes, and row 0 begins at byte 100.
-struct Rows {
-    at: usize,
-    size: usize,
-    fd: i32,
-}
+struct Rows(Arc<Map>);
 
 impl Rows {
     fn new(name: &str) -> Self {
@@ -33,12 +30,7 @@ impl Rows {
         // Pages that are not written to the disk yet can not be dropped from memory, so the test syncs the file first.
         File::options().write(true).open(&path).unwrap().sync_all().unwrap();
         std::fs::remove_file(&path).unwrap();
-        let (size, fd) = (octets.len(), file.into_raw_fd());
-        // SAFETY: the new memory map replaces no other map, because mmap gets no address and the kernel chooses a free
-        // one.
-        let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
-        assert_ne!(at, libc::MAP_FAILED);
-        let rows = Rows { at: at as usize, size, fd };
+        let rows = Rows(Arc::new(Map::open(file, false, Arc::default()).unwrap()));
         rows.drop_all();
         rows
     }
@@ -47,40 +39,49 @@ impl Rows {
     fn drop_all(&self) {
         // SAFETY: dropping pages loses no data, because the memory map of the test file is shared and read-only.
         unsafe {
-            libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_DONTNEED);
-            libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_RANDOM);
-            libc::posix_fadvise(self.fd, 0, 0, libc::POSIX_FADV_DONTNEED);
+            libc::madvise(self.0.as_ptr().cast(), self.0.len(), libc::MADV_DONTNEED);
+            libc::madvise(self.0.as_ptr().cast(), self.0.len(), libc::MADV_RANDOM);
+            libc::posix_fadvise(self.0.file().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
         }
     }
 
     fn number(&self, row: usize) -> usize {
-        // SAFETY: the number that is read lies within the test's mapped file.
-        unsafe { ((self.at + 100 + row * STRIDE) as *const usize).read_unaligned() }
+        let octets: Vec<u8> = (0..8).map(|byte| self.0.touch(100 + row * STRIDE + byte)).collect();
+        usize::from_le_bytes(octets.try_into().unwrap())
     }
 
     /// Returns how many pages of the test file are in memory.
     fn resident(&self) -> usize {
-        let mut found = vec![0_u8; self.size.div_ceil(4096)];
+        let mut found = vec![0_u8; self.0.len().div_ceil(4096)];
         // SAFETY: mincore writes one byte for each page of the map, and `found` has as many.
-        assert_eq!(unsafe { libc::mincore(self.at as *mut libc::c_void, self.size, found.as_mut_ptr()) }, 0);
+        assert_eq!(unsafe { libc::mincore(self.0.as_ptr().cast(), self.0.len(), found.as_mut_ptr()) }, 0);
         found.iter().filter(|&&page| page & 1 == 1).count()
     }
 
     fn open(&self, pager: &Arc<Pager>) -> PagedTable {
-        let range = RangeDescription { at: self.at + 100, stride: STRIDE, fd: self.fd, map_at: self.at };
-        // SAFETY: in every test, the file stays mapped for longer than the paged table that reads it lives.
-        unsafe { pager.open(ROWS, &[range]) }.unwrap()
+        let rows = Memory::of(Part(Arc::clone(&self.0)));
+        let table = Table::new(Dtype::Float32, ROWS, STRIDE / 4, rows, Memory::default()).unwrap();
+        pager.open(&table, &[Arc::clone(&self.0)]).unwrap()
     }
 }
 
-impl Drop for Rows {
-    fn drop(&mut self) {
-        // SAFETY: `Rows` owns the memory map and the file descriptor, and no code uses them after its drop.
-        unsafe {
-            libc::munmap(self.at as *mut libc::c_void, self.size);
-            libc::close(self.fd);
-        }
+/// The rows of the test file, without the bytes before row 0.
+struct Part(Arc<Map>);
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the map, which this object keeps, has the rows.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().add(100), ROWS * STRIDE) }
     }
+}
+
+#[test]
+fn a_table_that_is_not_in_a_map_is_not_paged() {
+    let rows = Rows::new("paged-elsewhere");
+    let elsewhere = Memory::of(vec![0; ROWS * STRIDE]);
+    let table = Table::new(Dtype::Float32, ROWS, STRIDE / 4, elsewhere, Memory::default()).unwrap();
+    let opened = Pager::new(1 << 30).open(&table, &[Arc::clone(&rows.0)]);
+    assert_eq!(opened.err().map(|error| error.kind()), Some(std::io::ErrorKind::InvalidInput));
 }
 
 fn read(table: &PagedTable, ids: &[i64]) {
@@ -189,7 +190,7 @@ fn pages_that_the_kernel_dropped_are_found_by_a_user_who_may_not_write_the_file(
     assert_eq!(become_user(0), 0);
     let counts = pager.counts();
     assert_eq!((counts.bytes, counts.losses * 4096), (0, held));
-    assert_eq!(resident, rows.size.div_ceil(4096), "mincore reports all pages of a foreign file as resident");
+    assert_eq!(resident, rows.0.len().div_ceil(4096), "mincore reports all pages of a foreign file as resident");
 }
 
 #[test]
