@@ -69,6 +69,9 @@ def _record(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     corpus, hand_written = Corpus(options.out), list(written())
     write_models(corpus.models, options.models.split(","))
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    server = options.server_from if not Path(options.server_from).is_dir() else f"a folder, at {commit}"
+    corpus.write_about(About(server, options.seed, options.requests, tuple(options.server_flags)))
     with _checkout(options.server_from) as root, ExitStack() as stack:
         servers = [stack.enter_context(_server(root, corpus, options.server_flags)) for _ in range(2)]
         clients = [stack.enter_context(Exchanges(server.ready())) for server in servers]
@@ -89,9 +92,6 @@ def _record(options: argparse.Namespace) -> int:
             say(f"{form}: {len(requests)} requests; parts that vary by chance: {dict(varying) or 'none'}")
         for fault, count in (servers[0].faults + servers[1].faults).most_common():
             say(f"NOTE the servers logged {count} times: {fault}")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    server = options.server_from if not Path(options.server_from).is_dir() else f"a folder, at {commit}"
-    corpus.write_about(About(server, options.seed, options.requests, tuple(options.server_flags)))
     return 0
 
 

@@ -150,7 +150,9 @@ def _drawn(rng: Random, model: ServedModel, signature: Signature) -> Drawn:
             sizes = [sum(lengths[feature])]
         arrays[name] = _values(rng, dtype, sizes or rng.choice(([], [rows], [rows, 2])))
     if rng.random() < 0.15:
-        spoil(rng, arrays)
+        # A number that is not finite has no integer.
+        with np.errstate(invalid="ignore"):
+            spoil(rng, arrays)
     nested = {name: _as_json(rng, array) for name, array in arrays.items()}
     return Drawn(model.name, signature.name, arrays, nested, {}, [])
 

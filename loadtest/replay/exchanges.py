@@ -26,6 +26,7 @@ class Exchanges:
     """A client of one server, with one connection to each port. Concurrency: one caller at a time."""
 
     def __init__(self, server: LiveServer) -> None:
+        self._server = server
         self._http_port = int(server.http.rpartition(":")[2])
         self._grpc_port = int(server.grpc.rpartition(":")[2])
         self._http = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=_TIMEOUT_S)
@@ -36,6 +37,9 @@ class Exchanges:
 
         A server may close an idle connection, or one whose last request it refused, just when the client sends on it,
         so a request without an answer is sent once more on a new connection.
+
+        Raises:
+          RuntimeError: the server has ended, perhaps because of this request or one before it.
         """
         sent = self._send_grpc if request.is_grpc else self._send_http
         for is_last in (False, True):
@@ -43,6 +47,9 @@ class Exchanges:
                 return sent(request)
             except (OSError, http.client.HTTPException, ProtocolError) as error:
                 self._close()
+                if not self._server.is_alive:
+                    text = f"{request.form}, {request.name}"
+                    raise RuntimeError(f"the server ended with {self._server.exit_status} at {text}") from error
                 if is_last:
                     return {"lost": type(error).__name__}
         raise AssertionError

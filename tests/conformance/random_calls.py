@@ -149,7 +149,7 @@ def spoil(rng: random.Random, arrays: dict[str, Array]) -> None:
     match rng.randrange(5):
         case 0:
             del arrays[name]
-        case 1:
+        case 1 if arrays[name].ndim:
             arrays[name] = arrays[name][:-1]
         case 2:
             arrays[name] = arrays[name].reshape(1, -1)
