@@ -66,7 +66,7 @@ check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(call cargo,cargo cargo-fmt,cargo fmt --check)
 	$(call cargo,cargo cargo-clippy,cargo clippy --locked --all-targets --features python -- -D warnings)
 	@# Nothing is linked, so libFuzzer need not be compiled: the path only has to be named.
-	$(call cargo,cargo,CUSTOM_LIBFUZZER_PATH=/absent/libfuzzer.a cargo check --quiet --locked --manifest-path fuzz/Cargo.toml)
+	$(call cargo,cargo,CUSTOM_LIBFUZZER_PATH=/absent/libfuzzer.a cargo check --quiet --locked --manifest-path fuzz/Cargo.toml --target-dir target)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -179,12 +179,13 @@ def held_by(pid: int) -> Held:
 def served_model(base_path: Path | None, name: str, flags: Sequence[str]) -> Iterator[tuple[LiveServer, Path]]:
     """Yields a ready server and its model folder: base_path, or a tiny model that is exported at once."""
     with tempfile.TemporaryDirectory() as scratch:
-        base_path = base_path or _export_demo(Path(scratch) / name)
+        base_path = base_path or export_demo(Path(scratch) / name)
         with LiveServer(f"--model_name={name}", f"--model_base_path={base_path}", *flags) as server:
             yield server.ready(), base_path
 
 
-def _export_demo(out: Path) -> Path:
+def export_demo(out: Path) -> Path:
+    """Trains and exports a tiny model of random ratings; returns its folder."""
     command: list[Any] = [sys.executable, "-m", "model_export", "demo", "--dataset=synthetic", "--epochs=1"]
     done = subprocess.run([*command, f"--out={out}"], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

@@ -17,7 +17,7 @@ NUM_ROWS = 2
 # A request has two rows; for a ragged feature, the first row has 2 ids and the second row has 1 id.
 _ROW_LENGTHS = (2, 1)
 _SUFFIXES = ("__values", "__row_splits", "__weights")
-_DTYPES = {
+DTYPES = {
     "DT_FLOAT": "float32",
     "DT_DOUBLE": "float64",
     "DT_INT32": "int32",
@@ -66,18 +66,18 @@ class Signature:
 
     def _tensor(self, name: str, ragged: set[str]) -> np.ndarray[Any, Any]:
         dtype, shape = self.inputs[name]
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise ValueError(f"no sample for {name!r} of {dtype}")
         feature = next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), None)
         if name.endswith("__row_splits"):
-            return np.cumsum([0, *_ROW_LENGTHS]).astype(_DTYPES[dtype])
+            return np.cumsum([0, *_ROW_LENGTHS]).astype(DTYPES[dtype])
         sizes = [NUM_ROWS if size < 0 else size for size in shape]
         if feature in ragged:
             sizes[0] = sum(_ROW_LENGTHS)
         numbers = np.arange(int(np.prod(sizes)), dtype=np.int64).reshape(sizes) % 3 + 1
         if dtype == "DT_STRING":
             return np.vectorize(lambda n: b"abc"[n - 1 : n], otypes=[object])(numbers)
-        return numbers.astype(_DTYPES[dtype])
+        return numbers.astype(DTYPES[dtype])
 
 
 @dataclass(frozen=True, slots=True)

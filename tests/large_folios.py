@@ -15,6 +15,8 @@ import pytest
 
 HUGE = 2 << 20
 _PIECE = 64 << 10
+# More than the largest file of a test.
+_PROBED = 24 * HUGE
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _HUGE_PAGE, _POPULATE_READ = 14, 22
@@ -51,9 +53,18 @@ def smaps_bytes(octets: np.ndarray, field: str) -> int:
 
 
 def need_large_folios(folder: Path) -> None:
-    """Skips the test if the kernel does not use huge pages for a mapped file even after madvise()."""
+    """Skips the test if the kernel makes no huge pages for a mapped file even after madvise(), or has too few now."""
+    huge = _probed(folder)
+    if not huge:
+        pytest.skip("needs a file system with large folios: XFS, or ext4 on Linux 6.16 or later")
+    if huge < _PROBED:
+        pytest.skip(f"the kernel finds only {huge // HUGE} free huge pages: memory is full or fragmented")
+
+
+def _probed(folder: Path) -> int:
+    """Returns the number of bytes in huge pages after a file of _PROBED bytes was mapped and read."""
     path = folder / "probe"
-    write_in_pieces(path, 2 * HUGE)
+    write_in_pieces(path, _PROBED)
     drop(path)
     with path.open("rb") as file:
         octets = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
@@ -61,5 +72,4 @@ def need_large_folios(folder: Path) -> None:
     LIBC.madvise(octets.ctypes.data, octets.nbytes, _POPULATE_READ)
     huge = smaps_bytes(octets, "FilePmdMapped")
     path.unlink()
-    if not huge:
-        pytest.skip("needs a file system with large folios: XFS, or ext4 on Linux 6.16 or later")
+    return huge

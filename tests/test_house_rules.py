@@ -346,6 +346,8 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/host_faults.py": {"tests.valkey_cluster"},
     # This load test writes versions of the toy model, because they differ in their rows and need no TensorFlow.
     "loadtest/replicas/fleet.py": {"tests.toy_model"},
+    # This load test sends the requests of the conformance tests to the models of the tests.
+    "loadtest/replay/*.py": {"tests"},
 }
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use
 # (docs/adr/0008).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from model_export.adoption.example_requests import example_fillers
 from model_export.adoption.opened_graph import SignatureGraph, open_graph
 from model_export.adoption.summary import Served, Times
-from model_export.graphs.signature_runner import SERVE
+from model_export.graphs.signature_runner import SERVE, without_warnings
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.artifact.vocabulary_lines import vocabulary_lines
 from service.errors import ServiceError
@@ -50,13 +49,12 @@ def measured(
     The timed work is the server's: from a request's bytes to an answer's bytes. The graph's run alone is a third of
     that time, and a signature with cut-out lookups may skip arrays and checks that the whole graph needs.
     """
-    # What the native core does not run is a warning to a server's operator; the summary here says how each is served.
-    logging.getLogger("service.native").setLevel(logging.ERROR)
     found = dict(served)
     graphs = {
         spec.name: graph for spec, graph in open_graph(artifact).signatures() if isinstance(graph, SignatureGraph)
     }
-    with Trial(artifact, manifest, served.keys(), frozenset(SERVE)) as trial:
+    # What the native core does not run is a warning to a server's operator; the summary here says how each is served.
+    with without_warnings("service.native"), Trial(artifact, manifest, served.keys(), frozenset(SERVE)) as trial:
         for name, one in served.items():
             if not trial.can_cut(name):
                 continue

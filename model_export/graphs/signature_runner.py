@@ -172,7 +172,8 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
             folder, wanted = _lowered(artifact, wanted, Path(temporary)), SERVE
         with tf.compat.v1.Session(graph=tf.Graph()) as session:
             try:
-                with quiet_loader():
+                # TensorFlow 1's loader warns that it is deprecated; no other loader feeds inputs by name.
+                with without_warnings("tensorflow"):
                     meta_graph = tf.compat.v1.saved_model.load(session, list(wanted), str(folder))
             except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
                 raise ExportError(f"TensorFlow can not load {artifact}: {error}") from error
@@ -205,9 +206,9 @@ def _input_info(info: Any, default: Any) -> InputInfo:
 
 
 @contextmanager
-def quiet_loader() -> Iterator[None]:
-    """Silences the warning of TensorFlow 1's loader that it is deprecated; no other loader feeds inputs by name."""
-    logger = logging.getLogger("tensorflow")
+def without_warnings(of: str) -> Iterator[None]:
+    """Silences the warnings of a logger, named `of`."""
+    logger = logging.getLogger(of)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

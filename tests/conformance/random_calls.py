@@ -17,13 +17,19 @@ import numpy as np
 
 from service.artifact.protos import message_class
 from tests.conformance.oip_wires import INFER, raw_bytes
-from tests.conformance.wires import PREDICT, fill_tensor
+from tests.conformance.wires import FIELDS, PREDICT, fill_tensor
 from tests.toy_model import MANIFEST
 
 Array = np.ndarray[Any, Any]
-_OIP_DATATYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES"}
-_OIP_FIELDS = {"INT64": "int64_contents", "INT32": "int_contents", "FP32": "fp32_contents", "BYTES": "bytes_contents"}
-_NUMBERS = {"float32": 1, "int32": 3, "int64": 9}
+_OIP_DATATYPES = {
+    **{"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES", "bool": "BOOL", "float64": "FP64"},
+    **{"uint8": "UINT8", "int8": "INT8", "int16": "INT16", "uint16": "UINT16"},
+}
+_OIP_FIELDS = {
+    **{"INT64": "int64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BOOL": "bool_contents"},
+    **{"BYTES": "bytes_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents"},
+    **{"UINT8": "uint_contents", "UINT16": "uint_contents"},
+}
 _WORDS = ("red", "grün", "blue", "", "no such word", 'a "quoted"\\ word')
 _CODES = (100, -5, 7, 0, 12345678901)
 
@@ -77,9 +83,7 @@ class RandomCalls:
     def draw(self, rng: random.Random) -> list[Call]:
         """Draws one random request; returns the calls for every wire that can express it."""
         signature = rng.choice(self.lookups)
-        drawn = self._drawn(rng, signature)
-        calls = [self._grpc(rng, drawn), *self._oip_grpc(rng, drawn), *self._oip_http(rng, drawn)]
-        return calls + self._json(rng, drawn)
+        return encoded(rng, self._drawn(rng, signature))
 
     def _drawn(self, rng: random.Random, signature: str) -> Drawn:
         features = self._manifest["signatures"][signature]["features"]
@@ -116,7 +120,7 @@ class RandomCalls:
                 drawn.arrays[feature["weights"]] = np.array([w for row in weights for w in row], np.float32)
                 drawn.weights[self._json_name(feature)] = weights
         if rng.random() < 0.06:
-            self._spoil(rng, drawn.arrays)
+            spoil(rng, drawn.arrays)
         return drawn
 
     def _json_name(self, feature: Mapping[str, Any]) -> str:
@@ -138,104 +142,118 @@ class RandomCalls:
             return np.array([one.encode() if isinstance(one, str) else b"1" for one in ids] + [None], object)[:-1]
         return np.array(ids, np.int64).astype(dtype) if ids else np.zeros(0, dtype)
 
-    def _spoil(self, rng: random.Random, arrays: dict[str, Array]) -> None:
-        name = rng.choice(sorted(arrays))
-        match rng.randrange(5):
-            case 0:
-                del arrays[name]
-            case 1:
-                arrays[name] = arrays[name][:-1]
-            case 2:
-                arrays[name] = arrays[name].reshape(1, -1)
-            case 3:
-                arrays["no_such_input"] = arrays[name]
-            case 4 if arrays[name].dtype != object:
-                arrays[name] = arrays[name].astype(np.float32 if arrays[name].dtype != np.float32 else np.int64)
 
-    def _grpc(self, rng: random.Random, drawn: Drawn) -> Call:
-        message = message_class("tensorflow.serving.PredictRequest")()
-        message.model_spec.name, message.model_spec.signature_name = drawn.model, drawn.signature
-        if rng.random() < 0.2:
-            message.model_spec.version.value = 1
-        for name in rng.sample(sorted(drawn.arrays), len(drawn.arrays)):
-            array = drawn.arrays[name]
-            if array.dtype != object and rng.random() < 0.4:
-                tensor = message.inputs[name]
-                tensor.dtype = _NUMBERS[array.dtype.name]
-                for size in array.shape:
-                    tensor.tensor_shape.dim.add().size = size
-                tensor.tensor_content = array.tobytes()
+def spoil(rng: random.Random, arrays: dict[str, Array]) -> None:
+    """Spoils one input: drops, shortens, reshapes, renames or converts it."""
+    name = rng.choice(sorted(arrays))
+    match rng.randrange(5):
+        case 0:
+            del arrays[name]
+        case 1 if arrays[name].ndim:
+            arrays[name] = arrays[name][:-1]
+        case 2:
+            arrays[name] = arrays[name].reshape(1, -1)
+        case 3:
+            arrays["no_such_input"] = arrays[name]
+        case 4 if arrays[name].dtype != object:
+            arrays[name] = arrays[name].astype(np.float32 if arrays[name].dtype != np.float32 else np.int64)
+
+
+def encoded(rng: random.Random, drawn: Drawn) -> list[Call]:
+    """Encodes a request for every wire that can express it."""
+    calls = [_grpc(rng, drawn), *_oip_grpc(rng, drawn), *_oip_http(rng, drawn)]
+    return calls + _json(rng, drawn)
+
+
+def _grpc(rng: random.Random, drawn: Drawn) -> Call:
+    message = message_class("tensorflow.serving.PredictRequest")()
+    message.model_spec.name, message.model_spec.signature_name = drawn.model, drawn.signature
+    if rng.random() < 0.2:
+        message.model_spec.version.value = 1
+    for name in rng.sample(sorted(drawn.arrays), len(drawn.arrays)):
+        array = drawn.arrays[name]
+        if array.dtype != object and rng.random() < 0.4:
+            tensor = message.inputs[name]
+            tensor.dtype, _ = FIELDS[array.dtype.name]
+            for size in array.shape:
+                tensor.tensor_shape.dim.add().size = size
+            tensor.tensor_content = array.tobytes()
+        else:
+            fill_tensor(message.inputs[name], array)
+    if drawn.outputs and rng.random() < 0.2:
+        message.output_filter.extend(rng.sample(drawn.outputs, rng.randint(1, len(drawn.outputs))))
+    return Call("grpc", True, PREDICT, message.SerializeToString(deterministic=True))
+
+
+def _oip_grpc(rng: random.Random, drawn: Drawn) -> list[Call]:
+    calls = []
+    for wire, is_raw in (("oip grpc", True), ("oip grpc contents", False)):
+        message = message_class("inference.ModelInferRequest")()
+        message.model_name, message.id = drawn.model, rng.choice(("", "i"))
+        message.parameters["signature_name"].string_param = drawn.signature
+        for name, array in drawn.arrays.items():
+            datatype = _OIP_DATATYPES[array.dtype.name]
+            tensor = message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+            if is_raw:
+                message.raw_input_contents.append(raw_bytes(array.reshape(-1)))
             else:
-                fill_tensor(message.inputs[name], array)
+                getattr(tensor.contents, _OIP_FIELDS[datatype]).extend(array.reshape(-1).tolist())
         if drawn.outputs and rng.random() < 0.2:
-            message.output_filter.extend(rng.sample(drawn.outputs, rng.randint(1, len(drawn.outputs))))
-        return Call("grpc", True, PREDICT, message.SerializeToString())
+            message.outputs.add(name=rng.choice(drawn.outputs))
+        calls.append(Call(wire, True, INFER, message.SerializeToString(deterministic=True)))
+    return calls
 
-    def _oip_grpc(self, rng: random.Random, drawn: Drawn) -> list[Call]:
-        calls = []
-        for wire, is_raw in (("oip grpc", True), ("oip grpc contents", False)):
-            message = message_class("inference.ModelInferRequest")()
-            message.model_name, message.id = drawn.model, rng.choice(("", "i"))
-            message.parameters["signature_name"].string_param = drawn.signature
-            for name, array in drawn.arrays.items():
-                datatype = _OIP_DATATYPES[array.dtype.name]
-                tensor = message.inputs.add(name=name, datatype=datatype, shape=array.shape)
-                if is_raw:
-                    message.raw_input_contents.append(raw_bytes(array.reshape(-1)))
-                else:
-                    getattr(tensor.contents, _OIP_FIELDS[datatype]).extend(array.reshape(-1).tolist())
-            if drawn.outputs and rng.random() < 0.2:
-                message.outputs.add(name=rng.choice(drawn.outputs))
-            calls.append(Call(wire, True, INFER, message.SerializeToString()))
-        return calls
 
-    def _oip_http(self, rng: random.Random, drawn: Drawn) -> list[Call]:
-        calls = []
-        path = f"/v2/models/{drawn.model}/infer"
-        for wire, is_binary in (("oip json", False), ("oip binary", True)):
-            inputs, binary = [], b""
-            for name, array in drawn.arrays.items():
-                tensor: dict[str, Any] = {
-                    "name": name,
-                    "datatype": _OIP_DATATYPES[array.dtype.name],
-                    "shape": list(array.shape),
-                }
-                if is_binary:
-                    data = raw_bytes(array.reshape(-1))
-                    tensor["parameters"] = {"binary_data_size": len(data)}
-                    binary += data
-                else:
-                    tensor["data"] = [
-                        one.decode() if isinstance(one, bytes) else one for one in array.reshape(-1).tolist()
-                    ]
-                inputs.append(tensor)
-            document: dict[str, Any] = {
-                "inputs": inputs,
-                "parameters": {"signature_name": drawn.signature, "binary_data_output": is_binary},
+def _oip_http(rng: random.Random, drawn: Drawn) -> list[Call]:
+    calls = []
+    path = f"/v2/models/{drawn.model}/infer"
+    for wire, is_binary in (("oip json", False), ("oip binary", True)):
+        inputs, binary = [], b""
+        for name, array in drawn.arrays.items():
+            tensor: dict[str, Any] = {
+                "name": name,
+                "datatype": _OIP_DATATYPES[array.dtype.name],
+                "shape": list(array.shape),
             }
-            if rng.random() < 0.3:
-                document["id"] = "i"
-            if drawn.outputs and rng.random() < 0.2:
-                document["outputs"] = [{"name": rng.choice(drawn.outputs)}]
-            head = json.dumps(document).encode()
-            headers = (("Inference-Header-Content-Length", str(len(head))),) if is_binary else ()
-            calls.append(Call(wire, False, path, head + binary, headers))
-        return calls
+            if is_binary:
+                data = raw_bytes(array.reshape(-1))
+                tensor["parameters"] = {"binary_data_size": len(data)}
+                binary += data
+            else:
+                tensor["data"] = [
+                    one.decode(errors="replace") if isinstance(one, bytes) else one
+                    for one in array.reshape(-1).tolist()
+                ]
+            inputs.append(tensor)
+        document: dict[str, Any] = {
+            "inputs": inputs,
+            "parameters": {"signature_name": drawn.signature, "binary_data_output": is_binary},
+        }
+        if rng.random() < 0.3:
+            document["id"] = "i"
+        if drawn.outputs and rng.random() < 0.2:
+            document["outputs"] = [{"name": rng.choice(drawn.outputs)}]
+        head = json.dumps(document).encode()
+        headers = (("Inference-Header-Content-Length", str(len(head))),) if is_binary else ()
+        calls.append(Call(wire, False, path, head + binary, headers))
+    return calls
 
-    def _json(self, rng: random.Random, drawn: Drawn) -> list[Call]:
-        base = f"/v1/models/{drawn.model}" + rng.choice(("", "", "/versions/1"))
-        named = {"signature_name": drawn.signature}
-        weights = {f"{name}__weights": rows for name, rows in drawn.weights.items()}
-        columns = drawn.nested | weights
-        documents: list[tuple[str, str, dict[str, Any]]] = [
-            ("json lookup", "lookup", {"features": drawn.nested, "weights": drawn.weights, **named}),
-            ("json columns", "predict", {"inputs": columns, **named}),
-        ]
-        if len({len(rows) for rows in columns.values()}) == 1:
-            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-            documents.append(("json rows", "predict", {"instances": rows, **named}))
-        separators = rng.choice(((",", ":"), (", ", ": ")))
-        return [
-            Call(wire, False, f"{base}:{method}", json.dumps(document, separators=separators).encode())
-            for wire, method, document in documents
-        ]
+
+def _json(rng: random.Random, drawn: Drawn) -> list[Call]:
+    base = f"/v1/models/{drawn.model}" + rng.choice(("", "", "/versions/1"))
+    named = {"signature_name": drawn.signature}
+    weights = {f"{name}__weights": rows for name, rows in drawn.weights.items()}
+    columns = drawn.nested | weights
+    documents: list[tuple[str, str, dict[str, Any]]] = [
+        ("json lookup", "lookup", {"features": drawn.nested, "weights": drawn.weights, **named}),
+        ("json columns", "predict", {"inputs": columns, **named}),
+    ]
+    counts = {len(rows) if isinstance(rows, list) else None for rows in columns.values()}
+    if len(counts) == 1 and None not in counts:
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        documents.append(("json rows", "predict", {"instances": rows, **named}))
+    separators = rng.choice(((",", ":"), (", ", ": ")))
+    return [
+        Call(wire, False, f"{base}:{method}", json.dumps(document, separators=separators).encode())
+        for wire, method, document in documents
+    ]

@@ -148,7 +148,7 @@ _LOOKUP, _PREDICT, _INFER = "/v1/models/toy:lookup", "/v1/models/toy:predict", "
 _ROWS = "/v1/models/toy/tables/user:rows"
 
 
-def _keys(count: int) -> Iterator[tuple[str, bytes]]:
+def keys(count: int) -> Iterator[tuple[str, bytes]]:
     """Yields for each form of request a document with `count` keys; colons in strings count as keys."""
     rows = b",".join([b'{"user":1}'] * (count - 2))
     yield _PREDICT, b'{"signature_name":"lookup","instances":[%s]}' % rows
@@ -159,7 +159,7 @@ def _keys(count: int) -> Iterator[tuple[str, bytes]]:
     yield _ROWS, b'{"ids":["%s"]}' % (b":" * (count - 1))
 
 
-def _lists(count: int) -> Iterator[tuple[str, bytes]]:
+def lists(count: int) -> Iterator[tuple[str, bytes]]:
     """Yields, for each form of request, a document with `count` lists and objects."""
     yield _LOOKUP, b'{"features":{"tags":[%s]}}' % b",".join([b"[1]"] * (count - 3))
     yield _PREDICT, b'{"signature_name":"lookup","inputs":{"user":[1],"tags":[[1]%s]}}' % (b",[]" * (count - 5))
@@ -170,7 +170,7 @@ def _lists(count: int) -> Iterator[tuple[str, bytes]]:
     yield _ROWS, b'{"ids":[%s]}' % b",".join([b"[1]"] * (count - 2))
 
 
-def _depth(levels: int) -> Iterator[tuple[str, bytes]]:
+def depth(levels: int) -> Iterator[tuple[str, bytes]]:
     """Yields, for each JSON form of a request, its route and a document with lists nested `levels` deep."""
     deep = b"[" * levels + b"1" + b"]" * levels
     yield _LOOKUP, b'{"features":{"tags":%s}}' % deep
@@ -181,7 +181,7 @@ def _depth(levels: int) -> Iterator[tuple[str, bytes]]:
     yield _ROWS, b'{"ids":%s}' % deep
 
 
-def _digits(count: int) -> Iterator[tuple[str, bytes]]:
+def digits(count: int) -> Iterator[tuple[str, bytes]]:
     """Yields, for each form of request, documents with numbers of `count` digits."""
     for number in (b"1" * count, b"-" + b"1" * count, b"1." + b"0" * count, b"0." + b"1" * count, b"1e" + b"1" * count):
         yield _LOOKUP, b'{"features":{"user":[%s]}}' % number
@@ -195,14 +195,14 @@ def _digits(count: int) -> Iterator[tuple[str, bytes]]:
 @pytest.mark.parametrize(
     ("documents", "size", "statuses"),
     [
-        *((_keys, MAX_KEYS + more, {200, 400}) for more in (-1, 0)),
-        (_keys, MAX_KEYS + 1, {413}),
-        *((_lists, MAX_LISTS + more, {200, 400}) for more in (-1, 0)),
-        (_lists, MAX_LISTS + 1, {413}),
+        *((keys, MAX_KEYS + more, {200, 400}) for more in (-1, 0)),
+        (keys, MAX_KEYS + 1, {413}),
+        *((lists, MAX_LISTS + more, {200, 400}) for more in (-1, 0)),
+        (lists, MAX_LISTS + 1, {413}),
         # In the Open Inference Protocol, data may be nested up to 64 levels deep, whatever its shape.
-        *((_depth, levels, {200, 400}) for levels in (8, 9, 16, 17, 64)),
-        *((_depth, levels, {400}) for levels in (65, 200, 201, 1024, 1025, 100_000)),
-        *((_digits, count, {200, 400}) for count in (18, 19, 20, 309, 100_000)),
+        *((depth, levels, {200, 400}) for levels in (8, 9, 16, 17, 64)),
+        *((depth, levels, {400}) for levels in (65, 200, 201, 1024, 1025, 100_000)),
+        *((digits, count, {200, 400}) for count in (18, 19, 20, 309, 100_000)),
     ],
 )
 def test_both_planes_bound_json_alike(

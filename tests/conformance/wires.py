@@ -23,6 +23,19 @@ from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
+# Name of a numpy dtype -> its number in TensorFlow's DataType, its field of TensorProto.
+FIELDS = {
+    "float32": (1, "float_val"),
+    "float64": (2, "double_val"),
+    "int32": (3, "int_val"),
+    "uint8": (4, "int_val"),
+    "int16": (5, "int_val"),
+    "int8": (6, "int_val"),
+    "object": (7, "string_val"),
+    "int64": (9, "int64_val"),
+    "bool": (10, "bool_val"),
+    "uint16": (17, "int_val"),
+}
 # Canonical code -> HTTP status. Some codes share a status, so only gRPC tells them apart.
 HTTP_STATUS_OF_CODE = {
     "INVALID_ARGUMENT": 400,
@@ -169,13 +182,11 @@ class GrpcWire:
 
 def fill_tensor(tensor: Any, array: np.ndarray) -> None:
     """Fills a TensorProto with an array."""
-    numbers = {"float32": 1, "int32": 3, "object": 7, "int64": 9}
-    fields = {"float32": "float_val", "int32": "int_val", "object": "string_val", "int64": "int64_val"}
-    tensor.dtype = numbers[array.dtype.name]
+    tensor.dtype, field = FIELDS[array.dtype.name]
     tensor.tensor_shape.SetInParent()
     for size in array.shape:
         tensor.tensor_shape.dim.add().size = size
-    getattr(tensor, fields[array.dtype.name]).extend(array.reshape(-1).tolist())
+    getattr(tensor, field).extend(array.reshape(-1).tolist())
 
 
 def read_tensor(tensor: Any) -> np.ndarray:

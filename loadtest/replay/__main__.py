@@ -1,0 +1,188 @@
+"""Freezes the answers of a server, and compares those of another one with them; exits with 1 if an answer differs.
+
+    python -m loadtest.replay record --server-from 4c1faef7 --out ../corpus     20,000 requests, and hand-written ones
+    python -m loadtest.replay record --server-from . --out ../batched -- --enable_batching
+    python -m loadtest.replay replay --corpus ../corpus                         this checkout's server
+    python -m loadtest.replay replay --corpus ../corpus -- --data_plane=python
+    python -m loadtest.replay replay --corpus ../corpus --forms lookup --only 'random 17'
+
+`record` sends each request to two processes of the server, so that it knows which parts of an answer vary by chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from loadtest.fuzz.campaign import say
+from loadtest.live_server import ROOT, LiveServer
+from loadtest.model_samples import ask
+from loadtest.replay.comparing import Difference, Intended, differences, read_intended
+from loadtest.replay.corpus import About, Corpus
+from loadtest.replay.drawing import Drawing
+from loadtest.replay.exchanges import Exchanges, Stored
+from loadtest.replay.models import MODELS, write_config, write_models
+from loadtest.replay.requests import FORMS, OTHER, Request
+from loadtest.replay.written import written
+
+# Small limits, so that a request of 256 KB is too large, and small answers are compressed.
+_FLAGS = (
+    *("--max_request_bytes=131072", "--rest_api_gzip_min_bytes=64"),
+    *("--file_system_poll_wait_seconds=0", "--version_settle_s=0", "--allow_version_labels_for_unavailable_models"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one of the two commands; returns 1 if an answer differs."""
+    options = _parser().parse_args(arguments)
+    return _record(options) if options.command == "record" else _replay(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    record = commands.add_parser("record", help="write a corpus")
+    record.add_argument("--server-from", required=True, help="a commit, which is built, or the folder of a checkout")
+    record.add_argument("--out", type=Path, required=True, help="the corpus; models that are there stay")
+    record.add_argument("--requests", type=int, default=20_000, help="random ones in all (default: %(default)s)")
+    record.add_argument("--seed", type=int, default=1)
+    record.add_argument("--models", default=",".join(MODELS), help="which, comma-separated (default: %(default)s)")
+    replay = commands.add_parser("replay", help="compare a server with a corpus")
+    replay.add_argument("--corpus", type=Path, required=True)
+    replay.add_argument("--server", type=Path, default=ROOT, help="the folder of a checkout (default: this one)")
+    replay.add_argument("--forms", help="comma-separated (default: all)")
+    replay.add_argument("--only", help="send the request of this name alone, and print both answers whole")
+    for command in (record, replay):
+        command.add_argument("server_flags", nargs="*", help="more flags of the server, after --")
+    return parser
+
+
+def _record(options: argparse.Namespace) -> int:
+    options.out.mkdir(parents=True, exist_ok=True)
+    corpus, hand_written = Corpus(options.out), list(written())
+    write_models(corpus.models, options.models.split(","))
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    server = options.server_from if not Path(options.server_from).is_dir() else f"a folder, at {commit}"
+    corpus.write_about(About(server, options.seed, options.requests, tuple(options.server_flags)))
+    with _checkout(options.server_from) as root, ExitStack() as stack:
+        servers = [stack.enter_context(_server(root, corpus, options.server_flags)) for _ in range(2)]
+        clients = [stack.enter_context(Exchanges(server.ready())) for server in servers]
+        models = [ask(servers[0].http, model.name) for model in sorted(corpus.models.iterdir())]
+        drawing = Drawing(models, corpus.models, options.seed)
+        for form in (*FORMS, OTHER):
+            requests = [request for request in hand_written if request.form == form]
+            if form != OTHER:
+                requests += drawing.dressed(form)
+                requests += [drawing.draw(form, number) for number in range(options.requests // len(FORMS))]
+            varying: Counter[str] = Counter()
+            with corpus.writer(form) as file:
+                for request in requests:
+                    first, second = (client.send(request) for client in clients)
+                    differing, _ = differences(request, [first], second)
+                    varying.update(difference.part for difference in differing)
+                    file.write(request, [first, second] if differing else [first])
+            say(f"{form}: {len(requests)} requests; parts that vary by chance: {dict(varying) or 'none'}")
+        for fault, count in (servers[0].faults + servers[1].faults).most_common():
+            say(f"NOTE the servers logged {count} times: {fault}")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    corpus, intended = Corpus(options.corpus), read_intended()
+    about = corpus.about()
+    say(f"recorded from {about.server}, seed {about.seed}, flags {list(about.flags)}")
+    groups: dict[tuple[tuple[str, str, str], ...], list[_Finding]] = {}
+    total = 0
+    flags = (*about.flags, *options.server_flags)
+    with _server(options.server, corpus, flags) as server, Exchanges(server.ready()) as client:
+        for form in options.forms.split(",") if options.forms else corpus.forms():
+            counts: Counter[str] = Counter()
+            for request, recorded in corpus.read(form):
+                if options.only and not f"{request.name},".startswith(f"{options.only},"):
+                    continue
+                outcome, left = _compared(client, request, recorded, intended)
+                counts[outcome] += 1
+                if options.only:
+                    say(f"{request.text()}\n\nrecorded: {recorded}\nnow: {client.send(request)}")
+                if left:
+                    key = tuple((one.part, _shape(one.was), _shape(one.now)) for one in left)
+                    groups.setdefault(key, []).append(_Finding(request, left))
+            total += counts["different"]
+            say(f"{form}: {counts.total()} requests, {dict(counts)}")
+    for findings in sorted(groups.values(), key=len, reverse=True):
+        forms = Counter(finding.request.form for finding in findings)
+        request = findings[0].request
+        say(
+            f"\nDIFFERENT {len(findings)} times, {dict(forms)}; {request.form}, {request.name}: {request.text()!r:.300}"
+        )
+        for one in findings[0].differences:
+            say(f"  {one.part}: was {one.was!r:.300}, now {one.now!r:.300}")
+    for change in intended:
+        say(f"intended, {change.used} times: {change.reason}")
+    say(f"{total} answers differ" if total else "ok")
+    return 1 if total else 0
+
+
+class _Finding(NamedTuple):
+    """A request whose answer differs in a way that nobody intended."""
+
+    request: Request
+    differences: list[Difference]
+
+
+def _compared(
+    client: Exchanges, request: Request, recorded: Sequence[Stored], intended: Sequence[Intended]
+) -> tuple[str, list[Difference]]:
+    """Sends a request and compares the answer; returns the outcome, and the differences that nobody intended.
+
+    An answer may depend on how a request's bytes arrive, so a request whose answer differs is sent again.
+    """
+    for is_first in (True, False, False):
+        found, varying = differences(request, recorded, client.send(request))
+        if not found:
+            return ("equal" if is_first else "equal at another try") + (", but for parts that vary" * bool(varying)), []
+    left = []
+    for difference in found:
+        change = next((change for change in intended if change.covers(request, difference)), None)
+        if change is None:
+            left.append(difference)
+        else:
+            change.used += 1
+    return "different" if left else "different as intended", left
+
+
+def _shape(text: str) -> str:
+    """Masks numbers and quoted texts, so that like differences make one group."""
+    return re.sub(r"\"[^\"]*\"|'[^']*'|[0-9a-f]{8,}|-?[0-9.e+]+", "_", text)[:160]
+
+
+def _server(root: Path, corpus: Corpus, flags: Sequence[str]) -> LiveServer:
+    config = write_config(corpus.models, corpus.models.parent / "models.config")
+    return LiveServer(f"--model_config_file={config.resolve()}", *_FLAGS, *flags, root=root)
+
+
+@contextmanager
+def _checkout(server_from: str) -> Iterator[Path]:
+    """Yields the folder of a server: the given one, or a commit's files with the native core built from them."""
+    if Path(server_from, "service").is_dir():
+        yield Path(server_from).resolve()
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        archive = subprocess.run(["git", "archive", server_from], cwd=ROOT, capture_output=True, check=True).stdout
+        subprocess.run(["tar", "-x"], cwd=scratch, input=archive, check=True)
+        say(f"building the native core of {server_from} ...")
+        build = [sys.executable, "-W", "ignore", "-c", "import setuptools; setuptools.setup()"]
+        subprocess.run([*build, "--quiet", "build_rust", "--inplace"], cwd=scratch, check=True)
+        yield Path(scratch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
