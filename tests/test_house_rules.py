@@ -296,7 +296,17 @@ RUST_MAY_USE: dict[str, set[str]] = {
     "forward": {"admission"},
     "edge": {"forward", "admission", "forms", "plan"},
     "python_tables.rs": {"tables"},
-    "python.rs": {"last_words.rs", "tables", "clusters", "plan", "towers", "forms", "admission", "edge"},
+    "python.rs": {
+        "last_words.rs",
+        "python_tables.rs",
+        "tables",
+        "clusters",
+        "plan",
+        "towers",
+        "forms",
+        "admission",
+        "edge",
+    },
     "python_graphs.rs": {"plan", "towers", "python.rs"},
     "lib.rs": {"python.rs", "python_graphs.rs", "python_log.rs", "python_tables.rs"},
 }

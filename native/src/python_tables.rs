@@ -180,7 +180,7 @@ impl<const SIZE: usize> AsRef<[u8]> for Array<SIZE> {
 fn table(dtype: usize, rows: Array<1>, scales: Array<1>, size: usize, dim: usize) -> PyResult<Table> {
     let dtypes = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
     let dtype = nth(&dtypes, dtype, "dtype")?;
-    let table = Table::new(dtype, size, dim, Memory::of(rows), Memory::of(scales));
+    let table = Table::new(dtype, size, dim, &Memory::of(rows), &Memory::of(scales));
     table.map_err(|_| PyValueError::new_err("the arrays do not hold the rows of the table, or their scales"))
 }
 

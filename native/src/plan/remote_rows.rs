@@ -187,7 +187,7 @@ fn small_table(
         }
         _ => (octets, Vec::new()),
     };
-    let small = Table::new(table.dtype, count, table.embedding_dim, Memory::of(rows), Memory::of(scales));
+    let small = Table::new(table.dtype, count, table.embedding_dim, &Memory::of(rows), &Memory::of(scales));
     let small = small.map_err(|_| Declined::NotNative)?;
     Ok(RemoteRows { table: small, num_read_instead, num_stale: 0, num_default: 0, places })
 }

@@ -331,7 +331,7 @@ impl Servable {
         let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
         let sampled = tables.iter().filter(|_| has_hot_rows);
         let hot_rows = sampled.map(|table| HotRows::new(table.vocabulary_size)).collect();
-        let mapped = tables.iter().map(|one| table(one, memory.buffer(one.rows)?, memory.buffer(one.scales)?));
+        let mapped = tables.iter().map(|one| table(one, &memory.buffer(one.rows)?, &memory.buffer(one.scales)?));
         let mapped = mapped.collect::<Result<Vec<_>, String>>()?;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
         let shared = SharedParts {
@@ -365,7 +365,7 @@ impl Servable {
             return Err(format!("expected rows and scales of {} tables", self.tables.len()));
         }
         let pairs = self.shared.tables.iter().zip(memory);
-        let tables = pairs.map(|(one, (rows, scales))| table(one, rows, scales)).collect::<Result<Vec<_>, _>>()?;
+        let tables = pairs.map(|(one, (rows, scales))| table(one, &rows, &scales)).collect::<Result<Vec<_>, _>>()?;
         let remote_tables = Arc::clone(&self.remote_tables);
         // A table at a new address is no longer paged: it has changed rows in a private memory map, not in the file,
         // and dropping a page would lose them.
@@ -521,7 +521,7 @@ impl Servable {
     }
 }
 
-fn table(description: &TableDescription, rows: Memory, scales: Memory) -> Result<Table, String> {
+fn table(description: &TableDescription, rows: &Memory, scales: &Memory) -> Result<Table, String> {
     let TableDescription { dtype, embedding_dim, .. } = *description;
     // No row of a remote table is in memory, so a kernel must refuse every id.
     let vocabulary_size = if description.remote.is_some() { 0 } else { description.vocabulary_size };

@@ -116,6 +116,7 @@ impl Map {
     ///
     /// # Panics
     /// The map has no such byte.
+    #[must_use]
     pub fn touch(&self, at: usize) -> u8 {
         assert!(at < self.num_bytes);
         // SAFETY: the byte lies in the map; if the file is damaged there, the guard lets the read go on.

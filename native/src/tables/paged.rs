@@ -183,8 +183,8 @@ impl Pager {
 
     fn range(self: &Arc<Self>, rows: usize, bytes: &[u8], maps: &[Arc<Map>]) -> io::Result<PagedRange> {
         // Dropping pages of a private map would lose its changed rows.
-        let shared = maps.iter().filter(|map| !map.is_private());
-        let found = shared.filter_map(|map| Some((map, map.place(bytes)?))).next();
+        let mut shared = maps.iter().filter(|map| !map.is_private());
+        let found = shared.find_map(|map| Some((map, map.place(bytes)?)));
         let not_mapped = || io::Error::new(io::ErrorKind::InvalidInput, "a paged table lies in no map of a file");
         let (map, at) = found.ok_or_else(not_mapped)?;
         let offset = at / self.page_bytes * self.page_bytes;
@@ -245,7 +245,7 @@ impl Pager {
         }
         let mut num_known = 0;
         for &(range, page) in pages {
-            range.map.touch(range.offset + page * range.page_bytes);
+            let _ = range.map.touch(range.offset + page * range.page_bytes);
             // If another thread has read the same page meanwhile, that thread has counted the page, so this thread
             // takes its own count back.
             num_known += usize::from(range.uses[page].compare_exchange(0, 1, Relaxed, Relaxed).is_err());

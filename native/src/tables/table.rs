@@ -334,8 +334,8 @@ impl Table {
         dtype: Dtype,
         vocabulary_size: usize,
         embedding_dim: usize,
-        rows: Memory,
-        scales: Memory,
+        rows: &Memory,
+        scales: &Memory,
     ) -> Result<Self, TooSmall> {
         let row_bytes = match dtype {
             Dtype::Float32 => embedding_dim.checked_mul(4),
@@ -348,8 +348,8 @@ impl Table {
         let part = |memory: &Memory, bytes: usize| memory.first(bytes.checked_mul(vocabulary_size)?);
         // An output has four bytes for each column, whatever the dtype.
         let is_narrow = embedding_dim <= isize::MAX as usize / 4;
-        let rows = row_bytes.filter(|_| is_narrow).and_then(|bytes| part(&rows, bytes)).ok_or(TooSmall)?;
-        let scales = part(&scales, scale_bytes).ok_or(TooSmall)?;
+        let rows = row_bytes.filter(|_| is_narrow).and_then(|bytes| part(rows, bytes)).ok_or(TooSmall)?;
+        let scales = part(scales, scale_bytes).ok_or(TooSmall)?;
         Ok(Table { dtype, vocabulary_size, embedding_dim, rows, scales })
     }
 

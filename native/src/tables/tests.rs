@@ -1,5 +1,6 @@
 //! Compares the lookup kernels with the oracle, bit for bit, over every dtype, combiner, order of additions and policy.
 
+mod guard;
 mod neighbors;
 mod paged;
 
@@ -149,7 +150,7 @@ fn found(
     let raw = Unaligned::new(&table.raw);
     let scale_bytes: Vec<u8> = table.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let scales = Unaligned::new(&scale_bytes);
-    let mapped = Table::new(table.dtype, table.size, table.dim, Memory::of(raw), Memory::of(scales)).unwrap();
+    let mapped = Table::new(table.dtype, table.size, table.dim, &Memory::of(raw), &Memory::of(scales)).unwrap();
     let (skip, gap) = (3, 5);
     let stride = width * 4 + gap;
     let mut memory = vec![MaybeUninit::new(0xA5_u8); skip + rows * stride];
@@ -264,7 +265,7 @@ fn every_half_is_the_same_to_all_processors() {
 #[test]
 fn a_float64_table_has_no_rows() {
     let rows = Memory::of(vec![0; 64]);
-    let table = Table::new(Dtype::Float64, 4, 2, rows, Memory::default()).unwrap();
+    let table = Table::new(Dtype::Float64, 4, 2, &rows, &Memory::default()).unwrap();
     for on_bad_id in [OnBadId::Error, OnBadId::Clamp, OnBadId::DefaultRow, OnBadId::Wrap] {
         let policy = Policy { on_bad_id, default_row: 0 };
         let mut memory = [MaybeUninit::uninit(); 8];
@@ -277,7 +278,7 @@ fn a_float64_table_has_no_rows() {
 fn stored_rows_keep_their_bits() {
     let raw: Vec<u8> = (0..96).map(|byte| byte ^ 0xF5).collect();
     for (dtype, dim) in [(Dtype::Float64, 3), (Dtype::Float32, 6), (Dtype::Float16, 12), (Dtype::Bfloat16, 12)] {
-        let table = Table::new(dtype, 4, dim, Memory::of(raw.clone()), Memory::default()).unwrap();
+        let table = Table::new(dtype, 4, dim, &Memory::of(raw.clone()), &Memory::default()).unwrap();
         let policy = Policy { on_bad_id: OnBadId::Drop, default_row: 0 };
         let mut memory = [MaybeUninit::new(0); 72];
         let out = OutputRows::new(&mut memory, 0, 24, 24, 3);
@@ -289,7 +290,7 @@ fn stored_rows_keep_their_bits() {
         assert_eq!(written[48..], raw[24..48]);
     }
     for (dtype, dim) in [(Dtype::Int8, 4), (Dtype::Int4, 8), (Dtype::Float16, 3)] {
-        let table = Table::new(dtype, 4, dim, Memory::of(raw.clone()), Memory::of(raw.clone())).unwrap();
+        let table = Table::new(dtype, 4, dim, &Memory::of(raw.clone()), &Memory::of(raw.clone())).unwrap();
         assert!(table.as_stored().is_none());
     }
 }
@@ -297,7 +298,7 @@ fn stored_rows_keep_their_bits() {
 #[test]
 fn a_table_has_memory_for_all_its_rows_and_scales() {
     let made = |dtype, size, dim, rows, scales| {
-        Table::new(dtype, size, dim, Memory::of(vec![0; rows]), Memory::of(vec![0; scales])).is_ok()
+        Table::new(dtype, size, dim, &Memory::of(vec![0; rows]), &Memory::of(vec![0; scales])).is_ok()
     };
     for (dtype, row, scale) in
         [(Dtype::Float32, 20, 0), (Dtype::Float16, 10, 0), (Dtype::Int8, 5, 4), (Dtype::Int4, 3, 4)]

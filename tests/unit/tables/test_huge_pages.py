@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.deltas.private_map import map_privately
 from service.tables import huge_pages, page_table
 from service.tables.guarded_files import GuardedFiles
 from service.tables.huge_pages import HugePages
@@ -190,7 +189,7 @@ def test_what_is_not_in_memory_is_advised_and_not_read(
 def test_rows_that_were_changed_in_a_private_map_stay_changed(tmp_path: Path, opened: Opened) -> None:
     def changed() -> np.ndarray:
         with opened.path.open("rb") as file:
-            return np.frombuffer(map_privately(file.fileno(), opened.files), np.uint8)
+            return np.frombuffer(opened.files.map_privately(file.fileno()), np.uint8)
 
     # One delta is written before the huge pages are made, into a part of a chunk whose other pages are only read, and
     # one after.

@@ -92,7 +92,7 @@ proptest! {
         let scales: Vec<u8> = numbers.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         let scales = Unaligned::new(&scales);
         let table =
-            Table::new(numbers.dtype, numbers.size, numbers.dim, Memory::of(raw), Memory::of(scales)).unwrap();
+            Table::new(numbers.dtype, numbers.size, numbers.dim, &Memory::of(raw), &Memory::of(scales)).unwrap();
         for processor in processors() {
             let found = table.neighbors_on(processor, &search, 2).unwrap();
             prop_assert!(are_close(&found, &expected, &numbers, &search), "{processor:?} {found:?} {expected:?}");
@@ -105,7 +105,7 @@ fn equal_scores_are_ordered_by_id_whatever_the_number_of_threads() {
     let size = 100_000;
     // The rows of the test's table hold 0, 1 and 2 in turn, so each score occurs thousands of times.
     let raw: Vec<u8> = (0..size).flat_map(|id| ((id % 3) as f32).to_le_bytes()).collect();
-    let table = Table::new(Dtype::Float32, size, 1, Memory::of(raw), Memory::default()).unwrap();
+    let table = Table::new(Dtype::Float32, size, 1, &Memory::of(raw), &Memory::default()).unwrap();
     let search = Search {
         queries: &[1.0, -1.0],
         own: &[5, -1],
@@ -128,7 +128,7 @@ fn equal_scores_are_ordered_by_id_whatever_the_number_of_threads() {
 fn rows_with_nan_are_no_neighbors_and_rows_of_zeros_have_the_cosine_0() {
     let numbers = [f32::NAN, 1.0, 0.0, 0.0, f32::INFINITY, 1.0, -3.0, 4.0];
     let raw: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    let table = Table::new(Dtype::Float32, 4, 2, Memory::of(raw), Memory::default()).unwrap();
+    let table = Table::new(Dtype::Float32, 4, 2, &Memory::of(raw), &Memory::default()).unwrap();
     let found = |metric| {
         let search = Search { queries: &[3.0, -4.0], own: &[-1], k: 9, metric, listed: None, denied: &[], until: None };
         let found = table.neighbors(&search, 1).unwrap();

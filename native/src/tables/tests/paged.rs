@@ -60,7 +60,7 @@ impl Rows {
 
     fn open(&self, pager: &Arc<Pager>) -> PagedTable {
         let rows = Memory::of(Part(Arc::clone(&self.0)));
-        let table = Table::new(Dtype::Float32, ROWS, STRIDE / 4, rows, Memory::default()).unwrap();
+        let table = Table::new(Dtype::Float32, ROWS, STRIDE / 4, &rows, &Memory::default()).unwrap();
         pager.open(&table, &[Arc::clone(&self.0)]).unwrap()
     }
 }
@@ -79,7 +79,7 @@ impl AsRef<[u8]> for Part {
 fn a_table_that_is_not_in_a_map_is_not_paged() {
     let rows = Rows::new("paged-elsewhere");
     let elsewhere = Memory::of(vec![0; ROWS * STRIDE]);
-    let table = Table::new(Dtype::Float32, ROWS, STRIDE / 4, elsewhere, Memory::default()).unwrap();
+    let table = Table::new(Dtype::Float32, ROWS, STRIDE / 4, &elsewhere, &Memory::default()).unwrap();
     let opened = Pager::new(1 << 30).open(&table, &[Arc::clone(&rows.0)]);
     assert_eq!(opened.err().map(|error| error.kind()), Some(std::io::ErrorKind::InvalidInput));
 }
