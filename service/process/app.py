@@ -105,11 +105,10 @@ class App:
             self._request_logs.metric_lines,
             dropped_line_metrics,
         ]
-        forget = [self._request_logs.forget, lambda model: self._engine.searches.forget(model)]
-        forget += [] if self._stores is None else [self._stores.forget]
-        self._metrics = Metrics(
-            self._registry.loaded, more, self._recent, models=self._registry.models_in_use, forget=forget
-        )
+        stores = [] if self._stores is None else [self._stores.forget]
+        forget = [self._request_logs.forget, lambda model: self._engine.searches.forget(model), *stores]
+        in_use = self._registry.models_in_use
+        self._metrics = Metrics(self._registry.loaded, more, self._recent, models=in_use, forget=forget)
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete, self._is_forced = threading.Event(), False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
@@ -357,5 +356,5 @@ class App:
         log("version state", extra={"model": model, "version": status.version, "state": status.state.name})
 
     def _readiness_lines(self) -> list[str]:
-        registry = self._registry
-        return readiness_lines(registry.is_ready, {name: not registry.problem(name) for name in registry.models()})
+        can_answer = {name: not self._registry.problem(name) for name in self._registry.models()}
+        return readiness_lines(self._registry.is_ready, can_answer)
