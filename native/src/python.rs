@@ -212,9 +212,9 @@ impl Pager {
 /// run it; versions by label; the fraction of requests to log.
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64)>;
 
-/// Converts Python's list of models to a routing table.
+/// Converts Python's list of models to routes by name.
 #[must_use]
-pub fn routes_of(models: &PythonRoutes) -> Routes {
+pub fn routes_of(models: &PythonRoutes) -> HashMap<String, ModelRoutes> {
     let models = models.iter().map(|(model, versions, labels, log_rate)| {
         let versions = versions
             .iter()
@@ -222,7 +222,7 @@ pub fn routes_of(models: &PythonRoutes) -> Routes {
         let labels = labels.iter().map(|(label, version)| (label.clone(), *version));
         (model.clone(), ModelRoutes { versions: versions.collect(), labels: labels.collect(), log_rate: *log_rate })
     });
-    Routes::new(models.collect())
+    models.collect()
 }
 
 /// The handlers of the wire formats (forms), with a server's default settings.
@@ -244,7 +244,7 @@ impl Forms {
     #[pyo3(signature = (models, *, max_response_bytes = 1 << 30, as_content = false, strict_json = false))]
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn new(models: PythonRoutes, max_response_bytes: usize, as_content: bool, strict_json: bool) -> Self {
-        Forms { routes: routes_of(&models), max_response_bytes, as_content, strict_json }
+        Forms { routes: Routes::default().with(routes_of(&models), &[]), max_response_bytes, as_content, strict_json }
     }
 
     /// Returns the answer to one gRPC message. Raises `ValueError` with the name of the `Declined` variant if the core
@@ -319,15 +319,16 @@ impl Server {
         Ok(HashMap::from([("grpc", of(Wire::Grpc)), ("http", of(Wire::Http))]))
     }
 
-    /// Replaces the routing table for new requests; requests in progress keep their servables.
+    /// Changes the routes of some models and removes others, for new requests; requests in progress keep their
+    /// servables.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
-    fn set_routes(&self, py: Python<'_>, models: PythonRoutes) {
+    fn change_routes(&self, py: Python<'_>, models: PythonRoutes, removed: Vec<String>) {
         let routes = routes_of(&models);
         drop(models);
         if let Some(server) = self.inner.load_full() {
             // The change of routes runs without the interpreter lock, because it may drop the last reference to a
             // servable, and that drop takes the interpreter lock to release `keep`.
-            py.detach(|| server.set_routes(routes));
+            py.detach(|| server.change_routes(routes, &removed));
         }
     }
 
@@ -389,6 +390,12 @@ impl Server {
     /// Removes the counts of a model version's answered requests, and returns them as JSON text.
     fn retire(&self, model: &str, version: i64) -> PyResult<String> {
         serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
+    }
+
+    /// Removes all counts of a model that was removed.
+    fn forget(&self, model: &str) -> PyResult<()> {
+        self.running()?.forget(model);
+        Ok(())
     }
 
     /// Stops accepting connections, waits up to `timeout_s` seconds for the open requests, then closes the connections

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use pyo3::prelude::*;
@@ -20,6 +20,14 @@ type Lines = SyncSender<(&'static str, String)>;
 static LINES: OnceLock<Option<Lines>> = OnceLock::new();
 /// Number of dropped lines that no later line has told yet.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Target of the log events of the crate that reads HTTP/2 requests. It resets a stream whose `:authority` is no host, and
+/// tells nobody but its log why.
+const H2: &str = "h2::server";
+/// Whether such a reset was logged; further ones are not, because each request of a client may cause one.
+static TOLD_AUTHORITY: AtomicBool = AtomicBool::new(false);
+/// Maximal length in characters of a message of the crate h2, which holds bytes of the client.
+const MAX_H2_MESSAGE: usize = 200;
 
 struct PythonLog;
 
@@ -48,7 +56,8 @@ impl Visit for LogLine {
 impl Subscriber for PythonLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // Only warnings and errors of this crate are forwarded, because libraries log too much for an operator.
-        metadata.is_event() && *metadata.level() <= Level::WARN && metadata.target().starts_with("_native")
+        let is_own = *metadata.level() <= Level::WARN && metadata.target().starts_with("_native");
+        metadata.is_event() && (is_own || metadata.target() == H2)
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -62,6 +71,18 @@ impl Subscriber for PythonLog {
     fn event(&self, event: &Event<'_>) {
         let mut line = LogLine { message: String::new(), fields: String::new() };
         event.record(&mut line);
+        if event.metadata().target() == H2 {
+            let is_told = line.message.contains("malformed authority");
+            if !is_told || TOLD_AUTHORITY.swap(true, Ordering::Relaxed) {
+                return;
+            }
+            let why: String = line.message.chars().take(MAX_H2_MESSAGE).collect();
+            line.message = format!(
+                "calls of a client get RST_STREAM 1 (PROTOCOL_ERROR), because their :authority is no host; grpcio sends \
+                 such calls for a list of addresses (ipv4:a,b): set its channel option grpc.default_authority; {why}"
+            );
+            line.fields.clear();
+        }
         let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
         let sent = LINES
             .get_or_init(start)

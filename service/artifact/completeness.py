@@ -74,7 +74,7 @@ def identity(folder: Path) -> Identity:
     found: list[tuple[int, int, int, int] | None] = []
     for name in _TELLING_FILES:
         try:
-            stat = os.stat(os.path.join(folder, name))
+            stat = os.stat(f"{folder}/{name}")
         except OSError:
             found.append(None)
         else:

@@ -31,6 +31,8 @@ FORMAT_VERSION = 4
 _FORMAT_WITHOUT_SCALES = 2
 _FORMAT_WITH_SCALES = 3
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
+# Largest manifest that is read: JSON of empty lists takes some twenty times its size when it is parsed.
+MAX_MANIFEST_BYTES = 32 << 20
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 LookupDevice = Literal["cpu", "tpu_tensor_core"]
@@ -325,7 +327,7 @@ class Manifest:
         """Reads an artifact's manifest file; None if the SavedModel has no manifest. Raises ArtifactError."""
         path = artifact / MANIFEST_PATH
         try:
-            return Manifest.from_json(read_plain_file(path))
+            return Manifest.from_json(read_plain_file(path, MAX_MANIFEST_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:

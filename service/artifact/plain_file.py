@@ -19,15 +19,26 @@ _KINDS = {
 }
 
 
-def read_plain_file(path: Path) -> bytes:
-    """Returns a file's bytes; raises OSError, also if the path leads to a pipe, a socket, a device or a folder."""
+def read_plain_file(path: Path, max_bytes: int | None = None) -> bytes:
+    """Returns a file's bytes; raises OSError, also if the path leads to a pipe, a socket, a device or a folder.
+
+    Args:
+      max_bytes: a larger file is not read, and raises OSError, too.
+    """
     # The file's type is checked before open(), because opening a device has effects: a tape drive rewinds, for example.
     _check(path, os.stat(path))
     descriptor = os.open(path, _FLAGS)
     with open(descriptor, "rb") as file:
         # The file's type is checked again after open(), because the path may have been replaced since the first check.
-        _check(path, os.fstat(descriptor))
-        return file.read()
+        found = os.fstat(descriptor)
+        _check(path, found)
+        if max_bytes is None:
+            return file.read()
+        # The file may grow while it is read, so its size alone does not bound what is read.
+        data = file.read(max_bytes + 1) if found.st_size <= max_bytes else b""
+        if found.st_size > max_bytes or len(data) > max_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes, the most that are read", str(path))
+        return data
 
 
 def strange_kind(found: os.stat_result) -> str:

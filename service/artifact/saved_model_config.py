@@ -10,9 +10,12 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from service.artifact.plain_file import read_plain_file
 from service.errors import ArtifactError
 
 SAVED_MODEL_CONFIG = Path("assets.extra/saved_model_config.pb")
+# Largest file that is read; it holds a few options.
+_MAX_BYTES = 16 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ def check_saved_model_config(artifact: Path) -> None:
     """
     path = artifact / SAVED_MODEL_CONFIG
     try:
-        data = path.read_bytes()
+        data = read_plain_file(path, _MAX_BYTES)
     except FileNotFoundError:
         return
     except OSError as error:

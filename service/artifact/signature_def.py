@@ -17,12 +17,16 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from service.artifact import dtypes
+from service.artifact.plain_file import read_plain_file
+from service.artifact.proto_fields import check_num_fields
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor, encode_tensor
 from service.artifact.text_form import text_of
 from service.errors import ArtifactError, InvalidRequest
 from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec, TensorSpec, ragged_features
 
+# Largest message that protobuf parses.
+_MAX_BYTES = 2**31 - 1
 SERVE_TAGS = frozenset({"serve"})
 
 
@@ -41,9 +45,10 @@ def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
 def read_meta_graph(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> Any:
     """Reads the MetaGraphDef with exactly the given tags of a SavedModel; raises ArtifactError as read_signatures()."""
     try:
-        data = saved_model_pb.read_bytes()
+        data = read_plain_file(saved_model_pb, _MAX_BYTES)
     except OSError as error:
         raise ArtifactError(f"cannot read {saved_model_pb}: {error.strerror or error}") from error
+    check_num_fields(saved_model_pb, data, "tensorflow.SavedModel")
     saved_model = message_class("tensorflow.SavedModel")()
     try:
         saved_model.ParseFromString(data)

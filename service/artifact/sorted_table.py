@@ -16,6 +16,10 @@ from service.artifact import snappy
 _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57
 _PLAIN, _SNAPPY = 0, 1
+# Most bytes of memory that the records of an index may take: a record of three bytes may share a long key with the one
+# before it. The second number is what Python needs beside the bytes of a key and its value.
+_MAX_BYTES = 512 << 20
+_RECORD_BYTES = 200
 
 
 def read_records(data: bytes) -> dict[bytes, bytes]:
@@ -31,7 +35,7 @@ def read_records(data: bytes) -> dict[bytes, bytes]:
     _, position = _block_handle(data, len(data) - _FOOTER_BYTES)
     index_handle, _ = _block_handle(data, position)
     records: dict[bytes, bytes] = {}
-    end = 0
+    end = size_in_memory = 0
     for _, value in _block_records(_block(data, *index_handle)):
         (offset, size), _ = _block_handle(value, 0)
         # Data blocks may not overlap: a corrupt index that names one block many times would make the server read it as
@@ -39,7 +43,11 @@ def read_records(data: bytes) -> dict[bytes, bytes]:
         if offset < end:
             raise ValueError("index blocks overlap")
         end = offset + size
-        records.update(_block_records(_block(data, offset, size)))
+        for key, record in _block_records(_block(data, offset, size)):
+            records[key] = record
+            size_in_memory += len(key) + len(record) + _RECORD_BYTES
+            if size_in_memory > _MAX_BYTES:
+                raise ValueError(f"its records take more than {_MAX_BYTES} bytes of memory, the most that are read")
     return records
 
 

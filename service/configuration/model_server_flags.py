@@ -48,7 +48,7 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "mixed_precision": ForeignFlag(str, "a graph runs in the precision it was exported in"),
     "num_tflite_interpreters_per_pool": ForeignFlag(int, _NO_TFLITE),
     "num_tflite_pools": ForeignFlag(int, _NO_TFLITE),
-    "num_unload_threads": ForeignFlag(int, "each model unloads in a thread of its own"),
+    "num_unload_threads": ForeignFlag(int, "an unload that waits for its requests delays no other model"),
     "per_process_gpu_memory_fraction": ForeignFlag(float, "graphs run on the CPU"),
     "platform_config_file": ForeignFlag(str, "the only platform is tensorflow", is_refused=True),
     "prefer_tflite_model": ForeignFlag(bool, _NO_TFLITE),

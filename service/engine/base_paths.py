@@ -37,11 +37,15 @@ def find_versions(base_path: Path) -> dict[int, Path]:
 
 def find_all_folders(base_path: Path) -> dict[int, list[Path]]:
     """Returns version -> its folders by name: several where names differ in leading zeros only. Raises OSError."""
+    found: dict[str, int] = {}
+    # Each poll of each model runs this: os.scandir() needs no system call to tell a folder from a file.
+    with os.scandir(base_path) as entries:
+        for entry in entries:
+            if (version := version_number(entry.name)) is not None and _is_dir(entry):
+                found[entry.name] = version
     numbered: dict[int, list[Path]] = {}
-    for path in sorted(base_path.iterdir()):
-        version = version_number(path.name)
-        if version is not None and path.is_dir():
-            numbered.setdefault(version, []).append(path)
+    for name in sorted(found):
+        numbered.setdefault(found[name], []).append(base_path / name)
     return numbered
 
 
@@ -115,6 +119,14 @@ def unserved(base_path: str, found: Collection[int]) -> str:
     if misnamed := [folder for folder in _folders(path) if _is_saved_model(folder)]:
         return f"{told}; did you mean to name {misnamed[0].name} in that folder by a number?"
     return told
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # A link may form a circle, or lead to where nobody may look.
+        return False
 
 
 def _near(path: Path) -> Iterator[Path]:

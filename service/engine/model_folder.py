@@ -1,6 +1,6 @@
 """Reads one model's base path: which versions it has, whether their files have arrived, and whether they were replaced.
 
-Each read has a timeout, because a mount whose server is gone does not answer.
+Each read of a version's folder has a timeout, because a mount whose server is gone does not answer.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from service.artifact.completeness import Fingerprint, Identity, fingerprint, fits_manifest, identity, is_replaced
 from service.engine.load_rules import LoadRules
-from service.engine.model_config import is_in_store
+from service.engine.model_config import ModelConfig, is_in_store
 from service.engine.patience import Attempt, TimeIsOver
 from service.engine.version_source import Folder, VersionArrival, VersionSource
+from service.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Shortest wait, in seconds, until the next scan, because the watcher ignores a wait of 0.
+# Shortest wait, in seconds, until the next scan, because the poller ignores a wait of 0.
 SHORTEST_WAIT_S = 0.01
+_NO_ANSWER = "its file system does not answer"
 
 
 class LoadedFiles(NamedTuple):
@@ -35,10 +38,36 @@ class LoadedFiles(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """A scan of a model's base path: the folder of each version, and the files in the folders of loaded versions."""
+    """A scan of a model's base path: the folder of each version, and the files in the folders of loaded versions.
+
+    notes: version -> one line on what is odd about the place of its files.
+    """
 
     folders: Mapping[int, Path]
     identities: Mapping[int, Identity]
+    notes: Mapping[int, str]
+
+
+class Scanned(NamedTuple):
+    """The result of a scan of a model's folder under a configuration; scan: None if the folder can not be read.
+
+    problem: why the folder can not be read. damages: version -> damage of the files of loaded versions.
+    """
+
+    config: ModelConfig | None
+    scan: Scan | None
+    problem: str = ""
+    damages: Mapping[int, str] = MappingProxyType({})
+
+
+_NO_FOLDER = Scan({}, {}, {})
+
+
+def unanswered(config: ModelConfig | None) -> Scanned:
+    """Returns the result of a scan that was given up because its file system does not answer."""
+    if config is None:
+        return Scanned(None, _NO_FOLDER)
+    return Scanned(config, None, f"cannot read its folder {config.base_path}: {_NO_ANSWER}")
 
 
 class ModelFolder:
@@ -59,7 +88,7 @@ class ModelFolder:
         self._arrivals: dict[int, VersionArrival] = {}
         # The time of the first of the scans in a row that found the base path readable and without versions.
         self._empty_since_s: float | None = None
-        # Scans and reads of folders that were given up after their timeout and may still hang, by path.
+        # Reads of folders that were given up after their timeout and may still hang, by path.
         self._late: dict[Path, Attempt[Any]] = {}
 
     @property
@@ -81,25 +110,35 @@ class ModelFolder:
             self._arrivals.clear()
         return self._source[1]
 
-    def scan(self, base_path: str, loaded: Collection[int]) -> Scan:
-        """Scans the base path that was opened; raises OSError, TimeoutError among them."""
-        source = self.source
+    def scan(self, config: ModelConfig | None, loaded: Collection[int], damages: Mapping[int, str]) -> Scanned:
+        """Reads the base path of a configuration, which None lacks; may hang, and changes nothing but the source.
 
-        def scan() -> Scan:
-            folders = source.find()
-            return Scan(folders, {version: identity(folders[version]) for version in loaded if version in folders})
-
+        Args:
+          loaded: versions whose files are looked at, too.
+        """
+        if config is None:
+            return Scanned(None, _NO_FOLDER, "", damages)
         try:
-            found = self._within_time(Path(base_path), scan)
-        except OSError:
+            source = self.open(config.base_path)
+        except ServiceError as error:
+            return Scanned(config, None, error.message, damages)
+        try:
+            folders = source.find()
+        except OSError as error:
+            return Scanned(config, None, source.unreadable(error), damages)
+        identities = {version: identity(folders[version]) for version in loaded if version in folders}
+        return Scanned(config, Scan(folders, identities, source.notes), "", damages)
+
+    def note(self, found: Scan | None) -> None:
+        """Stores what a scan found; None: the base path can not be read."""
+        if found is None:
             self._empty_since_s = None
-            raise
+            return
         self.folders = found.folders
         if found.folders:
             self._empty_since_s = None
         for version in self._arrivals.keys() - found.folders.keys():
             del self._arrivals[version]
-        return found
 
     def empty_left_s(self) -> float:
         """Returns the seconds until the base path counts as empty; 0 if it does now, or has versions. After a scan.
@@ -177,4 +216,4 @@ class ModelFolder:
             except TimeIsOver:
                 self._late[folder] = attempt
                 logger.warning("a folder does not answer", extra={"model": self._model, "path": str(folder)})
-        raise TimeoutError(errno.ETIMEDOUT, "its file system does not answer")
+        raise TimeoutError(errno.ETIMEDOUT, _NO_ANSWER)

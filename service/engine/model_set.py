@@ -12,10 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig, Origin, check_list, check_platforms_kept, check_platforms_known
+from service.engine.poller import Poller
 from service.engine.registry import Registry
 from service.engine.repository import ModelWatcher
 from service.errors import (
@@ -64,7 +66,6 @@ class ModelSet:
     ) -> None:
         self._registry = registry
         self._rules = rules
-        self._poll_interval_s = poll_interval_s
         self._reload_timeout_s = reload_timeout_s
         self._allow_labels_for_unavailable = allow_labels_for_unavailable
         self._on_change = on_change
@@ -77,8 +78,8 @@ class ModelSet:
         # name that the next reload has added could be removed.
         self._dropping = threading.Lock()
         self._configs: Mapping[str, ModelConfig] = {}
+        self._poller = Poller(poll_interval_s, rules.look_timeout_s)
         self._watchers: dict[str, ModelWatcher] = {}
-        self._threads: dict[str, threading.Thread] = {}
         self._removed: list[str] = []
         self._refused: set[str] = set()
         self._is_stopped = False
@@ -162,9 +163,8 @@ class ModelSet:
             self._changing.release()
 
     def look_again(self, name: str) -> None:
-        """Wakes a model's watcher, so that it scans the model's folder now."""
-        if watcher := self._watchers.get(name):
-            watcher.look_again()
+        """Scans a model's folder now, and not at the next interval."""
+        self._poller.wake(name)
 
     def folder(self, name: str, version: int) -> Path:
         """Returns the local folder of a version of a model, whether or not the version is loaded.
@@ -195,7 +195,7 @@ class ModelSet:
         self._is_stopped = True
 
     def stop(self, timeout_s: float | None = None) -> list[str]:
-        """Ends the watchers of all models, and waits up to timeout_s for their threads: a running load goes on.
+        """Ends the polling of all models, and waits up to timeout_s for loads and unloads that run.
 
         Loaded versions stay loaded.
 
@@ -204,12 +204,8 @@ class ModelSet:
         """
         self.drain()
         with self._changing:
-            for watcher in self._watchers.values():
-                watcher.stop()
-        until_s = None if timeout_s is None else self._rules.clock() + timeout_s
-        for thread in self._threads.values():
-            thread.join(None if until_s is None else max(until_s - self._rules.clock(), 0))
-        return sorted(name for name, thread in self._threads.items() if thread.is_alive())
+            self._poller.stop()
+        return self._poller.wait_until_idle(timeout_s)
 
     def hanging(self) -> list[str]:
         """Returns the names of models with a load that was given up after its timeout and still hangs."""
@@ -261,13 +257,11 @@ class ModelSet:
             # A watcher exists, because the model was removed a moment ago and is still unloading; it goes on with the
             # new config.
             return
-        self._watchers[name] = watcher = ModelWatcher(config, self._registry, self._rules)
-        thread = threading.Thread(target=self._run, args=(name, watcher), name=f"watch-{name}", daemon=True)
-        self._threads[name] = thread
-        thread.start()
+        watcher = ModelWatcher(config, self._registry, self._rules, partial(self._poller.wake, name))
+        self._watchers[name] = watcher
+        self._poller.add(watcher, partial(self._drop_if_refused, name))
 
-    def _run(self, name: str, watcher: ModelWatcher) -> None:
-        watcher.run(self._poll_interval_s)
+    def _drop_if_refused(self, name: str) -> None:
         with self._dropping:
             if name in self._refused:
                 self._registry.drop([name])
@@ -277,9 +271,7 @@ class ModelSet:
         taken = [name for name in names if name in self._watchers]
         for name in taken:
             self._watchers[name].configure(None)
-        until_s = self._rules.clock() + _TAKE_BACK_S
-        for name in taken:
-            self._threads[name].join(max(until_s - self._rules.clock(), 0))
+        self._poller.wait_until_ended(taken, _TAKE_BACK_S)
 
     def _wait_until_available(self, names: Sequence[str], until_s: float) -> None:
         while True:

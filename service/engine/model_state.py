@@ -30,6 +30,11 @@ class ModelState:
     labels: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether requests may reach the model, or a version of it is not in state END."""
+        return self.is_configured or any(status.state is not State.END for status in self.statuses.values())
+
     def answering(self) -> list[Holder]:
         """Returns the holders of those servables of the model that requests can reach.
 

@@ -1,6 +1,6 @@
 """Keeps the server's models, the state of each of their versions, and the leases of requests on them.
 
-Readers take an immutable snapshot and never wait; writers are the loader threads, one per model. States and their order
+Readers take an immutable snapshot and never wait; writers are the threads that load and unload. States and their order
 are TensorFlow Serving's.
 
 Source: tensorflow_serving/apis/get_model_status.proto, tensorflow_serving/core/servable_state.h (9d981c5).
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -50,8 +50,9 @@ def _is_never_enough(servable: Servable) -> bool:
     return False
 
 
-# Type of a function that replaces the routes of all models at once; called in the order of changes, must not block.
-Publish = Callable[[Sequence[ModelRoutes]], None]
+# Type of a function that changes the routes of some models at once, and removes those of others, which it gets by name;
+# called in the order of changes, must not block.
+Publish = Callable[[Sequence[ModelRoutes], Collection[str]], None]
 
 
 class Registry:
@@ -62,7 +63,7 @@ class Registry:
     Args:
       on_transition: called with (model, status) after each change of state; UNKNOWN: status does not show a failed
         version any more.
-      publish: called with the new routes after each change: before AVAILABLE is reported, and before an unload waits.
+      publish: called with the changed routes after a change: before AVAILABLE is reported, and before an unload waits.
       on_problem: called after a model's problem was noted, which may change readiness without a change of state.
       is_strict: readiness needs every configured model, and not only one.
     """
@@ -138,6 +139,10 @@ class Registry:
         """Returns the names of all models that requests can reach, sorted."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
 
+    def models_in_use(self) -> list[str]:
+        """Returns the names of the models that requests can reach, or that have a version that is not in state END."""
+        return [name for name, model in self._snapshot.items() if model.is_in_use]
+
     def is_configured(self, name: str) -> bool:
         """Says whether a model of this name is configured, so that requests can reach it."""
         model = self._snapshot.get(name)
@@ -171,7 +176,7 @@ class Registry:
             # order of versions.
             available = {v: new if v == version else h for v, h in model.available.items()}
             self._snapshot = {**self._snapshot, name: replace(model, available=available)}
-            self._tell_routes()
+            self._tell_routes(name)
         # The old holder is retired only after the new one is published: a request that can not lease the old one looks
         # again, and must find the new one.
         holder.retire()
@@ -263,7 +268,7 @@ class Registry:
             is_tried = bool(old.available)
             new = ModelState(live, old.available, old.early, old.spoilt, is_configured=is_configured, is_tried=is_tried)
             self._snapshot = {**self._snapshot, name: new}
-            self._tell_routes()
+            self._tell_routes(name)
         self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
 
     def configure(self, labels: Mapping[str, Mapping[str, int]]) -> None:
@@ -276,7 +281,7 @@ class Registry:
                 name: replace(model, is_configured=name in labels, labels=labels.get(name, {}))
                 for name, model in self._snapshot.items()
             }
-            self._tell_routes()
+            self._tell_routes(*self._snapshot)
 
     def drop(self, names: Iterable[str]) -> None:
         """Removes models from status, except models that are configured or have a version that is not in state END."""
@@ -342,7 +347,7 @@ class Registry:
             if model.available or version in model.spoilt:
                 return False
             self._snapshot = {**self._snapshot, name: replace(model, early=Holder(servable))}
-            self._tell_routes()
+            self._tell_routes(name)
         return True
 
     def shows_lookups(self, name: str) -> bool:
@@ -375,7 +380,7 @@ class Registry:
                 return
             spoilt = model.spoilt | {version}
             self._snapshot = {**self._snapshot, name: replace(model, early=None, spoilt=spoilt)}
-            self._tell_routes()
+            self._tell_routes(name)
         early.retire()
         while early.num_leases:
             time.sleep(poll_s)
@@ -412,7 +417,7 @@ class Registry:
             # The order of the entries is the order of the versions.
             new = {v: Holder(servable) if v == servable.version else h for v, h in model.available.items()}
             self._snapshot = {**self._snapshot, servable.name: replace(model, available=new)}
-            self._tell_routes()
+            self._tell_routes(servable.name)
         self._close(old, poll_s)
 
     def _close(self, holder: Holder, poll_s: float) -> None:
@@ -433,15 +438,16 @@ class Registry:
             self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses, spoilt=spoilt)}
         self._told_no_more(name, [status])
 
-    def _tell_routes(self) -> None:
-        if self._publish_routes is not None:
-            self._publish_routes(
-                [
-                    ModelRoutes(name, [holder.servable for holder in model.answering()], model.labels)
-                    for name, model in self._snapshot.items()
-                    if model.is_configured
-                ]
-            )
+    def _tell_routes(self, *names: str) -> None:
+        if self._publish_routes is None:
+            return
+        found = {name: self._snapshot.get(name) for name in names}
+        changed = [
+            ModelRoutes(name, [holder.servable for holder in model.answering()], model.labels)
+            for name, model in found.items()
+            if model is not None and model.is_configured
+        ]
+        self._publish_routes(changed, found.keys() - {one.model for one in changed})
 
     def _told_no_more(self, name: str, statuses: Iterable[VersionStatus]) -> None:
         for status in statuses:
@@ -470,7 +476,7 @@ class Registry:
                 name: replace(model, statuses=statuses, available=available, early=early, is_tried=is_tried),
             }
             if available.keys() != model.available.keys():
-                self._tell_routes()
+                self._tell_routes(name)
         self._on_transition(name, status)
         return taken_out
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from service.artifact.completeness import Fingerprint, Identity, is_replaced
 from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig
-from service.engine.model_folder import SHORTEST_WAIT_S, LoadedFiles, ModelFolder, Scan
+from service.engine.model_folder import SHORTEST_WAIT_S, LoadedFiles, ModelFolder, Scan, Scanned, unanswered
 from service.engine.registry import Registry
 from service.engine.version_loads import VersionLoads
 from service.engine.version_policy import Latest, wanted_versions
@@ -38,26 +38,30 @@ class _Failure:
 
 
 class ModelWatcher:
-    """The watcher of one model's folder; each model has its own thread, so that no model waits for another.
+    """The watcher of one model's folder: scan() reads the folder, act() then loads and unloads versions.
 
-    Concurrency: run() in one thread; configure() and stop() from any.
+    Concurrency: act() by one caller at a time, and not beside a scan() whose result is used; the rest from any thread.
 
     Args:
-      wake: the event that ends the thread's wait between two scans of the folder.
+      look_again: makes the poller scan the model's folder now, and not at the next interval.
     """
 
     def __init__(
-        self, config: ModelConfig, registry: Registry, rules: LoadRules, wake: threading.Event | None = None
+        self,
+        config: ModelConfig,
+        registry: Registry,
+        rules: LoadRules,
+        look_again: Callable[[], None] = lambda: None,
     ) -> None:
-        self._name = config.name
+        self.name = config.name
+        self.look_again = look_again
         # The second one stays when the model is removed: a load may still fail then.
         self._config: ModelConfig | None = config
         self.last_config = config
         self._registry = registry
         self._rules = rules
-        self._wake = wake or threading.Event()
         self._is_stopped = False
-        # Lock without which configure() could set a config just after run() has decided to end the watcher's thread.
+        # Lock without which configure() could set a config just after end_if_over() has decided to end the watcher.
         self._ending = threading.Lock()
         self._is_over = False
         self._loaded: dict[int, LoadedFiles] = {}
@@ -71,13 +75,15 @@ class ModelWatcher:
         # Replaced version that did not load again -> its files at that load, and the error.
         self._not_reloaded: dict[int, tuple[Identity, str]] = {}
         self._problem = ""
+        # The last scan after whose act() nothing was left to do: an equal scan needs no act().
+        self._settled: Scanned | None = None
         self._loads = VersionLoads(config.name, rules, self.look_again)
 
     def configure(self, config: ModelConfig | None) -> bool:
-        """Sets the model's configuration; None makes the watcher unload all versions and end its thread.
+        """Sets the model's configuration; None makes the watcher unload all versions, and end.
 
         Returns:
-          False: the thread has ended already, and the configuration is not set.
+          False: the watcher has ended already, and the configuration is not set.
         """
         with self._ending:
             if self._is_over:
@@ -86,17 +92,24 @@ class ModelWatcher:
             # may load now.
             self._failures = self._failures if config == self._config else {}
             self._config, self.last_config = config, config or self.last_config
-        self._wake.set()
+        self.look_again()
         return True
 
-    def look_again(self) -> None:
-        """Wakes the watcher's thread, so that it scans the model's folder now and not at the next interval."""
-        self._wake.set()
+    def end_if_over(self) -> bool:
+        """Says whether the model has no configuration and no version any more; then configure() returns False."""
+        with self._ending:
+            self._is_over = self._config is None and not (self._loaded or self._announced or self._failures)
+            return self._is_over
 
     def stop(self) -> None:
-        """Makes the watcher's thread end after its current scan or load; loaded versions stay loaded."""
+        """Makes act() return after the load that runs; loaded versions stay loaded."""
         self._is_stopped = True
-        self._wake.set()
+
+    @property
+    def base_path(self) -> str | None:
+        """The base path that scan() reads; None if the model is removed, so that scan() reads nothing."""
+        config = self._config
+        return None if config is None else config.base_path
 
     @property
     def folders(self) -> Mapping[int, Path]:
@@ -108,35 +121,40 @@ class ModelWatcher:
         """Whether a load of one of the model's versions still hangs after it was given up at its timeout."""
         return self._loads.has_hanging
 
-    def run(self, poll_interval_s: float) -> None:
-        """Scans the model's folder until stop(): at each interval (0: never), when woken, and when a version is due."""
-        while not self._is_stopped:
-            self._wake.clear()
-            due_s: float | None = None
-            try:
-                due_s = self.poll_once()
-            except Exception:
-                # An error must not end this thread: without the thread, no new version of the model would ever be
-                # served.
-                logger.exception("polling failed", extra={"model": self._name})
-            with self._ending:
-                if self._config is None and not (self._loaded or self._announced or self._failures):
-                    self._is_over = True
-                    return
-            self._wake.wait(min((s for s in (poll_interval_s, due_s) if s is not None and s > 0), default=None))
+    def scan(self) -> Scanned:
+        """Reads the model's folder, and the state of the files of loaded versions; changes nothing, and may hang."""
+        return self._folder.scan(self._config, tuple(self._loaded), self._registry.damages(self.name))
 
-    def poll_once(self) -> float | None:
-        """Scans the model's folder, loads wanted versions, and unloads others once a wanted version is loaded.
+    def unanswered(self) -> Scanned:
+        """Returns the result of a scan that was given up, without reading anything."""
+        return unanswered(self._config)
+
+    def is_quiet(self, scanned: Scanned) -> bool:
+        """Says whether act() has nothing to load, unload or read after this scan, so that it takes no time."""
+        return scanned == self._settled
+
+    def act(self, scanned: Scanned) -> float | None:
+        """Does what a scan asks for: loads wanted versions, and unloads others once a wanted version is loaded.
 
         Returns:
           The seconds until the next waiting version is due; None if no version waits.
         """
-        config = self._config
-        self._take_out_damaged()
-        scan = Scan({}, {}) if config is None else self._scan(config.base_path)
+        config, scan, problem, damages = scanned
+        if config is not None:
+            versions = None if scan is None else scan.folders.keys() | self._loaded.keys()
+            self._rules.on_look(self.name, versions)
+        if self.is_quiet(scanned):
+            return None
+        self._settled = None
+        self._take_out_damaged(damages)
+        if self._is_outdated(config):
+            # configure() has woken the poller, which scans the folder again.
+            return None
+        self._folder.note(scan)
         if scan is None:
             # Loaded versions stay if the folder can not be read: a failed mount is more likely than a wish to stop
             # serving.
+            self._set_problem(problem)
             return None
         if config is not None and self._loaded and (left_s := self._folder.empty_left_s()):
             return left_s
@@ -162,7 +180,7 @@ class ModelWatcher:
                 # While an object store still fetches the wanted version, an older one is not fetched beside it.
                 break
             if self._try(config, version, found[version], instead) and not self._is_outdated(config):
-                extra = {"model": self._name, "version": version, "instead_of": wanted[0]}
+                extra = {"model": self.name, "version": version, "instead_of": wanted[0]}
                 logger.warning("an older version is served", extra=extra)
             if self._is_outdated(config):
                 return None
@@ -171,6 +189,10 @@ class ModelWatcher:
         if not wanted or self._loaded.keys() & set(wanted):
             self._unload_all_but(wanted)
         self._folder.keep({*wanted, *self._loaded, *(() if self._loaded else instead)})
+        is_settled = self._loaded and self._loaded.keys() == set(wanted) and not (self._failures or self._damaged)
+        # An object store's folder is not settled: it fetches and removes files between two equal scans.
+        if is_settled and self._folder.source.is_local and not (self._notes and self._rules.reloads_replaced):
+            self._settled = scanned
         return self._due_s(wanted)
 
     def _instead(self, config: ModelConfig | None, whole: Mapping[int, Path], wanted: Sequence[int]) -> list[int]:
@@ -198,7 +220,7 @@ class ModelWatcher:
 
         Reports folders that have the same number, too.
         """
-        notes = {} if config is None else dict(self._folder.source.notes)
+        notes = dict(scan.notes)
         for version, now in scan.identities.items():
             loaded = self._loaded.get(version)
             if loaded is None or not is_replaced(loaded.identity, now):
@@ -206,11 +228,11 @@ class ModelWatcher:
             path = scan.folders[version]
             if why := self._reload(config, version, path, now) if self._rules.reloads_replaced else _NOT_RELOADED:
                 notes[version] = f"other files than the served ones lie in {path}: {why}"
-        for version in notes.keys() - self._notes.keys():
-            logger.warning("version needs attention", extra=self._named(version, notes[version]))
         if notes != self._notes:
-            self._notes = notes
-            self._registry.note_versions(self._name, notes)
+            before, self._notes = self._notes, notes
+            self._registry.note_versions(self.name, notes)
+            for version in notes.keys() - before.keys():
+                logger.warning("version needs attention", extra=self._named(version, notes[version]))
 
     def _reload(self, config: ModelConfig | None, version: int, path: Path, now: Identity) -> str:
         """Loads a replaced version again; returns why it is not served yet, "" if it is.
@@ -239,42 +261,23 @@ class ModelWatcher:
         self._not_reloaded.pop(version, None)
         self._loaded[version] = LoadedFiles(path, seen, loaded.identity)
         self._registry.exchange(loaded.servable)
-        logger.info("loaded again", extra={"model": self._name, "version": version, "path": str(path)})
+        logger.info("loaded again", extra={"model": self.name, "version": version, "path": str(path)})
         return ""
 
-    def _take_out_damaged(self) -> None:
+    def _take_out_damaged(self, damages: Mapping[int, str]) -> None:
         """Unloads at once versions whose files have changed since their load, because their answers may be wrong."""
-        for version, why in self._registry.damages(self._name).items():
+        for version, why in damages.items():
             logger.error("files are damaged", extra=self._named(version, why))
             self._damaged[version] = self._folder.damaged(self._loaded.pop(version))
-            self._registry.unload(self._name, version, because=DataLoss(self.last_config.told(why)))
+            self._registry.unload(self.name, version, because=DataLoss(self.last_config.told(why)))
 
     def _named(self, version: int, reason: str) -> dict[str, Any]:
-        return {"model": self._name, "version": version, "reason": reason}
+        return {"model": self.name, "version": version, "reason": reason}
 
     def _is_outdated(self, config: ModelConfig | None) -> bool:
-        # True if a new configuration came, or the watcher is to stop, while a version was loading or waited for its
-        # turn to load. After a new configuration, run() scans the folder again.
+        # True if a new configuration came, or the watcher is to stop, since the scan began. After a new configuration,
+        # the poller scans the folder again.
         return self._config is not config or self._is_stopped
-
-    def _scan(self, base_path: str) -> Scan | None:
-        """Scans the model's folder; returns None, and notes the problem, if it can not be read."""
-        try:
-            source = self._folder.open(base_path)
-        except ServiceError as error:
-            self._set_problem(error.message)
-            return None
-        found = None
-        try:
-            found = self._folder.scan(base_path, tuple(self._loaded))
-        except TimeoutError as error:
-            # The message is made here and not by source.unreadable(), which would read the same folder again and hang
-            # as well.
-            self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
-        except OSError as error:
-            self._set_problem(source.unreadable(error))
-        self._rules.on_look(self._name, None if found is None else found.folders.keys() | self._loaded.keys())
-        return found
 
     def _note_problem(self, config: ModelConfig | None, found: Mapping[int, Path], wanted: list[int]) -> None:
         if config is None or wanted:
@@ -285,9 +288,9 @@ class ModelWatcher:
     def _set_problem(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
-            self._registry.note_problem(self._name, problem and self.last_config.told(problem))
+            self._registry.note_problem(self.name, problem and self.last_config.told(problem))
             if problem:
-                logger.warning("model has no versions", extra={"model": self._name, "reason": problem})
+                logger.warning("model has no versions", extra={"model": self.name, "reason": problem})
 
     def _forget(self, found: Mapping[int, Path], wanted: list[int]) -> None:
         # The status of a failed version is removed only when its folder is gone, even if the policy does not want the
@@ -295,17 +298,17 @@ class ModelWatcher:
         for version in (self._failures.keys() | self._damaged.keys()) - found.keys():
             self._failures.pop(version, None)
             self._damaged.pop(version, None)
-            self._registry.forget(self._name, version)
+            self._registry.forget(self.name, version)
         self._withdraw(self._announced - set(wanted))
 
     def _announce(self, version: int) -> None:
-        self._registry.announce(self._name, version)
+        self._registry.announce(self.name, version)
         self._announced.add(version)
 
     def _withdraw(self, versions: Collection[int]) -> None:
         for version in versions:
             self._announced.discard(version)
-            self._registry.withdraw(self._name, version)
+            self._registry.withdraw(self.name, version)
 
     def _may_try(self, version: int, path: Path) -> bool:
         if self._loads.is_hanging(version):
@@ -326,7 +329,7 @@ class ModelWatcher:
             return False
         except ServiceError as error:
             self._announced.discard(version)
-            self._registry.start(self._name, version)
+            self._registry.start(self.name, version)
             self._failed(version, error)
             return False
         if failure is None:
@@ -341,7 +344,7 @@ class ModelWatcher:
     def _try_load(self, version: int, path: Path, instead: int | None) -> None:
         rules = self._rules
         self._announced.discard(version)
-        self._registry.start(self._name, version)
+        self._registry.start(self.name, version)
         started_s = rules.clock()
         seen = self._folder.seen(version)
         try:
@@ -357,7 +360,7 @@ class ModelWatcher:
                 self._damaged[version] = seen
                 self._failures.pop(version, None)
                 logger.error("files are damaged", extra=self._named(version, error.message))
-                self._registry.fail(self._name, version, self.last_config.told_error(error))
+                self._registry.fail(self.name, version, self.last_config.told_error(error))
             else:
                 self._failed(version, error)
             return
@@ -366,7 +369,7 @@ class ModelWatcher:
         self._loaded[version] = LoadedFiles(path, seen, loaded.identity)
         self._registry.publish(loaded.servable)
         seconds = round(rules.clock() - started_s, 3)
-        logger.info("loaded", extra={"model": self._name, "version": version, "seconds": seconds, "path": str(path)})
+        logger.info("loaded", extra={"model": self.name, "version": version, "seconds": seconds, "path": str(path)})
 
     def _failed(self, version: int, error: Exception) -> None:
         rules = self._rules
@@ -385,15 +388,15 @@ class ModelWatcher:
                 "retry_in_s": rules.retry_interval_s if failure.attempts <= rules.max_retries else None,
             },
         )
-        self._registry.fail(self._name, version, self.last_config.told_error(known))
+        self._registry.fail(self.name, version, self.last_config.told_error(known))
 
     def _unload_all_but(self, wanted: list[int]) -> None:
         for version in sorted(self._loaded.keys() - set(wanted)):
-            self._registry.unload(self._name, version)
+            self._registry.unload(self.name, version)
             del self._loaded[version]
-        ended = [s for s in self._registry.all_statuses(self._name) if s.state is State.END and s.code == "OK"]
+        ended = [s for s in self._registry.all_statuses(self.name) if s.state is State.END and s.code == "OK"]
         for status in ended[_MAX_ENDED:]:
-            self._registry.forget(self._name, status.version)
+            self._registry.forget(self.name, status.version)
 
     def _due_s(self, wanted: list[int]) -> float | None:
         rules, waits = self._rules, list[float]()

@@ -205,6 +205,11 @@ class Searches:
         self._scanned[key] = self._scanned.get(key, 0) + found.rows_scanned
         return found
 
+    def forget(self, model: str) -> None:
+        """Drops the number of rows that searches in a removed model have compared."""
+        for key in [key for key in self._scanned.copy() if key[1] == model]:
+            self._scanned.pop(key, None)
+
     def rows_scanned(self) -> Mapping[str, int]:
         """Returns model -> number of rows with which searches have compared their queries."""
         totals: Counter[str] = Counter()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.crc32c import masked_of
+from service.artifact.proto_fields import check_num_fields
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH, read_records
 from service.engine.inference import CLASSIFY_METHOD, INPUTS, REGRESS_METHOD, result_of, wanted_outputs
 from service.engine.servable import Servable
@@ -23,6 +24,8 @@ from service.wire.example_proto import decode_examples, decode_examples_request,
 from service.wire.predict_proto import decode_inputs, decode_request, parse_message
 
 logger = logging.getLogger(__name__)
+
+_LOG = "tensorflow.serving.PredictionLog"
 
 # Kind of warm-up record that neither TensorFlow Serving nor this server can replay -> its number in the proto's enum.
 _UNSUPPORTED = {"predict_streamed_log": 7, "session_run_log": 5}
@@ -56,7 +59,8 @@ def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: f
             if number > MAX_WARMUP_RECORDS:
                 raise ArtifactError(f"Number of warmup records exceeds the maximum ({MAX_WARMUP_RECORDS}) at {path}")
             try:
-                log = parse_message("tensorflow.serving.PredictionLog", record)
+                check_num_fields(f"{path}: warmup record number {number}", record, _LOG)
+                log = parse_message(_LOG, record)
             except MalformedPayload as error:
                 raise ArtifactError(f"Failed to parse warmup record: number {number} from {path}") from error
             try:

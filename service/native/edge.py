@@ -106,6 +106,10 @@ class Edge:
         """Removes a version's counters from the native core, and returns them as JSON."""
         return self._server.retire(model, version)
 
+    def forget(self, model: str) -> None:
+        """Removes all counters of a model from the native core."""
+        self._server.forget(model)
+
     def drain(self, timeout_s: float) -> bool:
         """Stops accepting connections, waits at most timeout_s seconds for the requests in flight, and says whether all
         have ended. Blocks.

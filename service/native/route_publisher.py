@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from service.engine.recording import Recorder
@@ -13,14 +13,15 @@ from service.native.native_servable import CompiledServable
 if TYPE_CHECKING:
     from service import _native
 
-Routes = list[tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float]]
+# A model's name, its versions, its labels, and the fraction of its requests that are logged.
+Route = tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float]
 
 
 class TakesRoutes(Protocol):
     """The receiver of the routes of all models: the native core's server, or an object of a test."""
 
-    def set_routes(self, models: Routes) -> None:
-        """Replaces the native core's routes: the models and versions that requests can reach."""
+    def change_routes(self, models: Sequence[Route], removed: Sequence[str]) -> None:
+        """Changes the native core's routes of some models, and removes those of others."""
         ...
 
 
@@ -34,12 +35,15 @@ class RoutePublisher:
     def __init__(self, recorders: Mapping[str, Recorder]) -> None:
         self._recorders = recorders
         self._lock = threading.Lock()
-        self._routes: Routes = []
+        self._routes: dict[str, Route] = {}
         self._server: TakesRoutes | None = None
 
-    def __call__(self, models: Sequence[ModelRoutes]) -> None:
-        """Publishes to the native core the versions that requests can lease now, in place of the earlier ones."""
-        routes: Routes = [
+    def __call__(self, models: Sequence[ModelRoutes], removed: Collection[str]) -> None:
+        """Publishes to the native core the versions of some models that requests can lease now; removes other models.
+
+        Only changed models are sent: sending all of a thousand models after each load would take longer than the loads.
+        """
+        changed: list[Route] = [
             (
                 model.model,
                 [(one.version, _compiled(one.native)) for one in model.servables],
@@ -49,9 +53,10 @@ class RoutePublisher:
             for model in models
         ]
         with self._lock:
-            self._routes = routes
-            if self._server is not None:
-                self._server.set_routes(routes)
+            self._routes.update({route[0]: route for route in changed})
+            gone = [name for name in removed if self._routes.pop(name, None) is not None]
+            if self._server is not None and (changed or gone):
+                self._server.change_routes(changed, gone)
 
     def _log_rate(self, model: str) -> float:
         recorder = self._recorders.get(model)
@@ -61,14 +66,14 @@ class RoutePublisher:
         """Stores the native core's server as the receiver of routes, and sends it the current routes at once."""
         with self._lock:
             self._server = server
-            server.set_routes(self._routes)
+            server.change_routes(list(self._routes.values()), [])
 
     def detach(self) -> None:
         """Withdraws all routes from the native core's server; called after the server has answered its last request."""
         with self._lock:
             if self._server is not None:
-                self._server.set_routes([])
-            self._server, self._routes = None, []
+                self._server.change_routes([], list(self._routes))
+            self._server, self._routes = None, {}
 
 
 def _compiled(native: object) -> _native.Servable | None:

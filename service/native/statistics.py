@@ -66,6 +66,10 @@ class CoreNumbers(Protocol):
         """Removes a version's counts from the native core, and returns them as JSON."""
         ...
 
+    def forget(self, model: str) -> None:
+        """Removes all counts of a model from the native core."""
+        ...
+
 
 class NativeStatistics:
     """The reader of the native core's statistics, which adds them to the server's counters. Concurrency: any thread.
@@ -120,6 +124,17 @@ class NativeStatistics:
                 return
             gone = self._add(json.loads(self._core.retire(model, version)))
             self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
+
+    def forget(self, model: str) -> None:
+        """Removes all counts of a removed model, from the native core too; a later model of the name counts from 0."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._core.forget(model)
+            self._known = {key: numbers for key, numbers in self._known.items() if key[0].model != model}
+            self._refused = {key: count for key, count in self._refused.items() if key[0] != model}
+            self._failed = {key: count for key, count in self._failed.items() if key[2] != model}
+            self._waited.pop(model, None)
 
     def stop(self) -> None:
         """Adds the native core's last counts to the server's counters; called before the core ends."""

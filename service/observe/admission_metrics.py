@@ -57,6 +57,13 @@ class AdmissionCounter:
         """Adds a histogram of the times that requests waited in the native core, as the core counted them."""
         self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
 
+    def forget(self, model: str) -> None:
+        """Drops the counts of a removed model."""
+        for refused in [key for key in self._refused.copy() if key[1] == model]:
+            self._refused.pop(refused, None)
+        for waits in [key for key in self._waits.copy() if key[1] == model]:
+            self._waits.pop(waits, None)
+
     def connection_dropped(self, reason: str) -> None:
         """Counts a connection that the server refused or closed. Concurrency: one thread at a time."""
         self._dropped[reason] = self._dropped.get(reason, 0) + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 
 from service.engine.admission import Held
@@ -11,6 +11,7 @@ from service.engine.servable import LoadedServable
 from service.observe.admission_metrics import AdmissionCounter
 from service.observe.attention import ReadFiles
 from service.observe.batch_metrics import BatchCounter
+from service.observe.gone_models import GoneModels
 from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.metric_text import CONTENT_TYPE
 from service.observe.own_metric_names import batch_lines, request_lines, servable_lines
@@ -34,6 +35,8 @@ class Metrics:
       loaded: returns the loaded servables, whose tables have counts of their own.
       more: functions that return the lines of further families.
       notes: gets the requests that are slow or fail.
+      models: returns the names of the models that are served, or whose versions are not unloaded yet.
+      forget: functions that drop a model's counts in the families of `more`.
     """
 
     def __init__(
@@ -41,6 +44,9 @@ class Metrics:
         loaded: Callable[[], Sequence[LoadedServable]],
         more: Sequence[Callable[[], list[str]]] = (),
         notes: Notes | None = None,
+        *,
+        models: Callable[[], Collection[str]] = frozenset,
+        forget: Sequence[Callable[[str], None]] = (),
     ) -> None:
         self.requests = RequestCounter(notes)
         self.batches = BatchCounter()
@@ -53,6 +59,10 @@ class Metrics:
         self._loaded = loaded
         self._more = more
         self._versions = VersionStates()
+        self._models = models
+        parts = (self.requests, self.warmups, self.admission, self._versions)
+        self._forgetting = [*(part.forget for part in parts), *forget]
+        self._gone = GoneModels(self._forget)
 
     def version_changed(self, model: str, status: VersionStatus) -> None:
         """Records a version's new state; at its END, drops the version's counts of requests and warm-ups."""
@@ -62,6 +72,12 @@ class Metrics:
             # each would leave its counts in memory.
             self.requests.retire(model, status.version)
             self.warmups.retire(model, status.version)
+            # The version may have been the last one of a removed model.
+            self._gone.note(self._models())
+
+    def _forget(self, model: str) -> None:
+        for forget in self._forgetting:
+            forget(model)
 
     def read_files(self) -> ReadFiles:
         """Returns the state of certificates and of --auth_config, for the status page."""
@@ -69,6 +85,7 @@ class Metrics:
 
     def render(self) -> tuple[bytes, str]:
         """Returns all metrics as Prometheus text, and the text's content type."""
+        self._gone.note(self._models(), scrapes=1)
         now, ever = self.requests.read()
         lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
         lines += self.tls.lines()

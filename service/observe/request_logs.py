@@ -84,6 +84,11 @@ class RequestLogs:
             for name, (config, log) in logs.items()
         }
 
+    def forget(self, model: str) -> None:
+        """Drops the counts of the ended request logs of a removed model."""
+        with self._changing:
+            self._ended.pop(model, None)
+
     def metric_lines(self) -> list[str]:
         """Returns the lines of the metrics about request logs."""
         with self._changing:

@@ -103,6 +103,10 @@ class CountsElsewhere(Protocol):
         """Adds the native core's last counts of a version to the RequestCounter, and makes the core drop them."""
         ...
 
+    def forget(self, model: str) -> None:
+        """Makes the native core drop all its counts of a removed model."""
+        ...
+
 
 class RequestCounter:
     """The counter of requests for all models. Concurrency: any thread.
@@ -199,6 +203,20 @@ class RequestCounter:
                 _, subject, code = failure
                 gone.add_failures(subject, code, self._failures.pop(failure)[0])
             _add_without_version(gone, self._retired)
+
+    def forget(self, model: str) -> None:
+        """Drops all counts of a removed model, also those since the start."""
+        if self.also is not None:
+            self.also.forget(model)
+        with self._lock:
+            for key in [key for key in self._successes.copy() if key[1].model == model]:
+                self._successes.pop(key, None)
+            for failure in [key for key in self._failures.copy() if key[1].model == model]:
+                self._failures.pop(failure, None)
+            kept = Requests()
+            kept.successes.update(item for item in self._retired.successes.items() if item[0].model != model)
+            kept.failures.update(item for item in self._retired.failures.items() if item[0][0].model != model)
+            self._retired = kept
 
 
 def _add_without_version(part: Requests, whole: Requests) -> None:

@@ -43,5 +43,9 @@ class WarmupCounter:
     def retire(self, model: str, version: int) -> None:
         """Drops the counts of warm-up replays of a version that has ended, because new versions may come all day."""
         with self._lock:
-            for key in [key for key in self._found if key[:2] == (model, version)]:
-                del self._found[key]
+            self._found = {key: found for key, found in self._found.items() if key[:2] != (model, version)}
+
+    def forget(self, model: str) -> None:
+        """Drops the counts of warm-up replays of a removed model."""
+        with self._lock:
+            self._found = {key: found for key, found in self._found.items() if key[0] != model}

@@ -41,6 +41,7 @@ from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
 from service.process.admission import create_admission
 from service.process.bound_ports import Ports
+from service.process.health_updates import HealthUpdates
 from service.process.http_parts import HttpParts, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
@@ -86,15 +87,13 @@ class App:
         )
         # Without the native core there is no RoutePublisher, because Python answers all requests.
         self._routes = RoutePublisher(self._request_logs.recorders) if settings.data_plane == "native" else None
+        self._health = HealthUpdates(lambda: self._servers.set_serving(self._registry.is_ready))
         self._registry = Registry(
-            self._version_changed, self._routes, on_problem=self._show_health, is_strict=settings.strict_readiness
+            self._version_changed, self._routes, on_problem=self._health.note, is_strict=settings.strict_readiness
         )
-        # Lock that is held while readiness is read and the servers' health checks are set to it, so that no older state
-        # replaces a newer one.
-        self._showing_health = threading.Lock()
         self._history, self._recent = VersionHistory(), RecentRequests(settings.slow_request_s)
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
-        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, self._clusters)
+        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._health.note, self._clusters)
         self._registry.problem_beside = self._remote.problem
         paging, self._stores = TablePaging(settings, self._clusters, self._registry.loaded), open_stores(settings)
         more = [
@@ -106,7 +105,10 @@ class App:
             self._request_logs.metric_lines,
             dropped_line_metrics,
         ]
-        self._metrics = Metrics(self._registry.loaded, more, self._recent)
+        stores = [] if self._stores is None else [self._stores.forget]
+        forget = [self._request_logs.forget, lambda model: self._engine.searches.forget(model), *stores]
+        in_use = self._registry.models_in_use
+        self._metrics = Metrics(self._registry.loaded, more, self._recent, models=in_use, forget=forget)
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete, self._is_forced = threading.Event(), False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
@@ -144,7 +146,7 @@ class App:
             poll_interval_s=settings.file_system_poll_wait_seconds,
             reload_timeout_s=settings.model_reload_timeout_s,
             allow_labels_for_unavailable=settings.allow_version_labels_for_unavailable_models,
-            on_change=self._show_health,
+            on_change=self._health.update,
             on_commit=self._request_logs.configure,
         )
         self._lists = ModelLists(settings, self._models)
@@ -318,7 +320,7 @@ class App:
 
     def _set_fault(self, fault: str) -> None:
         self._registry.fault = fault
-        self._show_health()
+        self._health.update()
 
     def _force(self) -> None:
         self._is_forced = True
@@ -331,7 +333,7 @@ class App:
         for beside in (self._pages, self._verification):
             if beside is not None:
                 beside.stop()
-        self._show_health()
+        self._health.update()
         await asyncio.sleep(settings.shutdown_delay_s)
         await self._servers.stop()
         self._stop_watching.set()
@@ -349,14 +351,10 @@ class App:
     def _version_changed(self, model: str, status: VersionStatus) -> None:
         self._metrics.version_changed(model, status)
         self._history.note(model, status)
-        self._show_health()
+        self._health.note()
         log = logger.info if status.state in (State.AVAILABLE, State.END) else logger.debug
         log("version state", extra={"model": model, "version": status.version, "state": status.state.name})
 
     def _readiness_lines(self) -> list[str]:
-        registry = self._registry
-        return readiness_lines(registry.is_ready, {name: not registry.problem(name) for name in registry.models()})
-
-    def _show_health(self) -> None:
-        with self._showing_health:
-            self._servers.set_serving(self._registry.is_ready)
+        can_answer = {name: not self._registry.problem(name) for name in self._registry.models()}
+        return readiness_lines(self._registry.is_ready, can_answer)

@@ -41,6 +41,11 @@ class Stores:
             mirror.wake = wake
             return mirror
 
+    def forget(self, model: str) -> None:
+        """Drops the mirrors of a removed model, with their counts; the model's cache folder stays."""
+        with self._opening:
+            self._mirrors = {key: mirror for key, mirror in self._mirrors.items() if key[0] != model}
+
     def status(self) -> list[dict[str, Any]]:
         """Returns the state of each mirror for the status page, sorted by model and URI."""
         return [mirror.status() for _, mirror in sorted(self._mirrors.copy().items())]

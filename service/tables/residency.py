@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from service.artifact.plain_file import read_plain_file
 from service.errors import ArtifactError
 from service.tables.table import MappedTable
 from service.types import Array
@@ -199,6 +200,8 @@ def _runs(starts: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, i
 
 
 STATISTICS_PATH = "assets.extra/statistics"
+# Largest file of a table's statistics that is read; it lists the ids that a training looks up most.
+_MAX_STATISTICS_BYTES = 64 << 20
 
 
 def hot_rows(artifact: Path) -> Iterator[tuple[str, Array]]:
@@ -211,7 +214,7 @@ def hottest_rows(artifact: Path) -> Iterator[tuple[str, Array]]:
     """Yields the name of each table in the training's statistics, with its hot rows: [n] int64, the hottest first."""
     for file in sorted((artifact / STATISTICS_PATH).glob("*.json")):
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
+            document = json.loads(read_plain_file(file, _MAX_STATISTICS_BYTES))
             name, found = str(document["table"]["name"]), document["counts"]
             ids = np.array(found["ids"], np.int64)
             order = np.lexsort((ids, -np.array(found.get("counts", np.zeros(ids.shape)), np.int64)))

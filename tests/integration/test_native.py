@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
-from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until
 from tests.tower_model import TAGS, USERS
 from tests.toy_described import write_described_model
 
@@ -170,3 +171,22 @@ def test_a_drain_lets_requests_end_and_leaves_nothing_behind(serve: Serve, tmp_p
     server.signal(signal.SIGTERM)
     assert server.exit_code() == 0
     assert "stopped" in server.text()
+
+
+def test_why_calls_for_a_list_of_addresses_are_reset_is_logged_once(serve: Serve) -> None:
+    server = serve().ready()
+    # For a list of addresses, grpcio sends the whole list as the name of the server.
+    target = f"ipv4:127.0.0.1:{server.grpc_port},127.0.0.1:{server.grpc_port}"
+
+    def told() -> list[str]:
+        texts = [record["message"] for record in server.records]
+        return [text for text in texts if "RST_STREAM 1" in text]
+
+    for _ in range(3):
+        with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError, match="RST_STREAM"):
+            predict_grpc(channel, {"user": np.array([1])}, "lookup")
+        until(lambda: len(told()) > 0)
+    assert len(told()) == 1
+    assert "grpc.default_authority" in told()[0] and "127.0.0.1" in told()[0]
+    with grpc.insecure_channel(target, [("grpc.default_authority", "replicas")]) as channel:
+        assert predict_grpc(channel, {"user": np.array([1])}, "lookup")["user"].tolist() == [[1, 10]]

@@ -28,7 +28,7 @@ static ROUTES: LazyLock<Routes> = LazyLock::new(|| routes(servable()));
 fn routes(servable: Servable) -> Routes {
     let versions = vec![(3, Some(Arc::new(servable)))];
     let model = ModelRoutes { versions, labels: vec![("stable".to_owned(), 3)], log_rate: 0.0 };
-    Routes::new(HashMap::from([("m".to_owned(), model)]))
+    Routes::default().with(HashMap::from([("m".to_owned(), model)]), &[])
 }
 
 /// Sends a request to a form twice: as a connection's thread does, then with unlimited effort and with the other value

@@ -39,7 +39,7 @@ use crate::admission::large::{LazyPool, Pool};
 use crate::admission::limits::{ALL_HEAD_BYTES, HANDSHAKES_A_TURN};
 use crate::admission::long_calls::LongCalls;
 use crate::forward::{GrpcUpstream, HttpUpstream};
-use crate::plan::{GraphLimit, Routes};
+use crate::plan::{GraphLimit, ModelRoutes, Routes};
 
 /// Number of tasks that the async runtime runs before it looks for new bytes on sockets. The number is low, so that a
 /// flood on one connection delays other connections by 8 ms and not by 607 ms.
@@ -190,8 +190,10 @@ impl Server {
         }
     }
 
-    /// Replaces the published servables; running requests keep the servables with which they started.
-    pub fn set_routes(&self, routes: Routes) {
+    /// Changes the published servables of some models, and removes other models; running requests keep the servables
+    /// with which they started. One caller at a time.
+    pub fn change_routes(&self, changed: HashMap<String, ModelRoutes>, removed: &[String]) {
+        let routes = self.hub.shared.routes.load().with(changed, removed);
         self.hub.shared.routes.store(Arc::new(routes));
     }
 
@@ -240,6 +242,11 @@ impl Server {
     #[must_use]
     pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
         self.hub.shared.statistics.retire(model, version)
+    }
+
+    /// Removes all counts of a model that was removed.
+    pub fn forget(&self, model: &str) {
+        self.hub.shared.statistics.forget(model);
     }
 
     /// Closes all connections of the server now, so that a waiting drain ends.

@@ -62,8 +62,9 @@ struct Own {
     // objects.
     of: usize,
     generation: u64,
-    cells: Vec<(Subject, Arc<Cell>)>,
-    last: usize,
+    // The counters by model: a search among those of a thousand models would take longer than a lookup.
+    cells: HashMap<String, Vec<(Subject, Arc<Cell>)>>,
+    last: Option<(Subject, Arc<Cell>)>,
 }
 
 thread_local! {
@@ -71,7 +72,8 @@ thread_local! {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         NEXT.fetch_add(1, Relaxed) % SHARDS
     };
-    static OWN: RefCell<Own> = const { RefCell::new(Own { of: 0, generation: 0, cells: Vec::new(), last: 0 }) };
+    static OWN: RefCell<Own> =
+        RefCell::new(Own { of: 0, generation: 0, cells: HashMap::new(), last: None });
 }
 
 struct Waits {
@@ -219,28 +221,26 @@ impl Statistics {
     fn cell<'o>(&self, own: &'o mut Own, method: Method, answered: &Answered, model: &str, version: i64) -> &'o Cell {
         let generation = self.generation.load(Relaxed);
         if own.of != self.number || own.generation != generation {
-            *own = Own { of: self.number, generation, cells: Vec::new(), last: 0 };
+            *own = Own { of: self.number, generation, cells: HashMap::new(), last: None };
         }
         let signature = answered.signature;
-        let is_it = |(subject, _): &(Subject, Arc<Cell>)| {
+        let is_it = |(subject, _): &&(Subject, Arc<Cell>)| {
             subject.method == method
                 && subject.signature == signature
                 && subject.version == version
                 && subject.model == model
         };
-        let place = if own.cells.get(own.last).is_some_and(is_it) {
-            own.last
-        } else {
-            own.cells.iter().position(is_it).unwrap_or_else(|| {
+        if !own.last.as_ref().is_some_and(|last| is_it(&last)) {
+            let known = own.cells.get(model).and_then(|cells| cells.iter().find(is_it)).cloned();
+            own.last = Some(known.unwrap_or_else(|| {
                 let subject = Subject { method, version, signature, model: model.to_owned() };
-                let cell = Arc::new(self.new_cell(answered));
-                lock(&self.cells).push((subject.clone(), Arc::clone(&cell)));
-                own.cells.push((subject, cell));
-                own.cells.len() - 1
-            })
-        };
-        own.last = place;
-        &own.cells[place].1
+                let new = (subject, Arc::new(self.new_cell(answered)));
+                lock(&self.cells).push(new.clone());
+                own.cells.entry(model.to_owned()).or_default().push(new.clone());
+                new
+            }));
+        }
+        &own.last.as_ref().expect("it was set above").1
     }
 
     fn new_cell(&self, answered: &Answered) -> Cell {
@@ -352,15 +352,26 @@ impl Statistics {
     /// be counted.
     #[must_use]
     pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
+        subjects(&self.take(|subject| subject.model == model && subject.version == version))
+    }
+
+    /// Removes all counts of a model that is not configured any more. A request that ends later may be counted anew.
+    pub fn forget(&self, model: &str) {
+        drop(self.take(|subject| subject.model == model));
+        lock(&self.refused).retain(|(name, _), _| name != model);
+        lock(&self.failed).retain(|(_, name, _), _| name != model);
+        lock(&self.waited).retain(|name, _| **name != *model);
+    }
+
+    fn take(&self, is_gone: impl Fn(&Subject) -> bool) -> Vec<(Subject, Arc<Cell>)> {
         let mut cells = lock(&self.cells);
-        let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut *cells)
-            .into_iter()
-            .partition(|(subject, _)| subject.model == model && subject.version == version);
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *cells).into_iter().partition(|(subject, _)| is_gone(subject));
         *cells = joined(kept);
         // The new generation number makes every thread leave its old counters (cells) and create new ones at its next
         // request.
         self.generation.fetch_add(1, Relaxed);
-        subjects(&gone)
+        gone
     }
 }
 
@@ -491,6 +502,27 @@ mod tests {
         count(&statistics, &one, Duration::from_millis(1));
         let left = statistics.snapshot().subjects;
         assert_eq!((left.len(), left[0].counts[0], left[0].rows), (1, 4, 14));
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_forgotten_model() {
+        let statistics = Statistics::new(vec![0.1], vec![0.1], Duration::MAX);
+        for version in [1, 2] {
+            count(&statistics, &answered(version), Duration::ZERO);
+        }
+        for model in ["m", "n"] {
+            statistics.refused(model, "queue");
+            statistics.failed(Method::Lookup, model, "UNAVAILABLE");
+            statistics.waited(&model.into(), Duration::ZERO);
+        }
+        statistics.forget("m");
+        let left = statistics.snapshot();
+        assert!(left.subjects.is_empty());
+        assert_eq!(left.refused.iter().filter(|(model, ..)| !model.is_empty()).count(), 1);
+        assert_eq!((&*left.failed[0].2, left.failed.len()), ("n", 1));
+        assert_eq!((&*left.waited[0].model, left.waited.len()), ("n", 1));
+        count(&statistics, &answered(1), Duration::ZERO);
+        assert_eq!(statistics.snapshot().subjects[0].counts, [1, 0]);
     }
 
     #[test]

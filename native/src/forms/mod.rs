@@ -84,7 +84,7 @@ mod tests {
 
     fn routes(log_rate: f64) -> Routes {
         let (versions, labels) = (vec![(3, None)], vec![("stable".to_owned(), 3)]);
-        Routes::new([("m".to_owned(), crate::plan::ModelRoutes { versions, labels, log_rate })].into())
+        Routes::default().with([("m".to_owned(), crate::plan::ModelRoutes { versions, labels, log_rate })].into(), &[])
     }
 
     fn refused(routes: &Routes, grant: Option<&Grant>, log_draw: Option<f64>, model: &str) -> Declined {

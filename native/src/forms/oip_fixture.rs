@@ -124,7 +124,7 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
         labels: vec![("stable".to_owned(), 3)],
         log_rate: 0.0,
     };
-    Routes::new(HashMap::from([("m".to_owned(), model)]))
+    Routes::default().with(HashMap::from([("m".to_owned(), model)]), &[])
 }
 
 pub fn routes() -> Routes {

@@ -45,15 +45,24 @@ impl ModelRoutes {
 /// The routing table: the versions and labels of all models. A request uses one table from its start to its end.
 #[derive(Default)]
 pub struct Routes {
-    models: HashMap<String, ModelRoutes>,
+    // Models and their names are shared with the tables before and after, so that a change of one of a thousand models
+    // copies nothing but pointers.
+    models: HashMap<Arc<str>, Arc<ModelRoutes>>,
 }
 
 impl Routes {
-    /// Builds the table of the configured models, by name; sorts their versions, the latest first.
+    /// Returns a table that differs from this one in some models; sorts their versions, the latest first.
+    ///
+    /// `changed`: the new or changed models, by name. `removed`: names of models that no request may reach any more.
     #[must_use]
-    pub fn new(mut models: HashMap<String, ModelRoutes>) -> Self {
-        for model in models.values_mut() {
+    pub fn with(&self, changed: HashMap<String, ModelRoutes>, removed: &[String]) -> Self {
+        let mut models = self.models.clone();
+        for name in removed {
+            models.remove(name.as_str());
+        }
+        for (name, mut model) in changed {
             model.versions.sort_by_key(|(version, _)| std::cmp::Reverse(*version));
+            models.insert(name.into(), Arc::new(model));
         }
         Routes { models }
     }
@@ -61,11 +70,6 @@ impl Routes {
     /// Returns the versions and labels of a configured model; None for any other name.
     #[must_use]
     pub fn model(&self, name: &str) -> Option<&ModelRoutes> {
-        self.models.get(name)
-    }
-
-    /// Iterates over every published servable of every model.
-    pub fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
-        self.models.values().flat_map(|model| model.versions.iter().filter_map(|(_, servable)| servable.as_ref()))
+        self.models.get(name).map(AsRef::as_ref)
     }
 }

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.artifact.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest
+from service.artifact.manifest import FORMAT_VERSION, MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest
 from service.errors import ArtifactError
 from tests.toy_model import toy_manifest, toy_tables, variable_name, write_toy_model
 
@@ -329,3 +329,12 @@ def test_any_value_in_any_place_is_read_or_refused(place: tuple[str, ...], value
         parse(data)
     except ArtifactError:
         pass
+
+
+def test_a_manifest_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / MANIFEST_PATH
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(ArtifactError, match=f"it has more than {MAX_MANIFEST_BYTES} bytes, the most that are read"):
+        Manifest.read(tmp_path)

@@ -32,3 +32,14 @@ def test_what_can_not_be_read_says_why(tmp_path: Path) -> None:
         read_plain_file(tmp_path / "absent")
     with pytest.raises(OSError, match="symbolic links"):
         read_plain_file(tmp_path / "loop")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert read_plain_file(path, 5) == b"12345"
+    with pytest.raises(OSError, match="it has more than 4 bytes, the most that are read"):
+        read_plain_file(path, 4)
+    # A file without contents of its own has the size 0, however much can be read from it.
+    with pytest.raises(OSError, match="it has more than 4 bytes"):
+        read_plain_file(Path("/proc/self/maps"), 4)

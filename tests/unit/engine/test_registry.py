@@ -446,7 +446,7 @@ def any_is_enough(early: Servable) -> bool:
 
 def test_lookups_are_answered_while_the_version_loads_and_give_way_to_it() -> None:
     routes: list[Any] = []
-    registry = Registry(lambda model, status: None, routes.append)
+    registry = Registry(lambda model, status: None, lambda changed, removed: routes.append(changed))
     registry.add_model("m")
     registry.start("m", 1)
     early, whole = lookups(), servable(1)

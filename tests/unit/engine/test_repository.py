@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from service.engine import base_paths
 from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig
 from service.engine.registry import Registry
@@ -27,6 +26,11 @@ from tests.unit.engine.fakes import FakeBackend, servable
 
 RETRY_INTERVAL_S = 60.0
 MAX_RETRIES = 2
+
+
+def poll(watcher: ModelWatcher) -> float | None:
+    """Scans the model's folder, and does what the scan asks for."""
+    return watcher.act(watcher.scan())
 
 
 class World:
@@ -67,7 +71,7 @@ class World:
             (self.base / name).mkdir(parents=True)
 
     def poll(self) -> None:
-        self.watcher.poll_once()
+        poll(self.watcher)
 
     @property
     def serving(self) -> int | None:
@@ -256,23 +260,23 @@ def test_a_folder_that_is_empty_for_a_moment_keeps_its_version_serving(world: Wo
     world.settle(2.0)
     world.add("1")
     world.clock.now_s += 2
-    world.watcher.poll_once()
+    poll(world.watcher)
     world.clock.now_s += 2
-    world.watcher.poll_once()
+    poll(world.watcher)
     assert world.serving == 1
     shutil.rmtree(world.base / "1")
-    assert world.watcher.poll_once() == 2.0, "the time until the scan that decides"
+    assert poll(world.watcher) == 2.0, "the time until the scan that decides"
     world.clock.now_s += 1.9
-    assert world.watcher.poll_once() == pytest.approx(0.1)
+    assert poll(world.watcher) == pytest.approx(0.1)
     # What removes the model's folder removes the folder itself now.
     world.base.rmdir()
-    world.watcher.poll_once()
+    poll(world.watcher)
     world.clock.now_s += 10
-    world.watcher.poll_once()
+    poll(world.watcher)
     assert world.serving == 1
     # The scan that found no version before the folder was gone does not count any more.
     world.base.mkdir()
-    world.watcher.poll_once()
+    poll(world.watcher)
     assert world.serving == 1
 
 
@@ -334,7 +338,7 @@ def test_versions_that_wait_for_their_turn_are_in_state_start(world: World) -> N
         return load(name, version, path)
 
     watcher = ModelWatcher(world.config(All()), world.registry, LoadRules(looking, 0, 1.0))
-    watcher.poll_once()
+    poll(watcher)
     assert seen == [[(2, "LOADING"), (1, "START")], [(2, "AVAILABLE"), (1, "LOADING")]]
 
 
@@ -377,7 +381,7 @@ def test_one_version_that_fails_does_not_keep_the_others_from_loading(world: Wor
 def test_a_folder_is_loaded_when_nothing_in_it_has_changed_for_the_settle_time(world: World) -> None:
     world.settle(5.0)
     world.add("1")
-    assert world.watcher.poll_once() == 5.0, "it must look again by itself, also with an interval of 0"
+    assert poll(world.watcher) == 5.0, "it must look again by itself, also with an interval of 0"
     for size in (1, 2, 3):
         world.clock.now_s += 4.0
         (world.base / "1" / "saved_model.pb").write_bytes(b"x" * size)
@@ -392,7 +396,7 @@ def test_a_folder_is_loaded_when_nothing_in_it_has_changed_for_the_settle_time(w
 def test_a_folder_that_has_long_been_there_is_loaded_at_once(world: World) -> None:
     world.add("1")
     rules = LoadRules(world.load, 0, 1.0, settle_s=5.0, clock=world.clock, wall_clock=lambda: 2.0**40)
-    ModelWatcher(world.config(), world.registry, rules).poll_once()
+    poll(ModelWatcher(world.config(), world.registry, rules))
     assert world.loads == [(1, "1")]
 
 
@@ -451,36 +455,6 @@ def test_a_version_that_failed_is_tried_at_once_from_another_base_path(world: Wo
     assert world.serving == 1
 
 
-def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_is_asked_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.add("1")
-    rules = dataclasses.replace(world.rules, look_timeout_s=0.01)
-    watcher = ModelWatcher(world.config(), world.registry, rules)
-    watcher.poll_once()
-    answer, asked = threading.Event(), []
-
-    def hang(base_path: Path) -> dict[int, Path]:
-        asked.append(base_path)
-        answer.wait()
-        return {}
-
-    # A mount that does not answer would need a server, so the test makes find_all_folders() hang.
-    monkeypatch.setattr(base_paths, "find_all_folders", hang)
-    for _ in range(3):
-        watcher.poll_once()
-    assert (asked, world.serving) == ([world.base], 1)
-    assert world.registry.noted_problem("m") == f"cannot read its folder {world.base}: its file system does not answer"
-    answer.set()
-    monkeypatch.undo()
-    world.add("2")
-    end_s = time.monotonic() + 60
-    while world.serving != 2:
-        watcher.poll_once()
-        assert time.monotonic() < end_s
-    assert world.registry.noted_problem("m") == ""
-
-
 def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) -> None:
     answer, looks = threading.Event(), []
 
@@ -494,76 +468,14 @@ def test_a_version_whose_folder_does_not_answer_holds_up_no_other(world: World) 
     world.add("1", "2")
     rules = dataclasses.replace(world.rules, look_timeout_s=0.05, wall_clock=wall_clock)
     watcher = ModelWatcher(world.config(All()), world.registry, rules)
-    watcher.poll_once()
-    watcher.poll_once()
+    poll(watcher)
+    poll(watcher)
     assert (world.loads, len(looks)) == ([(1, "1")], 2)
     answer.set()
     end_s = time.monotonic() + 60
     while world.serving != 2:
-        watcher.poll_once()
+        poll(watcher)
         assert time.monotonic() < end_s
-
-
-class Wake(threading.Event):
-    """Counts the watcher's waits, and ends the watcher at the last one; no time passes."""
-
-    def __init__(self, last: int) -> None:
-        super().__init__()
-        self.waits: list[float | None] = []
-        self.last = last
-        self.watcher: ModelWatcher | None = None
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits.append(timeout)
-        if len(self.waits) == self.last:
-            assert self.watcher is not None
-            self.watcher.stop()
-        return True
-
-
-def watched(world: World, last: int) -> tuple[ModelWatcher, Wake]:
-    """Returns a watcher that ends at its wait number `last`, and the event that counts the waits."""
-    wake = Wake(last)
-    wake.watcher = ModelWatcher(world.config(), world.registry, world.rules, wake)
-    return wake.watcher, wake
-
-
-def test_an_interval_of_zero_looks_once_and_waits_for_news(world: World) -> None:
-    world.add("1")
-    watcher, wake = watched(world, 1)
-    watcher.run(0)
-    assert world.loads == [(1, "1")]
-    assert wake.waits == [None]
-
-
-def test_retries_come_in_their_time_also_where_the_folder_is_not_looked_at_again(world: World) -> None:
-    world.add("1")
-    world.broken[1] = ArtifactError("broken")
-    watcher, wake = watched(world, 1)
-    watcher.run(0)
-    assert wake.waits == [RETRY_INTERVAL_S]
-
-
-def test_a_model_without_a_config_is_unloaded_and_its_thread_ends(world: World) -> None:
-    world.add("1")
-    world.poll()
-    assert world.watcher.configure(None)
-    world.watcher.run(7.0)
-    assert world.backends[1].closed == 1
-    assert not world.watcher.configure(world.config()), "too late: another watcher is needed"
-
-
-def test_polling_goes_on_after_a_surprise_and_ends_when_told(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> None:
-        raise RuntimeError("surprise")
-
-    watcher, wake = watched(world, 3)
-    monkeypatch.setattr(watcher, "poll_once", fail)
-    watcher.run(7.0)
-    assert wake.waits == [7.0, 7.0, 7.0]
-    assert [r.getMessage() for r in caplog.records] == ["polling failed"] * 3
 
 
 class Slots:
@@ -753,16 +665,16 @@ def test_a_failed_version_that_is_copied_again_is_in_state_start(world: World) -
     world.broken[1] = ArtifactError("no saved_model.pb")
     world.add("1")
     for _ in range(2):
-        world.watcher.poll_once()
+        poll(world.watcher)
         world.clock.now_s += 2
-    world.watcher.poll_once()
+    poll(world.watcher)
     assert world.registry.statuses("m", 1)[0].state is State.END
     (world.base / "1" / "saved_model.pb").write_bytes(b"x")
-    world.watcher.poll_once()
+    poll(world.watcher)
     assert world.registry.statuses("m", 1) == [VersionStatus(1, State.START)]
     del world.broken[1]
     world.clock.now_s += 2
-    world.watcher.poll_once()
+    poll(world.watcher)
     assert world.serving == 1
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.artifact import proto_fields
 from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
 from service.engine.servable import Servable
@@ -15,7 +16,7 @@ from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
 from service.loading.recorded_warmup import replay_requests
 from service.types import SignatureSpec, TensorSpec
-from tests.toy_model import write_toy_model
+from tests.toy_model import proto_field, write_toy_model
 from tests.unit.artifact.test_tf_record import record
 from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
 
@@ -82,6 +83,19 @@ def test_a_record_that_fails_is_named(tmp_path: Path, log: bytes, reason: str) -
     with pytest.raises(ArtifactError) as caught:
         replay(tmp_path, FakeBackend())
     assert reason in caught.value.message and str(path) in caught.value.message
+
+
+def test_a_record_of_too_many_fields_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Field 2 of a PredictionLog is a message, whose fields are counted as well.
+    log = proto_field(2, proto_field(1, b"") * 200)
+    path = tmp_path / WARMUP_PATH
+    path.parent.mkdir(parents=True)
+    path.write_bytes(record(log))
+    monkeypatch.setattr(proto_fields, "MAX_FIELDS", 150)
+    with pytest.raises(ArtifactError, match="warmup record number 1 has .* bytes with more than 150 protobuf fields"):
+        replay_requests(servable(1), tmp_path, 1)
 
 
 def test_a_backend_that_fails_on_a_record_fails_the_load(tmp_path: Path) -> None:

@@ -29,14 +29,19 @@ class FakeNative:
 
 
 class FakeServer:
-    """Keeps the routes that it was given."""
+    """Keeps the routes of all models after each change, and the changes."""
 
     def __init__(self) -> None:
         self.routes: list[Any] = []
+        self.changes: list[tuple[list[str], list[str]]] = []
 
-    def set_routes(self, models: Any) -> None:
-        """Keeps the routes; stands for service._native.Server.set_routes."""
-        self.routes.append(models)
+    def change_routes(self, models: Any, removed: Any) -> None:
+        """Keeps the routes; stands for service._native.Server.change_routes."""
+        all_routes = {route[0]: route for route in (self.routes[-1] if self.routes else ())}
+        for name in removed:
+            del all_routes[name]
+        self.routes.append(list((all_routes | {route[0]: route for route in models}).values()))
+        self.changes.append(([route[0] for route in models], list(removed)))
 
 
 def published(publisher: RoutePublisher) -> Registry:
@@ -66,6 +71,23 @@ def test_routes_are_the_configured_models_with_their_versions_and_labels() -> No
     assert server.routes[-1] == [("m", [(2, None)], {"stable": 1}, 0.0)]
     registry.configure({})
     assert server.routes[-1] == []
+
+
+def test_a_change_of_one_model_sends_no_other() -> None:
+    server, publisher = FakeServer(), RoutePublisher({})
+    publisher.attach(server)
+    registry = Registry(lambda model, status: None, publisher)
+    for name in "abc":
+        registry.add_model(name, is_configured=False)
+    registry.configure(dict.fromkeys("abc", {}))
+    server.changes.clear()
+    registry.start("b", 1)
+    registry.publish(servable(1, "b"))
+    registry.note_problem("c", "none")
+    assert server.changes == [(["b"], [])]
+    registry.configure(dict.fromkeys("ab", {}))
+    assert server.changes[1:] == [(["a", "b"], ["c"])]
+    assert [route[0] for route in server.routes[-1]] == ["a", "b"]
 
 
 def test_a_server_that_comes_later_gets_what_is_there() -> None:

@@ -138,8 +138,10 @@ def test_the_log_limits_its_lines(log: Log) -> None:
     log.configure("info", "json")
     for _ in range(LINES_AT_ONCE + 100):
         logging.getLogger("x").info("again")
-    assert LINES_AT_ONCE <= len(log.read().splitlines()) < LINES_AT_ONCE + 100
-    assert dropped("rate") == 600 - LINES_AT_ONCE
+    # A machine that is busy for seconds gives the loop the time for some lines more.
+    written = len(log.read().splitlines())
+    assert LINES_AT_ONCE <= written < LINES_AT_ONCE + 100
+    assert dropped("rate") == LINES_AT_ONCE + 100 - written
 
 
 def dropped(reason: str) -> float:

@@ -27,7 +27,7 @@ fn routes(servable: Servable) -> Routes {
         labels: vec![("stable".to_owned(), 3)],
         log_rate: 0.0,
     };
-    Routes::new(HashMap::from([("m".to_owned(), model)]))
+    Routes::default().with(HashMap::from([("m".to_owned(), model)]), &[])
 }
 
 fn ask(routes: &Routes, form: Form, effort: Effort<'_>, body: &[u8]) -> Result<String, Declined> {

@@ -55,7 +55,7 @@ fn routes_to(servable: Servable) -> Routes {
         labels: vec![("stable".to_owned(), version)],
         log_rate: 0.0,
     };
-    Routes::new(HashMap::from([("m".to_owned(), model)]))
+    Routes::default().with(HashMap::from([("m".to_owned(), model)]), &[])
 }
 
 fn call(routes: &Routes, as_content: bool) -> Call<'_> {
