@@ -1,0 +1,902 @@
+//! Decides everything about compression, on both wires: inflates compressed requests, chooses the compression of
+//! answers, and compresses them. Answers of the reference servers are forwarded as they are.
+//!
+//! An answer that is ready to be sent is an [`Encoded`]. Only this module makes one, and nothing takes one as the input
+//! of a compression, so no answer is compressed twice.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status as Progress};
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, VARY};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::account::{Hold, Shares};
+use super::connection::Connection;
+use super::fair_queue::{Ask, Refusal};
+use super::grpc_call::{Incoming, late};
+use super::grpc_message::{self, Code, PREFIX_BYTES, Status};
+use super::limits::{INLINE_BYTES, Limits};
+use super::shared::{self, Made, Shared};
+use crate::forms::Answered;
+
+/// Metadata of a gRPC message that names its compression.
+const MESSAGE_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+/// Maximal ratio of a body's inflated size to its compressed size, for bodies that inflate to more than
+/// `UNJUDGED_BYTES`. JSON of ids has about 10, an attack up to 1032.
+const RATIO: usize = 100;
+const UNJUDGED_BYTES: usize = 4 << 20;
+/// Maximal number of members of a compressed body, which may be a sequence of gzip files: each costs time, even if it is
+/// empty.
+const MAX_MEMBERS: usize = 1000;
+/// Number of inflated bytes that take as long as the start of one more member.
+const MEMBER_BYTES: usize = 4 << 10;
+/// A thread of connections tries to inflate a body of at most this size, if the body does not tell its inflated size.
+const TRIED_BYTES: usize = 16 << 10;
+/// A thread of connections compresses an answer of at most this size; larger ones are compressed on the pool for large
+/// work.
+const SMALL_ANSWER_BYTES: usize = 16 << 10;
+/// Compression levels above 1 take longer, and save little, because the bytes of answers are numbers.
+const LEVEL: u32 = 1;
+/// Maximal number of compressors that are kept for the next answers; each takes 300 KB.
+const MAX_KEPT: usize = 8;
+
+/// A compression format of bodies and messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// The gzip format of RFC 1952.
+    Gzip,
+    /// The zlib format of RFC 1950, which HTTP and gRPC name "deflate".
+    Deflate,
+}
+
+impl Coding {
+    /// Returns the name of the format in headers.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Coding::Gzip => "gzip",
+            Coding::Deflate => "deflate",
+        }
+    }
+
+    /// Returns the format with this name in HTTP; None for another name.
+    fn named(name: &[u8]) -> Option<Self> {
+        let is = |known: &[u8]| name.eq_ignore_ascii_case(known);
+        if is(b"gzip") || is(b"x-gzip") { Some(Coding::Gzip) } else { is(b"deflate").then_some(Coding::Deflate) }
+    }
+
+    fn inflater(self) -> Decompress {
+        match self {
+            Coding::Gzip => Decompress::new_gzip(15),
+            Coding::Deflate => Decompress::new(true),
+        }
+    }
+
+    fn compressor(self) -> Compress {
+        match self {
+            Coding::Gzip => Compress::new_gzip(Compression::new(LEVEL), 15),
+            Coding::Deflate => Compress::new(Compression::new(LEVEL), true),
+        }
+    }
+}
+
+/// The reason why a compressed body is not inflated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    /// The data is invalid; the text ends the sentence "The body ...".
+    Invalid(String),
+    /// The inflated body is larger than the limit, which the variant holds.
+    Bytes(usize),
+    /// The body inflates to too many times its size.
+    Ratio,
+    /// The inflated bytes exceed the limit on bytes in flight.
+    InFlight,
+    /// The body takes longer to inflate than the thread may work.
+    Work,
+}
+
+impl Fault {
+    /// Counts the refusal of a compressed body, and returns it. `noun`: what HTTP or gRPC calls the body.
+    fn status(self, shared: &Shared, model: &str, noun: &str) -> Status {
+        let (code, text) = match self {
+            // For gRPC, see its statuscodes.md, "Could not decompress".
+            Fault::Invalid(text) if noun == MESSAGE => (Code::Internal, format!("The {noun} {text}")),
+            Fault::Invalid(text) => (Code::InvalidArgument, format!("The {noun} {text}")),
+            Fault::Bytes(limit) => {
+                (Code::ResourceExhausted, format!("The decompressed {noun} is over the limit of {limit} bytes."))
+            }
+            Fault::Ratio => (
+                Code::ResourceExhausted,
+                format!(
+                    "The {noun} decompresses to more than {RATIO} times its size; send it less compressed, or plain."
+                ),
+            ),
+            Fault::InFlight | Fault::Work => return shared.no_bytes(model),
+        };
+        if code == Code::ResourceExhausted {
+            shared.statistics.refused(model, "inflated");
+        }
+        Status { code, text, may_retry: false }
+    }
+}
+
+const BODY: &str = "body";
+const MESSAGE: &str = "message";
+
+/// A compressed body, and the limits on its inflated form.
+#[derive(Clone)]
+struct Compressed {
+    coding: Coding,
+    data: Bytes,
+    /// Number of zeros before the inflated bytes, for the prefix of a gRPC message.
+    start: usize,
+    /// Maximal number of inflated bytes.
+    limit: usize,
+}
+
+impl Compressed {
+    /// Inflates the body on a thread of connections; None if that would take too long, or if the body is invalid.
+    fn small(&self) -> Option<Vec<u8>> {
+        let is_small = self.told().map_or(self.data.len() <= TRIED_BYTES, |told| told <= INLINE_BYTES);
+        if !is_small || self.data.len() > INLINE_BYTES {
+            return None;
+        }
+        // The bytes are not counted against the limit on bytes in flight: each thread holds one such body at a time, and
+        // a request that waits counts its body.
+        self.inflate(INLINE_BYTES, |_| true).ok()
+    }
+
+    /// Returns the inflated size that the body's last bytes tell; a body of several gzip members tells another one.
+    fn told(&self) -> Option<usize> {
+        let last = self.data.last_chunk::<4>().filter(|_| self.coding == Coding::Gzip)?;
+        usize::try_from(u32::from_le_bytes(*last)).ok()
+    }
+
+    /// Inflates the body.
+    ///
+    /// `work`: number of bytes that the thread may inflate. `has_room`: counts the bytes that the result will hold, and
+    /// says whether it may; called before the memory is taken.
+    fn inflate(&self, work: usize, mut has_room: impl FnMut(usize) -> bool) -> Result<Vec<u8>, Fault> {
+        let (data, name) = (&self.data[..], self.coding.name());
+        // With one byte more than it may have, a body that is too large is noticed.
+        let most = self.limit.min(UNJUDGED_BYTES.max(data.len().saturating_mul(RATIO))).min(work) + 1;
+        let mut size = self.told().unwrap_or(4 * data.len()).clamp(256, data.len().saturating_mul(RATIO).max(256));
+        let (mut at, mut members) = (0, 1);
+        let mut decoder = self.coding.inflater();
+        let mut out = Vec::new();
+        loop {
+            if out.len() == out.capacity() {
+                size = size.min(most);
+                if !has_room(self.start + size) {
+                    return Err(Fault::InFlight);
+                }
+                out.reserve_exact(self.start + size - out.len());
+                out.resize(out.len().max(self.start), 0);
+                size = size.saturating_mul(2);
+            }
+            let before = decoder.total_in();
+            let progress = decoder
+                .decompress_vec(&data[at..], &mut out, FlushDecompress::None)
+                .map_err(|error| Fault::Invalid(format!("is not valid {name} data: {}", reason(&error))))?;
+            at += usize::try_from(decoder.total_in() - before).unwrap_or(usize::MAX);
+            let inflated = out.len() - self.start;
+            if inflated > self.limit {
+                return Err(Fault::Bytes(self.limit));
+            }
+            if inflated > UNJUDGED_BYTES && inflated > data.len().saturating_mul(RATIO) {
+                return Err(Fault::Ratio);
+            }
+            if inflated.saturating_add((members - 1) * MEMBER_BYTES) > work {
+                return Err(Fault::Work);
+            }
+            if progress == Progress::StreamEnd {
+                if at == data.len() {
+                    return Ok(out);
+                }
+                members += 1;
+                if members > MAX_MEMBERS {
+                    return Err(Fault::Invalid(format!("consists of more than {MAX_MEMBERS} {name} members.")));
+                }
+                decoder = self.coding.inflater();
+            } else if at == data.len() && out.len() < out.capacity() {
+                return Err(Fault::Invalid(format!("is not valid {name} data: it ends early")));
+            }
+        }
+    }
+
+    /// Inflates the body on the pool for large work, and counts the inflated bytes in `hold`. Returns the plain body,
+    /// and a permit that the caller keeps as long as the body: the permits limit how many large inflated bodies a
+    /// connection holds.
+    async fn large(
+        self,
+        shared: &Arc<Shared>,
+        connection: &Connection,
+        ask: Ask,
+        hold: &mut Hold,
+        counters: Arc<Shares>,
+    ) -> Result<(Vec<u8>, OwnedSemaphorePermit), NotInflated> {
+        let sent = self.data.len();
+        if !hold.reach(sent, || Arc::clone(&counters)) {
+            return Err(NotInflated::Fault(Fault::InFlight));
+        }
+        let permit = Arc::clone(&connection.inflating).acquire_owned().await?;
+        let (sender, receiver) = oneshot::channel();
+        let mut own = std::mem::take(hold);
+        let job = move |told: Result<_, Refusal>| {
+            let inflated = told.map(|_| {
+                let has_room = |size| own.reach(sent + size, || Arc::clone(&counters));
+                self.inflate(usize::MAX - 1, has_room)
+            });
+            let has_run = inflated.is_ok();
+            let _ = sender.send((inflated, own));
+            has_run
+        };
+        // The request's task keeps the queue's ticket while it waits: if the task is dropped, the ticket removes the job
+        // from the queue.
+        let _ticket = shared.large.submit(ask, None, job).map_err(NotInflated::Refused)?;
+        let (inflated, own) = receiver.await?;
+        *hold = own;
+        let plain = inflated.map_err(NotInflated::Refused)?.map_err(NotInflated::Fault)?;
+        Ok((plain, permit))
+    }
+}
+
+/// Returns the reason why data is invalid, as Python's zlib words it.
+fn reason(error: &flate2::DecompressError) -> Cow<'static, str> {
+    if error.needs_dictionary().is_some() {
+        return "Error 2 while decompressing data".into();
+    }
+    format!("Error -3 while decompressing data: {}", error.message().unwrap_or("invalid input data")).into()
+}
+
+/// The reason why the pool for large work did not inflate a body.
+enum NotInflated {
+    Fault(Fault),
+    Refused(Refusal),
+    /// The pool is closed, because the server stops.
+    Closed,
+}
+
+impl From<tokio::sync::AcquireError> for NotInflated {
+    fn from(_: tokio::sync::AcquireError) -> Self {
+        NotInflated::Closed
+    }
+}
+
+impl From<oneshot::error::RecvError> for NotInflated {
+    fn from(_: oneshot::error::RecvError) -> Self {
+        NotInflated::Closed
+    }
+}
+
+/// Returns the compression of an HTTP request's body; None if it is plain.
+///
+/// # Errors
+/// The server does not inflate this compression.
+fn coding_of_body(headers: &HeaderMap) -> Result<Option<Coding>, Status> {
+    let mut values = headers.get_all(CONTENT_ENCODING).iter();
+    let Some(first) = values.next() else { return Ok(None) };
+    let mut name = first.as_bytes().trim_ascii().to_ascii_lowercase();
+    for value in values {
+        name.extend_from_slice(b", ");
+        name.extend_from_slice(&value.as_bytes().trim_ascii().to_ascii_lowercase());
+    }
+    if name.is_empty() || name == b"identity" {
+        return Ok(None);
+    }
+    Coding::named(&name).map(Some).ok_or_else(|| Status {
+        code: Code::InvalidArgument,
+        text: format!("Content-Encoding {} is not supported; send gzip, deflate or none.", quoted(&name)),
+        may_retry: false,
+    })
+}
+
+/// Returns a text in quotes, as Python's `ascii` does.
+fn quoted(text: &[u8]) -> String {
+    let quote = if text.contains(&b'\'') && !text.contains(&b'"') { '"' } else { '\'' };
+    let mut quoted = String::from(quote);
+    for byte in text {
+        match byte {
+            b'\t' => quoted.push_str("\\t"),
+            b'\\' => quoted.push_str("\\\\"),
+            b'\'' if quote == '\'' => quoted.push_str("\\'"),
+            b' '..=b'~' => quoted.push(char::from(*byte)),
+            _ => {
+                let _ = write!(quoted, "\\x{byte:02x}");
+            }
+        }
+    }
+    quoted.push(quote);
+    quoted
+}
+
+/// Inflates the body of an HTTP request, if it is compressed, and removes the headers that describe its compressed form.
+/// Returns the plain body, and a permit that the caller keeps as long as a large inflated body.
+///
+/// # Errors
+/// The refusal of the request.
+pub async fn inflate_body(
+    shared: &Arc<Shared>,
+    connection: &Connection,
+    head: &mut Parts,
+    data: Bytes,
+    hold: &mut Hold,
+    ask: Ask,
+    too_long: impl Fn(&str, Refusal) -> Status,
+) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Status> {
+    let Some(coding) = coding_of_body(&head.headers)? else { return Ok((data, None)) };
+    let body = Compressed { coding, data, start: 0, limit: shared.limits.max_request_bytes };
+    let (plain, permit) = if let Some(plain) = body.small() {
+        (plain, None)
+    } else {
+        let (model, deadline) = (Arc::clone(&ask.path[0]), ask.deadline.unwrap_or_else(Instant::now));
+        let counters = connection.shares(&shared.account, &model);
+        let inflating = Box::pin(body.large(shared, connection, ask, hold, counters));
+        match tokio::time::timeout_at(deadline.into(), inflating).await {
+            Ok(Ok((plain, permit))) => (plain, Some(permit)),
+            Ok(Err(NotInflated::Fault(fault))) => return Err(fault.status(shared, &model, BODY)),
+            Ok(Err(NotInflated::Refused(refusal))) => return Err(too_long(&model, refusal)),
+            Ok(Err(NotInflated::Closed)) => return Err(shared::no_upstream()),
+            Err(_) => return Err(too_long(&model, Refusal::Late)),
+        }
+    };
+    head.headers.remove(CONTENT_ENCODING);
+    head.headers.remove(CONTENT_LENGTH);
+    Ok((plain.into(), permit))
+}
+
+/// Returns the compressed message in the body of a call; None if the body is not one whole compressed message.
+///
+/// # Errors
+/// The call's metadata does not name the compression.
+fn compressed_message(headers: &HeaderMap, data: &Bytes, limits: &Limits) -> Result<Option<Compressed>, Status> {
+    let Some(([1, ..], message)) = data.split_first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+    if data.first_chunk().map(|prefix| grpc_message::length(*prefix)) != Some(message.len()) {
+        return Ok(None);
+    }
+    let Some(coding) = message_coding(headers) else {
+        return Err(Status {
+            code: Code::Internal,
+            text: "The message is compressed, but the metadata 'grpc-encoding' does not say how.".into(),
+            may_retry: false,
+        });
+    };
+    let message = data.slice_ref(message);
+    Ok(Some(Compressed { coding, data: message, start: PREFIX_BYTES, limit: limits.max_request_bytes }))
+}
+
+/// Returns the compression that a call's metadata names; None for none.
+#[must_use]
+pub fn message_coding(headers: &HeaderMap) -> Option<Coding> {
+    match headers.get(MESSAGE_ENCODING)?.as_bytes() {
+        b"gzip" => Some(Coding::Gzip),
+        b"deflate" => Some(Coding::Deflate),
+        _ => None,
+    }
+}
+
+/// Writes the prefix before an inflated message, and removes the metadata that names its compression.
+fn plain_message(headers: &mut HeaderMap, mut plain: Vec<u8>) -> Option<Bytes> {
+    let size = u32::try_from(plain.len() - PREFIX_BYTES).ok()?;
+    plain[1..PREFIX_BYTES].copy_from_slice(&size.to_be_bytes());
+    headers.remove(MESSAGE_ENCODING);
+    Some(plain.into())
+}
+
+/// Inflates a small compressed message on a thread of connections. Returns the plain message, with its prefix; None if
+/// the body is something else.
+#[must_use]
+pub fn inflate_small_message(headers: &mut HeaderMap, data: &Bytes, limits: &Limits) -> Option<Bytes> {
+    let plain = compressed_message(headers, data, limits).ok()??.small_message()?;
+    plain_message(headers, plain)
+}
+
+impl Compressed {
+    /// Inflates a message as `small` does. As in other gRPC servers, a message without bytes is empty.
+    fn small_message(&self) -> Option<Vec<u8>> {
+        if self.data.is_empty() { Some(vec![0; PREFIX_BYTES]) } else { self.small() }
+    }
+}
+
+/// Inflates the compressed message of a call, and removes the metadata that names its compression. Returns the plain
+/// message, with its prefix; None if `data` is not one whole compressed message.
+///
+/// # Errors
+/// The refusal of the call.
+pub async fn inflate_message(incoming: &mut Incoming, data: &Bytes) -> Result<Option<Bytes>, Status> {
+    let shared = Arc::clone(&incoming.shared);
+    let Some(message) = compressed_message(&incoming.head.headers, data, &shared.limits)? else { return Ok(None) };
+    if let Some(plain) = message.small_message() {
+        return Ok(plain_message(&mut incoming.head.headers, plain));
+    }
+    let (ask, counters) = (incoming.ask(&[], message.data.len()), incoming.shares(&[]));
+    let connection = Arc::clone(&incoming.connection);
+    let mut hold = std::mem::take(&mut incoming.hold);
+    let inflated = Box::pin(message.large(&shared, &connection, ask, &mut hold, counters)).await;
+    incoming.hold = hold;
+    match inflated {
+        Ok((plain, permit)) => {
+            incoming.inflated = Some(permit);
+            Ok(plain_message(&mut incoming.head.headers, plain))
+        }
+        Err(NotInflated::Fault(fault)) => Err(fault.status(&shared, "", MESSAGE)),
+        Err(NotInflated::Refused(refusal)) => Err(shared.refuse("", refusal, late)),
+        Err(NotInflated::Closed) => Err(shared::no_upstream()),
+    }
+}
+
+/// The compressions that a client accepts for the answer to its request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// The compression that the client prefers; None if it prefers, or accepts, a plain answer only.
+    coding: Option<Coding>,
+    /// The client does not accept a plain answer.
+    is_required: bool,
+    /// The client names this compression, and nothing else.
+    is_alone: bool,
+}
+
+impl Accepted {
+    /// The answer must be compressed in this format.
+    #[must_use]
+    pub fn only(coding: Coding) -> Self {
+        Accepted { coding: Some(coding), is_required: true, is_alone: true }
+    }
+
+    /// Returns whether the client accepts only a compressed answer.
+    #[must_use]
+    pub fn is_required(self) -> bool {
+        self.is_required
+    }
+
+    /// Reads the Accept-Encoding headers of a request. Source: RFC 9110, section 12.5.3. Choices with a malformed weight
+    /// are ignored.
+    #[must_use]
+    pub fn of(headers: &HeaderMap) -> Self {
+        let (mut gzip, mut deflate, mut identity, mut others) = (None, None, None, None);
+        let mut count = 0;
+        let lines = headers.get_all(ACCEPT_ENCODING).iter();
+        for choice in lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')) {
+            let mut parts = choice.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+            let name = parts.next().unwrap_or_default();
+            let Some(weight) = weight(parts) else { continue };
+            if name.is_empty() {
+                continue;
+            }
+            count += 1;
+            match (Coding::named(name), name) {
+                (Some(Coding::Gzip), _) => gzip = Some(weight),
+                (Some(Coding::Deflate), _) => deflate = Some(weight),
+                (None, b"*") => others = Some(weight),
+                (None, name) if name.eq_ignore_ascii_case(b"identity") => identity = Some(weight),
+                _ => {}
+            }
+        }
+        // A client that does not name "identity" accepts it least.
+        let plain = identity.or(others).unwrap_or(1);
+        let (gzip, deflate) = (gzip.or(others).unwrap_or(0), deflate.or(others).unwrap_or(0));
+        let (coding, best) = if gzip >= deflate { (Coding::Gzip, gzip) } else { (Coding::Deflate, deflate) };
+        Accepted {
+            coding: (best > 0 && best >= plain).then_some(coding),
+            is_required: plain == 0,
+            is_alone: count == 1 && others.is_none(),
+        }
+    }
+
+    /// Returns the compression of an answer; None for none.
+    ///
+    /// JSON is compressed from a certain size on. Binary tensors are so only if the client names one compression alone,
+    /// as tritonclient does, and if that saves enough: most libraries list what they know with each request, and numbers
+    /// take 10 to 30 times as long to compress as to look up.
+    fn choose(self, body: &[u8], is_json: bool, limits: &Limits) -> Option<Coding> {
+        let saves = || body.len() >= limits.gzip_min_bytes && (is_json || self.is_alone && is_compressible(body));
+        self.coding.filter(|_| self.is_required || limits.gzip_min_bytes > 0 && saves())
+    }
+}
+
+/// Returns the weight of a choice, in thousandths; None if it is malformed.
+fn weight<'a>(mut parameters: impl Iterator<Item = &'a [u8]>) -> Option<u16> {
+    let value = parameters.find_map(|one| one.strip_prefix(b"q=").or_else(|| one.strip_prefix(b"Q=")));
+    let Some(value) = value else { return Some(1000) };
+    let (whole, digits) = match value {
+        [whole] => (whole, &[][..]),
+        [whole, b'.', digits @ ..] if digits.len() <= 3 => (whole, digits),
+        _ => return None,
+    };
+    if !matches!(whole, b'0' | b'1') || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let digit = |place: usize| u16::from(digits.get(place).map_or(0, |digit| digit - b'0'));
+    let weight = 1000 * u16::from(whole - b'0') + 100 * digit(0) + 10 * digit(1) + digit(2);
+    (weight <= 1000).then_some(weight)
+}
+
+/// Says whether compression probably saves at least a sixth of binary data: whether the bytes of a sample have an
+/// entropy of at most 6.5 bits. Trained weights have some 7.3, and compression saves 7 % of them.
+fn is_compressible(body: &[u8]) -> bool {
+    const PARTS: usize = 16;
+    const PART_BYTES: usize = 64;
+    let mut counts = [0_u16; 256];
+    let mut sum = 0_u16;
+    for part in 0..PARTS {
+        let start = body.len() / PARTS * part;
+        for byte in &body[start..body.len().min(start + PART_BYTES)] {
+            counts[usize::from(*byte)] += 1;
+            sum += 1;
+        }
+    }
+    let entropy: f32 = counts
+        .iter()
+        .filter(|count| **count > 0)
+        .map(|count| f32::from(*count) * (f32::from(sum) / f32::from(*count)).log2())
+        .sum();
+    entropy <= 6.5 * f32::from(sum)
+}
+
+/// The body of an answer as it is sent: plain, or compressed.
+#[derive(Debug)]
+pub struct Encoded {
+    body: Bytes,
+    coding: Option<Coding>,
+    // The compression that the answer still needs, on a thread of the pool for large work.
+    due: Option<Coding>,
+    // Whether other clients get another form of the answer, because they accept other compressions.
+    is_varying: bool,
+}
+
+impl Encoded {
+    /// An answer that is sent as it is.
+    #[must_use]
+    pub fn plain(body: Bytes) -> Self {
+        Encoded { body, coding: None, due: None, is_varying: false }
+    }
+
+    /// Returns the number of bytes that are sent.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.body.len()
+    }
+
+    /// Returns the compression of the bytes that are sent; None if they are plain.
+    #[must_use]
+    pub fn coding(&self) -> Option<Coding> {
+        self.coding
+    }
+
+    /// Returns the bytes to send, and adds the headers of HTTP that say how they are compressed.
+    #[must_use]
+    pub fn into_http(self, headers: &mut HeaderMap) -> Bytes {
+        if let Some(coding) = self.coding {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(coding.name()));
+        }
+        if self.is_varying {
+            headers.append(VARY, HeaderValue::from_static("Accept-Encoding"));
+        }
+        self.body
+    }
+
+    /// Returns the bytes to send, and the flag of a gRPC message that says whether they are compressed; the answer's
+    /// head, which [`mark_message`] completes, says how.
+    #[must_use]
+    pub fn into_grpc(self) -> (Bytes, u8) {
+        (self.body, u8::from(self.coding.is_some()))
+    }
+}
+
+/// Adds to the head of a gRPC answer the compression of its message.
+pub fn mark_message(headers: &mut HeaderMap, coding: Option<Coding>) {
+    if let Some(coding) = coding {
+        headers.insert(MESSAGE_ENCODING, HeaderValue::from_static(coding.name()));
+    }
+}
+
+/// Compressors that no answer uses now.
+#[derive(Default)]
+pub struct Compressors(Mutex<Vec<(Coding, Compress)>>);
+
+impl Compressors {
+    /// Takes the body of an answer, and compresses it if the client wants that. `may_work`: the thread may take long;
+    /// otherwise a large body is left for [`Compressors::finish`].
+    #[must_use]
+    pub fn encode(&self, answered: &mut Answered, accepted: Accepted, may_work: bool, limits: &Limits) -> Encoded {
+        let (body, is_json) = (std::mem::take(&mut answered.body), answered.json_length.is_none());
+        let coding = accepted.choose(&body, is_json, limits);
+        let is_json_of_size = is_json && limits.gzip_min_bytes > 0 && body.len() >= limits.gzip_min_bytes;
+        let is_varying = coding.is_some() || is_json_of_size;
+        let encoded = Encoded { body, coding: None, due: coding, is_varying };
+        if may_work || encoded.len() <= SMALL_ANSWER_BYTES { self.finish(encoded) } else { encoded }
+    }
+
+    /// Compresses an answer that still needs it.
+    fn finish(&self, encoded: Encoded) -> Encoded {
+        let Some(coding) = encoded.due else { return encoded };
+        let body = self.compress(coding, &encoded.body).into();
+        Encoded { body, coding: Some(coding), due: None, ..encoded }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<(Coding, Compress)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn compress(&self, coding: Coding, body: &[u8]) -> Vec<u8> {
+        let kept = {
+            let mut kept = self.kept();
+            let place = kept.iter().position(|(one, _)| *one == coding);
+            place.map(|place| kept.swap_remove(place).1)
+        };
+        let mut compressor = kept.unwrap_or_else(|| coding.compressor());
+        let mut out = Vec::with_capacity(body.len() / 2 + 64);
+        loop {
+            let done = usize::try_from(compressor.total_in()).unwrap_or(usize::MAX);
+            match compressor.compress_vec(body.get(done..).unwrap_or_default(), &mut out, FlushCompress::Finish) {
+                Ok(Progress::StreamEnd) => break,
+                // It is an error only if the compressor is used after its end.
+                Ok(_) | Err(_) => out.reserve(body.len() / 2 + 64),
+            }
+        }
+        compressor.reset();
+        let mut kept = self.kept();
+        if kept.len() < MAX_KEPT {
+            kept.push((coding, compressor));
+        }
+        out
+    }
+}
+
+/// Compresses on the pool for large work the answer that a thread of connections made and left plain because it is
+/// large.
+///
+/// # Errors
+/// The queue refuses the work, and the client does not accept a plain answer.
+pub async fn finish(
+    shared: &Arc<Shared>,
+    mut made: Made,
+    accepted: Accepted,
+    ask: impl FnOnce() -> Ask,
+) -> Result<Made, Refusal> {
+    if made.body.due.is_none() {
+        return Ok(made);
+    }
+    let (sender, receiver) = oneshot::channel();
+    let plain = Encoded { body: made.body.body.clone(), ..made.body };
+    let worker = Arc::clone(shared);
+    let job = move |told: Result<_, Refusal>| {
+        let encoded = told.map(|_| worker.compressors.finish(plain));
+        // The thread drops its reference to the server first: it must not be the last to drop it.
+        drop(worker);
+        let has_run = encoded.is_ok();
+        let _ = sender.send(encoded);
+        has_run
+    };
+    let refusal = match shared.large.submit(ask(), None, job) {
+        Ok(_ticket) => match receiver.await {
+            Ok(Ok(encoded)) => {
+                let model = made.answered.servable.model();
+                made.debt = made.debt.resized(&shared.account, model, encoded.len());
+                made.body = encoded;
+                return Ok(made);
+            }
+            Ok(Err(refusal)) => refusal,
+            // The pool is closed, because the server stops.
+            Err(_) => Refusal::Late,
+        },
+        Err(refusal) => refusal,
+    };
+    if accepted.is_required { Err(refusal) } else { Ok(Made { body: Encoded { due: None, ..made.body }, ..made }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn packed(coding: Coding, data: &[u8]) -> Vec<u8> {
+        Compressors::default().compress(coding, data)
+    }
+
+    fn of(coding: Coding, data: &[u8]) -> Compressed {
+        Compressed { coding, data: Bytes::copy_from_slice(data), start: 0, limit: 64 << 20 }
+    }
+
+    fn inflated(coding: Coding, data: &[u8]) -> Result<Vec<u8>, Fault> {
+        of(coding, data).inflate(usize::MAX - 1, |_| true)
+    }
+
+    fn numbers(count: u32) -> Vec<u8> {
+        (0..count).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
+    }
+
+    fn text(fault: Fault) -> String {
+        let Fault::Invalid(text) = fault else { panic!("{fault:?}") };
+        text
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_compressed_comes_back(parts in prop::collection::vec((any::<u8>(), 1..3000_usize), 0..20)) {
+            let data: Vec<u8> = parts.into_iter().flat_map(|(byte, count)| vec![byte; count]).collect();
+            for coding in [Coding::Gzip, Coding::Deflate] {
+                let (first, second) = data.split_at(data.len() / 3);
+                let members = [packed(coding, first), packed(coding, second)].concat();
+                for sent in [packed(coding, &data), members] {
+                    prop_assert_eq!(inflated(coding, &sent), Ok(data.clone()));
+                    prop_assert!(inflated(coding, &sent[..sent.len() - 1]).is_err());
+                }
+            }
+        }
+
+        #[test]
+        fn no_bytes_inflate_without_end(data in prop::collection::vec(any::<u8>(), 0..2000)) {
+            for coding in [Coding::Gzip, Coding::Deflate] {
+                let _ = inflated(coding, &data);
+                let _ = inflated(coding, &[&packed(coding, &data)[..], &data].concat());
+            }
+        }
+    }
+
+    #[test]
+    fn invalid_data_is_named_as_zlib_names_it() {
+        let (gzip, zlib) = (packed(Coding::Gzip, b"a body"), packed(Coding::Deflate, b"a body"));
+        let cases = [
+            (Coding::Gzip, gzip[..gzip.len() - 2].to_vec(), "it ends early"),
+            (Coding::Gzip, Vec::new(), "it ends early"),
+            (Coding::Gzip, [&gzip[..], &[0]].concat(), "it ends early"),
+            (Coding::Gzip, [&gzip[..], b"junk"].concat(), "Error -3 while decompressing data: incorrect header check"),
+            (Coding::Gzip, zlib.clone(), "Error -3 while decompressing data: incorrect header check"),
+            (Coding::Deflate, gzip.clone(), "Error -3 while decompressing data: incorrect header check"),
+            (
+                Coding::Deflate,
+                [&zlib[..zlib.len() - 1], &[0]].concat(),
+                "Error -3 while decompressing data: incorrect data check",
+            ),
+        ];
+        for (coding, data, expected) in cases {
+            let text = text(inflated(coding, &data).expect_err(expected));
+            assert_eq!(text, format!("is not valid {} data: {expected}", coding.name()));
+        }
+        let members = packed(Coding::Gzip, b"").repeat(MAX_MEMBERS);
+        assert_eq!(inflated(Coding::Gzip, &members), Ok(Vec::new()));
+        let more = text(inflated(Coding::Gzip, &[&members[..], &gzip].concat()).expect_err("too many"));
+        assert_eq!(more, "consists of more than 1000 gzip members.");
+    }
+
+    #[test]
+    fn bytes_are_counted_before_their_memory_is_taken_and_never_pass_a_limit() {
+        let data = numbers(100_000);
+        let mut body = of(Coding::Gzip, &packed(Coding::Gzip, &data));
+        for limit in [400_000, 399_999] {
+            body.limit = limit;
+            let mut held = 0;
+            let inflated = body.inflate(usize::MAX - 1, |size| {
+                held = size;
+                true
+            });
+            assert_eq!(inflated.is_ok(), limit == 400_000);
+            assert!(held <= limit + 1, "{held}");
+        }
+        assert_eq!(body.inflate(usize::MAX - 1, |_| true), Err(Fault::Bytes(399_999)));
+        assert_eq!(body.inflate(usize::MAX - 1, |_| false), Err(Fault::InFlight));
+        let mut held = 0;
+        let bomb = of(Coding::Gzip, &packed(Coding::Gzip, &vec![0; 60 << 20]));
+        let inflated = bomb.inflate(usize::MAX - 1, |size| {
+            held = size;
+            true
+        });
+        assert_eq!(inflated, Err(Fault::Ratio));
+        assert!(held <= (100 * bomb.data.len()).max(4 << 20) + 1, "{held}");
+        assert_eq!(
+            super::tests::inflated(Coding::Gzip, &packed(Coding::Gzip, &vec![0; 4 << 20])),
+            Ok(vec![0; 4 << 20])
+        );
+    }
+
+    #[test]
+    fn threads_of_connections_inflate_only_small_bodies() {
+        let small = numbers(1000);
+        for coding in [Coding::Gzip, Coding::Deflate] {
+            assert_eq!(of(coding, &packed(coding, &small)).small(), Some(small.clone()));
+            let many = packed(coding, b"").repeat(900);
+            assert_eq!((of(coding, &many).small(), inflated(coding, &many)), (None, Ok(Vec::new())));
+            assert_eq!(of(coding, &packed(coding, &vec![7; INLINE_BYTES + 1])).small(), None);
+        }
+        // The told size is false.
+        let mut liar = packed(Coding::Gzip, &vec![0; 10 << 20]);
+        let end = liar.len() - 4;
+        liar[end..].copy_from_slice(&[1, 0, 0, 0]);
+        assert_eq!(of(Coding::Gzip, &liar).small(), None);
+    }
+
+    fn headers(lines: &[&'static str]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(ACCEPT_ENCODING, HeaderValue::from_static(line));
+        }
+        headers
+    }
+
+    #[test]
+    fn clients_accept_what_their_weights_say() {
+        use Coding::{Deflate, Gzip};
+        for (lines, coding, is_required, is_alone) in [
+            (&[][..], None, false, false),
+            (&[""], None, false, false),
+            (&["gzip"], Some(Gzip), false, true),
+            (&[" GZIP "], Some(Gzip), false, true),
+            (&["x-gzip;q=0.1"], Some(Gzip), false, true),
+            (&["deflate"], Some(Deflate), false, true),
+            (&["gzip, deflate, br, zstd"], Some(Gzip), false, false),
+            (&["br", "gzip;q=0.5"], Some(Gzip), false, false),
+            (&["gzip;q=0.5, deflate"], Some(Deflate), false, false),
+            (&["gzip;q=0"], None, false, true),
+            (&["gzip;q=0.000, deflate"], Some(Deflate), false, false),
+            (&["*"], Some(Gzip), false, false),
+            (&["*;q=0, gzip"], Some(Gzip), true, false),
+            (&["gzip;q=0, *"], Some(Deflate), false, false),
+            (&["identity"], None, false, true),
+            (&["identity, gzip;q=0.5"], None, false, false),
+            (&["gzip;q=1.0, identity; q=0.5"], Some(Gzip), false, false),
+            (&["gzip, identity;q=0"], Some(Gzip), true, false),
+            (&["identity;Q=0.0,deflate"], Some(Deflate), true, false),
+            (&["br, identity;q=0"], None, true, false),
+            (&["gzip;q=2"], None, false, false),
+            (&["gzip;q=0.1234, deflate"], Some(Deflate), false, true),
+            (&["gzip;q=, identity;q=x"], None, false, false),
+        ] {
+            let accepted = Accepted::of(&headers(lines));
+            let found = (accepted.coding, accepted.is_required, accepted.is_alone && accepted.coding.is_some());
+            assert_eq!(found, (coding, is_required, is_alone && coding.is_some()), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn answers_are_compressed_where_it_saves_or_the_client_takes_nothing_else() {
+        let limits = Limits { gzip_min_bytes: 1000, ..Limits::default() };
+        let (zeros, random, json) = (vec![0; 5000], numbers(2000), b"[1.5,2.25]".repeat(500));
+        let choose = |line, body: &[u8], is_json| Accepted::of(&headers(&[line])).choose(body, is_json, &limits);
+        for (line, body, is_json, expected) in [
+            ("gzip", &json, true, Some(Coding::Gzip)),
+            ("gzip, deflate", &json, true, Some(Coding::Gzip)),
+            ("deflate", &json, true, Some(Coding::Deflate)),
+            ("gzip", &zeros, false, Some(Coding::Gzip)),
+            ("deflate", &zeros, false, Some(Coding::Deflate)),
+            ("gzip", &random, false, None),
+            ("gzip, deflate", &zeros, false, None),
+            ("gzip, identity;q=0", &random, false, Some(Coding::Gzip)),
+        ] {
+            assert_eq!(choose(line, body, is_json), expected, "{line} {}", body.len());
+        }
+        assert_eq!(choose("gzip", &json[..999], true), None);
+        assert_eq!(choose("gzip, identity;q=0", b"", true), Some(Coding::Gzip));
+        let never = Limits { gzip_min_bytes: 0, ..Limits::default() };
+        assert_eq!(Accepted::of(&headers(&["gzip"])).choose(&json, true, &never), None);
+        assert_eq!(Accepted::only(Coding::Gzip).choose(&random, false, &never), Some(Coding::Gzip));
+    }
+
+    #[test]
+    fn an_answer_is_compressed_once() {
+        let compressors = Compressors::default();
+        let plain = Bytes::from(numbers(10_000));
+        let due = Encoded { due: Some(Coding::Gzip), ..Encoded::plain(plain.clone()) };
+        let once = compressors.finish(due);
+        let bytes = once.body.clone();
+        let again = compressors.finish(once);
+        assert_eq!((again.coding(), &again.body), (Some(Coding::Gzip), &bytes));
+        assert_eq!(inflated(Coding::Gzip, &again.into_grpc().0), Ok(plain.to_vec()));
+    }
+
+    #[test]
+    fn unknown_encodings_are_quoted_as_python_does() {
+        for (name, expected) in
+            [(&b"br"[..], "'br'"), (b"it's", "\"it's\""), (b"it's \\ \"x\"\t\xe9", "'it\\'s \\\\ \"x\"\\t\\xe9'")]
+        {
+            assert_eq!(quoted(name), expected);
+        }
+    }
+}
