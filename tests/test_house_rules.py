@@ -17,6 +17,7 @@ import pytest
 from service import errors
 from service.grpc.status_codes import STATUS_CODES
 from service.http.errors import HTTP_STATUS
+from tests import rust_sources
 from tests.source_files import (
     CLIENT,
     MODULES,
@@ -278,6 +279,26 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
+}
+# The table of what each folder of the Rust core, or file outside of folders, may use of the others; a row names only
+# rows above it. The modules of Python stand above all others.
+RUST = Path("native/src")
+RUST_MAY_USE: dict[str, set[str]] = {
+    "last_words.rs": set(),
+    "python_log.rs": set(),
+    "tables": set(),
+    "clusters": set(),
+    "plan": {"tables", "clusters"},
+    # A tower calls TensorFlow, and a form knows a wire: neither knows the other.
+    "towers": {"plan", "tables"},
+    "forms": {"plan", "tables"},
+    "admission": set(),
+    "forward": {"admission"},
+    "edge": {"forward", "admission", "forms", "plan"},
+    "python_tables.rs": {"tables"},
+    "python.rs": {"last_words.rs", "tables", "clusters", "plan", "towers", "forms", "admission", "edge"},
+    "python_graphs.rs": {"plan", "towers", "python.rs"},
+    "lib.rs": {"python.rs", "python_graphs.rs", "python_log.rs", "python_tables.rs"},
 }
 # Modules of the project that load tests and examples may import, by a pattern of their paths; the others know only the
 # wire.
@@ -551,3 +572,84 @@ def test_the_server_starts_without_tensorflow() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def rust_files() -> dict[Path, str]:
+    return {file.relative_to(ROOT / RUST): file.read_text() for file in (ROOT / RUST).rglob("*.rs")}
+
+
+def rust_arrows(sources: dict[Path, str]) -> Iterator[str]:
+    """Yields each use of a folder or file of the core that the table does not allow."""
+    for file, used in sorted(rust_sources.uses(sources).items()):
+        folder = file.parts[0]
+        for other in sorted(used):
+            if other.parts[0] not in RUST_MAY_USE[folder] | {folder}:
+                yield f"{RUST / file} uses {RUST / other}"
+
+
+def rust_circles(sources: dict[Path, str]) -> list[list[Path]]:
+    """Returns the circles of files of the core, apart from tests: a file's own tests use it, and it may use theirs."""
+    tests = rust_sources.test_files(sources)
+    return rust_sources.circles(
+        {file: used - tests for file, used in rust_sources.uses(sources).items() if file not in tests}
+    )
+
+
+def test_the_table_of_the_core_has_an_order() -> None:
+    assert set(RUST_MAY_USE) == {file.parts[0] for file in rust_files()}
+    folders = list(RUST_MAY_USE)
+    faultless(
+        f"{folder} names {other}, which is not above it"
+        for index, (folder, may_use) in enumerate(RUST_MAY_USE.items())
+        for other in may_use - set(folders[:index])
+    )
+
+
+def test_each_folder_of_the_core_uses_only_what_its_row_allows() -> None:
+    sources = rust_files()
+    faultless(rust_arrows(sources))
+    used = rust_sources.uses(sources)
+    faultless(
+        f"{folder} may use {other}, but does not"
+        for folder, may_use in RUST_MAY_USE.items()
+        for other in may_use
+        if not any(file.parts[0] == folder and other in {one.parts[0] for one in used[file]} for file in used)
+    )
+
+
+def test_no_files_of_the_core_use_each_other_in_a_circle() -> None:
+    faultless(" -> ".join(map(str, circle)) for circle in rust_circles(rust_files()))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "use crate::edge::Limits;",
+        "pub use crate::edge::Limits;",
+        "use crate::{edge, tables};",
+        "fn f() { crate::edge::server_config(); }",
+        "#[cfg(test)]\nmod tests {\n    use super::super::super::edge::{Access, Limits as L};\n}",
+        "use crate::{\n    forms as _,\n    edge::{self as e, Config},\n};",
+        "// it's\nfn f<'a>(x: &'a str) { x == \"{\"; '\"'; crate::edge::Server::start(); '\"'; }",
+    ],
+)
+def test_a_planted_use_of_a_higher_folder_is_found(planted: str) -> None:
+    sources = rust_files()
+    file = Path("tables/gather.rs")
+    sources[file] += planted
+    assert any(" uses native/src/edge/" in arrow for arrow in rust_arrows(sources)), list(rust_arrows(sources))
+
+
+@pytest.mark.parametrize("planted", ["// crate::edge::Limits", 'const A: &str = "crate::edge::Limits";'])
+def test_text_about_a_higher_folder_is_no_use(planted: str) -> None:
+    sources = rust_files()
+    sources[Path("tables/gather.rs")] += planted
+    assert not list(rust_arrows(sources))
+
+
+def test_a_planted_circle_is_found() -> None:
+    sources = rust_files()
+    # features.rs uses servable.rs; the name leads there by way of what plan/mod.rs passes on.
+    sources[Path("plan/servable.rs")] += "fn f(_: &super::Features) {}"
+    found = rust_circles(sources)
+    assert len(found) == 1 and {Path("plan/features.rs"), Path("plan/servable.rs")} <= set(found[0])

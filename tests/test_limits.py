@@ -12,6 +12,7 @@ from service.configuration.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 EDGE = "native/src/edge"
+ADMISSION = "native/src/admission"
 _HEAD = "| Limit | Flag | Default | Counted as | What a client sees |\n|---|---|---|---|---|\n"
 _UNITS = {"": 1, "s": 1, "ms": 1, "KB": 1 << 10, "MB": 1 << 20, "GiB": 1 << 30}
 
@@ -19,11 +20,11 @@ _UNITS = {"": 1, "s": 1, "ms": 1, "KB": 1 << 10, "MB": 1 << 20, "GiB": 1 << 30}
 # whose own default it is, with the version in which somebody read it: a new version fails this test until it is read
 # again.
 CONSTANTS: dict[str, tuple[str, str]] = {
-    "TLS handshakes at the same time": (f"{EDGE}/limits.rs", r"max_handshakes: (\d[^,]*),"),
-    "header list (gRPC)": (f"{EDGE}/limits.rs", r"max_header_list_bytes: (\d[^,]*),"),
-    "unread answers of a gRPC connection": (f"{EDGE}/limits.rs", r"max_owed_bytes: (\d[^,]*),"),
+    "TLS handshakes at the same time": (f"{ADMISSION}/limits.rs", r"max_handshakes: (\d[^,]*),"),
+    "header list (gRPC)": (f"{ADMISSION}/limits.rs", r"max_header_list_bytes: (\d[^,]*),"),
+    "unread answers of a gRPC connection": (f"{ADMISSION}/limits.rs", r"max_owed_bytes: (\d[^,]*),"),
     "unsent answers of a gRPC connection while its socket accepts no bytes": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"BACKED_UP_BYTES: usize = ([^;]+);",
     ),
     "health watches, reflection calls and other calls without end of a gRPC connection": (
@@ -31,20 +32,20 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"MAX_LONG_CALLS: usize = ([^;]+);",
     ),
     "TLS handshakes that each thread continues before other connections get their turn": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"HANDSHAKES_A_TURN: usize = ([^;]+);",
     ),
     "bytes of TLS without data after the handshake, such as changes of keys and padding": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"TLS_BYTES_WITHOUT_DATA: usize = ([^;]+);",
     ),
-    "bytes of a client's TLS handshake": (f"{EDGE}/limits.rs", r"TLS_HANDSHAKE_BYTES: usize = ([^;]+);"),
-    "intermediate certificates that a client shows": (f"{EDGE}/limits.rs", r"MAX_INTERMEDIATES: usize = ([^;]+);"),
+    "bytes of a client's TLS handshake": (f"{ADMISSION}/limits.rs", r"TLS_HANDSHAKE_BYTES: usize = ([^;]+);"),
+    "intermediate certificates that a client shows": (f"{ADMISSION}/limits.rs", r"MAX_INTERMEDIATES: usize = ([^;]+);"),
     "unfinished heads (HTTP/1.1), frames and header blocks (HTTP/2) above 4 KB, of all connections": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"max_part_bytes: (\d[^,]*),",
     ),
-    "path and query of a URL (HTTP/1.1)": (f"{EDGE}/limits.rs", r"URL_BYTES: usize = ([^;]+);"),
+    "path and query of a URL (HTTP/1.1)": (f"{ADMISSION}/limits.rs", r"URL_BYTES: usize = ([^;]+);"),
     "connections of the admin port": ("service/process/admin_server.py", r"MAX_ADMIN_CONNECTIONS = (\d+)"),
     "bytes of the admin port's connection that are parsed before the answer to its last request": (
         "service/http/uvicorn_server.py",
@@ -52,28 +53,28 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     ),
     "frame (HTTP/2)": (f"{EDGE}/http2.rs", r"FRAME_BYTES: u32 = ([^;]+);"),
     "metadata above 4 KB of a gRPC connection's open calls": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"HEAD_BYTES_A_CONNECTION: usize = ([^;]+);",
     ),
-    "such metadata of all connections": (f"{EDGE}/limits.rs", r"ALL_HEAD_BYTES: usize = ([^;]+);"),
+    "such metadata of all connections": (f"{ADMISSION}/limits.rs", r"ALL_HEAD_BYTES: usize = ([^;]+);"),
     "lines of one logger and level that the log takes at once": (
         "service/observe/logs.py",
         r"LINES_AT_ONCE, LINES_PER_S = (\d+),",
     ),
-    "streams of a connection (HTTP/2)": (f"{EDGE}/limits.rs", r"max_streams: (\d[^,]*),"),
+    "streams of a connection (HTTP/2)": (f"{ADMISSION}/limits.rs", r"max_streams: (\d[^,]*),"),
     "bytes that one connection writes before other connections get their turn": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"WRITE_BUDGET: usize = ([^;]+);",
     ),
     "bytes that one connection reads before other connections get their turn": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"READ_BUDGET: usize = ([^;]+);",
     ),
     "part of the connection threads' time that refusals take (gRPC), one in": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"REFUSAL_SHARE: u32 = ([^;]+);",
     ),
-    "parts of a body (HTTP/1.1) below 32 bytes on average": (f"{EDGE}/limits.rs", r"TINY_PARTS: usize = ([^;]+);"),
+    "parts of a body (HTTP/1.1) below 32 bytes on average": (f"{ADMISSION}/limits.rs", r"TINY_PARTS: usize = ([^;]+);"),
     "inflated body or message beyond 4 MB": (f"{EDGE}/inflated.rs", r"RATIO: usize = ([^;]+);"),
     "compressed or large messages of a gRPC connection at once": (
         f"{EDGE}/connection.rs",
@@ -88,7 +89,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"MAX_DOCUMENT_LISTS: usize = ([^;]+);",
     ),
     "forwarded status, metrics and reloads that run, of each wire": (
-        "native/src/forward/gate.rs",
+        "native/src/admission/gate.rs",
         r"CONTROL_SLOTS: usize = ([^;]+);",
     ),
     "frames without progress (HTTP/2), see below": (f"{EDGE}/frames.rs", r"ALLOWANCE: u32 = ([^;]+);"),
@@ -121,9 +122,9 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"MAX_SEARCH_S = (\d+)",
     ),
     "headers (HTTP/1.1)": ("hyper", "1.12.0"),
-    "headers (HTTP/2 on the HTTP port)": (f"{EDGE}/limits.rs", r"MAX_HEADERS: usize = ([^;]+);"),
+    "headers (HTTP/2 on the HTTP port)": (f"{ADMISSION}/limits.rs", r"MAX_HEADERS: usize = ([^;]+);"),
     "bytes that a forwarded JSON body above 64 KB counts as": (
-        f"{EDGE}/limits.rs",
+        f"{ADMISSION}/limits.rs",
         r"PARSED_TIMES: usize = ([^;]+);",
     ),
     "repeated messages and entries of maps of a gRPC message that Python parses": (
@@ -244,4 +245,4 @@ def known_reasons(kind: str) -> frozenset[str]:
     refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs", "http.rs"))
     found = set(re.findall(r'statistics\s*\.refused\([^,]+, "(\w+)"\)', refusing))
     found |= set(re.findall(r'"(\w+)"', in_python[1]))
-    return frozenset(found | set(re.findall(r'=> "(\w+)"', (ROOT / EDGE / "fair_queue.rs").read_text())))
+    return frozenset(found | set(re.findall(r'=> "(\w+)"', (ROOT / ADMISSION / "fair_queue.rs").read_text())))

@@ -33,7 +33,7 @@ from tests.valkey_cluster import Cluster
 Reader = Callable[[np.ndarray], np.ndarray]
 
 _DIM = 64
-# Bytes that the native core's row cache holds for a row beside its numbers (native/src/tables/remote/cache.rs).
+# Bytes that the native core's row cache holds for a row beside its numbers (native/src/clusters/cache.rs).
 ENTRY_BYTES = 96
 CACHE_SHARES = (0.0, 0.01, 0.1)
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"

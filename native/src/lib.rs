@@ -3,12 +3,15 @@
 //!
 //! Python reads artifacts, chooses versions and publishes their descriptions to this crate. This crate accepts
 //! connections, parses requests, looks rows up and writes answers. Each module uses only those that follow it in this
-//! list: `edge`, `forms`, `forward` and `towers`, `plan`, `tables`. `python` has the classes that Python uses.
+//! list: `edge`, `forward`, `admission`, `forms` and `towers`, `plan`, `clusters` and `tables`;
+//! `tests/test_house_rules.py` has the exact table. The modules `python` have the classes and functions that Python
+//! uses; no other module uses them.
 //!
 //! Each request that this crate can not answer with certainty is forwarded, unchanged, to the reference servers in
 //! Python, which answer or refuse it. So each error text exists once, in the reference servers.
 
-pub mod declined;
+pub mod admission;
+pub mod clusters;
 pub mod edge;
 pub mod forms;
 pub mod forward;
@@ -17,6 +20,21 @@ pub mod plan;
 #[cfg(feature = "python")]
 mod python;
 #[cfg(feature = "python")]
+mod python_graphs;
+#[cfg(feature = "python")]
 mod python_log;
+#[cfg(feature = "python")]
+mod python_tables;
 pub mod tables;
 pub mod towers;
+
+/// The native core of embedding-server: servables, their tables in clusters and on disk, wire formats, and the network
+/// server.
+#[cfg(feature = "python")]
+#[pyo3::pymodule]
+fn _native(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+    python_log::install();
+    python_graphs::register(module)?;
+    python::register(module)?;
+    python_tables::register(module)
+}

@@ -13,12 +13,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::declined::Declined;
 use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
 use crate::forms::{self, Answered, Call};
-use crate::plan::{self, Description, Effort, MemoryOwner, ModelRoutes, Routes, Waiting};
-use crate::tables::{paged, remote};
-use crate::{last_words, python_log};
+use crate::plan::{self, Declined, Description, Effort, MemoryOwner, ModelRoutes, Routes, Waiting};
+use crate::tables::paged;
+use crate::{clusters, last_words};
 
 /// One version of a model, compiled for requests. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
@@ -109,7 +108,7 @@ type HotRows = (u64, u64, u64, u64, Vec<(i64, u64)>);
 /// The Valkey and Redis clusters in which tables of this server lie. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Clusters {
-    inner: remote::Clusters,
+    inner: clusters::Clusters,
 }
 
 #[pymethods]
@@ -118,7 +117,7 @@ impl Clusters {
     /// means no cache.
     #[new]
     fn new(cache_bytes: u64) -> Self {
-        Clusters { inner: remote::Clusters::new(cache_bytes) }
+        Clusters { inner: clusters::Clusters::new(cache_bytes) }
     }
 
     /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
@@ -637,17 +636,12 @@ fn keep_last_words(lines: i32, standard_error: i32, buffer: Option<PyBuffer<u8>>
     Ok(())
 }
 
-/// The native core of embedding-server: servables, their tables in clusters and on disk, wire formats, and the network
-/// server.
-#[pymodule]
-fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    python_log::install();
-    crate::towers::python::register(module)?;
+/// Adds the classes and functions of this file to the Python module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Servable>()?;
     module.add_class::<Clusters>()?;
     module.add_class::<Pager>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;
-    module.add_function(wrap_pyfunction!(keep_last_words, module)?)?;
-    crate::tables::python::register(module)
+    module.add_function(wrap_pyfunction!(keep_last_words, module)?)
 }

@@ -130,7 +130,7 @@ class Edge:
 
 
 def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int) -> dict[str, Any]:
-    """Returns the native core's configuration, with the field names of edge/config.rs and edge/limits.rs."""
+    """Returns the native core's configuration, with the field names of edge/config.rs and admission/limits.rs."""
     cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
     return {
         "threads": settings.num_threads,

@@ -15,6 +15,8 @@ import yaml
 
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import read_settings
+from service.engine.model_config import ModelConfig
+from service.engine.version_policy import Specific
 from service.wire.model_config_proto import parse_config_text
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
@@ -68,6 +70,13 @@ def runtime() -> Any:
     return document
 
 
+def mounted_models(objects: Objects, release: str) -> list[ModelConfig]:
+    """Returns the list of models in the ConfigMap that the release's Deployment mounts."""
+    volumes = objects["Deployment", release]["spec"]["template"]["spec"]["volumes"]
+    (name,) = (volume["configMap"]["name"] for volume in volumes if "configMap" in volume)
+    return parse_config_text(objects["ConfigMap", name]["data"]["models.conf"], "models.conf")
+
+
 def agree(objects: Objects, name: str) -> None:
     """Fails unless the objects of one release name each other, its pods and its ports."""
     deployment = objects["Deployment", name]
@@ -101,7 +110,7 @@ def agree(objects: Objects, name: str) -> None:
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     config = objects["ConfigMap", volumes["config"]["configMap"]["name"]]["data"]
     assert variables(server)["EMB_MODEL_CONFIG_FILE"] in {f"{mounted['config']}/{file}" for file in config}
-    paths = [model.base_path for model in parse_config_text(config["models.conf"], "models.conf")]
+    paths = [model.base_path for model in mounted_models(objects, name)]
     if "models" in volumes:
         assert ("PersistentVolumeClaim", volumes["models"]["persistentVolumeClaim"]["claimName"]) in objects
         assert all(path.startswith(f"{mounted['models']}/") for path in paths)
@@ -137,22 +146,19 @@ def test_the_canary_is_a_release_of_its_own() -> None:
     objects = kustomized("canary")
     for version in (schemas.OLDEST, schemas.NEWEST):
         assert {name: found for name, one in objects.items() if (found := schemas.object_faults(one, version))} == {}
-    stable, canary = "embedding-server", "embedding-server-canary"
+    stable, canary = "embedding-server-stable", "embedding-server-canary"
     # The canary has the service account of the stable release.
     for release in (stable, canary):
         agree(objects, release)
         assert objects["Deployment", release]["spec"]["template"]["spec"]["serviceAccountName"] == stable
     assert container(objects, stable)["image"] != container(objects, canary)["image"]
-    served = [
-        parse_config_text(objects["ConfigMap", name]["data"]["models.conf"], "models.conf")
-        for name in ("embedding-server-models", "embedding-server-models-canary")
-    ]
-    (first,), (second,) = served
+    # Each release mounts its own list of models. Kustomize resolves the reference, so follow it to its content.
+    (first,), (second,) = (mounted_models(objects, release) for release in (stable, canary))
     assert first.base_path == second.base_path
-    assert first.policy != second.policy
+    assert (first.policy, second.policy) == (Specific(frozenset({1})), Specific(frozenset({2})))
     hosts = set()
     for kind, port in (("HTTPRoute", "http"), ("GRPCRoute", "grpc")):
-        spec = objects[kind, stable]["spec"]
+        spec = objects[kind, "embedding-server"]["spec"]
         hosts.update(spec["hostnames"])
         forced, weighted = spec["rules"]
         assert [to["name"] for to in forced["backendRefs"]] == [canary]

@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
-use _native::declined::Declined;
 use _native::forms::Call;
 use _native::plan::{
-    Effort, Graph, GraphOutput, Inputs, Instead, MemoryOwner, ModelRoutes, OutputData, Routes, Servable, Signature,
+    Declined, Effort, Graph, GraphOutput, Inputs, Instead, MemoryOwner, ModelRoutes, OutputData, Routes, Servable,
+    Signature,
 };
 use serde_json::{Value, json};
 
@@ -125,5 +125,6 @@ fn servable() -> Servable {
     });
     let description = serde_json::from_value(description).expect("a description");
     // SAFETY: the test servable owns the rows of its tables.
-    unsafe { Servable::compile(description, MemoryOwner(Box::new(rows)), &|_| Ok(Box::new(Zeros))) }.expect("a servable")
+    unsafe { Servable::compile(description, MemoryOwner(Box::new(rows)), &|_| Ok(Box::new(Zeros))) }
+        .expect("a servable")
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::access::Access;
 use super::dispatch::Cors;
-use super::limits::Limits;
 use super::sampling::Tracing;
+use crate::admission::limits::Limits;
 
 /// The two wires, gRPC and HTTP. Their numbers are indexes of arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! The record of one connection, which its task, its requests and the sweeper of idle connections share.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
@@ -7,11 +8,11 @@ use std::task::Waker;
 use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore};
 
-use super::account::{Account, Hold, Shares};
 use super::certificate;
-use super::fair_queue::address_of;
 use super::frames::Flood;
-use super::limits::{BACKED_UP_BYTES, HEAD_BYTES_A_CONNECTION, LARGE_PART_BYTES, Limits};
+use crate::admission::account::{Account, Hold, Shares};
+use crate::admission::fair_queue::address_of;
+use crate::admission::limits::{BACKED_UP_BYTES, HEAD_BYTES_A_CONNECTION, LARGE_PART_BYTES, Limits};
 
 /// Number of pipelined HTTP/1.1 requests of one connection that the server starts before it serves other connections.
 const REQUESTS_A_TURN: usize = 16;
@@ -22,6 +23,9 @@ const MAX_INFLATED: usize = 4;
 /// Maximal number of long-lived calls of one gRPC connection, such as health watches, which wait for no slot of the
 /// reference server.
 pub const MAX_LONG_CALLS: usize = 8;
+
+/// The future that answers one request of the connection.
+pub type PendingCall = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// An order that the server gives to the task that serves a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

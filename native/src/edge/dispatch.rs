@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
-use crate::declined::Declined;
 use crate::forms::{Answered, Call, Version};
+use crate::plan::Declined;
 
 /// A method of the HTTP or gRPC API that the core may answer; the variants are named as in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

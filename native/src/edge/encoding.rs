@@ -16,13 +16,13 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::account::{Hold, Shares};
 use super::connection::Connection;
-use super::fair_queue::{Ask, Refusal};
 use super::grpc_call::{Incoming, late};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Status};
-use super::limits::{INLINE_BYTES, Limits};
 use super::shared::{self, Made, Shared};
+use crate::admission::account::{Hold, Shares};
+use crate::admission::fair_queue::{Ask, Refusal};
+use crate::admission::limits::{INLINE_BYTES, Limits};
 use crate::forms::Answered;
 
 /// Metadata of a gRPC message that names its compression.

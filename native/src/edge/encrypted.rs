@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::connection::Connection;
 use super::frames::Flood;
-use super::limits::{TLS_BYTES_WITHOUT_DATA, TLS_HANDSHAKE_BYTES};
+use crate::admission::limits::{TLS_BYTES_WITHOUT_DATA, TLS_HANDSHAKE_BYTES};
 
 /// Number of TLS bytes without application data that each byte of application data allows: a record with one byte of
 /// data has 23 bytes.

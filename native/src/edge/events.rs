@@ -2,7 +2,7 @@
 
 use super::config::Wire;
 use super::frames::Flood;
-use crate::declined::Declined;
+use crate::plan::Declined;
 
 /// An event that the network server counts for all models together.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use super::limits::LARGE_HEAD_BYTES;
+use crate::admission::limits::LARGE_HEAD_BYTES;
 
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;

@@ -10,20 +10,18 @@ use http::header::{ALLOW, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode};
 
-use super::connection::Connection;
+use super::connection::{Connection, PendingCall};
 use super::dispatch::Method;
 use super::encoding::{self, Accepted, Coding};
 use super::grpc_call::{Incoming, Plain, Reply, is_serving, refuse, send, send_serving};
 use super::grpc_message::{self, Payload};
 use super::grpc_task::{declined_small, serve_call};
 use super::health;
-use super::http2::PendingCall;
-use super::limits::INLINE_BYTES;
 use super::request_id;
 use super::sampling::Draws;
 use super::shared::{Failed, Shared};
-use crate::declined::Declined;
-use crate::plan::Effort;
+use crate::admission::limits::INLINE_BYTES;
+use crate::plan::{Declined, Effort};
 
 /// Answers a small request at once, or returns a future that answers the request.
 pub fn begin(

@@ -10,19 +10,19 @@ use http::HeaderValue;
 use http::request::Parts;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::account::{Hold, Shares};
 use super::connection::{Arriving, Connection, Debt, Open};
 use super::dispatch::Method;
 use super::encoding::Encoded;
-use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::instead;
-use super::large::Announcement;
-use super::limits::INLINE_BYTES;
-use super::pace::Pace;
 use super::sampling::Draws;
 use super::shared::{self, HeldHead, Made, Shared, Terms};
+use crate::admission::account::{Hold, Shares};
+use crate::admission::fair_queue::Ask;
+use crate::admission::large::Announcement;
+use crate::admission::limits::INLINE_BYTES;
+use crate::admission::pace::Pace;
 
 /// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;

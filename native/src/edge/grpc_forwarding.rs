@@ -12,18 +12,23 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::connection::MAX_LONG_CALLS;
 use super::encoding;
 use super::events::Event;
-use super::fair_queue::{Refusal, address_of};
 use super::grpc_call::{
     Gathered, Incoming, gather, is_serving, late, refuse, refuse_empty, send_serving, unimplemented,
 };
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
-use super::limits::INLINE_BYTES;
-use super::long_calls::LongCall;
 use super::shared::{self, Shared};
+use crate::admission::fair_queue::{Refusal, address_of};
+use crate::admission::gate::Lane;
+use crate::admission::limits::INLINE_BYTES;
+use crate::admission::long_calls::LongCall;
 use crate::forms::built_size::{TooMany, built_size};
-use crate::forward::Lane;
+use crate::forward::Lost;
+
+/// The answer for a client whose call did not reach the reference server, or whose answer was lost.
+const LOST: Lost =
+    Lost { head: || shared::no_upstream().head(None), trailers: || shared::no_upstream().trailers(None) };
 
 /// Serves a call that is no plain predict or lookup: forwards it to the reference server, refuses it, or answers a
 /// health check.
@@ -120,7 +125,7 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     };
     shared.statistics.count(Event::ForwardedGrpc);
     shared.mark(&mut incoming.head.headers, &incoming.connection, incoming.draws);
-    let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit).await;
+    let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit, LOST).await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }

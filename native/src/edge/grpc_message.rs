@@ -180,10 +180,10 @@ impl Buf for Payload {
 
 #[cfg(test)]
 mod tests {
-    use super::super::account::Account;
     use super::super::connection::Connection;
-    use super::super::limits::Limits;
     use super::*;
+    use crate::admission::account::Account;
+    use crate::admission::limits::Limits;
 
     #[test]
     fn only_one_plain_message_is_whole() {

@@ -11,10 +11,9 @@ use super::encoding;
 use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, refuse_empty, send};
 use super::grpc_forwarding::{forward, serve_other};
 use super::grpc_message::{PREFIX_BYTES, Payload};
-use super::limits::INLINE_BYTES;
 use super::shared::{Failed, NotRun, Outcome};
-use crate::declined::Declined;
-use crate::plan::Effort;
+use crate::admission::limits::INLINE_BYTES;
+use crate::plan::{Declined, Effort};
 
 /// Serves one gRPC call until it is answered.
 pub async fn serve_call(

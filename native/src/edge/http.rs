@@ -19,27 +19,24 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::account::{Hold, Shares};
-use super::config::Wire;
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
 use super::dispatch::{Dispatch, Target, target};
 use super::encoding::{self, Accepted, Encoded};
 use super::events::Event;
-use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
-use super::http2;
 use super::instead;
-use super::limits::{self, INLINE_BYTES, PARSED_TIMES, URL_BYTES};
-use super::pace::Pace;
-use super::preface;
-use super::request_body::RequestBody;
 use super::sampling::Draws;
 use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
-use crate::declined::Declined;
+use crate::admission::account::{Hold, Shares};
+use crate::admission::fair_queue::{Ask, Refusal};
+use crate::admission::gate::Lane;
+use crate::admission::limits::{self, INLINE_BYTES, PARSED_TIMES, URL_BYTES};
+use crate::admission::pace::Pace;
 use crate::forms::{Answered, Call};
-use crate::forward::{Forwarded, Lane, UnreadReason, Upload};
-use crate::plan::Effort;
+use crate::forward::RequestBody;
+use crate::forward::{Forwarded, UnreadReason, Upload};
+use crate::plan::{Declined, Effort};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
@@ -100,18 +97,8 @@ impl Body for Answer {
     }
 }
 
-/// Serves one HTTP connection until it is closed: HTTP/1.1, or HTTP/2 if its client begins with the preface of HTTP/2.
+/// Serves one connection of HTTP/1.1 until it is closed.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
-    let Some((stream, is_http2)) = preface::read(stream, &connection).await else {
-        if connection.order() == Order::Cut {
-            shared.statistics.count(Event::CutHttp);
-        }
-        return;
-    };
-    if is_http2 {
-        connection.set_http2();
-        return http2::serve(Wire::Http, stream, connection, shared).await;
-    }
     let service = service_fn(|request| {
         let (shared, connection) = (Arc::clone(&shared), Arc::clone(&connection));
         async move { handle(shared, connection, request).await }

@@ -16,7 +16,7 @@ use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::config::Wire;
-use super::connection::{Connection, Order};
+use super::connection::{Connection, Order, PendingCall};
 use super::events::Event;
 use super::grpc_message::Payload;
 use super::refusal_pause::RefusalPause;
@@ -98,9 +98,6 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     })
     .await;
 }
-
-/// The future that answers one request of the connection.
-pub type PendingCall = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The task of one connection. All calls of the connection run in this task, so that a connection with many calls gets no
 /// more turns than another one.

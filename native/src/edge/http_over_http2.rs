@@ -12,13 +12,12 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 
-use super::connection::{Connection, Debt};
+use super::connection::{Connection, Debt, PendingCall};
 use super::grpc_message::Payload;
 use super::http::{Answer, Content, Exchange, too_many_headers};
-use super::http2::PendingCall;
-use super::limits::MAX_HEADERS;
-use super::request_body::RequestBody;
 use super::shared::Shared;
+use crate::admission::limits::MAX_HEADERS;
+use crate::forward::RequestBody;
 use crate::forward::{Forwarded, send_in_window};
 
 /// Time for which the server reads and drops the rest of a refused body, so that a client that reads the answer only

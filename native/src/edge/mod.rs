@@ -2,7 +2,6 @@
 //! metrics.
 
 mod access;
-mod account;
 mod certificate;
 mod config;
 mod connection;
@@ -11,8 +10,6 @@ mod dispatch;
 mod encoding;
 mod encrypted;
 mod events;
-pub(crate) mod fair_queue;
-mod fair_tree;
 mod frames;
 mod grpc;
 mod grpc_call;
@@ -25,13 +22,8 @@ mod http;
 mod http2;
 mod http_over_http2;
 mod instead;
-mod large;
-pub mod limits;
-mod long_calls;
-pub(crate) mod pace;
 mod preface;
 mod refusal_pause;
-pub(crate) mod request_body;
 mod request_id;
 mod request_window;
 mod sampling;
@@ -42,11 +34,11 @@ mod socket;
 mod statistics;
 mod tls;
 
+pub use crate::admission::limits::Limits;
 pub use access::{Access, Caller};
 pub use config::{Config, Listen, Wire};
 pub use dispatch::{Cors, Dispatch, Method, Target, target};
 pub use health::Health;
-pub use limits::Limits;
 pub use sampling::Tracing;
 pub use server::Server;
 pub use snapshot::{SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot};

@@ -98,7 +98,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::*;
-    use crate::edge::limits::Limits;
+    use crate::admission::limits::Limits;
 
     async fn found(bytes: &[u8]) -> Option<(Vec<u8>, bool)> {
         let connection = Connection::new(String::new(), &Limits::default());

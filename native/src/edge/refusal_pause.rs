@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 
 use super::connection::Connection;
-use super::limits::REFUSAL_SHARE;
+use crate::admission::limits::REFUSAL_SHARE;
 
 /// Pauses are added up until their sum is at least this long, because the runtime's timers have a resolution of 1 ms.
 const LEAST: Duration = Duration::from_millis(1);
@@ -116,7 +116,7 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
-    use crate::edge::limits::Limits;
+    use crate::admission::limits::Limits;
 
     fn refuse(pause: &mut RefusalPause<'_>, refusals: usize, spent: Duration, requests: u32) {
         for _ in 0..refusals {

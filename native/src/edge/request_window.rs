@@ -52,7 +52,7 @@ impl RequestWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::edge::limits::Limits;
+    use crate::admission::limits::Limits;
 
     /// Calls `after_turn` as at the end of one turn, and returns the window sizes that it passed to `resize`.
     fn turn(window: &mut RequestWindow, connection: &Connection, now: Instant, is_settled: bool) -> Vec<u32> {

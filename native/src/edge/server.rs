@@ -21,7 +21,6 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 use super::access::Access;
-use super::account::Account;
 use super::config::{Config, Listen, Wire};
 use super::connection::{Connection, Order};
 use super::connection_watch::Watch;
@@ -30,15 +29,17 @@ use super::encoding::Compressors;
 use super::encrypted::Encrypted;
 use super::events::Event;
 use super::health::Health;
-use super::large::{LazyPool, Pool};
-use super::limits::{ALL_HEAD_BYTES, HANDSHAKES_A_TURN};
-use super::long_calls::LongCalls;
 use super::refusal_pause::Pauses;
 use super::shared::Shared;
 use super::snapshot::{Snapshot, SubjectSnapshot};
 use super::statistics::Statistics;
-use super::{http, http2};
-use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
+use super::{http, http2, preface};
+use crate::admission::account::Account;
+use crate::admission::gate::Gates;
+use crate::admission::large::{LazyPool, Pool};
+use crate::admission::limits::{ALL_HEAD_BYTES, HANDSHAKES_A_TURN};
+use crate::admission::long_calls::LongCalls;
+use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::{GraphLimit, Routes};
 
 /// Number of tasks that the async runtime runs before it looks for new bytes on sockets. The number is low, so that a
@@ -458,8 +459,23 @@ where
 {
     match wire {
         Wire::Grpc => http2::serve(wire, stream, connection, Arc::clone(shared)).await,
-        Wire::Http => http::serve(stream, connection, Arc::clone(shared)).await,
+        Wire::Http => serve_http(stream, connection, Arc::clone(shared)).await,
     }
+}
+
+/// Serves one HTTP connection until it is closed: HTTP/1.1, or HTTP/2 if its client begins with the preface of HTTP/2.
+async fn serve_http<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
+    let Some((stream, is_http2)) = preface::read(stream, &connection).await else {
+        if connection.order() == Order::Cut {
+            shared.statistics.count(Event::CutHttp);
+        }
+        return;
+    };
+    if is_http2 {
+        connection.set_http2();
+        return http2::serve(Wire::Http, stream, connection, shared).await;
+    }
+    http::serve(stream, connection, shared).await;
 }
 
 /// An entry in the list of connections; dropping it removes the connection from the list.

@@ -11,25 +11,25 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::access::Access;
-use super::account::Account;
 use super::connection::{Connection, Debt};
 use super::dispatch::{Cors, Dispatch, Method};
 use super::encoding::{Accepted, Compressors, Encoded};
 use super::events::Event;
-use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::health::{FRESH, Health};
-use super::large::{Announcement, LazyPool, Pool};
-use super::limits::{LARGE_HEAD_BYTES, Limits};
-use super::long_calls::LongCalls;
 use super::refusal_pause::Pauses;
 use super::request_id::RequestIds;
 use super::sampling::{Draws, Tracing};
 use super::statistics::Statistics;
-use crate::declined::Declined;
+use crate::admission::account::Account;
+use crate::admission::fair_queue::{Ask, Refusal};
+use crate::admission::gate::Gates;
+use crate::admission::large::{Announcement, LazyPool, Pool};
+use crate::admission::limits::{LARGE_HEAD_BYTES, Limits};
+use crate::admission::long_calls::LongCalls;
 use crate::forms::{Answered, Call};
-use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
-use crate::plan::{Effort, Failure, Grant, GraphLimit, Routes, Waiting};
+use crate::forward::{GrpcUpstream, HttpUpstream};
+use crate::plan::{Declined, Effort, Failure, Grant, GraphLimit, Routes, Waiting};
 
 /// Prefix of the names of headers that only the core may send to the reference server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -446,7 +446,7 @@ impl Shared {
         overloaded(&format!("{held} bytes of requests and answers are in flight, its limit is {limit}"))
     }
 
-    /// Counts and returns the refusal of a request whose body comes too slowly; see [`super::pace::Pace`].
+    /// Counts and returns the refusal of a request whose body comes too slowly; see [`crate::admission::pace::Pace`].
     #[must_use]
     pub fn stalled(&self, model: &str) -> Status {
         self.statistics.refused(model, "stalled");

@@ -16,7 +16,7 @@ use tokio::time::Sleep;
 
 use super::connection::Connection;
 use super::frames::{Flood, FrameMeter};
-use super::limits::{READ_BUDGET, WRITE_BUDGET};
+use crate::admission::limits::{READ_BUDGET, WRITE_BUDGET};
 
 /// A write of at most this many bytes is appended to the buffer of bytes that wait to be written to the socket.
 const SMALL_BYTES: usize = 16 << 10;
@@ -380,7 +380,7 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
-    use crate::edge::limits::Limits;
+    use crate::admission::limits::Limits;
 
     /// A stream that records the size of each write.
     #[derive(Default)]

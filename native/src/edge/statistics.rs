@@ -416,8 +416,7 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::declined::Declined;
-    use crate::plan::{MemoryOwner, Servable};
+    use crate::plan::{Declined, MemoryOwner, Servable};
 
     fn answered(version: i64) -> Answered {
         let description = serde_json::json!({

@@ -11,7 +11,7 @@ use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
 };
 
-use super::limits::MAX_INTERMEDIATES;
+use crate::admission::limits::MAX_INTERMEDIATES;
 
 /// The reason why PEM bytes give no TLS configuration.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 //! `tensorflow/core/example/*.proto` (2.21), and `service/artifact/open_inference.proto`.
 
 use super::protobuf::{Fields, Value, count_varints, read_varint};
-use crate::declined::Declined;
+use crate::plan::Declined;
 
 /// Maximal number of repeated messages in a request; entries of maps are such messages.
 pub const MAX_MESSAGES: usize = 1 << 19;

@@ -6,8 +6,7 @@ use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{LookupBody, read_lookup};
 use super::json::tensors::{add_dense, add_ragged, is_ragged_part, no_inputs};
 use super::{Answered, Call, Version};
-use crate::declined::Declined;
-use crate::plan::{Inputs, Signature};
+use crate::plan::{Declined, Inputs, Signature};
 
 const DEFAULT_SIGNATURE: &str = "lookup";
 

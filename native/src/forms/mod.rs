@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::declined::Declined;
-use crate::plan::{Effort, Grant, Instead, Routes, Servable};
+pub use crate::plan::Version;
+use crate::plan::{Declined, Effort, Grant, Instead, Routes, Servable};
 
 pub mod json;
 pub mod lookup_json;
@@ -58,17 +58,6 @@ impl<'a> Call<'a> {
         }
         routes.find(version).ok_or(Declined::Unknown)
     }
-}
-
-/// How a request names the version of a model: the latest version, a number or a label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version<'a> {
-    /// The latest version.
-    Latest,
-    /// The model version with this number.
-    Number(i64),
-    /// The model version to which this label points.
-    Label(&'a str),
 }
 
 /// A finished answer, with the figures that the metrics count.

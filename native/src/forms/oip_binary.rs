@@ -11,8 +11,7 @@ use smallvec::SmallVec;
 
 use super::built_size::check_num_strings;
 use super::{Call, Version};
-use crate::declined::Declined;
-use crate::plan::{Data, DataType, Dims, Inputs, Servable, Signature, Strings, Tensor, Work};
+use crate::plan::{Data, DataType, Declined, Dims, Inputs, Servable, Signature, Strings, Tensor, Work};
 
 /// Name of the signature that a request runs if the request names none and the model has no `serving_default`.
 const FALLBACK_SIGNATURE: &str = "lookup";

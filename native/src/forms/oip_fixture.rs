@@ -11,10 +11,9 @@ use serde_json::json;
 
 use super::Call;
 use super::oip_binary::{datatype_of, num_elements};
-use crate::declined::Declined;
 use crate::plan::{
-    Data, DataType, Effort, Graph, GraphOutput, Inputs, Instead, MemoryOwner, ModelRoutes, OutputData, Routes,
-    Servable, Signature, Tensor,
+    Data, DataType, Declined, Effort, Graph, GraphOutput, Inputs, Instead, MemoryOwner, ModelRoutes, OutputData,
+    Routes, Servable, Signature, Tensor,
 };
 
 /// All dtypes of the Open Inference Protocol, in the order of the inputs and outputs of the test signature "echo".

@@ -12,14 +12,13 @@ use std::time::Instant;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use self::request::Request;
+use self::request::{Request, Result};
 use super::json::floats::{self, NonFinite};
 use super::oip_binary::{
     SIGNATURE_PARAMETER, append_binary, append_numbers, binary_size, datatype_of, find, inputs_by_index, output_indexes,
 };
 use super::{Answered, Call, Version};
-use crate::declined::Declined;
-use crate::plan::{DataType, Effort, OutputShape, Servable, Signature, Work};
+use crate::plan::{DataType, Declined, Effort, OutputShape, Servable, Signature, Work};
 
 /// A request with a longer JSON text is parsed on the thread pool for large work; the parser reads some 500 MB/s.
 const SMALL_JSON_BYTES: usize = 32 << 10;
@@ -27,8 +26,6 @@ const SMALL_JSON_BYTES: usize = 32 << 10;
 const SMALL_JSON_NUMBERS: usize = 4096;
 /// Bytes of JSON text that are reserved for each number of an Open Inference answer.
 const NUMBER_BYTES: usize = 12;
-
-type Result<T> = std::result::Result<T, Declined>;
 
 /// Answers an Open Inference `infer` request whose body is JSON, perhaps with binary tensors behind the JSON.
 ///

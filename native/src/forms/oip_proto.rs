@@ -21,8 +21,7 @@ use super::protobuf::{
     write_varint,
 };
 use super::{Answered, Call};
-use crate::declined::Declined;
-use crate::plan::{Data, DataType, Dims, Effort, Strings, Tensor, Work};
+use crate::plan::{Data, DataType, Declined, Dims, Effort, Strings, Tensor, Work};
 
 /// A message with more bytes is parsed on the thread pool for large work; parsing integers runs at some 1 GB/s.
 const SMALL_MESSAGE_BYTES: usize = 64 << 10;

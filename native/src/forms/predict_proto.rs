@@ -18,8 +18,7 @@ use super::protobuf::{
 };
 use super::tensor_proto::{Allowance, MessageLayout, read_tensor};
 use super::{Answered, Call, Version};
-use crate::declined::Declined;
-use crate::plan::{Effort, Inputs, OutputShape, Servable, Signature, Work};
+use crate::plan::{Declined, Effort, Inputs, OutputShape, Servable, Signature, Work};
 
 /// A request with more bytes is parsed on the thread pool for large work; parsing integers of this many bytes takes
 /// some 50 microseconds.

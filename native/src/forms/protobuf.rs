@@ -6,7 +6,7 @@
 //!
 //! Source: protobuf's encoding guide, "Base 128 Varints", "Length-Delimited Records" and "Message Structure".
 
-use crate::declined::Declined;
+use crate::plan::Declined;
 
 const CONTINUATION_BITS: u64 = 0x8080_8080_8080_8080;
 /// Number of bytes of a packed field in which the decoder looks for the ends of varints at once.

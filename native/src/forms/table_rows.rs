@@ -9,8 +9,7 @@ use super::json::nested::Leaves;
 use super::json::outputs::{check_body, check_numbers, text_buffer};
 use super::json::reader::read_ids;
 use super::{Call, Version};
-use crate::declined::Declined;
-use crate::plan::{DataType, read_table};
+use crate::plan::{DataType, Declined, read_table};
 use crate::tables::table::{Dtype, Ints, OnBadId, OutputRows, Policy};
 
 /// Returns the body of the answer to a `:rows` request. The counts of looked-up ids do not change, because those belong

@@ -11,8 +11,7 @@ use super::protobuf::{
     Fields, Value, delimited_len, extend_varints, read_varint32, set_once, text, varint_field_len, varint_len,
     write_delimited, write_delimited_header, write_varint, write_varint_field,
 };
-use crate::declined::Declined;
-use crate::plan::{Data, DataType, Dims, OutputShape, Strings, Tensor, Work};
+use crate::plan::{Data, DataType, Declined, Dims, OutputShape, Strings, Tensor, Work};
 
 /// How many elements the tensors of a request may leave out, in all: a `TensorProto` with fewer values than its shape
 /// says repeats its last value. Requests that leave out more are forwarded to the reference server.

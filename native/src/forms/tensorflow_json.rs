@@ -10,8 +10,7 @@ use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{Column, Payload, read_predict};
 use super::json::tensors::{add_dense, add_ragged, is_ragged_part, no_inputs};
 use super::{Answered, Call, Version};
-use crate::declined::Declined;
-use crate::plan::{Inputs, Signature};
+use crate::plan::{Declined, Inputs, Signature};
 
 /// Answers a `:predict` request.
 ///

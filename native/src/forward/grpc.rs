@@ -11,11 +11,9 @@ use h2::server::SendResponse;
 use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Request, Response, Uri, Version};
+use http::{HeaderMap, Request, Response, Uri, Version};
 
-use super::gate::Permit;
-use crate::edge::grpc_message::Payload;
-use crate::edge::shared::no_upstream;
+use crate::admission::gate::Permit;
 
 /// HTTP/2 window of one call: how many bytes of an answer the reference server may send before the client reads them.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -40,6 +38,15 @@ pub enum StreamEnded {
     Source(Option<Reason>),
     /// The receiver of the bytes accepts no more of them.
     Sink,
+}
+
+/// The answer for a client whose call did not reach the reference server, or whose answer was lost.
+#[derive(Clone, Copy)]
+pub struct Lost {
+    /// Makes the head of an answer with the error, if the client has no head yet.
+    pub head: fn() -> Response<()>,
+    /// Makes the trailers that end an answer whose head was sent.
+    pub trailers: fn() -> HeaderMap,
 }
 
 impl GrpcUpstream {
@@ -106,13 +113,14 @@ impl GrpcUpstream {
 
     /// Forwards a call to the reference server; returns false if the reference server was not reached or was lost.
     /// `prefix` has the bytes of the body that were already read. `permit` is dropped when the answer starts.
-    pub(crate) async fn forward(
+    pub(crate) async fn forward<B: Buf + From<Bytes>>(
         &self,
         head: Parts,
         mut body: RecvStream,
         prefix: Bytes,
-        mut respond: SendResponse<Payload>,
+        mut respond: SendResponse<B>,
         permit: Option<Permit>,
+        lost: Lost,
     ) -> bool {
         let sender = tokio::select! {
             biased;
@@ -122,7 +130,7 @@ impl GrpcUpstream {
         let is_empty = prefix.is_empty() && body.is_end_stream();
         let started = sender.and_then(|mut sender| sender.send_request(request(head)?, is_empty).ok());
         let Some((response, mut upstream)) = started else {
-            let _ = respond.send_response(no_upstream().head(None), true);
+            let _ = respond.send_response((lost.head)(), true);
             return false;
         };
         let upload = async {
@@ -142,13 +150,13 @@ impl GrpcUpstream {
             };
             drop(permit);
             match response {
-                Ok(response) => download(response, respond).await,
+                Ok(response) => download(response, respond, lost).await,
                 Err(error) => {
                     if let Some(reason) = error.reason().filter(|_| error.is_reset() && error.is_remote()) {
                         respond.send_reset(reason);
                         return true;
                     }
-                    let _ = respond.send_response(no_upstream().head(None), true);
+                    let _ = respond.send_response((lost.head)(), true);
                     false
                 }
             }
@@ -194,7 +202,11 @@ async fn upload(prefix: Bytes, body: &mut RecvStream, upstream: &mut SendStream<
 }
 
 /// Forwards the reference server's answer to the client; returns false if the server was lost before the answer's end.
-async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payload>) -> bool {
+async fn download<B: Buf + From<Bytes>>(
+    response: Response<RecvStream>,
+    mut respond: SendResponse<B>,
+    lost: Lost,
+) -> bool {
     let (head, mut body) = response.into_parts();
     let is_end = body.is_end_stream();
     let mut answer = Response::new(());
@@ -218,7 +230,7 @@ async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payl
         StreamEnded::Source(None) => {
             // The head of the answer is already sent, so only the trailers can tell the client that the reference
             // server was lost.
-            let _ = client.send_trailers(no_upstream().trailers(None));
+            let _ = client.send_trailers((lost.trailers)());
             false
         }
     }

@@ -21,8 +21,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
 
-use crate::edge::limits::BodyParts;
-use crate::edge::request_body::{BodyError, RequestBody};
+use super::request_body::{BodyError, RequestBody};
+use crate::admission::limits::BodyParts;
 
 /// Time for which an idle connection to the reference server is kept. The reference server keeps an idle connection
 /// longer, so it does not close a connection on which the core is just sending a request.

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use tokio::net::UnixStream;
 
-mod gate;
 mod grpc;
 mod http;
+mod request_body;
 
-pub use gate::{Gates, Lane, Permit};
-pub use grpc::{GrpcUpstream, send_in_window};
+pub use grpc::{GrpcUpstream, Lost, send_in_window};
 pub use http::{Forwarded, HttpUpstream, UnreadReason, Upload};
+pub use request_body::{BodyError, RequestBody};
 
 /// Connects to the Unix socket of a reference server; a path that starts with a zero byte is an abstract name. The
 /// socket must be this process's own: the permissions of a file do not protect an abstract name.

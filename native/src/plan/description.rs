@@ -3,10 +3,10 @@
 use serde::Deserialize;
 
 use super::inputs::DataType;
+use crate::clusters::RemoteDescription;
+use crate::tables::key_index::RowMapping;
 use crate::tables::paged::RangeDescription;
-use crate::tables::remote::RemoteDescription;
 use crate::tables::table::{Combiner, Dtype, OnBadId, Summation};
-use crate::tables::vocabulary;
 
 /// One version of a model. Tables, vocabularies, inputs and features are named by their index in the lists of this
 /// object.
@@ -75,7 +75,7 @@ pub struct VocabularyDescription {
     /// Address and length of the `[2^k]` int32 slots of the hash index.
     pub slots: (usize, usize),
     /// The rules by which a key becomes a table row.
-    pub rows: vocabulary::RowMapping,
+    pub rows: RowMapping,
 }
 
 /// The kind of a signature, a lookup or a predict.

@@ -1,9 +1,11 @@
 //! Compiles the description of a model version, validates the inputs of a request, and runs its lookup or predict.
 
+mod declined;
 mod description;
+mod effort;
+mod feature_inputs;
 mod features;
 mod grant;
-mod graph;
 mod graph_limit;
 mod inputs;
 mod names;
@@ -17,18 +19,20 @@ pub(crate) mod tests;
 mod validation;
 mod work;
 
+pub use declined::Declined;
 pub use description::{
     Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
     TableDescription, VocabularyDescription,
 };
+pub use effort::{Effort, Failure, Instead, Waiting};
 pub use features::Features;
 pub use grant::Grant;
-pub use graph::{Graph, GraphOutput, OpenGraph, OutputData};
 pub use graph_limit::{GraphLimit, GraphPermit};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use paged_rows::read_table;
-pub use routes::{ModelRoutes, Routes};
+pub use routes::{ModelRoutes, Routes, Version};
 pub use servable::{
-    Counts, FeaturePlan, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OutputPlan, Servable, Signature,
+    Counts, FeaturePlan, Graph, GraphOutput, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OpenGraph,
+    OutputData, OutputPlan, Servable, Signature,
 };
-pub use work::{Effort, Failure, Instead, OutputShape, Waiting, Work};
+pub use work::{OutputShape, Work};

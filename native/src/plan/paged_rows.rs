@@ -1,9 +1,9 @@
 //! Reads rows of a request from the disk if they are not in memory, for tables that are larger than memory.
 
-use super::features::FeatureInputs;
+use super::declined::Declined;
+use super::effort::Effort;
+use super::feature_inputs::FeatureInputs;
 use super::servable::{Servable, Signature};
-use super::work::Effort;
-use crate::declined::Declined;
 use crate::tables::paged::read_rows;
 use crate::tables::table::{Ints, Policy};
 

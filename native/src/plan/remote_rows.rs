@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::Instant;
 
-use super::features::FeatureInputs;
+use super::declined::Declined;
+use super::effort::{Effort, Failure, Instead};
+use super::feature_inputs::FeatureInputs;
 use super::servable::{FeaturePlan, Servable, Signature};
-use super::work::{Effort, Failure, Instead};
-use crate::declined::Declined;
-use crate::tables::remote::{self, Want};
+use crate::clusters::{self, Want};
 use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
 
 /// The distinct rows that one feature of a request reads from a Valkey or Redis cluster.
@@ -86,7 +86,7 @@ pub(super) fn read(
         _ if wants.iter().any(|want| !want.left.is_empty()) => return Err(Declined::Waits),
         _ => None,
     };
-    let why = remote::read(&mut wants, deadline);
+    let why = clusters::read(&mut wants, deadline);
     let mut found: Vec<Option<RemoteRows>> = plan.features.iter().map(|_| None).collect();
     for (want, (index, places, num_read_instead)) in wants.into_iter().zip(indexes) {
         let feature = &plan.features[index];

@@ -5,7 +5,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::servable::Servable;
-use crate::forms::Version;
+
+/// How a request names the version of a model: the latest version, a number or a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version<'a> {
+    /// The latest version.
+    Latest,
+    /// The model version with this number.
+    Number(i64),
+    /// The model version to which this label points.
+    Label(&'a str),
+}
 
 /// The versions and labels of one model.
 #[derive(Default)]

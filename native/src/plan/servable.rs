@@ -4,17 +4,16 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::declined::Declined;
 use super::description::{
     Description, FeatureDescription, OutputDescription, SignatureDescription, SignatureKind, TableDescription,
 };
-use super::graph::{Graph, OpenGraph};
-use super::inputs::DataType;
+use super::effort::{Effort, Instead};
+use super::inputs::{DataType, Dims, Inputs};
 use super::names::Names;
-use super::work::Effort;
-use crate::declined::Declined;
+use crate::clusters::{Clusters, RemoteTable};
 use crate::tables::hot_rows::HotRows;
 use crate::tables::paged::{PagedTable, Pager};
-use crate::tables::remote::{Clusters, RemoteTable};
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
@@ -119,6 +118,48 @@ pub struct OutputPlan {
     /// answer.
     pub row_bytes: usize,
 }
+
+/// The elements of one output of a graph.
+pub enum OutputData {
+    /// Numbers of the output tensor, little-endian, end to end, in memory that TensorFlow owns.
+    Numbers(Box<dyn AsRef<[u8]> + Send + Sync>),
+    /// The elements of an output of dtype string, in row-major order.
+    Strings(Vec<Vec<u8>>),
+}
+
+/// One output tensor of a predict's graph run.
+pub struct GraphOutput {
+    /// Dtype of the output tensor.
+    pub dtype: DataType,
+    /// Shape of the output tensor.
+    pub dims: Dims,
+    /// The elements of the output tensor: bytes of numbers, or strings.
+    pub data: OutputData,
+}
+
+/// The graph of one predict signature. Concurrency: any thread.
+pub trait Graph: Send + Sync + std::fmt::Debug {
+    /// Looks up the vectors that the graph gets as inputs, runs the graph, and returns one output for each index in
+    /// `wanted`, and the tables whose rows could not all be read.
+    ///
+    /// The inputs have passed [`super::Work::prepare`]: names, dtypes, ranks, row splits and ids fit the signature,
+    /// and each required input is there.
+    ///
+    /// # Errors
+    /// [`Declined::NoRows`]: rows could not be read from a cluster in time. Any other [`Declined`]: the request is then
+    /// forwarded to the reference server, which answers or refuses it.
+    fn run(
+        &self,
+        servable: &Servable,
+        signature: &Signature,
+        inputs: &Inputs<'_>,
+        wanted: &[usize],
+        effort: Effort<'_>,
+    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined>;
+}
+
+/// A function that opens the graph of a predict from `SignatureDescription::graph`; its error is one sentence of text.
+pub type OpenGraph<'a> = dyn Fn(&serde_json::Value) -> Result<Box<dyn Graph>, String> + 'a;
 
 /// One signature.
 #[derive(Debug)]

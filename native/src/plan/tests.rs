@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::declined::Declined;
 use super::*;
-use crate::declined::Declined;
 
 #[allow(clippy::cast_precision_loss, reason = "the tables of tests hold numbers below 2^24")]
 fn small(number: usize) -> f32 {

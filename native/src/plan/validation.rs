@@ -3,11 +3,11 @@
 
 use smallvec::SmallVec;
 
+use super::declined::Declined;
 use super::description::SignatureKind;
 use super::inputs::{Data, DataType, Inputs, Tensor};
 use super::numbers::{int64_bytes, integers};
 use super::servable::{InputPlan, InputRole, Servable, Signature};
-use crate::declined::Declined;
 use crate::tables::table::Ints;
 
 pub(super) fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), Declined> {

@@ -10,7 +10,27 @@
 
 use super::fingerprint::fingerprint64;
 use super::rows::prefetch_line;
-use super::vocabulary::RowMapping;
+
+/// The rules by which a vocabulary maps keys to table rows. The key in line `i` has row `first_id + i`.
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowMapping {
+    /// Table row of the key in line 0 of the vocabulary file.
+    pub first_id: i64,
+    /// Table row of the first OOV bucket; buckets hold the keys that the vocabulary lacks.
+    pub first_bucket: i64,
+    /// Number of OOV buckets, each of which is one table row.
+    pub num_oov_buckets: u64,
+    /// Table row of all keys that the vocabulary lacks, if there are no OOV buckets; with -1 such a key is dropped or
+    /// refused.
+    pub oov_id: i64,
+    /// Whether a request with a key that the vocabulary lacks is refused.
+    pub refuses_unknown_keys: bool,
+    /// Table row of the empty string; None if the empty string is a key like any other.
+    pub empty_id: Option<i64>,
+    /// Whether the vocabulary has no list of keys: each key is hashed to an OOV bucket, and none counts as unknown.
+    pub is_hashed: bool,
+}
 
 /// A slot without a key.
 pub const EMPTY: i32 = -1;
@@ -42,7 +62,7 @@ pub struct UnknownKeys {
 }
 
 /// The keys of one vocabulary, with functions that hash, compare and prefetch them.
-pub(super) trait Keys {
+pub(crate) trait Keys {
     /// Type of a key that a client sends.
     type Key: Copy;
     /// Returns a key's hash, whose low bits are the number of the first slot to search.
@@ -244,7 +264,7 @@ impl<'a> Index<'a> {
 /// Returns the row of each searched key, with the number of unknown keys and the position of the first one. A known key
 /// has row `first_id` plus its number; an unknown key has the row of its OOV bucket, or `oov_id` if there are no
 /// buckets. The empty string has the row `empty_id`, if that is set.
-pub(super) fn find<K: Keys>(
+pub(crate) fn find<K: Keys>(
     keys: &K,
     slots: &[i32],
     rows: &RowMapping,

@@ -18,13 +18,11 @@ pub mod guard;
 pub mod hot_rows;
 pub mod key_index;
 mod lanes;
+mod lookup;
 pub mod neighbors;
 mod numbers;
 pub mod paged;
 mod processor;
-#[cfg(feature = "python")]
-pub(crate) mod python;
-pub mod remote;
 mod rows;
 mod sequence;
 mod summation;

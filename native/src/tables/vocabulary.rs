@@ -1,27 +1,6 @@
 //! Maps keys to table rows by the hash index that service/tables/key_index.py builds.
 
-use super::key_index::{Integers, Lines, UnknownKeys, find};
-
-/// The rules by which a vocabulary maps keys to table rows. The key in line `i` has row `first_id + i`.
-#[derive(Clone, Copy, Debug, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RowMapping {
-    /// Table row of the key in line 0 of the vocabulary file.
-    pub first_id: i64,
-    /// Table row of the first OOV bucket; buckets hold the keys that the vocabulary lacks.
-    pub first_bucket: i64,
-    /// Number of OOV buckets, each of which is one table row.
-    pub num_oov_buckets: u64,
-    /// Table row of all keys that the vocabulary lacks, if there are no OOV buckets; with -1 such a key is dropped or
-    /// refused.
-    pub oov_id: i64,
-    /// Whether a request with a key that the vocabulary lacks is refused.
-    pub refuses_unknown_keys: bool,
-    /// Table row of the empty string; None if the empty string is a key like any other.
-    pub empty_id: Option<i64>,
-    /// Whether the vocabulary has no list of keys: each key is hashed to an OOV bucket, and none counts as unknown.
-    pub is_hashed: bool,
-}
+use super::key_index::{Integers, Lines, RowMapping, UnknownKeys, find};
 
 /// The error that the vocabulary lacks the key at this position of the request's keys, and refuses such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,6 @@
 mod batch_queue;
 pub mod c_api;
 mod description;
-#[cfg(feature = "python")]
-pub mod python;
 pub mod session;
 pub mod tensor;
 #[cfg(test)]

@@ -11,9 +11,9 @@ use super::batch_queue::BatchQueue;
 use super::description::{FedInput, FedRows, GraphDescription};
 use super::session::{Callable, Session};
 use super::tensor::{AlignedBuffer, Tensor};
-use crate::declined::Declined;
 use crate::plan::{
-    self, Data, DataType, Dims, Effort, Features, GraphOutput, Inputs, Instead, OutputData, Servable, Signature,
+    self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, Inputs, Instead, OutputData, Servable,
+    Signature,
 };
 
 /// Maximal number of sets of outputs for which a graph keeps a callable. Clients choose the outputs, and each callable

@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use _native::declined::Declined;
 use _native::edge::{Config, Dispatch, Limits, Listen, Method, Server, Target, Wire};
 use _native::forms::{Answered, Call, Version};
-use _native::plan::{Effort, MemoryOwner, Servable};
+use _native::plan::{Declined, Effort, MemoryOwner, Servable};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};

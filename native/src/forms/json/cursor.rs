@@ -9,12 +9,9 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use super::base64;
-use super::nested::Nested;
-use crate::declined::Declined;
+use super::nested::{Nested, Parsed};
 use crate::forms::built_size::MAX_STRINGS;
-
-/// The result of parsing JSON: a value, or the reason why the request must be forwarded to the reference server.
-pub type Parsed<T> = Result<T, Declined>;
+use crate::plan::Declined;
 
 /// The reference server refuses a JSON document with more colons, or more opening brackets and braces, than this. The
 /// reference server also counts those within strings. Source: `service/wire/json_document.py`.

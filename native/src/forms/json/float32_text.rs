@@ -12,7 +12,33 @@
 
 use std::hint::select_unpredictable;
 
-use super::floats::NonFinite;
+/// How NaN and infinity, for which JSON has no numbers, are written in JSON answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NonFinite {
+    /// NaN and infinity are written as the words `NaN`, `Infinity` and `-Infinity`, as TensorFlow Serving writes them.
+    Tokens,
+    /// The word `null`.
+    Null,
+}
+
+impl NonFinite {
+    /// Chooses the JSON text for NaN and infinity by the server's setting `strict_json`: `null` if it is on, else the
+    /// words of `Tokens`.
+    #[must_use]
+    pub fn of(strict_json: bool) -> Self {
+        if strict_json { NonFinite::Null } else { NonFinite::Tokens }
+    }
+
+    /// Returns the JSON text for `number`, which is NaN or an infinity.
+    pub(super) fn text(self, number: f64) -> &'static [u8] {
+        match self {
+            NonFinite::Null => b"null",
+            NonFinite::Tokens if number.is_nan() => b"NaN",
+            NonFinite::Tokens if number > 0.0 => b"Infinity",
+            NonFinite::Tokens => b"-Infinity",
+        }
+    }
+}
 
 /// Maximal number of bytes that this file's code writes for a float32, with the comma behind the number. The longest
 /// text, such as `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes

@@ -5,12 +5,14 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use super::cursor::Parsed;
-use crate::declined::Declined;
+use crate::plan::Declined;
 
 /// Maximal number of levels of nested lists in a tensor. A tensor with more levels is declined: the reference server
 /// reads up to 64 levels.
 pub const MAX_DEPTH: usize = 8;
+
+/// The result of parsing JSON: a value, or the reason why the request must be forwarded to the reference server.
+pub type Parsed<T> = Result<T, Declined>;
 
 /// The leaves of nested JSON lists, which are the elements that are not lists, in the order of the text. All leaves
 /// have one kind; if one number is a float, all numbers are stored as floats.

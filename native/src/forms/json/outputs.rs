@@ -7,9 +7,8 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::floats::{NonFinite, write_numbers, write_string, write_strings};
-use crate::declined::Declined;
 use crate::forms::{Answered, Call};
-use crate::plan::{DataType, Effort, Inputs, OutputShape, Servable, Work};
+use crate::plan::{DataType, Declined, Effort, Inputs, OutputShape, Servable, Work};
 
 /// A JSON body with more bytes than this is parsed on the thread pool for large work, because parsing an id takes 10
 /// ns, and looking up its row takes longer.

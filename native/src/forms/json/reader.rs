@@ -5,9 +5,9 @@
 
 use std::borrow::Cow;
 
-use super::cursor::{Cursor, Parsed};
-use super::nested::Nested;
-use crate::declined::Declined;
+use super::cursor::Cursor;
+use super::nested::{Nested, Parsed};
+use crate::plan::Declined;
 
 /// Maximal number of columns in a body, because each name is compared with all others; no signature has so many inputs.
 const MAX_COLUMNS: usize = 256;

@@ -4,8 +4,7 @@
 use smallvec::smallvec;
 
 use super::nested::{Leaves, Nested};
-use crate::declined::Declined;
-use crate::plan::{Data, DataType, Dims, InputPlan, InputRole, Inputs, Signature, Strings, Tensor};
+use crate::plan::{Data, DataType, Declined, Dims, InputPlan, InputRole, Inputs, Signature, Strings, Tensor};
 
 /// Returns a list of inputs without values: one None for each input of the signature.
 #[must_use]

@@ -9,10 +9,9 @@ use serde_json::{Value, json};
 
 use super::floats::{NonFinite, write_numbers};
 use super::reader::{read_lookup, read_predict};
-use crate::declined::Declined;
 use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, output, servable, toy};
-use crate::plan::{Data, DataType, Effort, ModelRoutes, Routes, Servable, Tensor};
+use crate::plan::{Data, DataType, Declined, Effort, ModelRoutes, Routes, Servable, Tensor};
 
 /// The kind of JSON request that a test sends: `:lookup`, `:predict` or `:rows`.
 #[derive(Clone, Copy, Debug)]

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use super::super::oip_binary::{SIGNATURE_PARAMETER, binary_tensor, dtype_of, num_elements};
-use super::Result;
-use crate::declined::Declined;
 use crate::forms::json::cursor::Cursor;
-use crate::plan::{Data, DataType, Dims, Strings, Tensor};
+use crate::plan::{Data, DataType, Declined, Dims, Strings, Tensor};
+
+pub(super) type Result<T> = std::result::Result<T, Declined>;
 
 /// One input tensor of an Open Inference request.
 pub struct Input<'a> {

@@ -10,12 +10,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::declined::Declined;
-use crate::plan::{self, Data, DataType, Effort, Inputs, Strings, Waiting, Work};
+use crate::plan::{self, Data, DataType, Declined, Effort, Inputs, Strings, Waiting, Work};
 
-use super::c_api::Api;
-use super::session::{Callable, GraphError, Session, Step};
-use super::tensor::{AlignedBuffer, Tensor};
+use crate::towers::c_api::Api;
+use crate::towers::session::{Callable, GraphError, Session, Step};
+use crate::towers::tensor::{AlignedBuffer, Tensor};
 
 pyo3::create_exception!(
     _native,

@@ -3,9 +3,14 @@
 //! `service/remote/layout.py` says where a row lies there; `service/remote/row_reader.py` is the reference of the
 //! reads. A key names the fingerprint of one version, so a row of one version can not be taken for a row of another
 //! version. A replica may answer while it is in sync with its primary.
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "a read has fewer than 2^32 rows; words have 64 bits, as `tables` checks"
+)]
+#![allow(clippy::doc_markdown, reason = "sources are named by the paths of their files")]
 
+mod all_clusters;
 mod cache;
-mod clusters;
 mod connection;
 mod description;
 mod hedging;
@@ -15,8 +20,8 @@ mod remote_table;
 mod tests;
 mod topology;
 
+pub use all_clusters::Clusters;
 pub use cache::CacheCounts;
-pub use clusters::Clusters;
 pub use description::{Address, RemoteDescription};
 pub use read::{Want, read};
 pub use remote_table::{RemoteTable, TableCounts};

@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::cache::{Cache, CacheCounts};
+use super::connection::Node;
 use super::description::{Address, RemoteDescription};
 use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
-use super::topology::{InSync, Node, Topology};
+use super::topology::{ForgetSlots, InSync, Topology};
 
 /// Expected size of a row in bytes, for a row cache that is created before the first table is opened.
 const TYPICAL_ROW_BYTES: usize = 256;
@@ -70,7 +71,8 @@ impl Clusters {
         let new = Arc::new(RemoteTable::new(subject, description, rows, topology, self.cache.clone()));
         let mut of_topology = new.topology.tables.lock().unwrap_or_else(PoisonError::into_inner);
         of_topology.retain(|one| one.strong_count() > 0);
-        of_topology.push(Arc::downgrade(&new));
+        let forgets: Arc<dyn ForgetSlots> = Arc::<RemoteTable>::clone(&new);
+        of_topology.push(Arc::downgrade(&forgets));
         drop(of_topology);
         opened.tables.insert(name, Arc::downgrade(&new));
         new

@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, command, is_single};
+use super::connection::{Connection, Node, command, is_single};
 use super::description::Address;
 use super::hedging::{Budget, Times};
-use super::remote_table::RemoteTable;
 
 /// Number of hash slots of a Valkey or Redis cluster.
 const NUM_SLOTS: usize = 16384;
@@ -27,25 +26,6 @@ const REFRESH: Duration = Duration::from_millis(100);
 const MOST_OWED: usize = 1 << 14;
 /// Maximal number of idle connections that the server keeps for each node of a cluster.
 const IDLE_CONNECTIONS: usize = 64;
-
-/// Host and port of one node of a Valkey or Redis cluster.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Node {
-    pub(super) host: Arc<str>,
-    pub(super) port: u16,
-}
-
-impl Node {
-    pub(super) fn new(host: &str, port: u16) -> Self {
-        Node { host: host.into(), port }
-    }
-}
-
-impl std::fmt::Display for Node {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}:{}", self.host, self.port)
-    }
-}
 
 /// The slot map of a Valkey or Redis cluster: the nodes of each hash slot. Each element of `holders` is the nodes of
 /// some slots, the primary first; `has_primary` says for each element whether its first node is a primary, which may
@@ -93,6 +73,12 @@ impl InSync {
     }
 }
 
+/// An open table, which may have rows of the cluster in the row cache.
+pub(super) trait ForgetSlots: Send + Sync {
+    /// Removes from the cache the table's rows of the slots for which `has_moved` is true.
+    fn forget_slots(&self, has_moved: &[bool]);
+}
+
 /// One Valkey or Redis cluster, or a single server without cluster mode. Concurrency: any thread.
 pub(super) struct Topology {
     pub(super) address: Address,
@@ -108,7 +94,7 @@ pub(super) struct Topology {
     pub(super) budget: Budget,
     in_sync: Arc<InSync>,
     /// The open tables whose rows lie in the cluster.
-    pub(super) tables: Mutex<Vec<Weak<RemoteTable>>>,
+    pub(super) tables: Mutex<Vec<Weak<dyn ForgetSlots>>>,
 }
 
 /// When a node last gave the slot map, and when all nodes last failed to give it; and the last known primary of each slot.

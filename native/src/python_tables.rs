@@ -7,6 +7,13 @@
     clippy::needless_pass_by_value,
     reason = "functions have the arguments of service/tables/numpy_kernels.py"
 )]
+#![allow(clippy::doc_markdown, reason = "sources are named by the paths of their files")]
+#![allow(
+    clippy::cast_sign_loss,
+    clippy::cast_possible_wrap,
+    clippy::cast_possible_truncation,
+    reason = "numpy's numbers are int64; words have 64 bits, as `tables` checks"
+)]
 
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
@@ -15,15 +22,14 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 
-use super::fingerprint;
-use super::guard;
-use super::key_index::{self, IndexError, Integers, Lines, UnknownKeys, find};
-use super::neighbors::{Metric, Search};
-use super::table::{
+use crate::tables::fingerprint;
+use crate::tables::guard;
+use crate::tables::key_index::{self, IndexError, Integers, Lines, RowMapping, UnknownKeys, find};
+use crate::tables::neighbors::{Metric, Search};
+use crate::tables::table::{
     CombineOptions, Combiner, Dtype, Ints, LookupError, LookupResult, OnBadId, OutputRows, Policy, Summation, Table,
     Weights,
 };
-use super::vocabulary::RowMapping;
 
 // Result codes of the functions in this file; they equal those of service/tables/kernel_codes.py and
 // service/tables/key_index.py.

@@ -14,10 +14,9 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Reply, command, late};
-use super::hedging::wait;
+use super::connection::{Connection, Node, Reply, command, late, wait};
 use super::remote_table::RemoteTable;
-use super::topology::{Node, Topology};
+use super::topology::Topology;
 
 /// Maximal number of commands that are sent to a node together; for rows of 256 bytes, their answers are 1 MB.
 const MOST_COMMANDS: usize = 4096;

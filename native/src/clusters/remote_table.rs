@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::cache::Cache;
 use super::description::RemoteDescription;
-use super::topology::Topology;
+use super::topology::{ForgetSlots, Topology};
 
 /// Counts of the reads of one table's rows; fields as in `ReadCounts` of service/remote/counts.py.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -112,6 +112,14 @@ impl Drop for RemoteTable {
         if let Some(cache) = &self.cache {
             cache.remove_table(self.serial);
         }
+    }
+}
+
+impl ForgetSlots for RemoteTable {
+    fn forget_slots(&self, has_moved: &[bool]) {
+        let Some(cache) = &self.cache else { return };
+        self.changes.fetch_add(1, SeqCst);
+        cache.remove_rows(self.serial, |row| has_moved[usize::from(self.slot(row))]);
     }
 }
 
@@ -287,14 +295,6 @@ impl RemoteTable {
             None => cache.remove_table(self.serial),
             Some(ids) => ids.iter().for_each(|id| cache.remove(self.serial, *id)),
         }
-    }
-
-    /// Removes the table's cached rows of some hash slots; `is_one` says of each slot of the cluster whether its rows
-    /// are removed.
-    pub(super) fn forget_slots(&self, is_one: &[bool]) {
-        let Some(cache) = &self.cache else { return };
-        self.changes.fetch_add(1, SeqCst);
-        cache.remove_rows(self.serial, |row| is_one[usize::from(self.slot(row))]);
     }
 
     /// Returns the hash slot of the cluster in which a row lies.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::edge::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
+use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 
 /// Number of requests on the control lane that may run at the same time. Control requests are short; only a reload may
 /// take long.

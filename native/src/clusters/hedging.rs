@@ -1,11 +1,8 @@
 //! Decides when a read is also sent to a second node: after the time within which its node gave 95 of 100 recent
 //! answers, and only for a share of all reads.
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-
-use super::connection::Connection;
+use std::time::Duration;
 
 /// Number of response times that are kept for each node: those of its last answers. `slow` needs at least `LEAST` of
 /// them, and is computed again after every `EVERY` answers.
@@ -76,24 +73,6 @@ impl Budget {
     pub(super) fn take(&self) -> bool {
         self.saved.fetch_update(Relaxed, Relaxed, |saved| saved.checked_sub(100)).is_ok()
     }
-}
-
-/// Waits until a connection has bytes to read or is broken, or until `until`; says which connections these are. `until`
-/// is rounded up to milliseconds.
-pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
-    let left = until.saturating_duration_since(Instant::now());
-    let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
-    let asked = |connection: &&Connection| libc::pollfd {
-        fd: connection.socket().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let mut sockets: Vec<libc::pollfd> = connections.iter().map(asked).collect();
-    // SAFETY: poll(2) gets the length of `sockets`, and the sockets in the list stay open for the length of the call.
-    let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, millis) };
-    // After an error, such as an interruption by a signal, poll(2) has filled in no element, so no connection counts as
-    // ready.
-    sockets.iter().map(|socket| count > 0 && socket.revents != 0).collect()
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::Connection;
-use super::topology::{Node, map_of};
+use super::connection::{Connection, Node};
+use super::topology::map_of;
 use super::*;
 
 /// The sizes of the test table: rows of a block (the value of one key), bytes of a row, and rows of the table.

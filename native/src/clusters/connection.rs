@@ -9,6 +9,7 @@
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,6 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::description::Address;
-use super::topology::Node;
 
 /// Number of bytes that one system call reads from a node at most, unless a single answer is larger.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -30,6 +30,25 @@ const MOST_BYTES: usize = 64 << 20;
 /// `service/remote/address.py`.
 const PASSWORD_READS: usize = 10;
 const PASSWORD_PAUSE: Duration = Duration::from_millis(10);
+
+/// Host and port of one node of a Valkey or Redis cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Node {
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
+}
+
+impl Node {
+    pub(super) fn new(host: &str, port: u16) -> Self {
+        Node { host: host.into(), port }
+    }
+}
+
+impl std::fmt::Display for Node {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}:{}", self.host, self.port)
+    }
+}
 
 enum Stream {
     Plain(TcpStream),
@@ -305,4 +324,22 @@ fn left(until: Instant) -> io::Result<Duration> {
         Duration::ZERO => Err(late()),
         left => Ok(left),
     }
+}
+
+/// Waits until a connection has bytes to read or is broken, or until `until`; says which connections these are. `until`
+/// is rounded up to milliseconds.
+pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
+    let left = until.saturating_duration_since(Instant::now());
+    let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    let asked = |connection: &&Connection| libc::pollfd {
+        fd: connection.socket().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut sockets: Vec<libc::pollfd> = connections.iter().map(asked).collect();
+    // SAFETY: poll(2) gets the length of `sockets`, and the sockets in the list stay open for the length of the call.
+    let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, millis) };
+    // After an error, such as an interruption by a signal, poll(2) has filled in no element, so no connection counts as
+    // ready.
+    sockets.iter().map(|socket| count > 0 && socket.revents != 0).collect()
 }
