@@ -193,10 +193,10 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
     }
     target(head.uri.path())?;
     let mut terms = shared.terms(&head.headers, connection, draws)?;
+    terms.accepted = Accepted::of(&head.headers);
     let mut json_length = None;
     for (name, value) in &head.headers {
         match name.as_str() {
-            "accept-encoding" => terms.accepted = Accepted::of(&head.headers),
             "inference-header-content-length" => {
                 let digits = value.to_str().ok()?;
                 let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -329,15 +329,15 @@ impl Exchange {
             }
             Gathered::Flood => return self.malformed(Event::FloodParts, open),
         };
-        let mut data = data;
-        let mut _inflated = None;
         let may_run = |plain: &Plain| plain.terms.allows(model(&self.shared, &head));
-        if head.headers.contains_key(CONTENT_ENCODING) && plain.as_ref().is_some_and(may_run) {
-            (data, _inflated) = match self.inflate(&mut head, data, &mut hold).await {
+        let (data, _permit) = if head.headers.contains_key(CONTENT_ENCODING) && plain.as_ref().is_some_and(may_run) {
+            match self.inflate(&mut head, data, &mut hold).await {
                 Ok(inflated) => inflated,
                 Err(status) => return self.refuse(&head.headers, &status, open),
-            };
-        }
+            }
+        } else {
+            (data, None)
+        };
         let found = plain.zip(target(head.uri.path()));
         let Some((plain, found)) = found.map(|(p, found)| {
             let found = Target { json_length: p.json_length, ..found };
@@ -652,8 +652,7 @@ impl Exchange {
         open: Open,
     ) -> Response<Answer> {
         let json_length = answered.json_length;
-        let mut encoding = HeaderMap::new();
-        let mut body = body.into_http(&mut encoding);
+        let (mut body, mark_encoding) = body.into_http();
         if body.len() >= COUNTED_BYTES || self.connection.is_http2() {
             body = Bytes::from_owner(Owed::new(body, debt));
         }
@@ -671,7 +670,7 @@ impl Exchange {
             }
         }
         self.mark(headers, asked, id);
-        headers.extend(encoding);
+        mark_encoding(headers);
         response
     }
 
