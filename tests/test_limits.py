@@ -76,7 +76,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     ),
     "parts of a body (HTTP/1.1) below 32 bytes on average": (f"{ADMISSION}/limits.rs", r"TINY_PARTS: usize = ([^;]+);"),
     "inflated body or message beyond 4 MB": (f"{EDGE}/encoding.rs", r"RATIO: usize = ([^;]+);"),
-    "large messages of a gRPC connection that are compressed or that Python parses, and compressed bodies of HTTP/2, at once": (
+    "large messages and bodies of an HTTP/2 connection that are inflated, or that Python parses, at once": (
         f"{EDGE}/connection.rs",
         r"MAX_INFLATED: usize = ([^;]+);",
     ),

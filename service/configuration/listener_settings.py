@@ -94,7 +94,7 @@ class ListenerSettings(ServerSettings):
     )
     rest_api_gzip_min_bytes: int = setting(
         32768,
-        "Size from which HTTP answers are compressed for clients that accept it; 0: only where a client refuses others.",
+        "Size from which HTTP answers are compressed for clients that accept it; 0: only if a client refuses others.",
         0,
         2**31 - 1,
     )
