@@ -6,30 +6,21 @@
 
 use std::borrow::Cow;
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status as Progress};
-use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, VARY};
-use http::request::Parts;
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, VARY};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::connection::Connection;
-use super::grpc_call::{Incoming, late};
-use super::grpc_message::{self, Code, PREFIX_BYTES, Status};
-use super::shared::{self, Made, Shared};
-use crate::admission::account::{Hold, Shares};
-use crate::admission::fair_queue::{Ask, Refusal};
 use crate::admission::limits::{INLINE_BYTES, Limits};
 use crate::forms::Answered;
 
 /// Metadata of a gRPC message that names its compression.
-const MESSAGE_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+pub const MESSAGE_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 /// Maximal ratio of a body's inflated size to its compressed size, for bodies that inflate to more than
 /// `UNJUDGED_BYTES`. JSON of ids has about 10, an attack up to 1032.
-const RATIO: usize = 100;
+pub const RATIO: usize = 100;
 const UNJUDGED_BYTES: usize = 4 << 20;
 /// Maximal number of members of a compressed body, which may be a sequence of gzip files: each costs time, even if it is
 /// empty.
@@ -88,7 +79,7 @@ impl Coding {
 
 /// The reason why a compressed body is not inflated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Fault {
+pub enum Fault {
     /// The data is invalid; the text ends the sentence "The body ...".
     Invalid(String),
     /// The inflated body is larger than the limit, which the variant holds.
@@ -101,48 +92,23 @@ enum Fault {
     Work,
 }
 
-impl Fault {
-    /// Counts the refusal of a compressed body, and returns it. `noun`: what HTTP or gRPC calls the body.
-    fn status(self, shared: &Shared, model: &str, noun: &str) -> Status {
-        let (code, text) = match self {
-            // For gRPC, see its statuscodes.md, "Could not decompress".
-            Fault::Invalid(text) if noun == MESSAGE => (Code::Internal, format!("The {noun} {text}")),
-            Fault::Invalid(text) => (Code::InvalidArgument, format!("The {noun} {text}")),
-            Fault::Bytes(limit) => {
-                (Code::ResourceExhausted, format!("The decompressed {noun} is over the limit of {limit} bytes."))
-            }
-            Fault::Ratio => (
-                Code::ResourceExhausted,
-                format!(
-                    "The {noun} decompresses to more than {RATIO} times its size; send it less compressed, or plain."
-                ),
-            ),
-            Fault::InFlight | Fault::Work => return shared.no_bytes(model),
-        };
-        if code == Code::ResourceExhausted {
-            shared.statistics.refused(model, "inflated");
-        }
-        Status { code, text, may_retry: false }
-    }
-}
-
-const BODY: &str = "body";
-const MESSAGE: &str = "message";
-
 /// A compressed body, and the limits on its inflated form.
 #[derive(Clone)]
-struct Compressed {
-    coding: Coding,
-    data: Bytes,
+pub struct Compressed {
+    /// The format of the data.
+    pub coding: Coding,
+    /// The compressed bytes.
+    pub data: Bytes,
     /// Number of zeros before the inflated bytes, for the prefix of a gRPC message.
-    start: usize,
+    pub start: usize,
     /// Maximal number of inflated bytes.
-    limit: usize,
+    pub limit: usize,
 }
 
 impl Compressed {
     /// Inflates the body on a thread of connections; None if that would take too long, or if the body is invalid.
-    fn small(&self) -> Option<Vec<u8>> {
+    #[must_use]
+    pub fn small(&self) -> Option<Vec<u8>> {
         let is_small = self.told().map_or(self.data.len() <= TRIED_BYTES, |told| told <= INLINE_BYTES);
         if !is_small || self.data.len() > INLINE_BYTES {
             return None;
@@ -162,7 +128,10 @@ impl Compressed {
     ///
     /// `work`: number of bytes that the thread may inflate. `has_room`: counts the bytes that the result will hold, and
     /// says whether it may; called before the memory is taken.
-    fn inflate(&self, work: usize, mut has_room: impl FnMut(usize) -> bool) -> Result<Vec<u8>, Fault> {
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub fn inflate(&self, work: usize, mut has_room: impl FnMut(usize) -> bool) -> Result<Vec<u8>, Fault> {
         let (data, name) = (&self.data[..], self.coding.name());
         // With one byte more than it may have, a body that is too large is noticed.
         let most = self.limit.min(UNJUDGED_BYTES.max(data.len().saturating_mul(RATIO))).min(work) + 1;
@@ -209,42 +178,6 @@ impl Compressed {
             }
         }
     }
-
-    /// Inflates the body on the pool for large work, and counts the inflated bytes in `hold`. Returns the plain body,
-    /// and a permit that the caller keeps as long as the body: the permits limit how many large inflated bodies a
-    /// connection holds.
-    async fn large(
-        self,
-        shared: &Arc<Shared>,
-        connection: &Connection,
-        ask: Ask,
-        hold: &mut Hold,
-        counters: Arc<Shares>,
-    ) -> Result<(Vec<u8>, OwnedSemaphorePermit), NotInflated> {
-        let sent = self.data.len();
-        if !hold.reach(sent, || Arc::clone(&counters)) {
-            return Err(NotInflated::Fault(Fault::InFlight));
-        }
-        let permit = Arc::clone(&connection.inflating).acquire_owned().await?;
-        let (sender, receiver) = oneshot::channel();
-        let mut own = std::mem::take(hold);
-        let job = move |told: Result<_, Refusal>| {
-            let inflated = told.map(|_| {
-                let has_room = |size| own.reach(sent + size, || Arc::clone(&counters));
-                self.inflate(usize::MAX - 1, has_room)
-            });
-            let has_run = inflated.is_ok();
-            let _ = sender.send((inflated, own));
-            has_run
-        };
-        // The request's task keeps the queue's ticket while it waits: if the task is dropped, the ticket removes the job
-        // from the queue.
-        let _ticket = shared.large.submit(ask, None, job).map_err(NotInflated::Refused)?;
-        let (inflated, own) = receiver.await?;
-        *hold = own;
-        let plain = inflated.map_err(NotInflated::Refused)?.map_err(NotInflated::Fault)?;
-        Ok((plain, permit))
-    }
 }
 
 /// Returns the reason why data is invalid, as Python's zlib words it.
@@ -255,31 +188,11 @@ fn reason(error: &flate2::DecompressError) -> Cow<'static, str> {
     format!("Error -3 while decompressing data: {}", error.message().unwrap_or("invalid input data")).into()
 }
 
-/// The reason why the pool for large work did not inflate a body.
-enum NotInflated {
-    Fault(Fault),
-    Refused(Refusal),
-    /// The pool is closed, because the server stops.
-    Closed,
-}
-
-impl From<tokio::sync::AcquireError> for NotInflated {
-    fn from(_: tokio::sync::AcquireError) -> Self {
-        NotInflated::Closed
-    }
-}
-
-impl From<oneshot::error::RecvError> for NotInflated {
-    fn from(_: oneshot::error::RecvError) -> Self {
-        NotInflated::Closed
-    }
-}
-
 /// Returns the compression of an HTTP request's body; None if it is plain.
 ///
 /// # Errors
-/// The server does not inflate this compression.
-fn coding_of_body(headers: &HeaderMap) -> Result<Option<Coding>, Status> {
+/// The server does not inflate this compression; the text tells the client.
+pub fn body_coding(headers: &HeaderMap) -> Result<Option<Coding>, String> {
     let mut values = headers.get_all(CONTENT_ENCODING).iter();
     let Some(first) = values.next() else { return Ok(None) };
     let mut name = first.as_bytes().trim_ascii().to_ascii_lowercase();
@@ -290,11 +203,9 @@ fn coding_of_body(headers: &HeaderMap) -> Result<Option<Coding>, Status> {
     if name.is_empty() || name == b"identity" {
         return Ok(None);
     }
-    Coding::named(&name).map(Some).ok_or_else(|| Status {
-        code: Code::InvalidArgument,
-        text: format!("Content-Encoding {} is not supported; send gzip, deflate or none.", quoted(&name)),
-        may_retry: false,
-    })
+    Coding::named(&name)
+        .map(Some)
+        .ok_or_else(|| format!("Content-Encoding {} is not supported; send gzip, deflate or none.", quoted(&name)))
 }
 
 /// Returns a text in quotes, as Python's `ascii` does.
@@ -316,61 +227,6 @@ fn quoted(text: &[u8]) -> String {
     quoted
 }
 
-/// Inflates the body of an HTTP request, if it is compressed, and removes the headers that describe its compressed form.
-/// Returns the plain body, and a permit that the caller keeps as long as a large inflated body.
-///
-/// # Errors
-/// The refusal of the request.
-pub async fn inflate_body(
-    shared: &Arc<Shared>,
-    connection: &Connection,
-    head: &mut Parts,
-    data: Bytes,
-    hold: &mut Hold,
-    ask: Ask,
-    too_long: impl Fn(&str, Refusal) -> Status,
-) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Status> {
-    let Some(coding) = coding_of_body(&head.headers)? else { return Ok((data, None)) };
-    let body = Compressed { coding, data, start: 0, limit: shared.limits.max_request_bytes };
-    let (plain, permit) = if let Some(plain) = body.small() {
-        (plain, None)
-    } else {
-        let (model, deadline) = (Arc::clone(&ask.path[0]), ask.deadline.unwrap_or_else(Instant::now));
-        let counters = connection.shares(&shared.account, &model);
-        let inflating = Box::pin(body.large(shared, connection, ask, hold, counters));
-        match tokio::time::timeout_at(deadline.into(), inflating).await {
-            Ok(Ok((plain, permit))) => (plain, Some(permit)),
-            Ok(Err(NotInflated::Fault(fault))) => return Err(fault.status(shared, &model, BODY)),
-            Ok(Err(NotInflated::Refused(refusal))) => return Err(too_long(&model, refusal)),
-            Ok(Err(NotInflated::Closed)) => return Err(shared::no_upstream()),
-            Err(_) => return Err(too_long(&model, Refusal::Late)),
-        }
-    };
-    head.headers.remove(CONTENT_ENCODING);
-    head.headers.remove(CONTENT_LENGTH);
-    Ok((plain.into(), permit))
-}
-
-/// Returns the compressed message in the body of a call; None if the body is not one whole compressed message.
-///
-/// # Errors
-/// The call's metadata does not name the compression.
-fn compressed_message(headers: &HeaderMap, data: &Bytes, limits: &Limits) -> Result<Option<Compressed>, Status> {
-    let Some(([1, ..], message)) = data.split_first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
-    if data.first_chunk().map(|prefix| grpc_message::length(*prefix)) != Some(message.len()) {
-        return Ok(None);
-    }
-    let Some(coding) = message_coding(headers) else {
-        return Err(Status {
-            code: Code::Internal,
-            text: "The message is compressed, but the metadata 'grpc-encoding' does not say how.".into(),
-            may_retry: false,
-        });
-    };
-    let message = data.slice_ref(message);
-    Ok(Some(Compressed { coding, data: message, start: PREFIX_BYTES, limit: limits.max_request_bytes }))
-}
-
 /// Returns the compression that a call's metadata names; None for none.
 #[must_use]
 pub fn message_coding(headers: &HeaderMap) -> Option<Coding> {
@@ -378,56 +234,6 @@ pub fn message_coding(headers: &HeaderMap) -> Option<Coding> {
         b"gzip" => Some(Coding::Gzip),
         b"deflate" => Some(Coding::Deflate),
         _ => None,
-    }
-}
-
-/// Writes the prefix before an inflated message, and removes the metadata that names its compression.
-fn plain_message(headers: &mut HeaderMap, mut plain: Vec<u8>) -> Option<Bytes> {
-    let size = u32::try_from(plain.len() - PREFIX_BYTES).ok()?;
-    plain[1..PREFIX_BYTES].copy_from_slice(&size.to_be_bytes());
-    headers.remove(MESSAGE_ENCODING);
-    Some(plain.into())
-}
-
-/// Inflates a small compressed message on a thread of connections. Returns the plain message, with its prefix; None if
-/// the body is something else.
-#[must_use]
-pub fn inflate_small_message(headers: &mut HeaderMap, data: &Bytes, limits: &Limits) -> Option<Bytes> {
-    let plain = compressed_message(headers, data, limits).ok()??.small_message()?;
-    plain_message(headers, plain)
-}
-
-impl Compressed {
-    /// Inflates a message as `small` does. As in other gRPC servers, a message without bytes is empty.
-    fn small_message(&self) -> Option<Vec<u8>> {
-        if self.data.is_empty() { Some(vec![0; PREFIX_BYTES]) } else { self.small() }
-    }
-}
-
-/// Inflates the compressed message of a call, and removes the metadata that names its compression. Returns the plain
-/// message, with its prefix; None if `data` is not one whole compressed message.
-///
-/// # Errors
-/// The refusal of the call.
-pub async fn inflate_message(incoming: &mut Incoming, data: &Bytes) -> Result<Option<Bytes>, Status> {
-    let shared = Arc::clone(&incoming.shared);
-    let Some(message) = compressed_message(&incoming.head.headers, data, &shared.limits)? else { return Ok(None) };
-    if let Some(plain) = message.small_message() {
-        return Ok(plain_message(&mut incoming.head.headers, plain));
-    }
-    let (ask, counters) = (incoming.ask(&[], message.data.len()), incoming.shares(&[]));
-    let connection = Arc::clone(&incoming.connection);
-    let mut hold = std::mem::take(&mut incoming.hold);
-    let inflated = Box::pin(message.large(&shared, &connection, ask, &mut hold, counters)).await;
-    incoming.hold = hold;
-    match inflated {
-        Ok((plain, permit)) => {
-            incoming.inflated = Some(permit);
-            Ok(plain_message(&mut incoming.head.headers, plain))
-        }
-        Err(NotInflated::Fault(fault)) => Err(fault.status(&shared, "", MESSAGE)),
-        Err(NotInflated::Refused(refusal)) => Err(shared.refuse("", refusal, late)),
-        Err(NotInflated::Closed) => Err(shared::no_upstream()),
     }
 }
 
@@ -543,7 +349,7 @@ fn is_compressible(body: &[u8]) -> bool {
 }
 
 /// The body of an answer as it is sent: plain, or compressed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Encoded {
     body: Bytes,
     coding: Option<Coding>,
@@ -558,6 +364,18 @@ impl Encoded {
     #[must_use]
     pub fn plain(body: Bytes) -> Self {
         Encoded { body, coding: None, due: None, is_varying: false }
+    }
+
+    /// Returns whether the answer still needs its compression.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.due.is_some()
+    }
+
+    /// Returns the answer to be sent plain although it should be compressed, with the same bytes.
+    #[must_use]
+    pub fn left_plain(self) -> Self {
+        Encoded { due: None, ..self }
     }
 
     /// Returns the number of bytes that are sent.
@@ -620,7 +438,8 @@ impl Compressors {
     }
 
     /// Compresses an answer that still needs it.
-    fn finish(&self, encoded: Encoded) -> Encoded {
+    #[must_use]
+    pub fn finish(&self, encoded: Encoded) -> Encoded {
         let Some(coding) = encoded.due else { return encoded };
         let body = self.compress(coding, &encoded.body).into();
         Encoded { body, coding: Some(coding), due: None, ..encoded }
@@ -653,48 +472,6 @@ impl Compressors {
         }
         out
     }
-}
-
-/// Compresses on the pool for large work the answer that a thread of connections made and left plain because it is
-/// large.
-///
-/// # Errors
-/// The queue refuses the work, and the client does not accept a plain answer.
-pub async fn finish(
-    shared: &Arc<Shared>,
-    mut made: Made,
-    accepted: Accepted,
-    ask: impl FnOnce() -> Ask,
-) -> Result<Made, Refusal> {
-    if made.body.due.is_none() {
-        return Ok(made);
-    }
-    let (sender, receiver) = oneshot::channel();
-    let plain = Encoded { body: made.body.body.clone(), ..made.body };
-    let worker = Arc::clone(shared);
-    let job = move |told: Result<_, Refusal>| {
-        let encoded = told.map(|_| worker.compressors.finish(plain));
-        // The thread drops its reference to the server first: it must not be the last to drop it.
-        drop(worker);
-        let has_run = encoded.is_ok();
-        let _ = sender.send(encoded);
-        has_run
-    };
-    let refusal = match shared.large.submit(ask(), None, job) {
-        Ok(_ticket) => match receiver.await {
-            Ok(Ok(encoded)) => {
-                let model = made.answered.servable.model();
-                made.debt = made.debt.resized(&shared.account, model, encoded.len());
-                made.body = encoded;
-                return Ok(made);
-            }
-            Ok(Err(refusal)) => refusal,
-            // The pool is closed, because the server stops.
-            Err(_) => Refusal::Late,
-        },
-        Err(refusal) => refusal,
-    };
-    if accepted.is_required { Err(refusal) } else { Ok(Made { body: Encoded { due: None, ..made.body }, ..made }) }
 }
 
 #[cfg(test)]

@@ -12,11 +12,12 @@ use http::{HeaderValue, Request, Response, StatusCode};
 
 use super::connection::{Connection, PendingCall};
 use super::dispatch::Method;
-use super::encoding::{self, Accepted, Coding};
+use super::encoding::{Accepted, Coding};
 use super::grpc_call::{Incoming, Plain, Reply, is_serving, refuse, send, send_serving};
 use super::grpc_message::{self, Payload};
 use super::grpc_task::{declined_small, serve_call};
 use super::health;
+use super::inflating;
 use super::request_id;
 use super::sampling::Draws;
 use super::shared::{Failed, Shared};
@@ -66,8 +67,9 @@ pub fn begin(
     {
         if let Poll::Ready(Some(Ok(data))) = body.poll_data(cx) {
             let _ = body.flow_control().release_capacity(data.len());
-            let inflated =
-                body.is_end_stream().then(|| encoding::inflate_small_message(&mut head.headers, &data, &shared.limits));
+            let inflated = body
+                .is_end_stream()
+                .then(|| inflating::inflate_small_message(&mut head.headers, &data, &shared.limits));
             first = Some(inflated.flatten().unwrap_or(data));
         }
         if let Some(message) = first.as_deref().and_then(grpc_message::whole)

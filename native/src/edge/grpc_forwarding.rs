@@ -18,6 +18,7 @@ use super::grpc_call::{
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
+use super::inflating;
 use super::shared::{self, Shared};
 use crate::admission::fair_queue::{Refusal, address_of};
 use crate::admission::gate::Lane;
@@ -88,7 +89,7 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     let inflated = tokio::select! {
         biased;
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-        inflated = encoding::inflate_message(&mut incoming, &begun) => inflated,
+        inflated = inflating::inflate_message(&mut incoming, &begun) => inflated,
     };
     let begun = match inflated {
         Ok(inflated) => inflated.unwrap_or(begun),

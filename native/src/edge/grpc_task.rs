@@ -7,10 +7,10 @@ use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 
-use super::encoding;
 use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, refuse_empty, send};
 use super::grpc_forwarding::{forward, serve_other};
 use super::grpc_message::{PREFIX_BYTES, Payload};
+use super::inflating;
 use super::shared::{Failed, NotRun, Outcome};
 use crate::admission::limits::INLINE_BYTES;
 use crate::plan::{Declined, Effort};
@@ -82,7 +82,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
     incoming.connection.room().await;
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
-        Gathered::Unusual(begun) => match encoding::inflate_message(incoming, &begun).await {
+        Gathered::Unusual(begun) => match inflating::inflate_message(incoming, &begun).await {
             Ok(Some(data)) => data,
             Ok(None) => return Next::Forward(begun),
             Err(status) => return Next::Reply(Reply::Refusal(status)),
@@ -112,7 +112,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, declined).await,
         Ok(made) => {
             let finished =
-                encoding::finish(&incoming.shared, made, plain.terms.accepted, || incoming.ask(&data, data.len()));
+                inflating::finish(&incoming.shared, made, plain.terms.accepted, || incoming.ask(&data, data.len()));
             match finished.await {
                 Ok(made) => Next::Reply(Reply::Answer(made)),
                 Err(refusal) => Next::Reply(Reply::Refusal(incoming.shared.refuse("", refusal, late))),

@@ -21,9 +21,10 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
 use super::dispatch::{Dispatch, Target, target};
-use super::encoding::{self, Accepted, Encoded};
+use super::encoding::{Accepted, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
+use super::inflating;
 use super::instead;
 use super::sampling::Draws;
 use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
@@ -362,7 +363,7 @@ impl Exchange {
         }
         if let Ok(made) = outcome {
             let ask = || self.ask(&head, data.len());
-            outcome = match encoding::finish(&self.shared, made, accepted, ask).await {
+            outcome = match inflating::finish(&self.shared, made, accepted, ask).await {
                 Ok(made) => Ok(made),
                 Err(refusal) => {
                     let status = self.too_long(model(&self.shared, &head), refusal);
@@ -430,7 +431,7 @@ impl Exchange {
         }
     }
 
-    /// Inflates the body of a request if it is compressed; see [`encoding::inflate_body`].
+    /// Inflates the body of a request if it is compressed; see [`inflating::inflate_body`].
     async fn inflate(
         &self,
         head: &mut Parts,
@@ -439,7 +440,7 @@ impl Exchange {
     ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Status> {
         let ask = self.ask(head, data.len());
         let too_long = |model: &str, refusal| self.too_long(model, refusal);
-        encoding::inflate_body(&self.shared, &self.connection, head, data, hold, ask, too_long).await
+        inflating::inflate_body(&self.shared, &self.connection, head, data, hold, ask, too_long).await
     }
 
     fn too_long(&self, model: &str, refusal: Refusal) -> Status {

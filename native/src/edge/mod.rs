@@ -21,6 +21,7 @@ mod health;
 mod http;
 mod http2;
 mod http_over_http2;
+mod inflating;
 mod instead;
 mod preface;
 mod refusal_pause;
