@@ -391,7 +391,6 @@ impl Encoded {
     }
 
     /// Returns the bytes to send, and a function that adds the headers of HTTP that say how they are compressed.
-    #[must_use]
     pub fn into_http(self) -> (Bytes, impl FnOnce(&mut HeaderMap)) {
         let (coding, is_varying) = (self.coding, self.is_varying);
         let mark = move |headers: &mut HeaderMap| {
