@@ -75,8 +75,8 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"REFUSAL_SHARE: u32 = ([^;]+);",
     ),
     "parts of a body (HTTP/1.1) below 32 bytes on average": (f"{ADMISSION}/limits.rs", r"TINY_PARTS: usize = ([^;]+);"),
-    "inflated body or message beyond 4 MB": (f"{EDGE}/inflated.rs", r"RATIO: usize = ([^;]+);"),
-    "compressed or large messages of a gRPC connection at once": (
+    "inflated body or message beyond 4 MB": (f"{EDGE}/encoding.rs", r"RATIO: usize = ([^;]+);"),
+    "large messages and bodies of an HTTP/2 connection that are inflated, or that Python parses, at once": (
         f"{EDGE}/connection.rs",
         r"MAX_INFLATED: usize = ([^;]+);",
     ),

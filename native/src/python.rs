@@ -535,6 +535,7 @@ enum CorsConfig {
 struct LimitsConfig {
     max_request_bytes: usize,
     max_response_bytes: usize,
+    gzip_min_bytes: usize,
     max_bytes_in_flight: usize,
     max_connections: usize,
     max_head_bytes: usize,
@@ -565,6 +566,7 @@ impl ServerConfig {
             limits: Limits {
                 max_request_bytes: limits.max_request_bytes,
                 max_response_bytes: limits.max_response_bytes,
+                gzip_min_bytes: limits.gzip_min_bytes,
                 max_bytes_in_flight: limits.max_bytes_in_flight,
                 max_connections: limits.max_connections,
                 max_head_bytes: limits.max_head_bytes,

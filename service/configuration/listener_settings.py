@@ -93,7 +93,10 @@ class ListenerSettings(ServerSettings):
         "Whether HTTP uses plain JSON only: NaN and Infinity are refused in bodies, and written as null in answers.",
     )
     rest_api_gzip_min_bytes: int = setting(
-        32768, "Size from which HTTP answers are compressed for clients that accept gzip; 0 is never.", 0, 2**31 - 1
+        32768,
+        "Size from which HTTP answers are compressed for clients that accept it; 0: only if a client refuses others.",
+        0,
+        2**31 - 1,
     )
     grpc_socket_path: str = setting("", "Unix socket to serve gRPC on, beside the port.")
     grpc_channel_arguments: str = setting(

@@ -149,6 +149,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
         "limits": {
             "max_request_bytes": settings.max_request_bytes,
             "max_response_bytes": settings.max_response_bytes,
+            "gzip_min_bytes": settings.rest_api_gzip_min_bytes,
             "max_bytes_in_flight": settings.max_bytes_in_flight,
             "max_connections": max_connections,
             "max_head_bytes": settings.rest_api_max_head_bytes,

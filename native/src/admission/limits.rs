@@ -54,6 +54,8 @@ pub struct Limits {
     pub max_request_bytes: usize,
     /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
+    /// Size from which HTTP answers are compressed for clients that accept it; 0 for never.
+    pub gzip_min_bytes: usize,
     /// Maximal number of bytes that the requests and answers of all connections together may hold.
     pub max_bytes_in_flight: usize,
     /// Maximal number of bytes that unfinished heads of requests, and unfinished HTTP/2 frames, of all connections together
@@ -99,6 +101,7 @@ impl Default for Limits {
         Limits {
             max_request_bytes: 64 << 20,
             max_response_bytes: 256 << 20,
+            gzip_min_bytes: 32 << 10,
             max_bytes_in_flight: 1 << 30,
             max_part_bytes: 24 << 20,
             max_long_calls: 8192,

@@ -475,6 +475,12 @@ impl Debt {
         Debt { connection: Arc::clone(connection), size, _hold: hold }
     }
 
+    /// Counts the same answer anew, after its size has changed to `size`.
+    #[must_use]
+    pub fn resized(self, account: &Arc<Account>, model: &str, size: usize) -> Self {
+        Debt::new(&self.connection, account, model, size)
+    }
+
     /// Records that `size` more bytes of this `Debt`'s answer were sent.
     #[inline]
     pub fn pay(&mut self, size: usize) {

@@ -12,10 +12,12 @@ use http::{HeaderValue, Request, Response, StatusCode};
 
 use super::connection::{Connection, PendingCall};
 use super::dispatch::Method;
+use super::encoding::{Accepted, Coding};
 use super::grpc_call::{Incoming, Plain, Reply, is_serving, refuse, send, send_serving};
 use super::grpc_message::{self, Payload};
 use super::grpc_task::{declined_small, serve_call};
 use super::health;
+use super::inflating;
 use super::request_id;
 use super::sampling::Draws;
 use super::shared::{Failed, Shared};
@@ -30,7 +32,7 @@ pub fn begin(
     respond: SendResponse<Payload>,
     cx: &mut Context<'_>,
 ) -> Option<PendingCall> {
-    let (head, mut body) = request.into_parts();
+    let (mut head, mut body) = request.into_parts();
     if let Some(status) = not_grpc(&head) {
         if body.is_end_stream() {
             refuse_http(status, respond);
@@ -59,13 +61,16 @@ pub fn begin(
     let draws = Draws::new(shared.tracing.as_ref());
     let plain = plain(shared, connection, &head, draws);
     if let Some(plain) = &plain
-        && !plain.is_gzip
+        && !plain.terms.accepted.is_required()
         && !connection.is_full()
         && !shared.account.is_full()
     {
         if let Poll::Ready(Some(Ok(data))) = body.poll_data(cx) {
             let _ = body.flow_control().release_capacity(data.len());
-            first = Some(data);
+            let inflated = body
+                .is_end_stream()
+                .then(|| inflating::inflate_small_message(&mut head.headers, &data, &shared.limits));
+            first = Some(inflated.flatten().unwrap_or(data));
         }
         if let Some(message) = first.as_deref().and_then(grpc_message::whole)
             && message.len() <= INLINE_BYTES
@@ -148,7 +153,7 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
         return None;
     }
     let terms = shared.terms(&head.headers, connection, draws)?;
-    let mut plain = Plain { method, terms, request_id: None, is_gzip: false };
+    let mut plain = Plain { method, terms, request_id: None };
     let mut is_grpc = false;
     for (name, value) in &head.headers {
         match name.as_str() {
@@ -159,7 +164,7 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
             },
             "grpc-timeout" => drop(grpc_message::timeout(value.as_bytes())?),
             "x-tensor-encoding" => plain.terms.as_content = value.as_bytes() == b"content",
-            "x-response-encoding" => plain.is_gzip = value.as_bytes() == b"gzip",
+            "x-response-encoding" if value.as_bytes() == b"gzip" => plain.terms.accepted = Accepted::only(Coding::Gzip),
             "x-request-id" if plain.request_id.is_none() && request_id::is_sane(value.as_bytes()) => {
                 plain.request_id = Some(value.clone());
             }

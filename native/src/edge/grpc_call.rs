@@ -12,6 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::connection::{Arriving, Connection, Debt, Open};
 use super::dispatch::Method;
+use super::encoding::Encoded;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::instead;
@@ -33,8 +34,6 @@ pub struct Plain {
     pub terms: Terms,
     // The request id that the call's client chose; the answer's headers return it.
     pub request_id: Option<HeaderValue>,
-    // The client wants the answer's message compressed with gzip. A thread of a pool compresses it.
-    pub is_gzip: bool,
 }
 
 /// One gRPC call that the core has received and not yet answered.
@@ -155,7 +154,7 @@ pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &
 pub fn refuse_empty(incoming: &Incoming, mut respond: SendResponse<Payload>) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     let status = unimplemented("The method takes exactly one request message, and the client sent none.");
-    if let Ok(mut stream) = respond.send_response(grpc_message::head(None, false), false)
+    if let Ok(mut stream) = respond.send_response(grpc_message::head(None, None), false)
         && stream.send_data(Bytes::new().into(), false).is_ok()
     {
         let _ = stream.send_trailers(status.trailers(id.to_str().ok()));
@@ -190,14 +189,14 @@ pub fn send(
         None => shared.ids.of_http(&head.headers).to_str().unwrap_or_default().to_owned(),
     };
     let status = match reply {
-        Reply::Answer(Made { answered, debt, took }) => {
+        Reply::Answer(Made { answered, body, debt, took }) => {
             shared.statistics.succeeded(plain.method, &answered, took, || id(plain));
-            connection.note_handed(answered.body.len());
-            let Some(payload) = Payload::message(answered.body, debt, plain.is_gzip) else {
+            connection.note_handed(body.len());
+            let coding = body.coding();
+            let Some(payload) = Payload::message(body, debt) else {
                 return respond.send_reset(Reason::INTERNAL_ERROR);
             };
-            if let Ok(mut stream) =
-                respond.send_response(grpc_message::head(plain.request_id.as_ref(), plain.is_gzip), false)
+            if let Ok(mut stream) = respond.send_response(grpc_message::head(plain.request_id.as_ref(), coding), false)
                 && stream.send_data(payload, false).is_ok()
             {
                 let mut trailers = grpc_message::trailers();
@@ -228,8 +227,8 @@ pub fn is_serving(shared: &Shared, data: &[u8]) -> bool {
 /// Sends SERVING as the answer to a gRPC health check.
 pub fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: SendResponse<Payload>) {
     let debt = Debt::new(connection, &shared.account, "", health::SERVING.len());
-    if let Some(payload) = Payload::message(Bytes::from_static(health::SERVING), debt, false)
-        && let Ok(mut stream) = respond.send_response(grpc_message::head(None, false), false)
+    if let Some(payload) = Payload::message(Encoded::plain(Bytes::from_static(health::SERVING)), debt)
+        && let Ok(mut stream) = respond.send_response(grpc_message::head(None, None), false)
         && stream.send_data(payload, false).is_ok()
     {
         let _ = stream.send_trailers(grpc_message::trailers());

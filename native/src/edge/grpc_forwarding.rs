@@ -7,10 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
-use http::request::Parts;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::connection::MAX_LONG_CALLS;
+use super::encoding;
 use super::events::Event;
 use super::grpc_call::{
     Gathered, Incoming, gather, is_serving, late, refuse, refuse_empty, send_serving, unimplemented,
@@ -18,7 +18,7 @@ use super::grpc_call::{
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
-use super::inflated::{self, Coding, TooLarge};
+use super::inflating;
 use super::shared::{self, Shared};
 use crate::admission::fair_queue::{Refusal, address_of};
 use crate::admission::gate::Lane;
@@ -37,7 +37,7 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
     let path = incoming.head.uri.path();
     let is_check = path == health::CHECK;
     if !has_one_message(path) {
-        if coding(&incoming.head).is_some() {
+        if encoding::message_coding(&incoming.head.headers).is_some() {
             // A call that may have several request messages is refused if they are compressed, because the core could
             // check the inflated size of only the first.
             let status = unimplemented("The messages of this method must not be compressed.");
@@ -89,7 +89,7 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     let inflated = tokio::select! {
         biased;
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-        inflated = inflate(&mut incoming, &begun) => inflated,
+        inflated = inflating::inflate_message(&mut incoming, &begun) => inflated,
     };
     let begun = match inflated {
         Ok(inflated) => inflated.unwrap_or(begun),
@@ -154,75 +154,6 @@ fn hold_long_call(incoming: &Incoming) -> Result<(OwnedSemaphorePermit, LongCall
         );
     };
     Ok((of_connection, of_all))
-}
-
-fn coding(head: &Parts) -> Option<Coding> {
-    match head.headers.get("grpc-encoding")?.as_bytes() {
-        b"gzip" => Some(Coding::Gzip),
-        b"deflate" => Some(Coding::Deflate),
-        _ => None,
-    }
-}
-
-/// Inflates the compressed message of a call, counts it against the limit on bytes in flight, and removes the header
-/// that names its coding. Returns the message in plain, with its prefix; None if `data` is no whole compressed message,
-/// or an invalid one, which is forwarded as it is.
-///
-/// # Errors
-/// The refusal: a limit on inflated messages, or on the work that waits for a thread, is reached.
-pub async fn inflate(incoming: &mut Incoming, data: &Bytes) -> Result<Option<Bytes>, Status> {
-    let Some(coding) = coding(&incoming.head) else { return Ok(None) };
-    let message = match data.split_first_chunk::<PREFIX_BYTES>() {
-        // With a permit, the call was here before, and its message is invalid.
-        Some((prefix, message))
-            if prefix[0] != 0 && message.len() == grpc_message::length(*prefix) && incoming.inflated.is_none() =>
-        {
-            data.slice_ref(message)
-        }
-        _ => return Ok(None),
-    };
-    let shared = Arc::clone(&incoming.shared);
-    let limit = shared.limits.max_request_bytes;
-    incoming.reach(data, data.len())?;
-    // Permits limit how many compressed messages of the connection are held in inflated form at the same time.
-    let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
-        return Err(shared::no_upstream());
-    };
-    incoming.inflated = Some(permit);
-    let (sender, receiver) = oneshot::channel();
-    let (mut hold, counters) = (std::mem::take(&mut incoming.hold), incoming.shares(data));
-    let sent = data.len();
-    let job = move |told: Result<Duration, Refusal>| {
-        let inflated = told.map(|_| {
-            let has_room = |size| hold.reach(sent + size, || Arc::clone(&counters));
-            inflated::inflate(coding, &message, limit, has_room)
-        });
-        let has_run = inflated.is_ok();
-        let _ = sender.send((inflated, hold));
-        has_run
-    };
-    // The call's task keeps the queue's ticket while it waits: if the task is dropped, the ticket removes the job from
-    // the queue.
-    let ticket = shared.large.submit(incoming.ask(&[], sent), None, job);
-    let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
-    // No result comes if the thread pool dropped the job with the sender, because the pool is closed when the server
-    // stops.
-    let Ok((inflated, hold)) = receiver.await else {
-        return Err(shared::no_upstream());
-    };
-    incoming.hold = hold;
-    match inflated.map_err(|refusal| shared.refuse("", refusal, late))? {
-        Ok(Some(message)) => {
-            incoming.head.headers.remove("grpc-encoding");
-            Ok(Some(message))
-        }
-        Ok(None) => Ok(None),
-        Err(TooLarge::InFlight) => Err(shared.no_bytes("")),
-        Err(too_large) => {
-            shared.statistics.refused("", "inflated");
-            Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
-        }
-    }
 }
 
 /// Computes how many bytes the reference server takes to parse a call's message, and counts them against the limit on

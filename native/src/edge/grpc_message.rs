@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::connection::Debt;
+use super::encoding::{self, Coding, Encoded};
 
 /// Number of bytes in the prefix of each gRPC message: one byte for compression, four for the length.
 pub const PREFIX_BYTES: usize = 5;
@@ -16,7 +17,6 @@ const ENCODINGS: HeaderValue = HeaderValue::from_static("identity, deflate, gzip
 /// Milliseconds that a refused client should wait before it tries again. Source: gRPC A6, "Pushback".
 const PUSHBACK: (HeaderName, HeaderValue) =
     (HeaderName::from_static("grpc-retry-pushback-ms"), HeaderValue::from_static("1000"));
-const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -79,16 +79,14 @@ pub struct Status {
     pub may_retry: bool,
 }
 
-/// Returns the HTTP/2 headers of a successful gRPC answer; a message must follow. `is_gzip`: the message is compressed.
+/// Returns the HTTP/2 headers of a successful gRPC answer; a message must follow. `coding`: its compression.
 #[must_use]
-pub fn head(request_id: Option<&HeaderValue>, is_gzip: bool) -> Response<()> {
+pub fn head(request_id: Option<&HeaderValue>, coding: Option<Coding>) -> Response<()> {
     let mut head = Response::new(());
     let headers = head.headers_mut();
     headers.insert(CONTENT_TYPE, GRPC);
     headers.insert(ACCEPT_ENCODING, ENCODINGS);
-    if is_gzip {
-        headers.insert(ENCODING, HeaderValue::from_static("gzip"));
-    }
+    encoding::mark_message(headers, coding);
     if let Some(id) = request_id {
         headers.insert(super::request_id::REQUEST_ID, id.clone());
     }
@@ -144,11 +142,11 @@ pub struct Payload {
 
 impl Payload {
     /// Puts a gRPC prefix before an answer's message; returns None if the message is too long for the four-byte length.
-    /// `is_gzip`: the message is compressed, as the answer's headers must say, too.
     #[must_use]
-    pub fn message(body: Bytes, debt: Debt, is_gzip: bool) -> Option<Self> {
+    pub fn message(body: Encoded, debt: Debt) -> Option<Self> {
+        let (body, flag) = body.into_grpc();
         let [a, b, c, d] = u32::try_from(body.len()).ok()?.to_be_bytes();
-        Some(Payload { prefix: [u8::from(is_gzip), a, b, c, d], start: 0, body, debt: Some(debt) })
+        Some(Payload { prefix: [flag, a, b, c, d], start: 0, body, debt: Some(debt) })
     }
 }
 
@@ -210,7 +208,7 @@ mod tests {
     fn a_payload_is_prefix_and_body_and_pays_its_debt() {
         let (connection, account) = (Connection::new(String::new(), &Limits::default()), Account::new(100));
         let debt = Debt::new(&connection, &account, "m", 3);
-        let mut payload = Payload::message(Bytes::from_static(b"abc"), debt, false).unwrap();
+        let mut payload = Payload::message(Encoded::plain(Bytes::from_static(b"abc")), debt).unwrap();
         assert_eq!((payload.remaining(), connection.owed()), (8, 3));
         payload.advance(6);
         assert_eq!((payload.chunk(), connection.owed()), (&b"bc"[..], 2));

@@ -8,12 +8,11 @@ use h2::Reason;
 use h2::server::SendResponse;
 
 use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, refuse_empty, send};
-use super::grpc_forwarding::{forward, inflate, serve_other};
+use super::grpc_forwarding::{forward, serve_other};
 use super::grpc_message::{PREFIX_BYTES, Payload};
-use super::inflated;
+use super::inflating;
 use super::shared::{Failed, NotRun, Outcome};
 use crate::admission::limits::INLINE_BYTES;
-use crate::forms::Answered;
 use crate::plan::{Declined, Effort};
 
 /// Serves one gRPC call until it is answered.
@@ -83,8 +82,8 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
     incoming.connection.room().await;
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
-        Gathered::Unusual(begun) => match inflate(incoming, &begun).await {
-            Ok(Some(data)) => return large(incoming, plain, data, Declined::TooLarge).await,
+        Gathered::Unusual(begun) => match inflating::inflate_message(incoming, &begun).await {
+            Ok(Some(data)) => data,
             Ok(None) => return Next::Forward(begun),
             Err(status) => return Next::Reply(Reply::Refusal(status)),
         },
@@ -92,7 +91,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Empty => return Next::RefuseEmpty,
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
-    if data.len() > INLINE_BYTES || plain.is_gzip {
+    if data.len() > INLINE_BYTES {
         return large(incoming, plain, data, Declined::TooLarge).await;
     }
     let connection = Arc::clone(&incoming.connection);
@@ -111,6 +110,14 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         .call(Effort::Small, &connection, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
     match outcome {
         Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, declined).await,
+        Ok(made) => {
+            let finished =
+                inflating::finish(&incoming.shared, made, plain.terms.accepted, || incoming.ask(&data, data.len()));
+            match finished.await {
+                Ok(made) => Next::Reply(Reply::Answer(made)),
+                Err(refusal) => Next::Reply(Reply::Refusal(incoming.shared.refuse("", refusal, late))),
+            }
+        }
         outcome => after(incoming, plain, outcome, data),
     }
 }
@@ -139,17 +146,14 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
     let mut turn = None;
     loop {
         connection.room().await;
-        let (method, is_gzip, body) = (plain.method, plain.is_gzip, data.clone());
+        let (method, body) = (plain.method, data.clone());
         let called = shared.call_large(
             why,
             ask.clone(),
             announcement.take(),
             &connection,
             plain.terms.clone(),
-            move |dispatch, call| {
-                let made = dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())?;
-                Ok(if is_gzip { Answered { body: inflated::gzip(&made.body), ..made } } else { made })
-            },
+            move |dispatch, call| dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default()),
         );
         match called.await {
             Ok(outcome) => return after(incoming, plain, outcome, data),

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
@@ -17,11 +17,14 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
-use super::dispatch::{Dispatch, Method, Target, target};
+use super::dispatch::{Dispatch, Target, target};
+use super::encoding::{Accepted, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
+use super::inflating;
 use super::instead;
 use super::sampling::Draws;
 use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
@@ -189,13 +192,12 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
     if head.method != http::Method::POST {
         return None;
     }
-    let method = target(head.uri.path())?.method;
-    let terms = shared.terms(&head.headers, connection, draws)?;
+    target(head.uri.path())?;
+    let mut terms = shared.terms(&head.headers, connection, draws)?;
+    terms.accepted = Accepted::of(&head.headers);
     let mut json_length = None;
     for (name, value) in &head.headers {
         match name.as_str() {
-            "content-encoding" if !value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") => return None,
-            "accept-encoding" if must_encode(value.as_bytes(), method) => return None,
             "inference-header-content-length" => {
                 let digits = value.to_str().ok()?;
                 let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -209,31 +211,6 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
         }
     }
     Some(Plain { terms, json_length })
-}
-
-/// Returns true if the client refuses an uncompressed answer, or if its `infer` request names one compression alone, as
-/// tritonclient does. Other clients get uncompressed answers, because compression takes 30 times as long as the lookup
-/// and saves 7 % of the bytes.
-fn must_encode(accepted: &[u8], method: Method) -> bool {
-    let Ok(accepted) = std::str::from_utf8(accepted) else {
-        return true;
-    };
-    let accepted = accepted.trim().to_ascii_lowercase();
-    if method == Method::Infer && matches!(accepted.as_str(), "gzip" | "deflate") {
-        return true;
-    }
-    let mut of_others = false;
-    for choice in accepted.split(',') {
-        let (coding, weight) = choice.split_once(';').unwrap_or((choice, ""));
-        let weight = weight.trim().strip_prefix("q=").map_or("", str::trim);
-        let is_refused = !weight.is_empty() && weight.bytes().all(|byte| matches!(byte, b'0' | b'.'));
-        match coding.trim() {
-            "identity" => return is_refused,
-            "*" => of_others = is_refused,
-            _ => {}
-        }
-    }
-    of_others
 }
 
 /// Returns the queue in which a request with this head waits to be forwarded.
@@ -312,7 +289,7 @@ impl Exchange {
         }
     }
 
-    async fn respond(&self, head: Parts, mut body: RequestBody, open: Open) -> Response<Answer> {
+    async fn respond(&self, mut head: Parts, mut body: RequestBody, open: Open) -> Response<Answer> {
         if head.uri.path_and_query().is_some_and(|url| url.as_str().len() > URL_BYTES) {
             return self.long_url(&head, &body, open);
         }
@@ -353,6 +330,15 @@ impl Exchange {
             }
             Gathered::Flood => return self.malformed(Event::FloodParts, open),
         };
+        let may_run = |plain: &Plain| plain.terms.allows(model(&self.shared, &head));
+        let (data, _permit) = if head.headers.contains_key(CONTENT_ENCODING) && plain.as_ref().is_some_and(may_run) {
+            match self.inflate(&mut head, data, &mut hold).await {
+                Ok(inflated) => inflated,
+                Err(status) => return self.refuse(&head.headers, &status, open),
+            }
+        } else {
+            (data, None)
+        };
         let found = plain.zip(target(head.uri.path()));
         let Some((plain, found)) = found.map(|(p, found)| {
             let found = Target { json_length: p.json_length, ..found };
@@ -360,7 +346,7 @@ impl Exchange {
         }) else {
             return self.forward_whole(head, data, hold, open).await;
         };
-        let method = found.method;
+        let (method, accepted) = (found.method, plain.terms.accepted);
         let mut outcome = Err(Failed::Declined(Declined::TooLarge));
         if data.len() <= INLINE_BYTES {
             outcome = self.shared.call(Effort::Small, &self.connection, &plain.terms, |dispatch, call| {
@@ -375,13 +361,23 @@ impl Exchange {
                 Err(status) => return self.refuse(&head.headers, &status, open),
             };
         }
+        if let Ok(made) = outcome {
+            let ask = || self.ask(&head, data.len());
+            outcome = match inflating::finish(&self.shared, made, accepted, ask).await {
+                Ok(made) => Ok(made),
+                Err(refusal) => {
+                    let status = self.too_long(model(&self.shared, &head), refusal);
+                    return self.refuse(&head.headers, &status, open);
+                }
+            };
+        }
         match outcome {
-            Ok(Made { answered, debt, took }) => {
+            Ok(Made { answered, body, debt, took }) => {
                 let id = self.shared.ids.of_http(&head.headers);
                 self.shared
                     .statistics
                     .succeeded(method, &answered, took, || id.to_str().unwrap_or_default().to_owned());
-                self.answer(&head.headers, answered, debt, id, open)
+                self.answer(&head.headers, &answered, body, debt, id, open)
             }
             Err(Failed::Panicked) => {
                 let id = self.shared.ids.of_http(&head.headers);
@@ -433,6 +429,18 @@ impl Exchange {
                 return Err(self.too_long(&model, Refusal::Late));
             }
         }
+    }
+
+    /// Inflates the body of a request if it is compressed; see [`inflating::inflate_body`].
+    async fn inflate(
+        &self,
+        head: &mut Parts,
+        data: Bytes,
+        hold: &mut Hold,
+    ) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Status> {
+        let ask = self.ask(head, data.len());
+        let too_long = |model: &str, refusal| self.too_long(model, refusal);
+        inflating::inflate_body(&self.shared, &self.connection, head, data, hold, ask, too_long).await
     }
 
     fn too_long(&self, model: &str, refusal: Refusal) -> Status {
@@ -638,13 +646,14 @@ impl Exchange {
     fn answer(
         &self,
         asked: &HeaderMap,
-        answered: Answered,
+        answered: &Answered,
+        body: Encoded,
         debt: Debt,
         id: HeaderValue,
         open: Open,
     ) -> Response<Answer> {
         let json_length = answered.json_length;
-        let mut body = answered.body;
+        let (mut body, mark_encoding) = body.into_http();
         if body.len() >= COUNTED_BYTES || self.connection.is_http2() {
             body = Bytes::from_owner(Owed::new(body, debt));
         }
@@ -662,6 +671,7 @@ impl Exchange {
             }
         }
         self.mark(headers, asked, id);
+        mark_encoding(headers);
         response
     }
 
@@ -703,21 +713,5 @@ impl Exchange {
             }
         }
         headers.insert(super::request_id::REQUEST_ID, id);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_clients_that_take_nothing_else_get_compressed_answers() {
-        for accepted in ["gzip, deflate, br", "*", "", "gzip;q=1.0, identity;q=0.5", "identity, *;q=0", "br;q=0"] {
-            assert!(!must_encode(accepted.as_bytes(), Method::Lookup), "{accepted}");
-        }
-        for accepted in ["gzip, identity;q=0", "gzip, *;q=0", "identity; q=0.00", "*;q=0.0"] {
-            assert!(must_encode(accepted.as_bytes(), Method::Lookup), "{accepted}");
-        }
-        assert!(must_encode(b" GZIP ", Method::Infer) && !must_encode(b"gzip", Method::HttpPredict));
     }
 }

@@ -25,6 +25,7 @@ use super::config::{Config, Listen, Wire};
 use super::connection::{Connection, Order};
 use super::connection_watch::Watch;
 use super::dispatch::Dispatch;
+use super::encoding::Compressors;
 use super::encrypted::Encrypted;
 use super::events::Event;
 use super::health::Health;
@@ -125,6 +126,7 @@ impl Server {
             dispatch,
             statistics: Statistics::new(config.bucket_limits_s, config.wait_limits_s, config.slow_from),
             account: Account::new(config.limits.max_bytes_in_flight),
+            compressors: Compressors::default(),
             large: Pool::start("large", config.limits.queue(config.large_threads))?,
             waiting: LazyPool::default(),
             graph_limit: Arc::new(GraphLimit::new(config.threads)),

@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::access::Access;
 use super::connection::{Connection, Debt};
 use super::dispatch::{Cors, Dispatch, Method};
+use super::encoding::{Accepted, Compressors, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::health::{FRESH, Health};
@@ -74,6 +75,8 @@ pub struct Shared {
     pub statistics: Statistics,
     /// The counters of the bytes that requests and answers hold.
     pub account: Arc<Account>,
+    /// The compressors of answers.
+    pub compressors: Compressors,
     /// The thread pool for large work.
     pub large: Pool,
     /// The thread pool for requests that wait for disks or other machines.
@@ -138,14 +141,26 @@ pub enum NotRun {
 pub struct Terms {
     /// Whether the answer has its numbers in `tensor_content`, if the request is a gRPC Predict.
     pub as_content: bool,
+    /// The compressions that the client accepts for the answer.
+    pub accepted: Accepted,
     grant: Option<Arc<Grant>>,
     log_draw: f64,
 }
 
+impl Terms {
+    /// Says whether the caller may run a model of this name.
+    #[must_use]
+    pub fn allows(&self, model: &str) -> bool {
+        self.grant.as_ref().is_none_or(|grant| grant.allows(model))
+    }
+}
+
 /// An answer that a wire format's handler (form) has made, with its time and its count of unread bytes.
 pub struct Made {
-    /// The answer.
+    /// The answer, without its body.
     pub answered: Answered,
+    /// The answer's body, as it is sent.
+    pub body: Encoded,
     /// Counts the answer's bytes as unread from the moment the answer is made until they are sent.
     pub debt: Debt,
     /// Time that the wire format's handler (form) took to make the answer.
@@ -198,7 +213,7 @@ impl Shared {
             self.statistics.count(Event::DeclinedDrawn);
             return None;
         }
-        Some(Terms { as_content: self.as_content, grant, log_draw: draws.log })
+        Some(Terms { as_content: self.as_content, accepted: Accepted::default(), grant, log_draw: draws.log })
     }
 
     /// Removes the client's headers whose prefix is reserved for the core, and adds the core's own headers.
@@ -259,13 +274,19 @@ impl Shared {
         };
         // A panic leaves no servable half-changed: a handler only reads a servable, and changes only its counters and
         // caches.
-        match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
-            Ok(Ok(answered)) => {
+        let make = || {
+            let mut answered = form(&*self.dispatch, &call)?;
+            let may_work = effort != Effort::Small;
+            let body = self.compressors.encode(&mut answered, terms.accepted, may_work, &self.limits);
+            Ok::<_, Declined>((answered, body))
+        };
+        match catch_unwind(AssertUnwindSafe(make)) {
+            Ok(Ok((answered, body))) => {
                 // An answer's bytes count as unread as soon as the wire format's handler (form) has made them. The
                 // connection's task looks at no finished call while its socket is full, so the pool's threads would
                 // meanwhile make the answers of all its other calls.
-                let debt = Debt::new(connection, &self.account, answered.servable.model(), answered.body.len());
-                Ok(Made { answered, debt, took: started.elapsed() })
+                let debt = Debt::new(connection, &self.account, answered.servable.model(), body.len());
+                Ok(Made { answered, body, debt, took: started.elapsed() })
             }
             Ok(Err(declined)) => {
                 self.statistics.count(declined.into());
