@@ -23,7 +23,8 @@ SignatureKind = Literal["lookup", "predict"]
 
 # Name of the signature that a request means if it names none.
 DEFAULT_SIGNATURE = "serving_default"
-# Name of the signature that initializes a SavedModel of TensorFlow 2; clients can not call it.
+# Name of the signature that initializes a SavedModel of TensorFlow 2, which the server runs at load. GetModelMetadata
+# lists it, as TensorFlow Serving does; no request can run it, and nothing else shows it.
 INIT_SIGNATURE = "__saved_model_init_op"
 
 VALUES_SUFFIX = "__values"
@@ -180,6 +181,11 @@ class SignatureSpec:
         row_bytes = {name: _row_bytes(tensor, self.kind) for name, tensor in self.outputs.items()}
         object.__setattr__(self, "row_bytes", row_bytes)
         object.__setattr__(self, "has_joined_outputs", any(len(ids) > 1 for ids in self.output_ids.values()))
+
+
+def runnable(signatures: Mapping[str, SignatureSpec]) -> dict[str, SignatureSpec]:
+    """Returns the signatures that requests can run: all but the one that initializes the graph."""
+    return {name: spec for name, spec in signatures.items() if name != INIT_SIGNATURE}
 
 
 def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:

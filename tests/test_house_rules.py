@@ -105,8 +105,8 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     # No other folder of the server may import TensorFlow. ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
     "service.graph": Row(
-        _BASE
-        | {"service._native", "service.artifact.manifest", "service.artifact.tpu_lowering"}
+        _FORMATS
+        | {"service._native"}
         # A tower gets the rows of all its tables in one block; the graphs write it with parts of the tables' code.
         | {"service.tables.plan", "service.tables.row_blocks", "service.tables.table"},
         {"numpy", "tensorflow", "ml_dtypes"},

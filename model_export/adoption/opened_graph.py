@@ -20,10 +20,7 @@ from service.graph.handles import repair_handles, variable_names
 from service.graph.restoring import Saved, saved_tensors
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import NotProven, acts, bottlenecks, has_effect, needed_nodes, table_reads
-from service.types import SignatureSpec
-
-# Name of the signature that TensorFlow adds to a SavedModel to initialize its vocabularies.
-_INIT_OP = "__saved_model_init_op"
+from service.types import SignatureSpec, runnable
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +211,7 @@ def open_graph(artifact: Path) -> OpenedGraph:
         for key, entry in bundle.items()
         if key in restored and len(entry.shape) == 2 and entry.dtype in TABLE_DTYPES
     }
-    served = {name: spec for name, spec in specs.items() if name != _INIT_OP}
-    return OpenedGraph(artifact, meta_graph, served, bundle, variables, handles, repaired)
+    return OpenedGraph(artifact, meta_graph, runnable(specs), bundle, variables, handles, repaired)
 
 
 def _content(entry: BundleEntry) -> tuple[object, ...]:

@@ -15,14 +15,13 @@ from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.graphs.lookup_features import SIGNATURE_OF_DEVICE
 from model_export.graphs.reduced_table import REDUCED_KEY, Rounding, TableDtype, chosen_dtypes, widened
-from model_export.graphs.signature_names import INIT_OP
 from model_export.parity.integrity import VARIABLES_PREFIX, table_chunks, table_entry
 from model_export.parity.saved_table import SavedTable
 from model_export.statistics.table_health import Progress
 from service.artifact.bundle import prefix_of, read_bundle
 from service.artifact.manifest import Manifest, SignatureEntry, TableEntry
 from service.artifact.protos import message_class
-from service.types import TABLE_DTYPES, Array, packed_dim, saved_dtype
+from service.types import INIT_SIGNATURE, TABLE_DTYPES, Array, packed_dim, saved_dtype
 
 # Key in the manifest's provenance. Its value lists the lookups that compact built again, whose graph nodes are not
 # named as adopt names them.
@@ -146,7 +145,7 @@ def _signature_definitions(artifact: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for graph in saved_model.meta_graphs:
         for name, definition in graph.signature_def.items():
-            if name != INIT_OP:
+            if name != INIT_SIGNATURE:
                 found.setdefault(name, definition)
     return found
 

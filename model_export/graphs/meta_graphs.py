@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.graphs.signature_names import INIT_OP
 from model_export.tensorflow_setup import tf
+from service.types import INIT_SIGNATURE
 
 # The key under which an object-based checkpoint stores the description of its object graph.
 _OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -58,10 +58,10 @@ def hide_initialiser(meta_graph: Any) -> None:
     # tf.saved_model.load treats a SavedModel with two MetaGraphs as one of TensorFlow 1: it would load the initialiser
     # as a signature, and fail if the initialiser reads an asset. Every loader finds the initialiser in the collection
     # instead.
-    if INIT_OP in meta_graph.signature_def:
-        operation = meta_graph.signature_def[INIT_OP].outputs[INIT_OP].name.partition(":")[0]
+    if INIT_SIGNATURE in meta_graph.signature_def:
+        operation = meta_graph.signature_def[INIT_SIGNATURE].outputs[INIT_SIGNATURE].name.partition(":")[0]
         set_initialiser(meta_graph, operation)
-        del meta_graph.signature_def[INIT_OP]
+        del meta_graph.signature_def[INIT_SIGNATURE]
 
 
 def initialiser_of(meta_graph: Any) -> str:

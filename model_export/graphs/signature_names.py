@@ -13,8 +13,6 @@ PREDICT = "serving_default"
 PREDICT_EXAMPLES = "serve_examples"
 RATING_OUTPUT = "rating"
 EXAMPLES_INPUT = "examples"
-# Name of the signature in which TensorFlow 2 stores a graph's initialiser.
-INIT_OP = "__saved_model_init_op"
 DEFAULT_BATCH_SIZES = (1, 8, 64, 512)
 # Path in the artifact of the file with recorded requests and the trained model's answers.
 RECORDED_PATH = "assets.extra/recorded_predictions"

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.graphs.signature_names import INIT_OP
 from model_export.tensorflow_setup import tf
 from service.artifact.protos import message_class
 from service.artifact.tpu_lowering import lower
 from service.graph.sparse import to_coo
-from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
+from service.types import INIT_SIGNATURE, ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
 
 SERVE = ("serve",)
 SERVE_TPU = ("serve", "tpu")
@@ -147,7 +146,7 @@ def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
     return {
         name: {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
         for name, definition in serving_graph(read_saved_model(artifact), artifact).signature_def.items()
-        if name != INIT_OP
+        if name != INIT_SIGNATURE
     }
 
 
@@ -177,7 +176,7 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
                     meta_graph = tf.compat.v1.saved_model.load(session, list(wanted), str(folder))
             except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
                 raise ExportError(f"TensorFlow can not load {artifact}: {error}") from error
-            definitions = {name: d for name, d in meta_graph.signature_def.items() if name != INIT_OP}
+            definitions = {name: d for name, d in meta_graph.signature_def.items() if name != INIT_SIGNATURE}
             yield SignatureRunner(session, definitions)
 
 

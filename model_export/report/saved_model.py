@@ -13,7 +13,7 @@ from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError
-from service.types import SignatureSpec, TensorSpec
+from service.types import SignatureSpec, TensorSpec, runnable
 
 _SERVE = ("serve",)
 
@@ -50,7 +50,7 @@ def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGra
 
 
 def _signatures(path: Path, tags: tuple[str, ...], manifest: Manifest | None) -> tuple[SignatureReport, ...]:
-    return tuple(_signature(spec, manifest) for spec in read_signatures(path, frozenset(tags)).values())
+    return tuple(_signature(spec, manifest) for spec in runnable(read_signatures(path, frozenset(tags))).values())
 
 
 def _signature(spec: SignatureSpec, manifest: Manifest | None) -> SignatureReport:

@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::plan::{self, Data, DataType, Declined, Effort, Inputs, Strings, Waiting, Work};
 
 use crate::towers::c_api::Api;
-use crate::towers::session::{Callable, GraphError, Session, Step};
+use crate::towers::session::{self, Callable, GraphError, Session};
 use crate::towers::tensor::{AlignedBuffer, Tensor};
 
 pyo3::create_exception!(
@@ -26,9 +26,6 @@ pyo3::create_exception!(
 fn failure(error: GraphError) -> PyErr {
     GraphFailure::new_err((error.code, error.message))
 }
-
-/// Operations that prepare a new session, each with the names and values of its scalar string inputs.
-type PythonSteps = Vec<(String, Vec<(String, Vec<u8>)>)>;
 
 /// The session of a `GraphSession`; None after `close`.
 type SharedSession = Arc<Mutex<Option<Arc<Session>>>>;
@@ -49,20 +46,17 @@ pub struct GraphSession {
 
 #[pymethods]
 impl GraphSession {
-    /// Opens a session with a graph, and runs the operations that restore its variables.
+    /// Opens a session with a graph, whose variables hold no values yet.
     ///
     /// Args:
     ///   library: full path of TensorFlow's library.
     ///   `graph_def`, config: a `GraphDef` and a `ConfigProto`.
-    /// steps: operations to run first, each with the names and values of its scalar string inputs.
     ///
-    /// Raises `GraphFailure`.
+    /// Raises `GraphFailure`; `RuntimeError` if the library can not be loaded.
     #[staticmethod]
-    #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
-    fn open(py: Python<'_>, library: &str, graph_def: &[u8], config: &[u8], steps: PythonSteps) -> PyResult<Self> {
-        let steps: Vec<_> = steps.into_iter().map(|(operation, feeds)| Step { operation, feeds }).collect();
-        let api = py.detach(|| Api::open(Path::new(library))).map_err(PyRuntimeError::new_err)?;
-        let session = py.detach(|| Session::open(api, graph_def, config, &steps)).map_err(failure)?;
+    fn open(py: Python<'_>, library: &str, graph_def: &[u8], config: &[u8]) -> PyResult<Self> {
+        let api = api_of(py, library)?;
+        let session = py.detach(|| Session::open(api, graph_def, config)).map_err(failure)?;
         Ok(GraphSession { number: session.number, session: Arc::new(Mutex::new(Some(session))) })
     }
 
@@ -77,12 +71,35 @@ impl GraphSession {
         Ok(GraphCall { session: Arc::clone(&self.session), call })
     }
 
+    /// Returns the shape of a tensor as far as the graph says it: None in place of a size, or of the whole shape.
+    ///
+    /// Raises `GraphFailure` if the graph lacks the tensor.
+    fn shape(&self, tensor: &str) -> PyResult<Option<Vec<Option<i64>>>> {
+        open_session(&self.session)?.shape(tensor).map_err(failure)
+    }
+
     /// Closes the session: from now on runs raise `GraphFailure`. The variables are freed after the last request that
     /// uses the session.
     fn close(&self, py: Python<'_>) {
         let session = self.session.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(session));
     }
+}
+
+fn api_of(py: Python<'_>, library: &str) -> PyResult<&'static Api> {
+    py.detach(|| Api::open(Path::new(library))).map_err(PyRuntimeError::new_err)
+}
+
+/// Returns the serialised `OpDef` of one of TensorFlow's ops; None if there is no op of this name.
+///
+/// Args:
+///   library: full path of TensorFlow's library.
+///
+/// Raises `GraphFailure`; `RuntimeError` if the library can not be loaded.
+#[pyfunction]
+fn op_definition<'py>(py: Python<'py>, library: &str, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let found = session::op_definition(api_of(py, library)?, name).map_err(failure)?;
+    Ok(found.map(|definition| PyBytes::new(py, &definition)))
 }
 
 fn texts(names: &[String]) -> Vec<&str> {
@@ -261,5 +278,6 @@ pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     parent.add_class::<GraphCall>()?;
     parent.add_class::<GraphTensor>()?;
     parent.add_function(wrap_pyfunction!(predict, parent)?)?;
+    parent.add_function(wrap_pyfunction!(op_definition, parent)?)?;
     parent.add("GraphFailure", parent.py().get_type::<GraphFailure>())
 }

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from service.artifact.crc32c import masked_of
 from service.artifact.ordered_code import slice_key
 from service.artifact.sorted_table import read_records, read_varint
 from service.errors import ArtifactError
@@ -113,6 +114,36 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
         raise ArtifactError(f"{path} is truncated or corrupt ({error})") from error
     except ValueError as error:
         raise ArtifactError(f"{path}: {error}") from error
+
+
+def read_string(prefix: Path, name: str) -> bytes:
+    """Reads a scalar string of a checkpoint, such as the object graph that TensorFlow 2 stores beside variables.
+
+    Args:
+      prefix: as for read_bundle().
+
+    Raises:
+      ArtifactError: the checkpoint can not be read, lacks the string, or its bytes do not fit their checksum.
+
+    Source: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, WriteStringTensor (2.21).
+    """
+    entry = read_bundle(prefix).get(name)
+    if entry is None:
+        raise ArtifactError(f"checkpoint {prefix} has no entry {name!r}")
+    try:
+        with entry.file.open("rb") as file:
+            file.seek(entry.offset)
+            data = file.read(entry.nbytes)
+        size, start = read_varint(data, 0)
+    except OSError as error:
+        raise ArtifactError(f"cannot read {entry.file}: {error.strerror}") from error
+    except (IndexError, ValueError) as error:
+        raise ArtifactError(f"{entry.file}: {name!r} is truncated or corrupt") from error
+    # The checksum covers the length as 4 bytes and not as the varint of the file, then the length's own checksum and
+    # the string.
+    if masked_of(struct.pack("<I", size & 0xFFFFFFFF) + data[start:]) != entry.crc32c or len(data) != start + 4 + size:
+        raise ArtifactError(f"{entry.file}: {name!r} does not fit its checksum")
+    return data[start + 4 :]
 
 
 def is_slice_key(key: bytes) -> bool:

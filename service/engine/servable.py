@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 from service.engine.deltas import Deltas
 from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, hot_rows_of, summed
 from service.engine.neighbors import SearchedTable, TableKeys
-from service.errors import DataLoss, GraphUnavailable, SignatureNotFound
+from service.errors import DataLoss, GraphUnavailable, InvalidRequest, SignatureNotFound
 from service.near_names import did_you_mean
-from service.types import DEFAULT_SIGNATURE, INIT_SIGNATURE, Backend, SignatureSpec, TableCounts, Vocabulary
+from service.types import DEFAULT_SIGNATURE, INIT_SIGNATURE, Backend, SignatureSpec, TableCounts, Vocabulary, runnable
 
 
 class Files(Protocol):
@@ -139,12 +139,13 @@ class Servable:
         """Signature -> why the native core leaves it to the reference servers, which run it many times slower."""
         if self.is_loading:
             return {}
-        served = self.backends.keys() - {INIT_SIGNATURE}
-        return {name: reason for name, reason in self.forwarded.items() if name in served}
+        return {name: reason for name, reason in self.forwarded.items() if name in self.backends}
 
     def backend(self, spec: SignatureSpec) -> Backend:
-        """Returns the backend that runs a signature; raises GraphUnavailable if there is none."""
+        """Returns the backend that runs a signature; raises GraphUnavailable or InvalidRequest if there is none."""
         backend = self.backends.get(spec.name)
+        if spec.name == INIT_SIGNATURE:
+            raise InvalidRequest(f'"{spec.name}" prepares the graph when the model is loaded; no request can run it.')
         if backend is None:
             runnable = ", ".join(sorted(self.backends)) or "none"
             fault = self.signature_faults.get(spec.name)
@@ -226,7 +227,7 @@ def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback:
         spec = signatures.get(fallback)
     if spec is None:
         # The error text is TensorFlow Serving's, to the letter unless a similar signature can be suggested.
-        near = did_you_mean(name, signatures) if name else ""
+        near = did_you_mean(name, runnable(signatures)) if name else ""
         text = f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found'
         raise SignatureNotFound(text + (near or "."), near)
     return spec

@@ -1,1 +1,1 @@
-"""Runs TensorFlow graphs. Only this folder of the server imports TensorFlow, and only when a graph must run."""
+"""Runs TensorFlow graphs. Only this folder imports TensorFlow's package, if the native core can not open a graph."""

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from service.graph.flat_graph import FlatGraph, flatten, node_of
-from service.graph.graph_session import GraphProgram, GraphSession, open_python_session, open_session
+from service.graph.graph_session import (
+    GraphProgram,
+    GraphSession,
+    PythonSession,
+    open_session,
+    prepare,
+    session_config,
+)
+from service.graph.preparation import Step, asset_paths, checkpoint_prefix, init_op
 from service.graph.restoring import Saved, add_restore
 from service.graph.table_reads import NotProven
-from service.types import INIT_SIGNATURE
 
 # Ops of TensorFlow 1 (control flow, reference variables) that TensorFlow's single-threaded executor can not run.
 _NEEDS_THREADS = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "VariableV2", "Variable"})
 
 
 class DenseSession(NamedTuple):
-    """An open session of a dense graph (without embedding tables).
-
-    graph: the session's tf.Graph, which knows the shapes of its tensors.
-    """
+    """An open session of a dense graph (without embedding tables). nodes: the names of the graph's nodes."""
 
     session: GraphSession
-    graph: Any
+    nodes: frozenset[str]
 
 
 class DenseGraph:
@@ -71,49 +74,40 @@ class DenseGraph:
 
         Raises NotProven if one of the nodes reads an embedding table.
         """
-        program, graph = self._program(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
-        return DenseSession(open_session(program, graph), graph)
+        program = self._program(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
+        return DenseSession(open_session(program), frozenset(self._nodes))
 
     def open_in_python(self, artifact: Path, saved: Mapping[str, Saved]) -> Any:
         """Opens the dense graph as a tf.compat.v1.Session with one thread, whose graph can still be extended."""
-        return open_python_session(*self._program(artifact, saved, threads=1, inter_op_threads=1))
+        program = self._program(artifact, saved, threads=1, inter_op_threads=1)
+        opened = PythonSession(program)
+        prepare(opened, program)
+        return opened.session
 
     def _program(
         self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int
-    ) -> tuple[GraphProgram, Any]:
-        import tensorflow as tf
-        from tensorflow.python.saved_model.loader_impl import get_asset_tensors
-
-        # TensorFlow's log is silenced here, because its SavedModel loader calls functions that TensorFlow logs as
-        # deprecated.
-        logging.getLogger("tensorflow").setLevel(logging.ERROR)
-        v1 = tf.compat.v1
-        init, assets = self._add_init(), get_asset_tensors(str(artifact), self._meta_graph)
-        graph_def = v1.GraphDef()
+    ) -> GraphProgram:
+        init, assets = self._add_init(), asset_paths(self._meta_graph, artifact)
+        graph_def = type(self._meta_graph.graph_def)()
         graph_def.versions.CopyFrom(self._meta_graph.graph_def.versions)
         graph_def.node.extend(self._nodes.values())
         graph_def.library.CopyFrom(self._library())
         if read := sorted(self._nodes.keys() & self._tables.keys()):
             raise NotProven(f"what is left still reads table {self._tables[read[0]]!r}")
         variables = self._nodes.keys() & saved.keys()
-        restored = add_restore(graph_def, saved, variables, str(artifact / "variables" / "variables"))
-        config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=inter_op_threads)
-        if not any(node.op in _NEEDS_THREADS for node in graph_def.node):
-            # A graph without control flow ops and reference variables of TensorFlow 1 runs in TensorFlow's
-            # SINGLE_THREADED_EXECUTOR, which is faster: it runs the nodes one by one in the caller's thread. Measured
-            # with 128 rows and layers of 160, 256 and 1 columns: 173 us a run, against 219 us with the default
-            # executor.
-            config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
-        graph = tf.Graph()
-        with graph.as_default():
-            tf.import_graph_def(graph_def, name="")
-        steps: list[tuple[str, Mapping[str, bytes]]] = [(restored, {})]
+        restored = add_restore(graph_def, saved, variables, checkpoint_prefix(artifact))
+        # A graph without control flow ops and reference variables of TensorFlow 1 runs in TensorFlow's
+        # SINGLE_THREADED_EXECUTOR, which is faster: it runs the nodes one by one in the caller's thread. Measured with
+        # 128 rows and layers of 160, 256 and 1 columns: 173 us a run, against 219 us with the default executor.
+        is_single_threaded = not any(node.op in _NEEDS_THREADS for node in graph_def.node)
+        steps: list[Step] = [(restored, {})]
         if init:
             steps.append((init, {tensor: path for tensor, path in assets.items() if node_of(tensor) in self._nodes}))
-        return GraphProgram(graph_def.SerializeToString(), config.SerializeToString(), tuple(steps)), graph
+        config = session_config(threads, inter_op_threads, is_single_threaded=is_single_threaded)
+        return GraphProgram(graph_def.SerializeToString(), config, tuple(steps))
 
     def _add_init(self) -> str:
-        name = _init_op(self._meta_graph)
+        name = init_op(self._meta_graph)
         if name:
             flat = flatten(self._meta_graph.graph_def, [name])
             self.add(flat, flat.ancestors([name, *(f"^{call}" for call in flat.calls)]), {})
@@ -139,17 +133,3 @@ def _called(node: Any) -> list[str]:
         names.append(value.func.name)
         names.extend(function.name for function in value.list.func)
     return names
-
-
-def _init_op(meta_graph: Any) -> str:
-    """Returns the name of the init node, which fills the graph's vocabularies; "" if the graph has none.
-
-    Source: tensorflow/python/saved_model/loader_impl.py, get_init_op (2.21).
-    """
-    signature = meta_graph.signature_def.get(INIT_SIGNATURE)
-    if signature is not None:
-        return node_of(signature.outputs[INIT_SIGNATURE].name)
-    for key in ("saved_model_main_op", "legacy_init_op"):
-        if key in meta_graph.collection_def and meta_graph.collection_def[key].node_list.value:
-            return node_of(meta_graph.collection_def[key].node_list.value[0])
-    return ""

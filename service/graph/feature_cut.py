@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from service.artifact import dtypes
 from service.errors import InvalidRequest
+from service.graph.constants import constant_of
 from service.graph.flat_graph import FlatGraph
-from service.graph.graph_session import GraphSession
+from service.graph.graph_session import GraphError, GraphSession
+from service.graph.op_definitions import op_definition
 from service.graph.probes import Constants, has_same_bits, requests
 from service.graph.table_reads import TableRead
 from service.graph.table_rows import Claim, rows_of
@@ -18,6 +21,8 @@ from service.types import Array, SignatureSpec, Table, Tensors
 _MOST_NUMBERS = 8
 # Ops that hold a regular expression.
 REGEX_OPS = frozenset({"StaticRegexReplace", "StaticRegexFullMatch"})
+# DataType numbers of the constants that have a form in numpy.
+_READ_DTYPES = frozenset({dtypes.STRING, *dtypes.NUMPY_DTYPES})
 _VOCABULARIES = frozenset({"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"})
 
 
@@ -40,8 +45,6 @@ def find_lookup(
       candidates: tensors that depend on the read, nearest first.
       feed: converts a request to values of the graph's tensors.
     """
-    import tensorflow as tf
-
     has_keys = claim.vocabulary is not None
     known = [(t, found) for t in candidates if (found := _constants(flat, t, read, has_keys=has_keys)) is not None]
     if not known:
@@ -54,7 +57,7 @@ def find_lookup(
             ids = session.run([read.ids], fed)[0]
             computed = session.run(tensors, fed | {read.rows: rows_of(ids, table)})
             wanted = claim.lookup(request)
-        except (tf.errors.OpError, InvalidRequest, ValueError):
+        except (GraphError, InvalidRequest, ValueError):
             return None
         arrays = dict(zip(tensors, computed, strict=True))
         alive = [tensor for tensor in alive if has_same_bits(wanted, arrays[tensor])]
@@ -69,8 +72,6 @@ def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool)
     Args:
       has_keys: whether a vocabulary may lie there too; the probe requests hold all its keys.
     """
-    import tensorflow as tf
-
     integers: set[int] = set()
     floats: set[float] = set()
     texts: set[bytes] = set()
@@ -78,14 +79,16 @@ def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool)
     for name in between:
         node = flat.nodes[name]
         if node.op == "Const":
-            numbers = tf.make_ndarray(node.attr["value"].tensor)
+            if node.attr["dtype"].type not in _READ_DTYPES:
+                return None
+            numbers = constant_of(node)
             if numbers.size > _MOST_NUMBERS and numbers.dtype != object:
                 return None
             if numbers.dtype.kind == "i":
                 integers.update(numbers.reshape(-1).tolist())
             elif numbers.dtype.kind == "f":
                 floats.update(numbers.reshape(-1).tolist())
-            elif numbers.size <= _MOST_NUMBERS:
+            elif numbers.dtype == object and numbers.size <= _MOST_NUMBERS:
                 texts.update(numbers.reshape(-1).tolist())
         elif node.op in REGEX_OPS:
             texts.update((node.attr["pattern"].s, node.attr["rewrite"].s))
@@ -97,8 +100,6 @@ def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool)
 
 
 def _is_arithmetic(node: Any) -> bool:
-    from tensorflow.python.framework import op_def_registry
-
-    op = op_def_registry.get(node.op)
+    op = op_definition(node.op)
     calls = any(value.func.name or value.list.func for value in node.attr.values())
     return op is not None and not op.is_stateful and not calls

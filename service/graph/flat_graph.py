@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from service.errors import ArtifactError
+from service.graph.op_definitions import op_definition
 
 # Ops that only call a function, which are inlined; control flow ops (If, While, Case) are not inlined.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -184,9 +185,7 @@ def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
 
 def _output_numbers(node: Any) -> dict[str, int]:
     """Returns each output name of a node's op -> the index of its first tensor among all output tensors of the node."""
-    from tensorflow.python.framework import op_def_registry
-
-    op = op_def_registry.get(node.op)
+    op = op_definition(node.op)
     if op is None:
         raise ArtifactError(f"node {node.name!r} has the unknown op {node.op!r}")
     numbers, count = {}, 0

@@ -1,18 +1,23 @@
 """Opens TensorFlow sessions, in the native core if it is built, else in Python.
 
-Python can use a session of the core too, so a graph's variables are in memory once.
+The native core calls TensorFlow's C API, for which the Python package of TensorFlow is not imported. Python can use a
+session of the core too, so a graph's variables are in memory once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from service.artifact import dtypes
+from service.artifact.protos import message_class
+from service.graph.library import find_core
+from service.graph.tensorflow_import import import_tensorflow
 from service.types import Array
 
 if TYPE_CHECKING:
@@ -22,6 +27,19 @@ logger = logging.getLogger(__name__)
 
 # Type of a function that runs a part of a graph: takes one array for each fed tensor, and returns the fetched arrays.
 GraphCall = Callable[..., list[Array]]
+Shape = tuple[int | None, ...]
+
+# Numbers of google.rpc.Code, which TensorFlow uses too.
+INVALID_ARGUMENT, FAILED_PRECONDITION, OUT_OF_RANGE, UNIMPLEMENTED = 3, 9, 11, 12
+
+
+class GraphError(Exception):
+    """An error of a TensorFlow session. code: a number of google.rpc.Code. message: in TensorFlow's words."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +56,22 @@ class GraphProgram:
     steps: tuple[tuple[str, Mapping[str, bytes]], ...]
 
 
+def session_config(threads: int, inter_op_threads: int, *, is_single_threaded: bool = False) -> bytes:
+    """Serializes a ConfigProto.
+
+    Args:
+      threads, inter_op_threads: TensorFlow's threads within an operation, and for operations side by side; 0:
+        TensorFlow chooses.
+      is_single_threaded: the caller's thread runs all operations of a run, one by one.
+    """
+    config = message_class("tensorflow.ConfigProto")()
+    config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads, inter_op_threads
+    if is_single_threaded:
+        config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
+    data: bytes = config.SerializeToString()
+    return data
+
+
 class GraphSession(Protocol):
     """A TensorFlow session: a graph with its variables. Concurrency: any thread.
 
@@ -51,12 +85,16 @@ class GraphSession(Protocol):
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
         """Returns a function that computes the fetched tensors from the fed tensors, and runs the target operations.
 
-        The function raises tf.errors.OpError; strings are object arrays of bytes.
+        The function raises GraphError; strings are object arrays of bytes.
         """
         ...
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
         """Computes the fetched tensors once from the fed tensors; a tensor may be both fed and fetched."""
+        ...
+
+    def shape(self, tensor: str) -> Shape | None:
+        """Returns the shape of a tensor as far as the graph says it: None in place of a size, or of the whole shape."""
         ...
 
     def close(self) -> None:
@@ -65,13 +103,24 @@ class GraphSession(Protocol):
 
 
 class PythonSession:
-    """A GraphSession in Python: a tf.compat.v1.Session. Concurrency: any thread."""
+    """A GraphSession in Python: a tf.compat.v1.Session. Concurrency: any thread.
+
+    session: the tf.compat.v1.Session, whose graph can still be extended.
+    """
 
     number: int | None = None
 
-    def __init__(self, session: Any, config: bytes) -> None:
-        self._session = session
-        self.config = config
+    def __init__(self, program: GraphProgram) -> None:
+        import_tensorflow()
+        import tensorflow as tf
+
+        v1 = tf.compat.v1
+        graph = tf.Graph()
+        with _as_graph_errors():
+            with graph.as_default():
+                tf.import_graph_def(v1.GraphDef.FromString(program.graph_def), name="")
+            self.session = v1.Session(graph=graph, config=v1.ConfigProto.FromString(program.config))
+        self.config = program.config
 
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
         """Returns a function that runs a part of the graph, made by the session's _make_callable_from_options.
@@ -82,17 +131,30 @@ class PythonSession:
         from tensorflow.core.protobuf.config_pb2 import CallableOptions
 
         options = CallableOptions(feed=feed, fetch=fetch, target=target)
-        made: GraphCall = self._session._make_callable_from_options(options)
-        return made
+        with _as_graph_errors():
+            made = self.session._make_callable_from_options(options)
+
+        def run(*arrays: Array) -> list[Array]:
+            with _as_graph_errors():
+                found: list[Array] = made(*arrays)
+            return found
+
+        return run
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
         """Computes the fetched tensors once by tf.compat.v1.Session.run."""
-        found: list[Array] = self._session.run(list(fetch), dict(feed))
+        with _as_graph_errors():
+            found: list[Array] = self.session.run(list(fetch), dict(feed))
         return found
+
+    def shape(self, tensor: str) -> Shape | None:
+        """Returns the shape that the tf.Graph has for a tensor."""
+        shape = self.session.graph.get_tensor_by_name(tensor).shape
+        return None if shape.rank is None else tuple(shape.as_list())
 
     def close(self) -> None:
         """Closes the tf.compat.v1.Session, which frees its variables."""
-        self._session.close()
+        self.session.close()
 
 
 class CoreSession:
@@ -106,20 +168,20 @@ class CoreSession:
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
         """Returns a function that runs a part of the graph in the native core.
 
-        Raises tf.errors.OpError for unknown names.
+        Raises GraphError for unknown names.
         """
         from service import _native
 
         try:
             call = self._session.call(list(feed), list(fetch), list(target))
         except _native.GraphFailure as failure:
-            raise _op_error(*failure.args) from failure
+            raise GraphError(*failure.args) from failure
 
         def run(*arrays: Array) -> list[Array]:
             try:
                 found = call.run([_sent(array) for array in arrays])
             except _native.GraphFailure as failure:
-                raise _op_error(*failure.args) from failure
+                raise GraphError(*failure.args) from failure
             return [_array(tensor) for tensor in found]
 
         return run
@@ -131,65 +193,60 @@ class CoreSession:
         found = dict(zip(computed, self.call([*feed], computed)(*feed.values()), strict=True)) if computed else {}
         return [found[tensor] if tensor in found else feed[tensor] for tensor in fetch]
 
+    def shape(self, tensor: str) -> Shape | None:
+        """Returns the shape that TensorFlow's C API has for a tensor."""
+        sizes = self._session.shape(tensor)
+        return None if sizes is None else tuple(sizes)
+
     def close(self) -> None:
         """Closes the native core's session; its variables are freed when the last request that runs in it ends."""
         self._session.close()
 
 
-def open_core_session(program: GraphProgram) -> CoreSession | None:
-    """Opens a graph in the native core; returns None if there is no core, or if the core can not open the graph."""
-    import tensorflow as tf
+def open_session(program: GraphProgram) -> GraphSession:
+    """Opens a graph in the native core, or in Python if the core can not; raises GraphError."""
+    session = _open_in_core(program) or PythonSession(program)
+    prepare(session, program)
+    return session
 
-    try:
-        from service import _native
-    except ImportError:
+
+def _open_in_core(program: GraphProgram) -> CoreSession | None:
+    found = find_core()
+    if found is None:
         return None
-    libraries = sorted(Path(tf.sysconfig.get_lib()).glob("libtensorflow_cc.*"))
-    if not libraries:
-        return None
-    steps = [(operation, [*feeds.items()]) for operation, feeds in program.steps]
     try:
-        session = _native.GraphSession.open(str(libraries[0]), program.graph_def, program.config, steps)
-    except (_native.GraphFailure, RuntimeError) as error:
-        logger.info("the core can not open the graph", extra={"reason": str(error)})
+        session = found.core.GraphSession.open(found.library, program.graph_def, program.config)
+    except (found.core.GraphFailure, RuntimeError) as error:
+        logger.info("Python opens the graph, for the core can not", extra={"reason": str(error)})
         return None
     return CoreSession(session, program.config)
 
 
-def open_session(program: GraphProgram, graph: Any) -> GraphSession:
-    """Opens a graph in the native core, or in Python if that fails; raises TensorFlow's errors.
-
-    Args:
-      graph: the tf.Graph of the program.
-    """
-    core = open_core_session(program)
-    return core if core is not None else PythonSession(open_python_session(program, graph), program.config)
-
-
-def open_python_session(program: GraphProgram, graph: Any) -> Any:
-    """Opens a graph as a tf.compat.v1.Session; raises TensorFlow's errors. graph: the tf.Graph of the program."""
-    import tensorflow as tf
-
-    v1 = tf.compat.v1
-    session = v1.Session(graph=graph, config=v1.ConfigProto.FromString(program.config))
+def prepare(session: GraphSession, program: GraphProgram) -> None:
+    """Runs a program's steps in a new session; if a step fails, closes the session and raises GraphError."""
     try:
         for operation, feeds in program.steps:
-            session.run(graph.get_operation_by_name(operation), dict(feeds))
+            session.call([*feeds], [], [operation])(*(np.array(text, object) for text in feeds.values()))
     except Exception:
         session.close()
         raise
-    return session
 
 
-def _op_error(code: int, message: str) -> Exception:
+@contextmanager
+def _as_graph_errors() -> Iterator[None]:
+    """Raises GraphError in place of the errors of TensorFlow's Python package."""
     import tensorflow as tf
 
     try:
-        kind = tf.compat.v1.errors.exception_type_from_error_code(code)
-    except KeyError:
-        kind = tf.errors.UnknownError
-    made: Exception = kind(None, None, message)
-    return made
+        yield
+    except tf.errors.OpError as error:
+        raise GraphError(error.error_code, error.message) from error
+    except UnicodeDecodeError as error:
+        # TensorFlow's error text quotes bytes of the request; bytes that are not valid UTF-8 are replaced.
+        raise GraphError(INVALID_ARGUMENT, error.object.decode(errors="replace")) from error
+    except ValueError as error:
+        # tf.import_graph_def raises ValueError for a graph that TensorFlow does not accept.
+        raise GraphError(INVALID_ARGUMENT, str(error)) from error
 
 
 def _sent(array: Array) -> tuple[int, tuple[int, ...], object]:
@@ -197,36 +254,23 @@ def _sent(array: Array) -> tuple[int, tuple[int, ...], object]:
     array = np.asarray(array)
     if array.dtype.kind in "OSU":
         strings = [s.encode() if isinstance(s, str) else s for s in array.reshape(-1).tolist()]
-        return _number(object), array.shape, strings
-    return _number(array.dtype), array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _number(dtype: Any) -> int:
-    if dtype not in _numbers:
-        import tensorflow as tf
-
-        _numbers[dtype] = tf.as_dtype(dtype).as_datatype_enum
-    return _numbers[dtype]
+        return dtypes.STRING, array.shape, strings
+    number = dtypes.NUMBER_OF_DTYPE.get(array.dtype)
+    if number is None:
+        raise GraphError(INVALID_ARGUMENT, f"TensorFlow has no tensors of dtype {array.dtype.name}")
+    return number, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _array(tensor: _native.GraphTensor) -> Array:
-    if tensor.dtype not in _dtypes:
-        import tensorflow as tf
-
-        _dtypes[tensor.dtype] = np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
-    dtype = _dtypes[tensor.dtype]
-    if dtype.kind == "O":
+    if tensor.dtype == dtypes.STRING:
         # Without the None at the end, which is cut off again, np.array() would make fixed-size strings and not Python
         # objects of a list of bytes.
         return np.array([*tensor.strings(), None], object)[:-1].reshape(tensor.shape)
+    dtype = dtypes.NUMPY_DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise GraphError(UNIMPLEMENTED, f"no answer can hold a tensor of dtype {dtypes.dtype_name(tensor.dtype)}")
     if 0 in tensor.shape:
         return np.empty(tensor.shape, dtype)
     # The array is copied, because a fetched tensor may share memory with a variable that the next run changes.
     made: Array = np.frombuffer(memoryview(tensor), dtype).reshape(tensor.shape).copy()
     return made
-
-
-# Caches of numpy dtype -> DataType number and of DataType number -> numpy dtype; TensorFlow's own conversion takes 2
-# us.
-_numbers: dict[Any, int] = {}
-_dtypes: dict[int, np.dtype[Any]] = {}

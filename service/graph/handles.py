@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from service.artifact.bundle import read_string
+from service.artifact.protos import message_class
 from service.graph.flat_graph import node_of
 from service.graph.restoring import saved_tensors
 
@@ -71,11 +73,8 @@ def object_keys(artifact: Path) -> dict[int, str]:
 
     Source: tensorflow/python/saved_model/load.py, Loader._restore_checkpoint (2.21).
     """
-    import tensorflow as tf
-    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
-
-    reader = tf.train.load_checkpoint(str(artifact / "variables" / "variables"))
-    objects = TrackableObjectGraph.FromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    data = read_string(artifact / "variables" / "variables", "_CHECKPOINTABLE_OBJECT_GRAPH")
+    objects = message_class("tensorflow.TrackableObjectGraph").FromString(data)
     return {
         number: attribute.checkpoint_key
         for number, node in enumerate(objects.nodes)

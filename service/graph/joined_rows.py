@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from service.graph.constants import constant_of
 from service.graph.flat_graph import FlatGraph, node_of
 
 
@@ -124,12 +125,10 @@ class _Values:
 
     def numbers(self, tensor: str) -> list[int] | None:
         """Returns the numbers in a constant tensor, as a flat list of int; None if the tensor is no constant."""
-        import tensorflow as tf
-
         node = self._flat.nodes[node_of(tensor)]
         if node.op != "Const":
             return None
-        return [int(number) for number in tf.make_ndarray(node.attr["value"].tensor).reshape(-1)]
+        return [int(number) for number in constant_of(node).reshape(-1)]
 
     def sizes(self, tensor: str, parts: tuple[str, ...]) -> list[int] | None:
         """Returns the target sizes of a Reshape without its first size, the batch size.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from service.errors import ArtifactError
+from service.graph.constants import add_strings, constant_of
 from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
 
 _ASSIGNS = frozenset({"AssignVariableOp", "Assign"})
@@ -54,9 +55,9 @@ def add_restore(graph_def: Any, saved: Mapping[str, Saved], variables: Iterable[
     if not chosen:
         return str(done.name)
     entries = [saved[name] for name in chosen]
-    _add_strings(graph_def, "tower/prefix", [prefix], is_scalar=True)
-    _add_strings(graph_def, "tower/keys", [entry.key for entry in entries])
-    _add_strings(graph_def, "tower/parts", [entry.part for entry in entries])
+    add_strings(graph_def, "tower/prefix", [prefix], is_scalar=True)
+    add_strings(graph_def, "tower/keys", [entry.key for entry in entries])
+    add_strings(graph_def, "tower/parts", [entry.part for entry in entries])
     restore = graph_def.node.add(name="tower/restore", op="RestoreV2")
     restore.input.extend(["tower/prefix:0", "tower/keys:0", "tower/parts:0"])
     restore.attr["dtypes"].list.type.extend(entry.dtype for entry in entries)
@@ -93,17 +94,6 @@ def _source(flat: FlatGraph, tensor: str) -> str:
 
 
 def _strings(node: Any) -> list[str] | None:
-    import tensorflow as tf
-
     if node.op != "Const":
         return None
-    return [value.decode() for value in tf.make_ndarray(node.attr["value"].tensor).reshape(-1).tolist()]
-
-
-def _add_strings(graph_def: Any, name: str, values: list[str], *, is_scalar: bool = False) -> None:
-    import tensorflow as tf
-
-    node = graph_def.node.add(name=name, op="Const")
-    node.attr["dtype"].type = tf.string.as_datatype_enum
-    tensor = tf.make_tensor_proto(values[0] if is_scalar else values, tf.string)
-    node.attr["value"].tensor.CopyFrom(tensor)
+    return [value.decode() for value in constant_of(node).reshape(-1).tolist()]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from service.artifact import dtypes
+from service.graph.constants import constant_of
 from service.graph.flat_graph import FlatGraph, node_of
+from service.graph.op_definitions import op_definition
 
 _PURE_READS = frozenset(
     {
@@ -152,9 +155,7 @@ def _is_gather(flat: FlatGraph, node: Any) -> bool:
 
 
 def _scalar(node: Any) -> int:
-    import tensorflow as tf
-
-    return int(tf.make_ndarray(node.attr["value"].tensor))
+    return int(constant_of(node))
 
 
 def _has_effect(flat: FlatGraph, name: str, checked: frozenset[str], follows: Callable[[str], bool]) -> bool:
@@ -174,9 +175,7 @@ def acts(flat: FlatGraph, name: str, checked: frozenset[str]) -> bool:
 
 
 def _is_stateful(node: Any) -> bool:
-    from tensorflow.python.framework import op_def_registry
-
-    op = op_def_registry.get(node.op)
+    op = op_definition(node.op)
     return op is None or op.is_stateful
 
 
@@ -190,8 +189,6 @@ def _is_row_splits_check(flat: FlatGraph, node: Any) -> bool:
 
 
 def _says(constant: Any) -> bool:
-    import tensorflow as tf
-
-    if constant.attr["dtype"].type != tf.string.as_datatype_enum:
+    if constant.attr["dtype"].type != dtypes.STRING:
         return False
-    return any(_ROW_SPLITS_CHECK in v for v in tf.make_ndarray(constant.attr["value"].tensor).reshape(-1).tolist())
+    return any(_ROW_SPLITS_CHECK in value for value in constant_of(constant).reshape(-1).tolist())

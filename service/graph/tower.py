@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.errors import GraphRefusal, InvalidRequest
-from service.graph.graph_session import GraphSession
+from service.errors import InvalidRequest
+from service.graph.graph_session import GraphError, GraphSession
 from service.graph.joined_rows import JoinedRows
 from service.graph.row_feed import RowFeed
-from service.graph.savedmodel import first_line, translated
+from service.graph.savedmodel import translated
 from service.graph.sparse import SparseNames, feed_with_sparse
 from service.graph.table_rows import RowSource
 from service.types import Array, SignatureSpec, Tensors
@@ -61,13 +61,10 @@ class TowerBackend:
         session: GraphSession,
         cuts: Mapping[str, CutSignature],
         sparse: Mapping[str, Mapping[str, SparseNames]],
-        *,
-        error_type: type[Exception],
     ) -> None:
         self._session = session
         self._cuts = cuts
         self._sparse = sparse
-        self._error_type = error_type
         self._rows = {name: RowFeed(cut.sources, cut.fed) for name, cut in cuts.items()}
         self._callables: dict[tuple[str, tuple[str, ...]], _Calls] = {}
         # (Signature name, output names) -> a function that runs the signature with the rows of each lookup fed as an
@@ -92,7 +89,7 @@ class TowerBackend:
 
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
         """Returns a TowerBackend that feeds rows of other tables to this one's session; closing either one ends it."""
-        made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
+        made = TowerBackend(self._session, cuts, self._sparse)
         # The backend with other cuts shares this backend's functions that run parts of the graph, because these
         # functions do not depend on the tables.
         made._callables, made._calls_apart, made._compile = self._callables, self._calls_apart, self._compile
@@ -118,10 +115,8 @@ class TowerBackend:
             if rows is None:
                 rows, call = of_rows.apart(inputs, computed), self._call_apart(cut, outputs)
             results = call(inputs, *rows, *first[len(cut.id_tensors) :])
-        except self._error_type as error:
+        except GraphError as error:
             raise translated(error) from error
-        except UnicodeDecodeError as error:
-            raise GraphRefusal(first_line(error.object.decode(errors="replace"))) from error
         return dict(zip(outputs, results, strict=True))
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from service.artifact import dtypes
+from service.artifact.signature_def import read_meta_graph
 from service.errors import ArtifactError
 from service.graph.dense_session import DenseGraph, DenseSession
 from service.graph.feature_cut import find_lookup
@@ -32,7 +34,6 @@ from service.graph.table_reads import (
     table_reads,
 )
 from service.graph.table_rows import Claim, ComputedRows, FeatureRows, InputRows, RowSource
-from service.graph.tensorflow_import import import_tensorflow
 from service.graph.tower import CutSignature, TowerBackend, request_feed
 from service.types import Array, SignatureSpec, Table, Tensors, TensorSpec
 
@@ -84,13 +85,8 @@ def open_tower(
     Raises:
       ArtifactError: TensorFlow can not load the towers.
     """
-    import_tensorflow()
-    import tensorflow as tf
-    from tensorflow.python.saved_model.loader_impl import SavedModelLoader
-
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
-        meta_graph = SavedModelLoader(str(artifact)).get_meta_graph_def_from_tags(tags)
+        meta_graph = read_meta_graph(artifact / "saved_model.pb", tags)
         repair_handles(meta_graph, artifact)
         saved = saved_tensors(meta_graph)
         # A variable that is one part of a partitioned variable is left out: its row numbers are not the row numbers of
@@ -103,8 +99,8 @@ def open_tower(
             return None
         dense = DenseGraph(meta_graph, handles)
         for candidate in candidates:
-            dtypes = {read.rows: mapped.tables[read.table].info.dtype for read in candidate.reads}
-            placeholders = {node_of(rows): tf.as_dtype(dtype).as_datatype_enum for rows, dtype in dtypes.items()}
+            of_rows = {read.rows: mapped.tables[read.table].info.dtype for read in candidate.reads}
+            placeholders = {node_of(rows): dtypes.dtype_number(dtype) for rows, dtype in of_rows.items()}
             dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
         side_by_side = threads if inter_op_threads is None else inter_op_threads
         opened = dense.open(artifact, saved, threads=threads, inter_op_threads=side_by_side)
@@ -122,7 +118,7 @@ def open_tower(
     except Exception:
         opened.session.close()
         raise
-    return TowerBackend(opened.session, cuts, sparse, error_type=tf.errors.OpError)
+    return TowerBackend(opened.session, cuts, sparse)
 
 
 def _candidates(
@@ -174,10 +170,8 @@ def _is_ragged_part(spec: SignatureSpec, name: str) -> bool:
 
 
 def _passed_on(flat: FlatGraph, needed: set[str], tensor: str, name: str, spec: TensorSpec) -> str:
-    import tensorflow as tf
-
     node = type(flat.nodes[node_of(tensor)])(name=name, op="Identity", input=[tensor])
-    node.attr["T"].type = tf.as_dtype(spec.dtype).as_datatype_enum
+    node.attr["T"].type = dtypes.dtype_number(spec.dtype)
     flat.nodes[name] = node
     needed.add(name)
     return f"{name}:0"
@@ -201,13 +195,12 @@ def _cut(
 ) -> CutSignature:
     spec, flat = candidate.spec, candidate.flat
     to_feed, names = request_feed(spec, sparse)
-    known = {operation.name for operation in opened.graph.get_operations()}
 
     def feed(request: Tensors) -> dict[str, Array]:
         # Inputs that no node of the dense graph reads are left out, because the session's graph has no placeholders for
         # them.
         fed = dict(zip(names, to_feed(request), strict=True))
-        return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
+        return {tensor: array for tensor, array in fed.items() if node_of(tensor) in opened.nodes}
 
     sources: dict[str, RowSource] = {}
     for read in candidate.reads:
@@ -284,9 +277,7 @@ def _source(
     dim = table.info.embedding_dim
     if direct is not None:
         return read.rows, InputRows(direct, table, _row_shape(spec.inputs[direct].shape, dim))
-    sizes = opened.graph.get_tensor_by_name(read.ids).shape
-    shape = None if sizes.rank is None else tuple(sizes.as_list())
-    return read.rows, ComputedRows(read.ids, table, _row_shape(shape, dim))
+    return read.rows, ComputedRows(read.ids, table, _row_shape(opened.session.shape(read.ids), dim))
 
 
 def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:

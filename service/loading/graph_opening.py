@@ -15,7 +15,7 @@ from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.loading.tower_batching import batched
 from service.loading.towers import open_towers
-from service.loading.warmup import is_initialiser, warm_up
+from service.loading.warmup import warm_up
 from service.tables.backend import OpenedLookups
 from service.types import Backend, SignatureSpec
 
@@ -58,12 +58,12 @@ class GraphOpening:
         tower = None
         if self.has_towers and self.tags == SERVE_TAGS:
             kept_whole = {name for name, entry in manifest.signatures.items() if entry.run == "whole"}
-            callable_specs = {n: spec for n, spec in specs.items() if n not in kept_whole and not is_initialiser(spec)}
+            cut_specs = {name: spec for name, spec in specs.items() if name not in kept_whole}
             tower = open_towers(
                 path,
                 manifest,
                 lookups,
-                callable_specs,
+                cut_specs,
                 self.tags,
                 threads=self.threads,
                 inter_op_threads=self.inter_op_threads,
@@ -73,14 +73,11 @@ class GraphOpening:
                 batched(tower, self.tower_batch_rows) if self.tower_batch_rows else dict.fromkeys(tower.cuts, tower)
             )
         if whole := [name for name in names if name not in backends]:
-            open_graph = partial(self._open_now, path, lookups.signatures)
-            # If graphs without their lookups (towers) run all signatures but initialisers, the whole graph is not
-            # opened: it would load all tables, and no client can call an initialiser.
-            is_needed = tower is None or any(not is_initialiser(specs[name]) for name in whole)
+            # The whole graph is opened only if a signature needs it, because TensorFlow then loads all tables.
             try:
-                backends |= dict.fromkeys(whole, open_graph() if is_needed else LazyBackend(open_graph))
+                backends |= dict.fromkeys(whole, self._open_now(path, lookups.signatures))
             except ArtifactError as error:
-                if any(not is_initialiser(specs[name]) and name not in lookups.faults for name in whole):
+                if any(name not in lookups.faults for name in whole):
                     if tower is not None:
                         tower.close()
                     raise

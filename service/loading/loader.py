@@ -30,7 +30,7 @@ from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.row_pool import RowRunner, in_one_piece
 from service.tables.verification import Stored, nothing_before
-from service.types import Array
+from service.types import Array, runnable
 
 if TYPE_CHECKING:
     from service.loading.graph_opening import GraphOpening
@@ -208,7 +208,7 @@ class ServableLoader:
                     "install the extra [tensorflow] or use the full image"
                 )
             graph = self._graph_opening().whole(path, signatures)
-            return Servable(name, version, signatures, dict.fromkeys(signatures, graph)), None
+            return Servable(name, version, signatures, dict.fromkeys(runnable(signatures), graph)), None
         if self.tags != SERVE_TAGS:
             # The manifest lists the signatures of the MetaGraph with the tag "serve"; the MetaGraph that the settings
             # choose may have fewer, over the same tables. The manifest's entries of missing signatures are left out.
@@ -251,7 +251,7 @@ class ServableLoader:
             keys=lookups.keys,
             unproven=tuple(map(str, manifest.provenance.get("unproven", ()))),
         )
-        graph_names = [s for s in signatures if s not in lookups.lookup_names]
+        graph_names = [s for s in runnable(signatures) if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():
             if self.show_lookups is not None and self.graph_signatures != "lazy":
                 servable = self._show(servable, lookups, path, self.show_lookups)

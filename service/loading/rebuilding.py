@@ -13,7 +13,6 @@ from service.deltas.private_map import PrivateMaps
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import Target
 from service.engine.servable import Servable
-from service.loading.warmup import is_initialiser
 from service.tables.backend import OpenedLookups
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
@@ -84,9 +83,7 @@ def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
         sorted(
             name
             for name, backend in servable.backends.items()
-            if backend is not lookups.backend
-            and not is_initialiser(servable.signatures[name])
-            and _on_tables(backend, lookups.tables) is backend
+            if backend is not lookups.backend and _on_tables(backend, lookups.tables) is backend
         )
     )
 

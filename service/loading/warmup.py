@@ -22,17 +22,10 @@ def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
     A signature that refuses such a row stays cold; the version is served all the same.
     """
     for name, spec in signatures.items():
-        if is_initialiser(spec):
-            continue
         try:
             backend.run(name, _one_row(spec), tuple(spec.outputs))
         except Exception as error:
             logger.info("signature is not warmed up", extra={"signature": name, "reason": str(error)})
-
-
-def is_initialiser(spec: SignatureSpec) -> bool:
-    """Says whether a signature is the graph's initialiser, which TensorFlow 2 lists too; clients can not call it."""
-    return any(tensor.dtype == "invalid" for tensor in spec.outputs.values())
 
 
 def _one_row(spec: SignatureSpec) -> dict[str, Array]:

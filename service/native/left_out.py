@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
-from service.types import SignatureSpec
+from service.types import SignatureSpec, runnable
 
 # The dtypes of tensors that the native core can read and write, as in native/src/plan/inputs.rs.
 CORE_DTYPES = frozenset(
@@ -35,7 +35,7 @@ def left_out(
       signatures, graphs: the version's signatures and the graphs of those predicts that have a backend, by name.
     """
     found = {}
-    for name, spec in signatures.items():
+    for name, spec in runnable(signatures).items():
         if lookups is not None and name in lookups.lookup_names:
             fault = lookup_fault(lookups.signatures[name], lookups.backend.plan(name))
         else:

@@ -14,7 +14,7 @@ from service.native.description import Described, describe
 from service.native.left_out import left_out
 from service.tables.backend import OpenedLookups
 from service.tables.table import MappedTable
-from service.types import TableCounts
+from service.types import TableCounts, runnable
 
 if TYPE_CHECKING:
     from service import _native
@@ -114,7 +114,7 @@ def compile_native(
         except (ValueError, OSError) as error:
             # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
             # because the reference servers answer for the version.
-            forwarded = dict.fromkeys(servable.signatures, f"it can not compile the version: {error}")
+            forwarded = dict.fromkeys(runnable(servable.signatures), f"it can not compile the version: {error}")
     servable = replace(servable, native=native, forwarded=forwarded)
     if forwarded and not servable.is_loading:
         level = logging.WARNING if servable.run_in_python else logging.INFO

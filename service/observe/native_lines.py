@@ -22,7 +22,10 @@ logger = logging.getLogger("native")
 # Pattern of log lines of absl ("I0000 00:00:1795448396.756353   30164 port.cc:153] text") and of TensorFlow
 # ("2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] text").
 _LINE = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: )?([IWEF])(?:\d{4} [\d:.]+ +\d+)? (\S+:\d+)\] (.*)")
-_LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+# Libraries note at level I what no operator acts on, such as that TensorFlow found no GPU.
+_LEVELS = {"I": logging.DEBUG, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+# What absl writes before its first line.
+_PREAMBLE = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
 # Size of the socket buffer for lines that are not logged yet. If it is full, the socket refuses further bytes: a native
 # library that waited while it holds the interpreter's lock would wait for ever, because the thread that empties the
 # buffer needs the lock.
@@ -106,7 +109,7 @@ def _log(lines: list[bytes]) -> None:
             plain = []
             level, source, message = found.groups()
             logger.log(_LEVELS[level], "%s", message, extra={"source": source})
-        elif text:
+        elif text and text != _PREAMBLE:
             plain.append(text)
     _warn(plain)
 

@@ -28,6 +28,7 @@ from service.observe.request_metrics import Requests, Successes
 from service.remote.address import without_password
 from service.tables.page_table import huge_bytes, resident_bytes
 from service.tables.table import MappedTable
+from service.types import runnable
 
 Document = dict[str, Any]
 
@@ -153,7 +154,7 @@ def _version(one: LoadedServable) -> Document:
         "in_flight": one.num_leases,
         "verification": "done" if files.is_verified else "due" if files.is_verification_due else "none",
         "deltas": _deltas(deltas.status()) if deltas is not None else None,
-        "signatures": {name: spec.kind for name, spec in sorted(one.servable.signatures.items())},
+        "signatures": {name: spec.kind for name, spec in sorted(runnable(one.servable.signatures).items())},
         "signature_faults": dict(sorted(one.servable.signature_faults.items())),
         "forwarded": dict(sorted(one.servable.forwarded.items())),
         "run_in_python": dict(sorted(one.servable.run_in_python.items())),

@@ -22,14 +22,14 @@ by_plane = pytest.mark.parametrize("plane", DATA_PLANES)
 SHOWN = "lookups are answered while the version is LOADING"
 LOADING = "version 1 is LOADING, and only its lookups are answered"
 USER_1 = {"user": [[2.0, 3.0]]}
-# Code that the server runs first: it makes the import of TensorFlow wait until a file exists. The wait is not in
-# find_spec, in which Python holds the lock of all imports.
+# Code that the server runs first: it makes the import of the module that opens graphs wait until a file exists. The
+# wait is not in find_spec, in which Python holds the lock of all imports.
 HOLD = """
 import importlib.machinery, os, sys, time
 
 class Hold:
     def find_spec(self, name, path=None, target=None):
-        if name != "tensorflow.python":
+        if name != "service.loading.graph_opening":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module
@@ -55,7 +55,7 @@ def models(tower_version: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes servers started from now on wait in the import of TensorFlow; returns a function that lets them go on."""
+    """Makes servers started from now on wait before they open graphs; returns a function that lets them go on."""
     folder, file = tmp_path / "hold", tmp_path / "go"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(HOLD.format(file=str(file)))
@@ -107,7 +107,7 @@ def looked_up(server: ServerProcess) -> float:
 
 
 @by_plane
-def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it_is(
+def test_lookups_are_answered_before_tensorflow_is_loaded_and_predicts_when_it_is(
     serve: Serve, models: Path, let_go: Callable[[], None], plane: str
 ) -> None:
     server = serve(

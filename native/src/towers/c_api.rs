@@ -45,7 +45,11 @@ pub struct Status {
 /// `TF_Buffer`, bytes in memory that only functions of TensorFlow's C API create and free.
 #[repr(C)]
 pub struct Buffer {
-    _opaque: [u8; 0],
+    /// Address of the bytes.
+    pub data: *const c_void,
+    /// Number of the bytes.
+    pub length: usize,
+    _deallocator: Option<unsafe extern "C" fn(*mut c_void, usize)>,
 }
 
 /// `TF_ImportGraphDefOptions`.
@@ -109,6 +113,7 @@ functions! {
     delete_status = b"TF_DeleteStatus\0": fn(*mut Status);
     get_code = b"TF_GetCode\0": fn(*const Status) -> c_int;
     message = b"TF_Message\0": fn(*const Status) -> *const c_char;
+    new_buffer = b"TF_NewBuffer\0": fn() -> *mut Buffer;
     new_buffer_from_string = b"TF_NewBufferFromString\0": fn(*const c_void, usize) -> *mut Buffer;
     delete_buffer = b"TF_DeleteBuffer\0": fn(*mut Buffer);
     new_graph = b"TF_NewGraph\0": fn() -> *mut Graph;
@@ -117,6 +122,9 @@ functions! {
     delete_import_options = b"TF_DeleteImportGraphDefOptions\0": fn(*mut ImportOptions);
     import_graph_def = b"TF_GraphImportGraphDef\0": fn(*mut Graph, *const Buffer, *const ImportOptions, *mut Status);
     operation_by_name = b"TF_GraphOperationByName\0": fn(*mut Graph, *const c_char) -> *mut Operation;
+    op_definition = b"TF_GraphGetOpDef\0": fn(*mut Graph, *const c_char, *mut Buffer, *mut Status);
+    tensor_num_dims = b"TF_GraphGetTensorNumDims\0": fn(*mut Graph, Output, *mut Status) -> c_int;
+    tensor_shape = b"TF_GraphGetTensorShape\0": fn(*mut Graph, Output, *mut i64, c_int, *mut Status);
     num_outputs = b"TF_OperationNumOutputs\0": fn(*mut Operation) -> c_int;
     new_session_options = b"TF_NewSessionOptions\0": fn() -> *mut SessionOptions;
     delete_session_options = b"TF_DeleteSessionOptions\0": fn(*mut SessionOptions);

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::c_api::{Api, Graph, OK, Operation, Output, RawSession, Status};
+use super::c_api::{Api, Buffer, Graph, OK, Operation, Output, RawSession, Status};
 use super::tensor::Tensor;
 
 /// An error from TensorFlow, or from the functions of this file, with a status code.
@@ -34,15 +34,6 @@ impl fmt::Display for GraphError {
 }
 
 impl std::error::Error for GraphError {}
-
-/// An operation that prepares a new session: it restores variables or initialises vocabularies.
-#[derive(Clone, Debug, Default)]
-pub struct Step {
-    /// Name of the operation that the step runs.
-    pub operation: String,
-    /// Names of scalar string tensors to feed, each with its value, such as the checkpoint's path or an asset's path.
-    pub feeds: Vec<(String, Vec<u8>)>,
-}
 
 struct StatusGuard {
     api: &'static Api,
@@ -93,18 +84,13 @@ static OPEN: Mutex<Option<HashMap<u64, Weak<Session>>>> = Mutex::new(None);
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Session {
-    /// Opens a session, and runs the preparing operations `steps` one after the other.
+    /// Opens a session, whose variables hold no values yet.
     ///
     /// `graph_def` is a serialised `GraphDef`, `config` a serialised `ConfigProto`.
     ///
     /// # Errors
-    /// [`GraphError`]: TensorFlow refuses the graph or the config, or a step failed.
-    pub fn open(
-        api: &'static Api,
-        graph_def: &[u8],
-        config: &[u8],
-        steps: &[Step],
-    ) -> Result<Arc<Session>, GraphError> {
+    /// [`GraphError`]: TensorFlow refuses the graph or the config.
+    pub fn open(api: &'static Api, graph_def: &[u8], config: &[u8]) -> Result<Arc<Session>, GraphError> {
         let status = StatusGuard::new(api);
         // SAFETY: the C function `TF_NewGraph` has no preconditions.
         let Some(graph) = NonNull::new(unsafe { (api.new_graph)() }) else {
@@ -134,15 +120,6 @@ impl Session {
         }
         status.result()?;
         let session = Arc::new(session);
-        for step in steps {
-            let feeds: Vec<&str> = step.feeds.iter().map(|(name, _)| name.as_str()).collect();
-            let callable = session.callable(&feeds, &[], &[&step.operation])?;
-            let scalars = step
-                .feeds
-                .iter()
-                .filter_map(|(_, text)| Tensor::of_strings(api, &[], std::iter::once(text.as_slice())));
-            session.run(&callable, &scalars.collect::<Vec<_>>())?;
-        }
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let sessions = open.get_or_insert_with(HashMap::new);
         sessions.retain(|_, session| session.strong_count() > 0);
@@ -161,6 +138,24 @@ impl Session {
     #[must_use]
     pub fn api(&self) -> &'static Api {
         self.api
+    }
+
+    /// Returns the shape of a tensor as far as the graph says it: None in place of a size, or of the whole shape.
+    ///
+    /// # Errors
+    /// The graph has no tensor with this name.
+    pub fn shape(&self, name: &str) -> Result<Option<Vec<Option<i64>>>, GraphError> {
+        let tensor = self.tensor(name)?;
+        let status = StatusGuard::new(self.api);
+        // SAFETY: `tensor` comes from the graph of this session, which still exists.
+        let rank = unsafe { (self.api.tensor_num_dims)(self.graph.as_ptr(), tensor, status.raw) };
+        status.result()?;
+        let Ok(len) = usize::try_from(rank) else { return Ok(None) };
+        let mut sizes = vec![0; len];
+        // SAFETY: `sizes` has as many elements as `rank` says, and `tensor` comes from the session's graph.
+        unsafe { (self.api.tensor_shape)(self.graph.as_ptr(), tensor, sizes.as_mut_ptr(), rank, status.raw) };
+        status.result()?;
+        Ok(Some(sizes.into_iter().map(|size| (size >= 0).then_some(size)).collect()))
     }
 
     /// Prepares a part of the session's graph for runs: resolves the names of its tensors and operations.
@@ -241,6 +236,32 @@ impl Session {
         status.result()?;
         let found: Option<Vec<_>> = found.into_iter().collect();
         found.ok_or_else(|| GraphError { code: 13, message: "TensorFlow left a fetched tensor out".into() })
+    }
+}
+
+/// Returns the serialised `OpDef` of an op; None if TensorFlow has no op of this name.
+///
+/// # Errors
+/// [`GraphError`]: TensorFlow can not serialise the definition.
+pub fn op_definition(api: &'static Api, name: &str) -> Result<Option<Vec<u8>>, GraphError> {
+    const NOT_FOUND: u32 = 5;
+    let Ok(name) = CString::new(name) else { return Ok(None) };
+    let status = StatusGuard::new(api);
+    // SAFETY: this block frees the graph and the buffer that it creates, and copies the bytes of the buffer before.
+    let definition = unsafe {
+        let (graph, buffer) = ((api.new_graph)(), (api.new_buffer)());
+        (api.op_definition)(graph, name.as_ptr(), buffer, status.raw);
+        let Buffer { data, length, .. } = *buffer;
+        let bytes = if data.is_null() { &[] } else { std::slice::from_raw_parts(data.cast::<u8>(), length) };
+        let definition = bytes.to_vec();
+        (api.delete_buffer)(buffer);
+        (api.delete_graph)(graph);
+        definition
+    };
+    match status.result() {
+        Ok(()) => Ok(Some(definition)),
+        Err(error) if error.code == NOT_FOUND => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

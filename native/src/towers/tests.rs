@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::c_api::Api;
-use super::session::{GraphError, Session};
+use super::session::{GraphError, Session, op_definition};
 use super::tensor::{AlignedBuffer, Tensor, num_elements};
 
 const FLOAT: u32 = 1;
@@ -64,7 +64,7 @@ fn buffers_are_aligned() {
 #[test]
 fn a_graph_runs_from_tensors_to_tensors() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
+    let session = Session::open(api, &doubling(1), &[]).unwrap();
     let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
     let found = session.run(&callable, &[floats(api, &[1.5, -2.0, 0.0])]).unwrap();
     assert_eq!((found[0].dtype(), found[0].dims()), (FLOAT, vec![3]));
@@ -75,9 +75,28 @@ fn a_graph_runs_from_tensors_to_tensors() {
 }
 
 #[test]
+fn shapes_are_known_as_far_as_the_graph_says_them() {
+    let Some(api) = tensorflow() else { return };
+    let session = Session::open(api, &[doubling(1), node("n", "Size", &["x"], "T", 1)].concat(), &[]).unwrap();
+    assert_eq!(session.shape("y:0").unwrap(), None);
+    assert_eq!(session.shape("n:0").unwrap(), Some(vec![]));
+    assert_eq!(session.shape("z:0").unwrap_err().code, 3);
+}
+
+#[test]
+fn definitions_of_ops_are_found_by_name() {
+    let Some(api) = tensorflow() else { return };
+    let found = op_definition(api, "AddV2").unwrap().unwrap();
+    // Field 1 of an OpDef is the op's name.
+    assert_eq!(found[..7], *b"\n\x05AddV2");
+    assert_eq!(op_definition(api, "NoSuchOp").unwrap(), None);
+    assert_eq!(op_definition(api, "Add\0V2").unwrap(), None);
+}
+
+#[test]
 fn strings_go_in_and_out() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &doubling(7), &[], &[]).unwrap();
+    let session = Session::open(api, &doubling(7), &[]).unwrap();
     let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
     let long = [b'z'; 100];
     let strings: [&[u8]; 3] = [b"a", b"", &long];
@@ -91,7 +110,7 @@ fn strings_go_in_and_out() {
 #[test]
 fn errors_have_the_messages_of_tensorflow() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
+    let session = Session::open(api, &doubling(1), &[]).unwrap();
     let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
     let sent = Tensor::of_strings(api, &[1], std::iter::once(&b"1"[..])).unwrap();
     let GraphError { code, message } = session.run(&callable, &[sent]).unwrap_err();
@@ -100,15 +119,15 @@ fn errors_have_the_messages_of_tensorflow() {
     assert_eq!(session.run(&callable, &[]).unwrap_err().code, 3);
     assert_eq!(session.callable(&["x:1"], &[], &[]).unwrap_err().code, 3);
     assert_eq!(session.callable(&[], &["z:0"], &[]).unwrap_err().code, 3);
-    assert!(Session::open(api, b"no graph", &[], &[]).is_err());
-    let other = Session::open(api, &doubling(1), &[], &[]).unwrap();
+    assert!(Session::open(api, b"no graph", &[]).is_err());
+    let other = Session::open(api, &doubling(1), &[]).unwrap();
     assert!(other.run(&callable, &[floats(api, &[1.0])]).is_err());
 }
 
 #[test]
 fn sessions_are_found_until_the_last_reference_is_dropped() {
     let Some(api) = tensorflow() else { return };
-    let session = Session::open(api, &doubling(1), &[], &[]).unwrap();
+    let session = Session::open(api, &doubling(1), &[]).unwrap();
     let number = session.number;
     assert!(Session::of_number(number).is_some());
     drop(session);

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.artifact.bundle import BundleEntry, read_bundle
+from service.artifact.bundle import BundleEntry, read_bundle, read_string
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ArtifactError, IdOutOfRange
 from service.tables.vocabulary import open_vocabularies
@@ -25,6 +25,27 @@ def save(tf: Any, prefix: Path, tensors: dict[str, Any]) -> None:
     tf.raw_ops.SaveV2(
         prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=[tensors[n] for n in names]
     )
+
+
+@pytest.mark.parametrize("text", [b"", b"abc", bytes(range(256)) * 80])
+def test_a_string_of_tensorflows_is_read_and_a_damaged_one_refused(tf: Any, tmp_path: Path, text: bytes) -> None:
+    prefix = tmp_path / "variables"
+    save(tf, prefix, {"before": np.ones(3, np.float32), "text": np.array(text, object)})
+    assert read_string(prefix, "text") == text
+    with pytest.raises(ArtifactError, match="has no entry 'nothing'"):
+        read_string(prefix, "nothing")
+    entry = read_bundle(prefix)["text"]
+    data = entry.file.read_bytes()
+    for place in range(entry.offset, entry.offset + min(entry.nbytes, 12)):
+        entry.file.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(ArtifactError, match="'text'"):
+            read_string(prefix, "text")
+    entry.file.write_bytes(data[: entry.offset + entry.nbytes - 1])
+    with pytest.raises(ArtifactError, match="'text'"):
+        read_string(prefix, "text")
+    entry.file.unlink()
+    with pytest.raises(ArtifactError, match="cannot read"):
+        read_string(prefix, "text")
 
 
 def values_of(entry: BundleEntry) -> np.ndarray:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from service.engine.servable import Holder, Servable
-from service.errors import GraphUnavailable, SignatureNotFound
+from service.errors import GraphUnavailable, InvalidRequest, SignatureNotFound
+from service.types import INIT_SIGNATURE
 from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
 
 
@@ -30,6 +31,15 @@ def test_a_signature_without_a_backend_says_what_can_be_run_and_what_to_install(
     two = Servable("m", 1, {"serving_default": spec, "lookup": spec}, {"lookup": FakeBackend()})
     with pytest.raises(GraphUnavailable, match=r'"serving_default" runs a TensorFlow graph .* can answer: lookup\. '):
         two.backend(spec)
+
+
+def test_the_signature_that_initializes_the_graph_is_neither_run_nor_suggested() -> None:
+    spec = predict_spec(INIT_SIGNATURE)
+    one = Servable("m", 1, {INIT_SIGNATURE: spec}, {})
+    with pytest.raises(InvalidRequest, match="no request can run it"):
+        one.backend(spec)
+    with pytest.raises(SignatureNotFound, match=r'^Serving signature key "__saved_model_init" not found\.$'):
+        one.signature("__saved_model_init")
 
 
 def test_a_retired_holder_gives_no_more_leases_and_keeps_count_of_the_old() -> None:

@@ -17,7 +17,8 @@ from service.engine.servable import Servable
 from service.engine.validation import checked
 from service.errors import InvalidRequest, ServiceError
 from service.graph.graph_session import CoreSession
-from service.graph.savedmodel import open_savedmodel
+from service.graph.library import find_core
+from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array, SignatureSpec
@@ -247,6 +248,21 @@ def test_a_session_that_is_closed_runs_no_more(tf: Any, tmp_path: Path) -> None:
         backend.run("numbers", inputs, ("a",))
 
 
+def test_python_runs_a_graph_that_the_core_can_not_open_and_the_servable_says_so(
+    tf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find_core()
+    assert found is not None
+    monkeypatch.setattr("service.graph.graph_session.find_core", lambda: found._replace(library="/no/such/library"))
+    servable = load(whole_model(tf, tmp_path))
+    assert isinstance(servable.backends["numbers"], SavedModelBackend)
+    assert servable.backends["numbers"].session_number is None
+    assert "open in Python's session" in servable.run_in_python["numbers"]
+    inputs = WHOLE["numbers"][0]
+    assert reference_answer(servable, "numbers", inputs)["a"].tolist() == [[2, -1]]
+    servable.close()
+
+
 def test_a_servable_of_the_core_keeps_its_session(tf: Any, tmp_path: Path) -> None:
     servable = load(whole_model(tf, tmp_path))
     inputs = WHOLE["numbers"][0]
@@ -258,7 +274,6 @@ def test_a_servable_of_the_core_keeps_its_session(tf: Any, tmp_path: Path) -> No
 def test_inputs_with_defaults_are_left_to_python(whole: tuple[Servable, Servable]) -> None:
     from service.graph.native_form import NativeGraph, PythonOnly
     from service.graph.native_graph import native_savedmodel
-    from service.graph.savedmodel import SavedModelBackend
 
     backend = whole[0].backends["numbers"]
     assert isinstance(backend, SavedModelBackend)

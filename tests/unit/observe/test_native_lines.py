@@ -21,21 +21,23 @@ from service.observe.logs import configure_logging
 from service.observe.native_lines import native_lines_in_log
 
 writer = LogWriter(os.dup(2))
-configure_logging("info", "json", writer)
+configure_logging("{level}", "json", writer)
 with native_lines_in_log(writer):
     print("to standard output", flush=True)
+    os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\\n")
     os.write(2, b"I0000 00:00:1795448396.756353   30164 port.cc:153] oneDNN is on\\n")
     os.write(2, b"2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] slow\\nE0000 00:00:1.5 1 a.cc:1] wrong\\n")
     os.write(2, b"no level \\xff and 100%\\n\\n")
     print("of Python", file=sys.stderr)
-    {}
+    {last}
 os.write(2, b"after\\n")
 """
 
 
-def run(last: str = "pass") -> tuple[int, list[Any]]:
+def run(last: str = "pass", level: str = "info") -> tuple[int, list[Any]]:
     """Runs the test's program; returns its exit status, and each line of its standard error, parsed if it is JSON."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(_PROGRAM).format(last)], cwd=ROOT, capture_output=True)
+    program = textwrap.dedent(_PROGRAM).format(last=last, level=level)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True)
     lines: list[Any] = []
     for line in done.stderr.decode("utf-8", "replace").splitlines():
         try:
@@ -47,12 +49,14 @@ def run(last: str = "pass") -> tuple[int, list[Any]]:
     return done.returncode, lines
 
 
-def test_each_line_is_a_record() -> None:
-    assert run() == (
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_each_line_is_a_record_and_notes_are_for_debugging(level: str) -> None:
+    notes = [("debug", "oneDNN is on", "port.cc:153")] if level == "debug" else []
+    assert run(level=level) == (
         0,
         [
             ("warning", "to standard output", None),
-            ("info", "oneDNN is on", "port.cc:153"),
+            *notes,
             ("warning", "slow", "tensorflow/core/file.cc:210"),
             ("error", "wrong", "a.cc:1"),
             ("warning", "no level \\xff and 100%\nof Python", None),
