@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedding_client import EmbeddingClient
 from service.graph.library import find_core
 from tests.integration.conftest import Serve
-from tests.integration.process import ServerProcess
+from tests.integration.process import PATIENCE_S, ServerProcess
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
 
@@ -90,6 +91,9 @@ def test_a_model_of_lookups_loads_no_tensorflow_and_copies_no_table(serve: Serve
         # No request can run the signature that initializes the graph, so only GetModelMetadata shows it.
         metadata = server.http.get("/v1/models/default/metadata").json()["metadata"]["signature_def"]["signature_def"]
         assert set(metadata) == {SERVE, "__saved_model_init_op"}
+        for target in (f"http://127.0.0.1:{server.http_port}", f"grpc://127.0.0.1:{server.grpc_port}"):
+            with EmbeddingClient(target, model="default", timeout_s=PATIENCE_S) as client:
+                assert set(client.metadata().signatures) == {SERVE}
         assert "__saved_model_init_op" not in server.http.get("/v1/statusz").text
         assert "__saved_model_init_op" not in json.dumps(server.records)
     assert abs(own["auto"] - own["off"]) < TABLE_BYTES / 4, own

@@ -139,6 +139,12 @@ class ModelMetadata:
     version: int
     signatures: Mapping[str, SignatureDescription]
 
+    def __post_init__(self) -> None:
+        # The server lists the signature that initializes a graph too, as TensorFlow Serving does; requests can not run
+        # it.
+        runnable = {name: one for name, one in self.signatures.items() if name != "__saved_model_init_op"}
+        object.__setattr__(self, "signatures", runnable)
+
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
