@@ -32,7 +32,7 @@ class Forms:
     """The forms without a socket; models as in Server.set_routes."""
 
     def __init__(
-        self, models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float]]
+        self, models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float, str]]
     ) -> None: ...
     def grpc(self, path: str, message: bytes) -> bytes:
         """Returns the answer to one message; raises ValueError with the reason why the reference must answer it."""
@@ -42,7 +42,7 @@ class Server:
     @property
     def ports(self) -> dict[str, list[int]]: ...
     def set_routes(
-        self, models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float]]
+        self, models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float, str]]
     ) -> None: ...
     def set_access(self, callers: str) -> None: ...
     def set_tls(

@@ -13,7 +13,7 @@ from service.native.native_servable import CompiledServable
 if TYPE_CHECKING:
     from service import _native
 
-Routes = list[tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float]]
+Routes = list[tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float, str]]
 
 
 class TakesRoutes(Protocol):
@@ -45,6 +45,7 @@ class RoutePublisher:
                 [(one.version, _compiled(one.native)) for one in model.servables],
                 dict(model.labels),
                 self._log_rate(model.model),
+                model.problem,
             )
             for model in models
         ]

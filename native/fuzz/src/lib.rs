@@ -24,7 +24,12 @@ const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
     let servable = Some(Arc::new(servable()));
-    let model = ModelRoutes { versions: vec![(3, servable)], labels: vec![("stable".to_owned(), 3)], log_rate: 0.0 };
+    let model = ModelRoutes {
+        versions: vec![(3, servable)],
+        labels: vec![("stable".to_owned(), 3)],
+        problem: String::new(),
+        log_rate: 0.0,
+    };
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 });
 

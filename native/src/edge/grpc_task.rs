@@ -111,17 +111,14 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         .call(Effort::Small, &connection, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
     match outcome {
         Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, declined).await,
-        outcome => after(incoming, plain, outcome, data),
+        outcome => after(outcome, data),
     }
 }
 
-fn after(incoming: &Incoming, plain: &Plain, outcome: Outcome, data: Bytes) -> Next {
+fn after(outcome: Outcome, data: Bytes) -> Next {
     match outcome {
         Ok(made) => Next::Reply(Reply::Answer(made)),
-        Err(Failed::NoRows(failure)) => {
-            let model = incoming.ask(&data, data.len()).path[0].clone();
-            Next::Reply(Reply::Refusal(incoming.shared.no_rows(plain.method, &model, failure)))
-        }
+        Err(Failed::Refused(fault)) => Next::Reply(Reply::Fault(fault)),
         Err(Failed::Panicked) => Next::Reply(Reply::Panic),
         Err(Failed::Declined(_)) => Next::Forward(data),
     }
@@ -141,7 +138,7 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
         connection.room().await;
         let (method, is_gzip, body) = (plain.method, plain.is_gzip, data.clone());
         let called = shared.call_large(
-            why,
+            why.clone(),
             ask.clone(),
             announcement.take(),
             &connection,
@@ -152,7 +149,7 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
             },
         );
         match called.await {
-            Ok(outcome) => return after(incoming, plain, outcome, data),
+            Ok(outcome) => return after(outcome, data),
             Err(NotRun::Refused(refusal)) => {
                 return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }

@@ -23,7 +23,9 @@ mod http_over_http2;
 mod inflated;
 mod instead;
 mod preface;
+mod refusal_log;
 mod refusal_pause;
+mod refusals;
 mod request_id;
 mod request_window;
 mod sampling;
@@ -41,5 +43,7 @@ pub use dispatch::{Cors, Dispatch, Method, Target, target};
 pub use health::Health;
 pub use sampling::Tracing;
 pub use server::Server;
-pub use snapshot::{SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot};
+pub use snapshot::{
+    FailedRequest, FailureCount, RetiredSnapshot, SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot,
+};
 pub use tls::{TlsError, server_config};

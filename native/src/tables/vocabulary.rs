@@ -2,9 +2,14 @@
 
 use super::key_index::{Integers, Lines, RowMapping, UnknownKeys, find};
 
-/// The error that the vocabulary lacks the key at this position of the request's keys, and refuses such keys.
+/// The error that the vocabulary lacks keys of the request, and refuses such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownKey(pub usize);
+pub struct UnknownKey {
+    /// Position of the first unknown key among the request's keys.
+    pub position: usize,
+    /// Number of unknown keys of the request.
+    pub count: usize,
+}
 
 /// One vocabulary, in memory that the caller of [`Vocabulary::new`] keeps mapped.
 #[derive(Clone, Debug)]
@@ -42,6 +47,13 @@ impl Vocabulary {
         Vocabulary { has_strings, data, keys, slots, rows }
     }
 
+    /// Returns the number of keys that the vocabulary has; 0 if keys are hashed.
+    #[must_use]
+    pub fn num_keys(&self) -> usize {
+        // The vocabulary of strings has the offset of each line and that of the end.
+        if self.has_strings { self.keys.1.saturating_sub(1) } else { self.keys.1 }
+    }
+
     /// Returns the table row of each string, -1 for a dropped string; and how many strings the vocabulary lacks, 0 if
     /// keys are hashed.
     ///
@@ -74,7 +86,7 @@ impl Vocabulary {
             return Ok((rows, 0));
         }
         if self.rows.refuses_unknown_keys && unknown.count > 0 {
-            return Err(UnknownKey(unknown.first));
+            return Err(UnknownKey { position: unknown.first, count: unknown.count });
         }
         Ok((rows, unknown.count))
     }
@@ -159,7 +171,9 @@ mod tests {
                 (Some(line), _) => rows.first_id + line,
                 (None, _) => {
                     if rows.refuses_unknown_keys {
-                        return Err(UnknownKey(i));
+                        let has_row = |key: &&Vec<u8>| has_strings && key.is_empty() && rows.empty_id.is_some();
+                        let rest = sent[i..].iter().filter(|key| !known.contains_key(*key) && !has_row(key));
+                        return Err(UnknownKey { position: i, count: rest.count() });
                     }
                     unknown += 1;
                     match rows.num_oov_buckets {
