@@ -38,7 +38,7 @@ class Forms:
     """The forms without a socket; models as in Server.change_routes."""
 
     def __init__(
-        self, models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float]]
+        self, models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float, str]]
     ) -> None: ...
     def grpc(self, path: str, message: bytes) -> bytes:
         """Returns the answer to one message; raises ValueError with the reason why the reference must answer it."""
@@ -49,7 +49,7 @@ class Server:
     def ports(self) -> dict[str, list[int]]: ...
     def change_routes(
         self,
-        models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float]],
+        models: Sequence[tuple[str, Sequence[tuple[int, Servable | None]], Mapping[str, int], float, str]],
         removed: Sequence[str],
     ) -> None: ...
     def set_access(self, callers: str) -> None: ...

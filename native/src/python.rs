@@ -209,18 +209,19 @@ impl Pager {
 }
 
 /// One model in Python's list: its name; pairs of a version and its servable, None if only the reference servers can
-/// run it; versions by label; the fraction of requests to log.
-pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64)>;
+/// run it; versions by label; the fraction of requests to log; why no version is AVAILABLE, "" if one is.
+pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64, String)>;
 
 /// Converts Python's list of models to routes by name.
 #[must_use]
 pub fn routes_of(models: &PythonRoutes) -> HashMap<String, ModelRoutes> {
-    let models = models.iter().map(|(model, versions, labels, log_rate)| {
+    let models = models.iter().map(|(model, versions, labels, log_rate, problem)| {
         let versions = versions
             .iter()
             .map(|(version, servable)| (*version, servable.as_ref().map(|servable| Arc::clone(&servable.get().inner))));
         let labels = labels.iter().map(|(label, version)| (label.clone(), *version));
-        (model.clone(), ModelRoutes { versions: versions.collect(), labels: labels.collect(), log_rate: *log_rate })
+        let (versions, labels) = (versions.collect(), labels.collect());
+        (model.clone(), ModelRoutes { versions, labels, problem: problem.clone(), log_rate: *log_rate })
     });
     models.collect()
 }

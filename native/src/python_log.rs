@@ -1,5 +1,6 @@
 //! Forwards the core's log events to Python's logger `service.native`, in a thread of its own: the threads of the
-//! connections must not wait for Python's interpreter lock. The core logs faults only, never once per request.
+//! connections must not wait for Python's interpreter lock. Besides its own faults, the core logs the refusals of
+//! requests, at a bounded rate: see `edge/refusal_log.rs`.
 
 use std::fmt::Write;
 use std::sync::OnceLock;
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use tracing::field::{Field, Visit};
 use tracing::span;
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -14,8 +16,10 @@ use tracing::{Event, Level, Metadata, Subscriber};
 /// Maximal number of log lines that wait for Python; further ones are dropped.
 const MAX_WAITING: usize = 256;
 
-/// The channel to the thread that gives lines to Python: the logger's method and the text of each.
-type Lines = SyncSender<(&'static str, String)>;
+use crate::plan::faults::LOG_TARGET;
+
+/// The channel to the thread that gives lines to Python.
+type Lines = SyncSender<LogLine>;
 /// The channel, from the first line on; None if the system started no thread.
 static LINES: OnceLock<Option<Lines>> = OnceLock::new();
 /// Number of dropped lines that no later line has told yet.
@@ -38,9 +42,49 @@ pub fn install() {
     let _ = tracing::subscriber::set_global_default(PythonLog);
 }
 
+/// One line of the log.
+#[derive(Default)]
 struct LogLine {
+    /// Number of the line's level in Python's logging.
+    level: u32,
     message: String,
     fields: String,
+    /// The refusal of a request that the line tells; None for any other line.
+    refusal: Option<Refusal>,
+}
+
+/// The refusal of a request, as `service/http/errors.py` and `service/grpc/refusals.py` log one.
+#[derive(Default)]
+struct Refusal {
+    wire: String,
+    status: u64,
+    code: String,
+    request_id: String,
+    text: String,
+    left_out: u64,
+}
+
+impl Visit for Refusal {
+    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        let of = match field.name() {
+            "wire" => &mut self.wire,
+            "code" => &mut self.code,
+            "request_id" => &mut self.request_id,
+            "text" => &mut self.text,
+            _ => return,
+        };
+        value.clone_into(of);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            "status" => self.status = value,
+            "left_out" => self.left_out = value,
+            _ => {}
+        }
+    }
 }
 
 impl Visit for LogLine {
@@ -55,8 +99,10 @@ impl Visit for LogLine {
 
 impl Subscriber for PythonLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Only warnings and errors of this crate are forwarded, because libraries log too much for an operator.
-        let is_own = *metadata.level() <= Level::WARN && metadata.target().starts_with("_native");
+        // Only warnings and errors of this crate are forwarded, because libraries log too much for an operator; and the
+        // refusals of requests.
+        let is_told = *metadata.level() <= Level::WARN || metadata.target() == LOG_TARGET;
+        let is_own = is_told && metadata.target().starts_with("_native");
         metadata.is_event() && (is_own || metadata.target() == H2)
     }
 
@@ -69,8 +115,19 @@ impl Subscriber for PythonLog {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = LogLine { message: String::new(), fields: String::new() };
-        event.record(&mut line);
+        let level = match *event.metadata().level() {
+            Level::ERROR => 40,
+            Level::WARN => 30,
+            _ => 20,
+        };
+        let mut line = LogLine { level, ..LogLine::default() };
+        if event.metadata().target() == LOG_TARGET {
+            let mut refusal = Refusal::default();
+            event.record(&mut refusal);
+            line.refusal = Some(refusal);
+        } else {
+            event.record(&mut line);
+        }
         if event.metadata().target() == H2 {
             let is_told = line.message.contains("malformed authority");
             if !is_told || TOLD_AUTHORITY.swap(true, Ordering::Relaxed) {
@@ -82,12 +139,9 @@ impl Subscriber for PythonLog {
                  such calls for a list of addresses (ipv4:a,b): set its channel option grpc.default_authority; {why}"
             );
             line.fields.clear();
+            line.level = 30;
         }
-        let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
-        let sent = LINES
-            .get_or_init(start)
-            .as_ref()
-            .is_some_and(|lines| lines.try_send((method, line.message + &line.fields)).is_ok());
+        let sent = LINES.get_or_init(start).as_ref().is_some_and(|lines| lines.try_send(line).is_ok());
         if !sent {
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
@@ -100,20 +154,47 @@ impl Subscriber for PythonLog {
 
 /// Starts the thread that gives log lines to Python; None if the system starts no thread.
 fn start() -> Option<Lines> {
-    let (sender, lines) = sync_channel::<(&str, String)>(MAX_WAITING);
+    let (sender, lines) = sync_channel::<LogLine>(MAX_WAITING);
     let run = move || {
-        for (method, mut text) in lines {
+        for line in lines {
             let dropped = DROPPED.swap(0, Ordering::Relaxed);
-            if dropped > 0 {
-                let _ = write!(text, " ({dropped} lines before this one were dropped)");
-            }
             // At the end of the process, the Python interpreter may be gone; then this thread drops the log line.
-            let _ = Python::try_attach(|py| -> PyResult<()> {
-                let logger = py.import("logging")?.call_method1("getLogger", ("service.native",))?;
-                logger.call_method1(method, ("%s", text))?;
-                Ok(())
-            });
+            let _ = Python::try_attach(|py| line.log(py, dropped));
         }
     };
     std::thread::Builder::new().name("core-log".into()).spawn(run).ok().map(|_| sender)
+}
+
+impl LogLine {
+    /// Gives the line to Python's logging; `dropped` lines before it were dropped.
+    fn log(self, py: Python<'_>, dropped: u64) -> PyResult<()> {
+        let logger = |name: &str| py.import("logging")?.call_method1("getLogger", (name,));
+        let Some(refusal) = self.refusal else {
+            let mut text = self.message + &self.fields;
+            if dropped > 0 {
+                let _ = write!(text, " ({dropped} lines before this one were dropped)");
+            }
+            logger("service.native")?.call_method1("log", (self.level, "%s", text))?;
+            return Ok(());
+        };
+        let is_http = refusal.wire == "http";
+        let extra = PyDict::new(py);
+        extra.set_item("request_id", refusal.request_id)?;
+        if is_http {
+            extra.set_item("status", refusal.status)?;
+        } else {
+            extra.set_item("code", refusal.code)?;
+        }
+        if refusal.left_out + dropped > 0 {
+            extra.set_item("left_out", refusal.left_out + dropped)?;
+        }
+        let options = PyDict::new(py);
+        options.set_item("extra", extra)?;
+        // The text may quote the request, so it is written in ASCII.
+        let text = py.import("builtins")?.call_method1("ascii", (refusal.text,))?;
+        let message = if self.level < 40 { "request refused: %s" } else { "request failed: %s" };
+        let name = if is_http { "service.http.errors" } else { "service.grpc.refusals" };
+        logger(name)?.call_method("log", (self.level, message, text), Some(&options))?;
+        Ok(())
+    }
 }

@@ -44,7 +44,9 @@ class ModelState:
         return list(self.available.values()) or ([self.early] if self.early is not None else [])
 
     def why_none(self) -> str:
-        """Returns one line that says why the model has no AVAILABLE version."""
+        """Returns one line that says why the model has no AVAILABLE version; "" if it has one."""
+        if self.available:
+            return ""
         # Versions that were unloaded without an error are skipped: their status does not explain why the model can not
         # answer.
         told = [s for s in self.statuses.values() if (s.state, s.code) != (State.END, "OK")]

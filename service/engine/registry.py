@@ -34,12 +34,14 @@ _LEGAL: Mapping[State, frozenset[State]] = {
 class ModelRoutes(NamedTuple):
     """The servables that requests for one configured model can reach, latest version first, and the model's labels.
 
-    While no version is AVAILABLE, `servables` holds the lookups of the version that still loads, if there is one.
+    While no version is AVAILABLE, `servables` holds the lookups of the version that still loads, if there is one, and
+    `problem` says why none is; else it is "".
     """
 
     model: str
     servables: Sequence[Servable]
     labels: Mapping[str, int]
+    problem: str = ""
 
 
 # Type of a function that says whether a request needs only lookups, which a version can answer while it still loads.
@@ -218,9 +220,7 @@ class Registry:
     def problem(self, name: str) -> str:
         """Returns one line that says why a model has no version that can answer; "" if it has one."""
         model = self._snapshot[name]
-        if model.available:
-            return self.problem_beside(name)
-        return model.why_none()
+        return self.problem_beside(name) if model.available else model.why_none()
 
     def noted_problem(self, name: str) -> str:
         """Returns why a model's folder has no version to load; "" if it has one, or was not read yet."""
@@ -303,6 +303,8 @@ class Registry:
             if model := self._snapshot.get(name):
                 new = replace(model, problem=problem, is_tried=model.is_tried or bool(problem))
                 self._snapshot = {**self._snapshot, name: new}
+                if not model.available:
+                    self._tell_routes(name)
         self._on_problem()
 
     def note_versions(self, name: str, notes: Mapping[int, str]) -> None:
@@ -436,6 +438,8 @@ class Registry:
             statuses = {v: s for v, s in model.statuses.items() if v != version}
             spoilt = model.spoilt - {version}
             self._snapshot = {**self._snapshot, name: replace(model, statuses=statuses, spoilt=spoilt)}
+            if not model.available:
+                self._tell_routes(name)
         self._told_no_more(name, [status])
 
     def _tell_routes(self, *names: str) -> None:
@@ -443,7 +447,7 @@ class Registry:
             return
         found = {name: self._snapshot.get(name) for name in names}
         changed = [
-            ModelRoutes(name, [holder.servable for holder in model.answering()], model.labels)
+            ModelRoutes(name, [held.servable for held in model.answering()], model.labels, model.why_none())
             for name, model in found.items()
             if model is not None and model.is_configured
         ]
@@ -475,7 +479,8 @@ class Registry:
                 **self._snapshot,
                 name: replace(model, statuses=statuses, available=available, early=early, is_tried=is_tried),
             }
-            if available.keys() != model.available.keys():
+            # While no version is AVAILABLE, each change of state changes the text that tells clients why.
+            if not available or available.keys() != model.available.keys():
                 self._tell_routes(name)
         self._on_transition(name, status)
         return taken_out

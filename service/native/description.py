@@ -126,13 +126,16 @@ def describe(
             written.append(writer.predict(signatures[name], graph))
     if not written:
         return None
+    known = lookups.signatures if lookups is not None else signatures
     document = {
         "model": model,
         "version": version,
         "tables": writer.tables(),
         "vocabularies": writer.vocabularies(),
         "signatures": written,
-        "has_serving_default": DEFAULT_SIGNATURE in (lookups.signatures if lookups is not None else signatures),
+        "other_signatures": sorted(known.keys() - {one["name"] for one in written}),
+        "other_tables": [] if lookups is None else sorted({*lookups.tables, *lookups.remote} - set(writer.table_names)),
+        "has_serving_default": DEFAULT_SIGNATURE in known,
         "has_hot_rows": has_hot_rows,
         "strict_shapes": strict_shapes,
     }
@@ -210,6 +213,7 @@ class _Writer:
                 }
                 for name in spec.outputs
             ],
+            "ragged_names": _ragged_names(spec, inputs),
             "max_rows": plan.max_rows,
             "graph": None,
         }
@@ -234,6 +238,7 @@ class _Writer:
                 }
                 for name, tensor in spec.outputs.items()
             ],
+            "ragged_names": _ragged_names(spec, inputs),
             "max_rows": None,
             "num_computed": len(graph.computed),
             "graph": dict(graph.document),
@@ -242,6 +247,7 @@ class _Writer:
     def _input(self, tensor: TensorSpec) -> dict[str, Any]:
         return {
             "name": tensor.name,
+            "tensor_name": tensor.tensor_name,
             "dtype": tensor.dtype,
             "shape": tensor.shape,
             "is_optional": tensor.is_optional,
@@ -320,6 +326,19 @@ class _Writer:
             "ids_rank": plan.ids_rank,
             "needs_ids": _needs_ids(lookup),
         }
+
+
+def _ragged_names(spec: SignatureSpec, inputs: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "feature": one.feature,
+            "values": inputs[one.values],
+            "row_splits": inputs[one.row_splits],
+            "weights": one.weights,
+        }
+        for one in spec.ragged_names
+        if one.values in inputs and one.row_splits in inputs
+    ]
 
 
 def _needs_ids(lookup: LookupFeature) -> str:

@@ -181,19 +181,22 @@ def _pem(config: SslConfig) -> dict[str, str | None]:
 
 
 def describe_callers(callers: Sequence[Caller]) -> list[dict[str, Any]]:
-    """Describes the callers for the native core: each with its credentials, and the models on which it has the right
-    "predict".
+    """Describes the callers for the native core: each with its credentials, the models on which it has the right
+    "predict", and those on which it has any right.
 
     >>> from service.access.callers import Rule
     >>> rules = (Rule(("films", "news-*"), frozenset({"predict"})), Rule(("*",), frozenset({"metadata"})))
-    >>> describe_callers([Caller("ranker", rules, certificates=("CN:ranker",))])
-    [{'digests': [], 'certificates': ['CN:ranker'], 'models': ['films', 'news-*']}]
+    >>> described = describe_callers([Caller("ranker", rules, certificates=("CN:ranker",))])[0]
+    >>> described["name"], described["certificates"], described["models"], described["seen"]
+    ('ranker', ['CN:ranker'], ['films', 'news-*'], ['films', 'news-*', '*'])
     """
     return [
         {
+            "name": caller.name,
             "digests": [digest.hex() for digest in caller.digests],
             "certificates": list(caller.certificates),
             "models": [model for rule in caller.rules if "predict" in rule.rights for model in rule.models],
+            "seen": [model for rule in caller.rules if rule.rights for model in rule.models],
         }
         for caller in callers
     ]

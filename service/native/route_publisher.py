@@ -13,8 +13,8 @@ from service.native.native_servable import CompiledServable
 if TYPE_CHECKING:
     from service import _native
 
-# A model's name, its versions, its labels, and the fraction of its requests that are logged.
-Route = tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float]
+# A model's name, its versions, its labels, the fraction of its requests that are logged, and why no version answers.
+Route = tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float, str]
 
 
 class TakesRoutes(Protocol):
@@ -49,6 +49,7 @@ class RoutePublisher:
                 [(one.version, _compiled(one.native)) for one in model.servables],
                 dict(model.labels),
                 self._log_rate(model.model),
+                model.problem,
             )
             for model in models
         ]

@@ -21,7 +21,7 @@ from service.types import SignatureKind
 Document = dict[str, Any]
 # Fields of the native core's statistics that read() leaves out, because the status page shows them elsewhere or as
 # sums.
-_APART = ("subjects", "slow", "refused", "failed", "waited", "held")
+_APART = ("subjects", "slow", "failures", "refused", "failed", "waited", "held")
 
 
 class _Numbers(NamedTuple):
@@ -77,6 +77,7 @@ class NativeStatistics:
     Args:
       requests: the counter that the core's answered requests are added to.
       slow: called for each new slow request; was_slow() of service.observe.recent_requests.
+      failed: called for each new refused request; noted() of service.observe.recent_requests.
       events: called for refusals, waits and dropped connections.
       handshake_failed: called with the wire of a connection whose handshake, of TLS or of HTTP/2, failed.
       now: seconds since 1970.
@@ -88,6 +89,7 @@ class NativeStatistics:
         requests: RequestCounter,
         *,
         slow: Callable[[Subject, float, float, int], None],
+        failed: Callable[[Subject, str, str], None],
         events: Events,
         handshake_failed: Callable[[str], None],
         now: Callable[[], float] = time.time,
@@ -95,15 +97,16 @@ class NativeStatistics:
         self._core = core
         self._requests = requests
         self._slow = slow
+        self._failed_request = failed
         self._events = events
         self._handshake_failed = handshake_failed
         self._lock = threading.Lock()
         self._known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         self._counted: dict[tuple[str, str], int] = {}
         self._refused: dict[tuple[str, str], int] = {}
-        self._failed: dict[tuple[str, str, str, str], int] = {}
+        self._failed: dict[tuple[Subject, str], int] = {}
         self._waited: dict[str, tuple[list[int], float]] = {}
-        self._slow_until_s = now()
+        self._slow_until_s = self._failed_until_s = now()
         self._last: Document = {}
         self._is_stopped = False
 
@@ -116,14 +119,26 @@ class NativeStatistics:
             self._known = self._add(document["subjects"])
             self._tell_events(document)
             self._tell_slow(document["slow"])
+            self._tell_failures(document["failures"])
 
     def retire(self, model: str, version: int) -> None:
         """Adds a version's last counts to the server's counters, and drops them from the native core."""
         with self._lock:
             if self._is_stopped:
                 return
-            gone = self._add(json.loads(self._core.retire(model, version)))
+            retired = json.loads(self._core.retire(model, version))
+            gone = self._add(retired["subjects"])
             self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
+            self._add_failures(retired["failed"])
+            self._failed = {key: count for key, count in self._failed.items() if key[0][2:4] != (model, version)}
+
+    def _add_failures(self, failed: list[Document]) -> None:
+        for one in failed:
+            key = (_subject(one), one["code"])
+            more = one["count"] - self._failed.get(key, 0)
+            self._failed[key] = one["count"]
+            if more:
+                self._requests.add_failures(*key, more)
 
     def forget(self, model: str) -> None:
         """Removes all counts of a removed model, from the native core too; a later model of the name counts from 0."""
@@ -188,11 +203,7 @@ class NativeStatistics:
                     self._events.connection_dropped(reason)
             elif more:
                 self._events.refused(model, reason, more)
-        for api, method, model, code, count in document["failed"]:
-            more = count - self._failed.get((api, method, model, code), 0)
-            self._failed[api, method, model, code] = count
-            if more:
-                self._requests.add_failures(Subject(api, method, model, None, ""), code, more)
+        self._add_failures(document["failed"])
         self._tell_waits(document["waited"])
         self._events.held_by_core(dict(document["held"]))
         for _ in self._new(document, "cut"):
@@ -219,6 +230,17 @@ class NativeStatistics:
             self._counted[name, label] = count
             found += [(label, count)] * max(count - before, 0)
         return found
+
+    def _tell_failures(self, failures: list[Document]) -> None:
+        """Tells the status page the requests that the core refused since the last call."""
+        new = sorted((one for one in failures if one["at_s"] > self._failed_until_s), key=lambda one: one["at_s"])
+        for one in new:
+            self._failed_until_s = one["at_s"]
+            token = request_context.request_id.set(one["request_id"].encode("latin-1", "replace"))
+            try:
+                self._failed_request(_subject(one), one["code"], one["message"])
+            finally:
+                request_context.request_id.reset(token)
 
     def _tell_slow(self, slow: list[Document]) -> None:
         for one in slow:

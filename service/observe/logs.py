@@ -52,6 +52,8 @@ class LineLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Says whether a log line is within the limits; adds `left_out` to the first line after dropped ones."""
         now_s = self._clock()
+        # The native core leaves out lines on refusals by the same limits.
+        self.dropped += getattr(record, "left_out", 0)
         with self._lock:
             known = self._allowances.setdefault((record.name, record.levelno), _Allowance(LINES_AT_ONCE, now_s))
             known.lines = min(LINES_AT_ONCE, known.lines + (now_s - known.since_s) * LINES_PER_S)
@@ -62,7 +64,8 @@ class LineLimit(logging.Filter):
                 return False
             known.lines -= 1
             if known.left_out:
-                record.left_out, known.left_out = known.left_out, 0
+                record.left_out = known.left_out + getattr(record, "left_out", 0)
+                known.left_out = 0
         return True
 
 

@@ -88,8 +88,11 @@ class RecentRequests:
 
     def failed(self, subject: Subject, error: BaseException, code: str) -> None:
         """Keeps a failed request for the status page, but does not log it, which the HTTP or gRPC server does."""
-        message = (error.message if isinstance(error, ServiceError) else type(error).__name__)[:_MAX_TEXT]
-        noted = Noted(self._now(), _own_id(), *subject, code=code, message=message)
+        self.noted(subject, code, error.message if isinstance(error, ServiceError) else type(error).__name__)
+
+    def noted(self, subject: Subject, code: str, message: str) -> None:
+        """Keeps a failed request for the status page, by the text of its error."""
+        noted = Noted(self._now(), _own_id(), *subject, code=code, message=message[:_MAX_TEXT])
         (self._own_failures if code in _OURS else self._refusals).append(noted)
 
     def slowest(self) -> list[Noted]:

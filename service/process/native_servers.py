@@ -181,6 +181,7 @@ class NativeServers:
             edge,
             metrics.requests,
             slow=self._recent.was_slow,
+            failed=self._recent.noted,
             events=metrics.admission,
             handshake_failed=metrics.tls.handshake_failed,
         )

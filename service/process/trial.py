@@ -141,7 +141,7 @@ def _native_forms(servable: Servable, lookups: OpenedLookups | None) -> Any:
     native = compile_native(servable, lookups, native_graphs(servable)).native
     if not isinstance(native, CompiledServable):
         return None
-    return _native.Forms([(servable.name, [(servable.version, native.compiled)], {}, 0.0)])
+    return _native.Forms([(servable.name, [(servable.version, native.compiled)], {}, 0.0, "")])
 
 
 def _reference(servable: Servable) -> Answer:

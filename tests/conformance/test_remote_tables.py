@@ -17,7 +17,7 @@ import pytest
 from model_export.remote.push import push
 from service.remote.address import StoreAddress
 from tests.conformance.random_calls import RandomCalls
-from tests.conformance.test_data_planes import _IDS_PER_ROW, _MODELS, Answers
+from tests.conformance.test_data_planes import _IDS_PER_ROW, _MODELS, Answers, without_text
 from tests.integration.process import DATA_PLANES, ServerProcess
 from tests.valkey_cluster import Cluster, needs_program
 
@@ -71,7 +71,8 @@ def test_remote_tables_answer_as_mapped_ones(
                 expected = mapped.to(call)
                 for plane, remote in zip(DATA_PLANES, remotes, strict=True):
                     found = remote.to(call)
-                    assert found == expected, (plane, call, found, expected)
+                    # Of several faults in one request, the planes tell that of another input.
+                    assert without_text(found) == without_text(expected), (plane, call, found, expected)
                 answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
     # For each wire, at least one of the compared answers is not a refusal.
     assert min(answered.values()) > 0, answered

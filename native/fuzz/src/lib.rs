@@ -27,7 +27,7 @@ static ROUTES: LazyLock<Routes> = LazyLock::new(|| routes(servable()));
 
 fn routes(servable: Servable) -> Routes {
     let versions = vec![(3, Some(Arc::new(servable)))];
-    let model = ModelRoutes { versions, labels: vec![("stable".to_owned(), 3)], log_rate: 0.0 };
+    let model = ModelRoutes { versions, labels: vec![("stable".to_owned(), 3)], problem: String::new(), log_rate: 0.0 };
     Routes::default().with(HashMap::from([("m".to_owned(), model)]), &[])
 }
 

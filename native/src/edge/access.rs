@@ -1,7 +1,7 @@
 //! Finds the caller of a request by the request's token or by the client's certificate.
 //!
-//! The core answers a request only if its caller certainly may run the model. It forwards every other request to the
-//! reference server, which decides for itself and words the refusal.
+//! The core answers or refuses a request only if its caller is certain. It forwards every other request to the reference
+//! server, which decides for itself and words the refusal.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -22,12 +22,18 @@ const MAX_HEADER_BYTES: usize = 4096;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caller {
+    /// Name of the caller.
+    #[serde(default)]
+    pub name: String,
     /// SHA-256 of each of the caller's tokens, in hexadecimal digits.
     pub digests: Vec<String>,
     /// Names in the caller's client certificates, such as `CN:ranker`.
     pub certificates: Vec<String>,
     /// Patterns of the names of the models on which the caller has the right "predict".
     pub models: Vec<String>,
+    /// Patterns of the names of the models on which the caller has any right.
+    #[serde(default)]
+    pub seen: Vec<String>,
 }
 
 /// The SHA-256 digest of a caller's token.
@@ -63,7 +69,8 @@ impl Access {
     pub fn new(callers: &[Caller]) -> Result<Self, String> {
         let mut access = Access::default();
         for caller in callers {
-            let grant = Arc::new(Grant::new(caller.models.iter().map(String::as_str)));
+            let grant = Grant::new(caller.models.iter().map(String::as_str));
+            let grant = Arc::new(grant.of_caller(&caller.name, caller.seen.iter().map(String::as_str)));
             for digest in &caller.digests {
                 access.by_digest.insert(Digest(bytes_of(digest).ok_or("a digest is malformed")?), Arc::clone(&grant));
             }
@@ -138,6 +145,8 @@ mod tests {
             digests: tokens.iter().map(|token| digest(token)).collect(),
             certificates: owned(certificates),
             models: owned(models),
+            name: String::new(),
+            seen: Vec::new(),
         }
     }
 
@@ -207,7 +216,7 @@ mod tests {
     #[test]
     fn a_malformed_digest_is_refused() {
         for digits in ["", "zz", &"g".repeat(64), &"ä".repeat(32), &"a".repeat(63)] {
-            let caller = Caller { digests: vec![(*digits).to_owned()], certificates: Vec::new(), models: Vec::new() };
+            let caller = Caller { digests: vec![(*digits).to_owned()], ..caller(&[], &[], &[]) };
             assert!(Access::new(&[caller]).is_err(), "{digits}");
         }
     }

@@ -11,15 +11,11 @@ use crate::plan::Declined;
 pub enum Event {
     DeclinedTooLarge,
     DeclinedWaits,
-    DeclinedNoRows,
     DeclinedUnusual,
     DeclinedDenied,
     DeclinedDrawn,
-    DeclinedUnknown,
     DeclinedNotNative,
-    DeclinedUnfit,
     DeclinedDamaged,
-    DeclinedOverLimit,
     DeclinedGraph,
     ForwardedGrpc,
     ForwardedHttp,
@@ -89,21 +85,19 @@ impl From<Flood> for Event {
     }
 }
 
-impl From<Declined> for Event {
-    fn from(declined: Declined) -> Self {
-        match declined {
+impl Event {
+    /// Returns the event that a form declined a request for this reason; None for a fault, which is counted by its code.
+    #[must_use]
+    pub fn declined(reason: &Declined) -> Option<Self> {
+        Some(match reason {
             Declined::TooLarge => Event::DeclinedTooLarge,
             Declined::Waits => Event::DeclinedWaits,
-            Declined::NoRows => Event::DeclinedNoRows,
-            Declined::Unusual => Event::DeclinedUnusual,
-            Declined::Denied => Event::DeclinedDenied,
+            Declined::Unusual | Declined::Malformed => Event::DeclinedUnusual,
             Declined::Drawn => Event::DeclinedDrawn,
-            Declined::Unknown => Event::DeclinedUnknown,
             Declined::NotNative => Event::DeclinedNotNative,
-            Declined::Unfit => Event::DeclinedUnfit,
             Declined::Damaged => Event::DeclinedDamaged,
-            Declined::OverLimit => Event::DeclinedOverLimit,
             Declined::Graph => Event::DeclinedGraph,
-        }
+            Declined::Fault(_) => return None,
+        })
     }
 }

@@ -82,7 +82,7 @@ pub fn begin(
             let reply = match outcome {
                 Ok(made) => Reply::Answer(made),
                 Err(Failed::Panicked) => Reply::Panic,
-                Err(Failed::NoRows(failure)) => Reply::Refusal(shared.no_rows(plain.method, "", failure)),
+                Err(Failed::Refused(fault)) => Reply::Fault(fault),
                 Err(Failed::Declined(declined)) => {
                     let mut incoming = Incoming::new(shared, connection, head, body, draws);
                     if let Err(status) = incoming.hold_head() {

@@ -16,6 +16,7 @@ use super::encoding::Encoded;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::instead;
+use super::refusals;
 use super::sampling::Draws;
 use super::shared::{self, HeldHead, Made, Shared, Terms};
 use crate::admission::account::{Hold, Shares};
@@ -23,6 +24,7 @@ use crate::admission::fair_queue::Ask;
 use crate::admission::large::Announcement;
 use crate::admission::limits::INLINE_BYTES;
 use crate::admission::pace::Pace;
+use crate::plan::faults::BoxedFault;
 
 /// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
@@ -168,10 +170,11 @@ fn note_refusal(connection: &Connection, status: &Status) {
     }
 }
 
-/// The result of a call that the core handled: an answer, a refusal, or a panic of the handler.
+/// The result of a call that the core handled: an answer, a refusal, a refusal for a fault of the request, or a panic of the handler.
 pub enum Reply {
     Answer(Made),
     Refusal(Status),
+    Fault(BoxedFault),
     Panic,
 }
 
@@ -208,6 +211,11 @@ pub fn send(
         Reply::Refusal(status) => {
             note_refusal(connection, &status);
             (id(plain), status)
+        }
+        Reply::Fault(fault) => {
+            let id = id(plain);
+            let status = refusals::of_grpc(shared, plain.method, &fault, &id);
+            (id, status)
         }
         Reply::Panic => {
             let id = id(plain);

@@ -24,7 +24,7 @@ use crate::admission::fair_queue::{Refusal, address_of};
 use crate::admission::gate::Lane;
 use crate::admission::limits::INLINE_BYTES;
 use crate::admission::long_calls::LongCall;
-use crate::forms::built_size::{TooMany, built_size};
+use crate::forms::built_size::built_size;
 use crate::forward::Lost;
 
 /// The answer for a client whose call did not reach the reference server, or whose answer was lost.
@@ -212,7 +212,7 @@ async fn judge(incoming: &mut Incoming, data: &Bytes) -> Result<Option<OwnedSema
 /// # Errors
 /// The text that tells the client why the message is too large.
 fn parsed_size(path: &str, message: &[u8], limit: usize) -> Result<usize, String> {
-    let built = built_size(path, message).map_err(TooMany::text)?;
+    let built = built_size(path, message).map_err(|too_many| too_many.fault().text)?;
     if built > limit {
         return Err(format!(
             "The message's values would take {built} bytes in memory, and a request may take {limit}. Send it in several \

@@ -9,6 +9,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::connection::Debt;
 use super::encoding::{self, Coding, Encoded};
+pub use crate::plan::faults::Code;
 
 /// Number of bytes in the prefix of each gRPC message: one byte for compression, four for the length.
 pub const PREFIX_BYTES: usize = 5;
@@ -54,18 +55,6 @@ pub fn timeout(value: &[u8]) -> Option<Duration> {
         b'n' => Duration::from_nanos(number),
         _ => return None,
     })
-}
-
-/// The gRPC status codes that the core itself sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Code {
-    InvalidArgument = 3,
-    DeadlineExceeded = 4,
-    ResourceExhausted = 8,
-    Unimplemented = 12,
-    Internal = 13,
-    Unavailable = 14,
 }
 
 /// A gRPC status that refuses a request.

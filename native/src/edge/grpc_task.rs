@@ -118,17 +118,14 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
                 Err(refusal) => Next::Reply(Reply::Refusal(incoming.shared.refuse("", refusal, late))),
             }
         }
-        outcome => after(incoming, plain, outcome, data),
+        outcome => after(outcome, data),
     }
 }
 
-fn after(incoming: &Incoming, plain: &Plain, outcome: Outcome, data: Bytes) -> Next {
+fn after(outcome: Outcome, data: Bytes) -> Next {
     match outcome {
         Ok(made) => Next::Reply(Reply::Answer(made)),
-        Err(Failed::NoRows(failure)) => {
-            let model = incoming.ask(&data, data.len()).path[0].clone();
-            Next::Reply(Reply::Refusal(incoming.shared.no_rows(plain.method, &model, failure)))
-        }
+        Err(Failed::Refused(fault)) => Next::Reply(Reply::Fault(fault)),
         Err(Failed::Panicked) => Next::Reply(Reply::Panic),
         Err(Failed::Declined(_)) => Next::Forward(data),
     }
@@ -148,7 +145,7 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
         connection.room().await;
         let (method, body) = (plain.method, data.clone());
         let called = shared.call_large(
-            why,
+            why.clone(),
             ask.clone(),
             announcement.take(),
             &connection,
@@ -156,7 +153,7 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
             move |dispatch, call| dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default()),
         );
         match called.await {
-            Ok(outcome) => return after(incoming, plain, outcome, data),
+            Ok(outcome) => return after(outcome, data),
             Err(NotRun::Refused(refusal)) => {
                 return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
@@ -20,12 +20,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
-use super::dispatch::{Dispatch, Target, target};
+use super::dispatch::{Dispatch, Method, Target, target};
 use super::encoding::{Accepted, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::inflating;
 use super::instead;
+use super::refusals;
 use super::sampling::Draws;
 use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
@@ -37,6 +38,7 @@ use crate::admission::pace::Pace;
 use crate::forms::{Answered, Call};
 use crate::forward::RequestBody;
 use crate::forward::{Forwarded, UnreadReason, Upload};
+use crate::plan::faults::BoxedFault;
 use crate::plan::{Declined, Effort};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -346,17 +348,17 @@ impl Exchange {
         }) else {
             return self.forward_whole(head, data, hold, open).await;
         };
-        let (method, accepted) = (found.method, plain.terms.accepted);
+        let (method, accepted, share) = (found.method, plain.terms.accepted, plain.terms.share(found.model));
         let mut outcome = Err(Failed::Declined(Declined::TooLarge));
         if data.len() <= INLINE_BYTES {
             outcome = self.shared.call(Effort::Small, &self.connection, &plain.terms, |dispatch, call| {
                 dispatch.http(&found, call, &data)
             });
         }
-        if let Err(Failed::Declined(why)) = outcome
+        if let Err(Failed::Declined(why)) = &outcome
             && why.is_for_a_pool()
         {
-            outcome = match self.large(why, &head, plain, &data, &mut hold).await {
+            outcome = match self.large(why.clone(), &head, plain, &data, &mut hold).await {
                 Ok(outcome) => outcome,
                 Err(status) => return self.refuse(&head.headers, &status, open),
             };
@@ -384,10 +386,7 @@ impl Exchange {
                 let status = shared::internal_error(id.to_str().unwrap_or_default());
                 self.refusal(&head.headers, &status, id, open)
             }
-            Err(Failed::NoRows(failure)) => {
-                let status = self.shared.no_rows(method, model(&self.shared, &head), failure);
-                self.refuse(&head.headers, &status, open)
-            }
+            Err(Failed::Refused(fault)) => self.fault(method, &head, fault.of_model(share), open),
             Err(Failed::Declined(_)) => self.forward_whole(head, data, hold, open).await,
         }
     }
@@ -416,7 +415,7 @@ impl Exchange {
                 let found = Target { json_length: plain.json_length, ..found };
                 dispatch.http(&found, call, &data)
             };
-            let called = shared.call_large(why, ask.clone(), None, &self.connection, terms, form);
+            let called = shared.call_large(why.clone(), ask.clone(), None, &self.connection, terms, form);
             let unread = match tokio::time::timeout_at(deadline.into(), called).await {
                 Ok(Ok(outcome)) => return Ok(outcome),
                 Ok(Err(NotRun::Refused(refusal))) => return Err(self.too_long(&model, refusal)),
@@ -675,6 +674,15 @@ impl Exchange {
         response
     }
 
+    /// Refuses a request for a fault of its own.
+    fn fault(&self, method: Method, head: &Parts, fault: BoxedFault, open: Open) -> Response<Answer> {
+        let id = self.shared.ids.of_http(&head.headers);
+        let status = refusals::of_http(&self.shared, method, &fault, id.to_str().unwrap_or_default());
+        let mut response = self.refusal(&head.headers, &status, id, open);
+        response.headers_mut().insert(ERROR_CODE, HeaderValue::from_static(fault.code.name()));
+        response
+    }
+
     pub fn refuse(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
         self.refusal(asked, status, self.shared.ids.of_http(asked), open)
     }
@@ -682,15 +690,10 @@ impl Exchange {
     fn refusal(&self, asked: &HeaderMap, status: &Status, id: HeaderValue, open: Open) -> Response<Answer> {
         let body = serde_json::json!({ "error": status.text }).to_string();
         let mut response = Response::new(Answer::whole(body.into(), open));
-        let (number, code) = match status.code {
-            Code::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, Some("UNAVAILABLE")),
-            Code::ResourceExhausted => (StatusCode::PAYLOAD_TOO_LARGE, Some("RESOURCE_EXHAUSTED")),
-            Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
-            Code::InvalidArgument => (StatusCode::BAD_REQUEST, Some("INVALID_ARGUMENT")),
-            Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
-            // The reference server also answers an unexpected exception with status 500 and without an error code.
-            Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, None),
-        };
+        // The reference server also answers an unexpected exception with status 500 and without an error code.
+        let code = Some(status.code).filter(|code| *code != Code::Internal).map(Code::name);
+        let number = StatusCode::from_u16(refusals::http_status(status.code));
+        let number = number.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         *response.status_mut() = number;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, JSON);
@@ -699,6 +702,9 @@ impl Exchange {
         }
         if status.may_retry {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if status.code == Code::Unauthenticated {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         self.mark(headers, asked, id);
         response

@@ -24,7 +24,9 @@ mod http_over_http2;
 mod inflating;
 mod instead;
 mod preface;
+mod refusal_log;
 mod refusal_pause;
+mod refusals;
 mod request_id;
 mod request_window;
 mod sampling;
@@ -42,5 +44,7 @@ pub use dispatch::{Cors, Dispatch, Method, Target, target};
 pub use health::Health;
 pub use sampling::Tracing;
 pub use server::Server;
-pub use snapshot::{SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot};
+pub use snapshot::{
+    FailedRequest, FailureCount, RetiredSnapshot, SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot,
+};
 pub use tls::{TlsError, server_config};

@@ -29,9 +29,10 @@ use super::encoding::Compressors;
 use super::encrypted::Encrypted;
 use super::events::Event;
 use super::health::Health;
+use super::refusal_log::LogPace;
 use super::refusal_pause::Pauses;
 use super::shared::Shared;
-use super::snapshot::{Snapshot, SubjectSnapshot};
+use super::snapshot::{RetiredSnapshot, Snapshot};
 use super::statistics::Statistics;
 use super::{http, http2, preface};
 use crate::admission::account::Account;
@@ -131,6 +132,7 @@ impl Server {
             waiting: LazyPool::default(),
             graph_limit: Arc::new(GraphLimit::new(config.threads)),
             pauses: Pauses::new(config.threads),
+            refusal_log: LogPace::default(),
             ids: super::request_id::RequestIds::default(),
             health: ArcSwapOption::empty(),
             has_upstreams: AtomicBool::new(false),
@@ -242,7 +244,7 @@ impl Server {
 
     /// Removes the counts of a model version's answered requests, and returns them.
     #[must_use]
-    pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
+    pub fn retire(&self, model: &str, version: i64) -> RetiredSnapshot {
         self.hub.shared.statistics.retire(model, version)
     }
 

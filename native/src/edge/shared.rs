@@ -12,11 +12,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::access::Access;
 use super::connection::{Connection, Debt};
-use super::dispatch::{Cors, Dispatch, Method};
+use super::dispatch::{Cors, Dispatch};
 use super::encoding::{Accepted, Compressors, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::health::{FRESH, Health};
+use super::refusal_log::LogPace;
 use super::refusal_pause::Pauses;
 use super::request_id::RequestIds;
 use super::sampling::{Draws, Tracing};
@@ -29,7 +30,8 @@ use crate::admission::limits::{LARGE_HEAD_BYTES, Limits};
 use crate::admission::long_calls::LongCalls;
 use crate::forms::{Answered, Call};
 use crate::forward::{GrpcUpstream, HttpUpstream};
-use crate::plan::{Declined, Effort, Failure, Grant, GraphLimit, Routes, Waiting};
+use crate::plan::faults::BoxedFault;
+use crate::plan::{Declined, Effort, Grant, GraphLimit, Routes, Waiting};
 
 /// Prefix of the names of headers that only the core may send to the reference server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -86,6 +88,8 @@ pub struct Shared {
     pub graph_limit: Arc<GraphLimit>,
     /// The count of connections that the server does not read now because it refused their requests.
     pub pauses: Pauses,
+    /// Limits how many lines on refusals are logged.
+    pub refusal_log: LogPace,
     /// The generator of request ids, for requests that bring no id of their own.
     pub ids: RequestIds,
     /// The health state from which the core answers health checks, as Python published it.
@@ -117,9 +121,8 @@ pub enum Failed {
     /// The handler (form) declined the request, for this reason; the server then runs the request on a thread pool, or
     /// forwards it to the reference server.
     Declined(Declined),
-    /// Rows of a Valkey or Redis cluster that the request needs could not be read, or its deadline passed after the
-    /// read.
-    NoRows(Failure),
+    /// The request has a fault, for which it is refused.
+    Refused(BoxedFault),
     /// The wire format's handler (form) panicked while it answered the request.
     Panicked,
 }
@@ -152,6 +155,12 @@ impl Terms {
     #[must_use]
     pub fn allows(&self, model: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.allows(model))
+    }
+
+    /// Returns the name under which a request for a model counts: "" if the caller can not see the model.
+    #[must_use]
+    pub fn share<'m>(&self, model: &'m str) -> &'m str {
+        if self.grant.as_ref().is_some_and(|grant| !grant.sees(model)) { "" } else { model }
     }
 }
 
@@ -289,12 +298,13 @@ impl Shared {
                 Ok(Made { answered, body, debt, took: started.elapsed() })
             }
             Ok(Err(declined)) => {
-                self.statistics.count(declined.into());
-                let failure = match effort {
-                    Effort::Wait(waiting) if declined == Declined::NoRows => waiting.failure.get().cloned(),
-                    _ => None,
-                };
-                Err(failure.map_or(Failed::Declined(declined), Failed::NoRows))
+                if let Some(event) = Event::declined(&declined) {
+                    self.statistics.count(event);
+                }
+                Err(match declined {
+                    Declined::Fault(fault) => Failed::Refused(fault),
+                    declined => Failed::Declined(declined),
+                })
             }
             Err(_) => {
                 self.statistics.count(Event::Panicked);
@@ -391,19 +401,6 @@ impl Shared {
     #[must_use]
     pub fn num_queued(&self) -> usize {
         self.large.num_waiting() + self.waiting.get().map_or(0, Pool::num_waiting)
-    }
-
-    /// Counts a request that failed because rows of a Valkey or Redis cluster could not be read, and returns the error
-    /// for its client.
-    #[must_use]
-    pub fn no_rows(&self, method: Method, model: &str, failure: Failure) -> Status {
-        let (code, name) = if failure.is_late {
-            (Code::DeadlineExceeded, "DEADLINE_EXCEEDED")
-        } else {
-            (Code::Unavailable, "UNAVAILABLE")
-        };
-        self.statistics.failed(method, model, name);
-        Status { code, text: failure.text, may_retry: false }
     }
 
     /// Returns the health state that Python published; None if there is none, if the reference servers do not answer, or

@@ -19,6 +19,43 @@ pub struct SlowRequest {
     pub rows: usize,
 }
 
+/// A record of one request that was refused for a fault.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct FailedRequest {
+    /// The time when the request ended, in seconds since 1970.
+    pub at_s: f64,
+    pub request_id: String,
+    pub api: &'static str,
+    pub method: &'static str,
+    pub model: String,
+    pub version: Option<i64>,
+    pub signature: String,
+    pub code: &'static str,
+    pub message: String,
+}
+
+/// Number of requests that were refused with the same method, model, version, signature and code.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct FailureCount {
+    pub api: &'static str,
+    pub method: &'static str,
+    pub model: String,
+    pub version: Option<i64>,
+    pub signature: String,
+    pub code: &'static str,
+    pub count: u64,
+}
+
+/// The counts of a version that is unloaded.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct RetiredSnapshot {
+    pub subjects: Vec<SubjectSnapshot>,
+    pub failed: Vec<FailureCount>,
+}
+
 /// Counts of the answered requests with the same method, model, version and signature.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
@@ -68,9 +105,8 @@ pub struct Snapshot {
     /// Number of requests that the core refused itself, by model and reason; the model is "" if it is not known.
     /// Refused connections count here, too.
     pub refused: Vec<(String, &'static str, u64)>,
-    /// Requests that failed because rows of a Valkey or Redis cluster could not be read: API, method, model, code and
-    /// count.
-    pub failed: Vec<(&'static str, &'static str, String, &'static str, u64)>,
+    /// Requests that were refused for a fault.
+    pub failed: Vec<FailureCount>,
     /// Times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,
     /// Number of connections that the server cut, by wire: mostly because the client was too slow to send a request's
@@ -99,4 +135,7 @@ pub struct Snapshot {
     pub queued_to_forward: Vec<(&'static str, u64)>,
     /// Records of the last slow requests, the oldest first.
     pub slow: Vec<SlowRequest>,
+    /// Records of the last refused requests: those that the server caused, then those that clients caused; the oldest
+    /// first.
+    pub failures: Vec<FailedRequest>,
 }

@@ -10,12 +10,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::dispatch::Method;
 use super::events::{Event, NUM_EVENTS};
-use super::snapshot::{SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot};
+use super::snapshot::{
+    FailedRequest, FailureCount, RetiredSnapshot, SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot,
+};
 use crate::forms::Answered;
 use crate::plan::SignatureKind;
+use crate::plan::faults::{self, Code};
 
 /// Number of slow requests whose records are kept.
 const KEPT_SLOW: usize = 50;
+/// Number of refused requests that are kept, of those that the server caused and of those that clients caused; and the
+/// number of characters of their texts.
+const KEPT_FAILURES: usize = 50;
+const MAX_KEPT_TEXT: usize = 300;
 /// Number of sets of event counters. Threads share a set only if there are more threads than sets.
 const SHARDS: usize = 64;
 
@@ -94,9 +101,10 @@ pub struct Statistics {
     // Counts by model. Requests to models that are not configured are counted under the name "", so the maps stay
     // small. Only requests that are refused, fail, or run on a thread pool lock these maps.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
-    // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
-    // code.
-    failed: Mutex<HashMap<(Method, String, &'static str), u64>>,
+    // Number of requests that were refused for a fault, by method, subject and code.
+    failed: Mutex<HashMap<(Method, faults::Subject, Code), u64>>,
+    // The last refusals that the server's state or load caused, and the last ones that clients caused.
+    failures: Mutex<[VecDeque<FailedRequest>; 2]>,
     waited: Mutex<HashMap<Arc<str>, Waits>>,
 }
 
@@ -133,6 +141,7 @@ impl Statistics {
             wait_limits_s,
             refused: Mutex::default(),
             failed: Mutex::default(),
+            failures: Mutex::default(),
             waited: Mutex::default(),
         }
     }
@@ -142,14 +151,37 @@ impl Statistics {
         *lock(&self.refused).entry((model.to_owned(), reason)).or_default() += 1;
     }
 
-    /// Counts a request that failed because rows of a cluster could not be read. `model` is a configured model, or "".
-    pub fn failed(&self, method: Method, model: &str, code: &'static str) {
-        *lock(&self.failed).entry((method, model.to_owned(), code)).or_default() += 1;
+    /// Counts a request that is refused for a fault, unless it is a `:rows` request, and keeps it for the status page.
+    pub fn failed(&self, method: Method, subject: faults::Subject, code: Code, text: &str, request_id: &str) {
+        if method == Method::Rows {
+            return;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let one = FailedRequest {
+            at_s: now.as_secs_f64(),
+            request_id: request_id.to_owned(),
+            api: method.api(),
+            method: method.name(),
+            model: subject.model.clone(),
+            version: subject.version,
+            signature: subject.signature.clone(),
+            code: code.name(),
+            message: text.chars().take(MAX_KEPT_TEXT).collect(),
+        };
+        let is_ours = matches!(
+            code,
+            Code::Internal | Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted | Code::DataLoss
+        );
+        let kept = &mut lock(&self.failures)[usize::from(!is_ours)];
+        if kept.len() == KEPT_FAILURES {
+            kept.pop_front();
+        }
+        kept.push_back(one);
+        *lock(&self.failed).entry((method, subject, code)).or_default() += 1;
     }
 
-    fn failures(&self) -> Vec<(&'static str, &'static str, String, &'static str, u64)> {
-        let counts = lock(&self.failed);
-        counts.iter().map(|((m, model, code), count)| (m.api(), m.name(), model.clone(), *code, *count)).collect()
+    fn failures(&self) -> Vec<FailureCount> {
+        lock(&self.failed).iter().map(failure_count).collect()
     }
 
     /// Counts the time that a request waited for a thread, when its run begins.
@@ -304,15 +336,11 @@ impl Statistics {
             declined: by(&[
                 ("too_large", E::DeclinedTooLarge),
                 ("waits", E::DeclinedWaits),
-                ("no_rows", E::DeclinedNoRows),
                 ("unusual", E::DeclinedUnusual),
                 ("denied", E::DeclinedDenied),
                 ("drawn", E::DeclinedDrawn),
-                ("unknown", E::DeclinedUnknown),
                 ("not_native", E::DeclinedNotNative),
-                ("unfit", E::DeclinedUnfit),
                 ("damaged", E::DeclinedDamaged),
-                ("over_limit", E::DeclinedOverLimit),
                 ("graph", E::DeclinedGraph),
             ]),
             forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
@@ -345,21 +373,31 @@ impl Statistics {
             queued: 0,
             queued_to_forward: Vec::new(),
             slow: lock(&self.slow).iter().cloned().collect(),
+            failures: lock(&self.failures).iter().flatten().cloned().collect(),
         }
     }
 
     /// Removes the counts of a model version and returns their sums. A request for the version that ends later may not
     /// be counted.
     #[must_use]
-    pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
-        subjects(&self.take(|subject| subject.model == model && subject.version == version))
+    pub fn retire(&self, model: &str, version: i64) -> RetiredSnapshot {
+        let mut failed = Vec::new();
+        lock(&self.failed).retain(|key, count| {
+            let is_gone = key.1.version == Some(version) && key.1.model == model;
+            if is_gone {
+                failed.push(failure_count((key, count)));
+            }
+            !is_gone
+        });
+        let gone = self.take(|subject| subject.model == model && subject.version == version);
+        RetiredSnapshot { subjects: subjects(&gone), failed }
     }
 
     /// Removes all counts of a model that is not configured any more. A request that ends later may be counted anew.
     pub fn forget(&self, model: &str) {
         drop(self.take(|subject| subject.model == model));
         lock(&self.refused).retain(|(name, _), _| name != model);
-        lock(&self.failed).retain(|(_, name, _), _| name != model);
+        lock(&self.failed).retain(|(_, subject, _), _| subject.model != model);
         lock(&self.waited).retain(|name, _| **name != *model);
     }
 
@@ -372,6 +410,18 @@ impl Statistics {
         // request.
         self.generation.fetch_add(1, Relaxed);
         gone
+    }
+}
+
+fn failure_count(((method, subject, code), count): (&(Method, faults::Subject, Code), &u64)) -> FailureCount {
+    FailureCount {
+        api: method.api(),
+        method: method.name(),
+        model: subject.model.clone(),
+        version: subject.version,
+        signature: subject.signature.clone(),
+        code: code.name(),
+        count: *count,
     }
 }
 
@@ -427,7 +477,7 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Declined, Servable, VersionMemory};
+    use crate::plan::{Servable, VersionMemory};
 
     fn answered(version: i64) -> Answered {
         let description = serde_json::json!({
@@ -496,7 +546,7 @@ mod tests {
         assert_eq!(snapshot.slow.len(), 6);
         assert_eq!((&*snapshot.slow[0].request_id, snapshot.slow[0].rows), ("id", 2));
         let gone = statistics.retire("m", 2);
-        assert_eq!((gone.len(), gone[0].counts[2]), (1, 3));
+        assert_eq!((gone.subjects.len(), gone.subjects[0].counts[2]), (1, 3));
         // retire() has replaced the counters (cells) of the ended threads by one cell with their sums.
         assert_eq!(lock(&statistics.cells).len(), 1);
         count(&statistics, &one, Duration::from_millis(1));
@@ -512,14 +562,15 @@ mod tests {
         }
         for model in ["m", "n"] {
             statistics.refused(model, "queue");
-            statistics.failed(Method::Lookup, model, "UNAVAILABLE");
+            let subject = faults::Subject { model: model.into(), version: None, signature: String::new() };
+            statistics.failed(Method::Lookup, subject, Code::Unavailable, "text", "id");
             statistics.waited(&model.into(), Duration::ZERO);
         }
         statistics.forget("m");
         let left = statistics.snapshot();
         assert!(left.subjects.is_empty());
         assert_eq!(left.refused.iter().filter(|(model, ..)| !model.is_empty()).count(), 1);
-        assert_eq!((&*left.failed[0].2, left.failed.len()), ("n", 1));
+        assert_eq!((&*left.failed[0].model, left.failed.len()), ("n", 1));
         assert_eq!((&*left.waited[0].model, left.waited.len()), ("n", 1));
         count(&statistics, &answered(1), Duration::ZERO);
         assert_eq!(statistics.snapshot().subjects[0].counts, [1, 0]);
@@ -529,13 +580,13 @@ mod tests {
     fn rows_of_tables_are_no_subject_and_events_are_counted() {
         let statistics = Statistics::new(Vec::new(), Vec::new(), Duration::MAX);
         statistics.succeeded(Method::Rows, &answered(1), Duration::ZERO, String::new);
-        statistics.count(Declined::Unfit.into());
+        statistics.count(Event::DeclinedUnusual);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::DisconnectedHttp);
         let snapshot = statistics.snapshot();
         assert!(snapshot.subjects.is_empty() && snapshot.slow.is_empty());
-        assert!(snapshot.declined.contains(&("unfit", 1)));
+        assert!(snapshot.declined.contains(&("unusual", 1)));
         assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);
         let text = serde_json::to_string(&snapshot).unwrap();
         assert!(text.contains("\"declined\":[[\"too_large\",0]"), "{text}");

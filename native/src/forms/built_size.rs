@@ -6,6 +6,7 @@
 
 use super::protobuf::{Fields, Value, count_varints, read_varint};
 use crate::plan::Declined;
+use crate::plan::faults::{self, BoxedFault};
 
 /// Maximal number of repeated messages in a request; entries of maps are such messages.
 pub const MAX_MESSAGES: usize = 1 << 19;
@@ -30,31 +31,30 @@ pub enum TooMany {
 }
 
 impl TooMany {
-    /// Returns the error text for the request's client.
+    /// Returns the error for the request's client.
     #[must_use]
-    pub fn text(self) -> String {
-        let (limit, what) = match self {
-            TooMany::Messages => (MAX_MESSAGES, "repeated messages and entries of maps"),
-            TooMany::Strings => (MAX_STRINGS, "strings"),
-        };
-        format!("The request has more than {limit} {what}. Send it in several requests.")
+    pub fn fault(self) -> BoxedFault {
+        match self {
+            TooMany::Messages => faults::too_many_parts(MAX_MESSAGES, "repeated messages and entries of maps"),
+            TooMany::Strings => faults::too_many_parts(MAX_STRINGS, "strings"),
+        }
     }
 }
 
 /// Declines a request with more than [`MAX_STRINGS`] strings, before they are read.
 ///
 /// # Errors
-/// [`Declined::OverLimit`].
+/// [`Declined::Fault`].
 pub fn check_num_strings(count: usize) -> Result<(), Declined> {
-    if count > MAX_STRINGS { Err(Declined::OverLimit) } else { Ok(()) }
+    if count > MAX_STRINGS { Err(TooMany::Strings.fault().into()) } else { Ok(()) }
 }
 
 /// Declines a request with more than [`MAX_MESSAGES`] messages of one kind, before more are read.
 ///
 /// # Errors
-/// [`Declined::OverLimit`].
+/// [`Declined::Fault`].
 pub fn check_num_messages(count: usize) -> Result<(), Declined> {
-    if count > MAX_MESSAGES { Err(Declined::OverLimit) } else { Ok(()) }
+    if count > MAX_MESSAGES { Err(TooMany::Messages.fault().into()) } else { Ok(()) }
 }
 
 /// The fields of a message that take more memory than their bytes, by field number.

@@ -2,6 +2,7 @@
 //!
 //! The reference implementation is `service/wire/json_lookup.py`.
 
+use super::json::explain::LookupDocument;
 use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{LookupBody, read_lookup};
 use super::json::tensors::{add_dense, add_ragged, is_ragged_part, no_inputs};
@@ -16,15 +17,35 @@ const DEFAULT_SIGNATURE: &str = "lookup";
 /// The reason why the handler declines the request; [`Declined`] says what the server then does.
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
-    let body = read_lookup(body)?;
-    let servable = call.find(model, version)?;
-    let name = match &*body.signature_name {
-        "" => DEFAULT_SIGNATURE,
-        name => name,
+    let parsed = match read_lookup(body) {
+        Ok(parsed) => Parsed::Plain(parsed),
+        Err(_) => Parsed::Whole(LookupDocument::parse(body, call.strict_json)?),
     };
-    let index = servable.signature(name, "").ok_or(Declined::Unknown)?;
-    let inputs = inputs_of(&servable.signatures()[index], body)?;
-    outputs::answer(call, servable, index, inputs, JsonLayout::Embeddings)
+    let servable = call.find(model, version)?;
+    let name = match &parsed {
+        Parsed::Plain(parsed) => &*parsed.signature_name,
+        Parsed::Whole(document) => &document.signature_name,
+    };
+    let name = if name.is_empty() { DEFAULT_SIGNATURE } else { name };
+    let index = servable.find_signature(name, "", false)?;
+    let signature = &servable.signatures()[index];
+    let run = || {
+        let inputs = match parsed {
+            Parsed::Plain(parsed) => match inputs_of(signature, parsed) {
+                Ok(inputs) => inputs,
+                Err(_) => LookupDocument::parse(body, call.strict_json)?.inputs(signature)?.inputs,
+            },
+            Parsed::Whole(document) => document.inputs(signature)?.inputs,
+        };
+        outputs::answer(call, servable, index, inputs, JsonLayout::Embeddings)
+    };
+    run().map_err(|declined| declined.at(|| servable.subject(index)))
+}
+
+/// A `:lookup` body as the fast reader gives it, or as a whole document.
+enum Parsed<'a> {
+    Plain(LookupBody<'a>),
+    Whole(LookupDocument<'a>),
 }
 
 /// Converts a parsed `:lookup` body to the inputs of the signature.
@@ -38,12 +59,12 @@ pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Resu
             add_ragged(&mut inputs, signature, feature, column.value, weights)?;
             continue;
         }
-        let index = signature.input(column.name.as_bytes()).ok_or(Declined::Unfit)?;
+        let index = signature.input(column.name.as_bytes()).ok_or(Declined::Unusual)?;
         if weights.is_some() || is_ragged_part(signature, index) {
-            return Err(Declined::Unfit);
+            return Err(Declined::Unusual);
         }
         add_dense(&mut inputs, signature, index, column.value)?;
     }
     // The body is declined if it has weights for a feature, but not the feature's ids.
-    if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unfit) }
+    if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unusual) }
 }

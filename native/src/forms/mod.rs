@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use crate::plan::Version;
+use crate::plan::faults;
 use crate::plan::{Declined, Effort, Grant, Instead, Routes, Servable};
 
 pub mod json;
@@ -47,16 +48,26 @@ impl<'a> Call<'a> {
     /// request is not drawn for a log.
     ///
     /// # Errors
-    /// [`Declined::Denied`], [`Declined::Drawn`] and [`Declined::Unknown`].
+    /// [`Declined::Drawn`], [`Declined::NotNative`]; [`Declined::Fault`] for an unknown name, or a model that the caller may not
+    /// run.
     pub fn find(&self, model: &str, version: Version<'_>) -> Result<&'a Arc<Servable>, Declined> {
-        if self.grant.is_some_and(|grant| !grant.allows(model)) {
-            return Err(Declined::Denied);
+        if let Some(grant) = self.grant
+            && !grant.allows(model)
+        {
+            // A model on which the caller has no right does not exist for the caller.
+            let fault = if grant.sees(model) {
+                faults::no_right(&grant.caller, model).of_model(model)
+            } else {
+                version.unknown(model)
+            };
+            return Err(fault.into());
         }
-        let routes = self.routes.model(model).ok_or(Declined::Unknown)?;
-        if self.log_draw.is_some_and(|draw| draw < routes.log_rate) {
+        if let Some(routes) = self.routes.model(model)
+            && self.log_draw.is_some_and(|draw| draw < routes.log_rate)
+        {
             return Err(Declined::Drawn);
         }
-        routes.find(version).ok_or(Declined::Unknown)
+        self.routes.find(model, version)
     }
 }
 
@@ -84,7 +95,8 @@ mod tests {
 
     fn routes(log_rate: f64) -> Routes {
         let (versions, labels) = (vec![(3, None)], vec![("stable".to_owned(), 3)]);
-        Routes::default().with([("m".to_owned(), crate::plan::ModelRoutes { versions, labels, log_rate })].into(), &[])
+        let model = crate::plan::ModelRoutes { versions, labels, problem: String::new(), log_rate };
+        Routes::default().with([("m".to_owned(), model)].into(), &[])
     }
 
     fn refused(routes: &Routes, grant: Option<&Grant>, log_draw: Option<f64>, model: &str) -> Declined {
@@ -92,24 +104,31 @@ mod tests {
         call.find(model, Version::Latest).expect_err("it has no servable")
     }
 
+    fn unknown(model: &str) -> Declined {
+        faults::unknown_model(model).into()
+    }
+
     #[test]
     fn callers_find_the_models_that_they_may_run() {
         let (routes, other) = (routes(1.0), Grant::new(["n*"]));
-        assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), Declined::Denied);
+        assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), unknown("m"));
+        let reader = Grant::new(["n*"]).of_caller("reader", ["m"]);
+        let fault = faults::no_right("reader", "m").of_model("m");
+        assert_eq!(refused(&routes, Some(&reader), Some(0.0), "m"), Declined::Fault(fault));
         // A caller without the right to run a model gets the same result whether the model exists or not.
-        assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), Declined::Denied);
-        assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), Declined::Unknown);
+        assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), unknown("absent"));
+        assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), unknown("no"));
         assert_eq!(refused(&routes, Some(&Grant::new(["m"])), Some(0.0), "m"), Declined::Drawn);
     }
 
     #[test]
     fn requests_are_drawn_at_the_rate_of_their_model() {
         for (rate, draw, expected) in [
-            (0.0, Some(0.0), Declined::Unknown),
+            (0.0, Some(0.0), Declined::NotNative),
             (0.5, Some(0.4), Declined::Drawn),
-            (0.5, Some(0.5), Declined::Unknown),
+            (0.5, Some(0.5), Declined::NotNative),
             (1.0, Some(0.999), Declined::Drawn),
-            (1.0, None, Declined::Unknown),
+            (1.0, None, Declined::NotNative),
         ] {
             assert_eq!(refused(&routes(rate), None, draw, "m"), expected, "{rate} {draw:?}");
         }

@@ -5,18 +5,23 @@
 //! four bytes, then its bytes.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::built_size::check_num_strings;
 use super::{Call, Version};
-use crate::plan::{Data, DataType, Declined, Dims, Inputs, Servable, Signature, Strings, Tensor, Work};
+use crate::plan::faults::{self, BoxedFault};
+use crate::plan::{Data, DataType, Declined, Dims, Inputs, Servable, Signature, Strings, Tensor, Work, check_names};
 
 /// Name of the signature that a request runs if the request names none and the model has no `serving_default`.
 const FALLBACK_SIGNATURE: &str = "lookup";
 /// Name of the Open Inference parameter with which a request chooses its signature; an answer has the parameter, too.
 pub(super) const SIGNATURE_PARAMETER: &str = "signature_name";
+/// Parameters of Triton's extensions that the server refuses: they change a tensor's meaning, so that ignoring them would
+/// give wrong answers.
+pub(super) const REFUSED_PARAMETERS: [&str; 2] = ["shared_memory_region", "classification"];
 /// Maximal number of dimensions of a tensor in an Open Inference request.
 const MAX_RANK: usize = 64;
 /// Size in bytes of the length that stands before each string (BYTES element) in binary tensor data.
@@ -34,7 +39,7 @@ pub fn version(text: &str) -> Result<Version<'_>, Declined> {
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Ok(Version::Label(text));
     }
-    text.parse().map(Version::Number).map_err(|_| Declined::Unusual)
+    text.parse().map(Version::Number).map_err(|_| faults::long_version(&text[..text.len().min(32)]).into())
 }
 
 /// Returns the dtype for a datatype name of the Open Inference Protocol; None for an unknown name.
@@ -78,26 +83,39 @@ pub(super) fn datatype_of(dtype: DataType) -> &'static str {
     }
 }
 
-/// Returns the number of elements of a tensor with these sizes; declines shapes that the reference server refuses.
-pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
-    if dims.len() > MAX_RANK {
-        return Err(Declined::Unusual);
+/// Checks the shape of an input; returns its sizes and its number of elements.
+pub(super) fn checked_shape(input: &str, sizes: &[i64]) -> Result<(Dims, usize), BoxedFault> {
+    if sizes.len() > MAX_RANK {
+        return Err(faults::too_many_dimensions(input, sizes.len(), MAX_RANK));
     }
+    if sizes.iter().any(|size| *size < 0) {
+        return Err(faults::negative_size(input, &format!("{sizes:?}")));
+    }
+    let dims: Dims = sizes.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect();
     // numpy limits the product of the sizes that are not 0, even for an empty array, so this function does the same.
     let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
     match product {
-        Some(product) if product <= isize::MAX as usize / 16 => Ok(if dims.contains(&0) { 0 } else { product }),
-        _ => Err(Declined::Unusual),
+        Some(product) if product <= isize::MAX as usize / 16 => {
+            let count = if dims.contains(&0) { 0 } else { product };
+            Ok((dims, count))
+        }
+        _ => Err(faults::shape_too_large(input, &format!("{sizes:?}"))),
     }
 }
 
-/// Parses an Open Inference tensor from its binary data.
-pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<Tensor<'_>, Declined> {
-    let count = num_elements(&dims)?;
+/// Parses the tensor of an input from its binary data.
+pub(super) fn binary_tensor<'a>(
+    input: &str,
+    dtype: DataType,
+    sizes: &[i64],
+    data: &'a [u8],
+) -> Result<Tensor<'a>, Declined> {
+    let (dims, count) = checked_shape(input, sizes)?;
     let data = if dtype == DataType::String {
-        Data::Strings(split_strings(data, count)?)
+        Data::Strings(split_strings(input, data, count)?)
     } else if count.checked_mul(dtype.size()) != Some(data.len()) {
-        return Err(Declined::Unusual);
+        let (datatype, wanted) = (datatype_of(dtype), count.saturating_mul(dtype.size()));
+        return Err(faults::number_of_bytes(input, data.len(), datatype, &format!("{dims:?}"), wanted).into());
     } else if dtype == DataType::Bool {
         booleans(data)
     } else {
@@ -116,22 +134,26 @@ pub(super) fn booleans(data: &[u8]) -> Data<'_> {
     }
 }
 
-fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined> {
+fn split_strings<'a>(input: &str, data: &'a [u8], count: usize) -> Result<Strings<'a>, Declined> {
     // This check limits the memory allocated below to a multiple of the received bytes, because each string takes at
     // least four bytes.
     if count > data.len() / LENGTH_BYTES {
-        return Err(Declined::Unusual);
+        return Err(faults::too_few_bytes(input, data.len(), count).into());
     }
     check_num_strings(count)?;
     let mut parts = Vec::with_capacity(count);
-    for _ in 0..count {
-        let (length, rest) = data.split_first_chunk::<LENGTH_BYTES>().ok_or(Declined::Unusual)?;
-        let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| Declined::Unusual)?;
-        let (element, rest) = rest.split_at_checked(length).ok_or(Declined::Unusual)?;
+    let mut rest = data;
+    for i in 0..count {
+        let element = rest
+            .split_first_chunk::<LENGTH_BYTES>()
+            .and_then(|(length, after)| after.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?));
+        let Some((element, after)) = element else {
+            return Err(faults::element_too_long(input, i, data.len()).into());
+        };
         parts.push(Cow::Borrowed(element));
-        data = rest;
+        rest = after;
     }
-    if data.is_empty() { Ok(Strings { parts }) } else { Err(Declined::Unusual) }
+    if rest.is_empty() { Ok(Strings { parts }) } else { Err(faults::bytes_left(input, rest.len()).into()) }
 }
 
 /// Returns the servable of the model version that a request names, and the index of the signature.
@@ -142,40 +164,40 @@ pub(super) fn find<'a>(
     signature: &str,
 ) -> Result<(&'a Arc<Servable>, usize), Declined> {
     let servable = call.find(model, version)?;
-    let signature = servable.signature(signature, FALLBACK_SIGNATURE);
-    Ok((servable, signature.ok_or(Declined::NotNative)?))
+    let signature = servable.find_signature(signature, FALLBACK_SIGNATURE, false)?;
+    Ok((servable, signature))
 }
 
-/// Returns the tensors of a request in the order of the signature's inputs, None for an input that is not sent;
-/// declines unknown and repeated names.
-pub(super) fn inputs_by_index<'a>(
+/// Returns the tensors of a request in the order of the signature's inputs, None for an input that is not sent; and the
+/// indexes of the outputs that the request names.
+///
+/// # Errors
+/// The names of inputs or outputs do not fit the signature, or an input is sent twice.
+pub(super) fn inputs_and_outputs<'a>(
     signature: &Signature,
-    named: impl Iterator<Item = (impl AsRef<str>, Tensor<'a>)>,
-) -> Result<Inputs<'a>, Declined> {
+    named: impl Iterator<Item = (Cow<'a, str>, Tensor<'a>)>,
+    outputs: &[&str],
+) -> Result<(Inputs<'a>, SmallVec<[usize; 8]>), Declined> {
     let mut inputs: Inputs<'a> = signature.inputs.iter().map(|_| None).collect();
+    // The names that the signature lacks: a request may have very many.
+    let mut extra: HashSet<Cow<'a, str>> = HashSet::new();
     for (name, tensor) in named {
-        let slot = &mut inputs[signature.input(name.as_ref().as_bytes()).ok_or(Declined::Unfit)?];
-        if slot.replace(tensor).is_some() {
-            return Err(Declined::Unusual);
+        let Some(index) = signature.input(name.as_bytes()) else {
+            if let Some(name) = extra.replace(name) {
+                return Err(faults::input_twice(&name).into());
+            }
+            continue;
+        };
+        if inputs[index].replace(tensor).is_some() {
+            return Err(faults::input_twice(&name).into());
         }
     }
-    Ok(inputs)
-}
-
-/// Returns the indexes of the outputs that a request names; declines unknown and repeated names.
-pub(super) fn output_indexes(
-    signature: &Signature,
-    names: impl Iterator<Item = impl AsRef<str>>,
-) -> Result<SmallVec<[usize; 8]>, Declined> {
-    let mut indexes = SmallVec::new();
-    for name in names {
-        let index = signature.output(name.as_ref().as_bytes()).ok_or(Declined::Unfit)?;
-        if indexes.contains(&index) {
-            return Err(Declined::Unfit);
-        }
-        indexes.push(index);
+    if !extra.is_empty() || !outputs.is_empty() {
+        let extra: Vec<&str> = extra.iter().map(AsRef::as_ref).collect();
+        check_names(signature, &inputs, &extra)?;
     }
-    Ok(indexes)
+    let indexes = signature.output_indexes(outputs.iter().copied())?;
+    Ok((inputs, indexes))
 }
 
 /// Returns the size in bytes of an output's binary data in an Open Inference answer.
@@ -193,7 +215,7 @@ pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
 pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
     if work.outputs()[index].dtype == DataType::String {
         for element in work.strings(index) {
-            let length = u32::try_from(element.len()).map_err(|_| Declined::OverLimit)?;
+            let length = u32::try_from(element.len()).map_err(|_| Declined::NotNative)?;
             body.extend_from_slice(&length.to_le_bytes());
             body.extend_from_slice(element);
         }
@@ -218,13 +240,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn sizes(dims: &[usize]) -> Dims {
-        dims.iter().copied().collect()
-    }
+    use crate::plan::tests::is_fault;
 
     fn strings(data: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
-        let tensor = binary_tensor(DataType::String, sizes(&[count]), data).ok()?;
+        let tensor = binary_tensor("x", DataType::String, &[i64::try_from(count).ok()?], data).ok()?;
         let Data::Strings(strings) = tensor.data else { panic!("no strings") };
         Some(strings.parts.into_iter().map(Cow::into_owned).collect())
     }
@@ -237,7 +256,7 @@ mod tests {
         assert_eq!(version("-1"), Ok(Version::Label("-1")));
         assert_eq!(version("+1"), Ok(Version::Label("+1")));
         assert_eq!(version("9223372036854775807"), Ok(Version::Number(i64::MAX)));
-        assert_eq!(version("9223372036854775808"), Err(Declined::Unusual));
+        assert!(is_fault(version("9223372036854775808")));
         assert_eq!(version("00000000000000000000000000001"), Ok(Version::Number(1)));
     }
 
@@ -253,17 +272,19 @@ mod tests {
 
     #[test]
     fn shapes() {
-        assert_eq!(num_elements(&[]), Ok(1));
-        assert_eq!(num_elements(&[3, 0, 1 << 40]), Ok(0));
-        assert_eq!(num_elements(&[1 << 40, 0, 1 << 40]), Err(Declined::Unusual));
-        assert_eq!(num_elements(&[usize::MAX, 2]), Err(Declined::Unusual));
-        assert_eq!(num_elements(&[1; 64]), Ok(1));
-        assert_eq!(num_elements(&[1; 65]), Err(Declined::Unusual));
+        let count = |sizes: &[i64]| checked_shape("x", sizes).map(|(_, count)| count).map_err(|fault| fault.text);
+        assert_eq!(count(&[]), Ok(1));
+        assert_eq!(count(&[3, 0, 1 << 40]), Ok(0));
+        let too_large = "input \"x\": its shape [1099511627776, 0, 1099511627776] is too large.";
+        assert_eq!(count(&[1 << 40, 0, 1 << 40]), Err(too_large.to_owned()));
+        assert!(count(&[i64::MAX, 2]).is_err() && count(&[-1]).is_err());
+        assert_eq!(count(&[1; 64]), Ok(1));
+        assert!(count(&[1; 65]).is_err());
     }
 
     #[test]
     fn booleans_become_0_and_1() {
-        let Ok(tensor) = binary_tensor(DataType::Bool, sizes(&[3]), &[0, 7, 1]) else { panic!("refused") };
+        let Ok(tensor) = binary_tensor("x", DataType::Bool, &[3], &[0, 7, 1]) else { panic!("refused") };
         assert!(matches!(tensor.data, Data::Bytes(bytes) if bytes == [0, 1, 1]));
     }
 

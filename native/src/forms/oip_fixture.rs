@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::Call;
-use super::oip_binary::{datatype_of, num_elements};
+use super::oip_binary::datatype_of;
 use crate::plan::{
     Data, DataType, Declined, Effort, Graph, GraphOutput, Inputs, Instead, ModelRoutes, OutputData, Routes, Servable,
     Signature, Tensor, VersionMemory,
@@ -122,6 +122,7 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
     let model = ModelRoutes {
         versions: vec![(3, Some(Arc::new(servable)))],
         labels: vec![("stable".to_owned(), 3)],
+        problem: String::new(),
         log_rate: 0.0,
     };
     Routes::default().with(HashMap::from([("m".to_owned(), model)]), &[])
@@ -229,7 +230,7 @@ pub struct SentTensor {
 pub fn tensors() -> impl Strategy<Value = Vec<SentTensor>> {
     let sent = |dtype: DataType| {
         vec(0_usize..4, 0..4).prop_flat_map(move |dims| {
-            let count = num_elements(&dims).expect("a small shape");
+            let count: usize = dims.iter().product();
             let element = vec(any::<u8>(), 0..6);
             (Just(dims), vec(any::<u8>(), count * dtype.size()), vec(element, count)).prop_map(
                 move |(dims, mut bytes, strings)| {

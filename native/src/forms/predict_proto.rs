@@ -6,23 +6,31 @@
 //!
 //! Source: `tensorflow_serving/apis/{predict,model}.proto` (9d981c5).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+use super::built_size::{check_num_messages, check_num_strings};
 use super::protobuf::{
     Fields, Value, delimited_len, set_once, text, varint_field_len, write_delimited, write_delimited_header,
     write_varint_field,
 };
 use super::tensor_proto::{Allowance, MessageLayout, read_tensor};
-use super::{Answered, Call, Version};
-use crate::plan::{Declined, Effort, Inputs, OutputShape, Servable, Signature, Work};
+use super::{Answered, Call};
+use crate::plan::{
+    Data, DataType, Declined, Dims, Effort, Inputs, OutputShape, Servable, Signature, Tensor, Version, Work,
+    check_names, faults,
+};
 
 /// A request with more bytes is parsed on the thread pool for large work; parsing integers of this many bytes takes
 /// some 50 microseconds.
 const SMALL_REQUEST: usize = 64 << 10;
+
+/// Full name of the request's message, for its error text.
+const REQUEST: &str = "tensorflow.serving.PredictRequest";
 
 /// Answers a `PredictRequest`. Request and answer are messages without gRPC's five-byte prefix.
 ///
@@ -32,10 +40,15 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     if call.effort == Effort::Small && message.len() > SMALL_REQUEST {
         return Err(Declined::TooLarge);
     }
-    let spec = ModelSpec::of_request(message)?;
+    let spec = ModelSpec::of_request(message).map_err(|declined| declined.of_message(REQUEST))?;
     let servable = call.find(spec.model, spec.version)?;
-    let index = servable.signature(spec.signature, "").ok_or(Declined::Unknown)?;
-    let signature = servable.signatures().get(index).ok_or(Declined::Unknown)?;
+    let index = servable.find_signature(spec.signature, "", false)?;
+    let run = || run(call, message, servable, index).map_err(|declined| declined.of_message(REQUEST));
+    run().map_err(|declined| declined.at(|| servable.subject(index)))
+}
+
+fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) -> Result<Answered, Declined> {
+    let signature = servable.signatures().get(index).ok_or(Declined::NotNative)?;
     signature.check_effort(call.effort)?;
     let (inputs, wanted) = read(message, signature)?;
 
@@ -88,7 +101,8 @@ impl<'a> ModelSpec<'a> {
                 set_once(&mut spec, bytes)?;
             }
         }
-        Self::read(spec.ok_or(Declined::Unfit)?)
+        let spec = Self::read(spec.ok_or_else(faults::no_model_spec)?)?;
+        if spec.model.is_empty() { Err(faults::no_model_name().into()) } else { Ok(spec) }
     }
 
     fn read(message: &'a [u8]) -> Result<Self, Declined> {
@@ -126,34 +140,62 @@ fn wrapped_integer(message: &[u8]) -> Result<i64, Declined> {
 type OutputIndexes = SmallVec<[usize; 8]>;
 
 /// Parses the inputs of a `PredictRequest`; returns them, and the indexes of the outputs that `output_filter` names.
+///
+/// The order of the checks decides which error a client sees, and is TensorFlow Serving's: input names, tensors that do
+/// not parse, output filter.
 fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, OutputIndexes), Declined> {
     let mut inputs = Inputs::new();
     inputs.resize_with(signature.inputs.len(), || None);
-    let mut wanted = OutputIndexes::new();
+    // The names that the signature lacks: a request may have very many.
+    let mut extra: HashSet<&str> = HashSet::new();
+    let mut filter: SmallVec<[&str; 4]> = SmallVec::new();
+    let mut fault = None;
     let mut allowance = Allowance::of_request(message.len());
     for field in Fields::of(message) {
         match field? {
             (1, Value::Delimited(_)) => {}
             (2, Value::Delimited(entry)) => {
                 let (name, tensor) = map_entry(entry)?;
-                let index = signature.input(name).ok_or(Declined::Unfit)?;
-                let slot = inputs.get_mut(index).ok_or(Declined::Unfit)?;
-                if slot.is_some() {
+                let name = text(name)?;
+                let tensor = read_tensor(name, tensor, &mut allowance);
+                let Some(index) = signature.input(name.as_bytes()) else {
+                    if let Err(declined @ (Declined::Malformed | Declined::Unusual)) = tensor {
+                        return Err(declined);
+                    }
+                    if !extra.insert(name) {
+                        return Err(Declined::Unusual);
+                    }
+                    check_num_messages(extra.len())?;
+                    continue;
+                };
+                if inputs[index].is_some() {
                     return Err(Declined::Unusual);
                 }
-                *slot = Some(read_tensor(tensor, &mut allowance)?);
+                inputs[index] = Some(match tensor {
+                    Ok(tensor) => tensor,
+                    Err(Declined::Fault(first)) => {
+                        fault.get_or_insert(first);
+                        // The names are checked before the fault is returned.
+                        Tensor { dtype: DataType::Int64, dims: Dims::new(), data: Data::Raw(&[]) }
+                    }
+                    Err(declined) => return Err(declined),
+                });
             }
             (3, Value::Delimited(name)) => {
-                let index = signature.output(name).ok_or(Declined::Unfit)?;
-                if wanted.contains(&index) {
-                    return Err(Declined::Unfit);
-                }
-                wanted.push(index);
+                filter.push(text(name)?);
+                check_num_strings(filter.len())?;
             }
             _ => return Err(Declined::Unusual),
         }
     }
-    Ok((inputs, wanted))
+    if fault.is_some() || !extra.is_empty() || !filter.is_empty() {
+        let extra: Vec<&str> = extra.iter().copied().collect();
+        check_names(signature, &inputs, &extra)?;
+    }
+    if let Some(fault) = fault {
+        return Err(fault.into());
+    }
+    Ok((inputs, signature.output_indexes(filter.iter().copied())?))
 }
 
 /// Returns the key and the value of an entry in a protobuf map.

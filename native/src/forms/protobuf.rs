@@ -16,13 +16,23 @@ const WORD: usize = 8;
 const MAX_VARINT_BYTES: usize = 10;
 const MAX_VARINT32_BYTES: usize = 5;
 
-/// The error for bytes that are no protobuf message, or that contain a group.
+/// The error for bytes that the readers refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed;
+pub enum WireError {
+    /// The bytes are no protobuf message: Google's parsers refuse them, too.
+    Malformed,
+    /// The message has a group, which Google's parsers skip.
+    Group,
+}
 
-impl From<Malformed> for Declined {
-    fn from(_: Malformed) -> Self {
-        Declined::Unusual
+use WireError::Malformed;
+
+impl From<WireError> for Declined {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::Malformed => Declined::Malformed,
+            WireError::Group => Declined::Unusual,
+        }
     }
 }
 
@@ -61,13 +71,14 @@ impl<'a> Fields<'a> {
     }
 
     #[inline]
-    fn read_field(&mut self) -> Result<(u32, Value<'a>), Malformed> {
+    fn read_field(&mut self) -> Result<(u32, Value<'a>), WireError> {
         let tag = read_varint32(&mut self.rest)?;
         let value = match tag & 7 {
             0 => Value::Varint(read_varint(&mut self.rest)?),
             1 => Value::Fixed64(read_fixed(&mut self.rest)?),
             2 => Value::Delimited(read_delimited(&mut self.rest)?),
             5 => Value::Fixed32(read_fixed(&mut self.rest)?),
+            3 | 4 => return Err(WireError::Group),
             _ => return Err(Malformed),
         };
         if tag < 8 {
@@ -92,7 +103,7 @@ impl<'a> Fields<'a> {
 }
 
 impl<'a> Iterator for Fields<'a> {
-    type Item = Result<(u32, Value<'a>), Malformed>;
+    type Item = Result<(u32, Value<'a>), WireError>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
@@ -124,7 +135,7 @@ pub fn set_once<T>(field: &mut Option<T>, value: T) -> Result<(), Declined> {
 /// # Errors
 /// The bytes are not UTF-8; Google's parsers refuse such a message, too.
 #[inline]
-pub fn text(bytes: &[u8]) -> Result<&str, Malformed> {
+pub fn text(bytes: &[u8]) -> Result<&str, WireError> {
     std::str::from_utf8(bytes).map_err(|_| Malformed)
 }
 
@@ -133,7 +144,7 @@ pub fn text(bytes: &[u8]) -> Result<&str, Malformed> {
 /// # Errors
 /// The bytes end within the varint, or the varint has more than 64 bits.
 #[inline]
-pub fn read_varint(rest: &mut &[u8]) -> Result<u64, Malformed> {
+pub fn read_varint(rest: &mut &[u8]) -> Result<u64, WireError> {
     // Fast path: outside packed fields, nearly every varint has one byte.
     match rest.split_first() {
         Some((&byte, after)) if byte < 0x80 => {
@@ -149,7 +160,7 @@ pub fn read_varint(rest: &mut &[u8]) -> Result<u64, Malformed> {
 /// # Errors
 /// The bytes end within the varint, or the varint has more than 32 bits or more than five bytes.
 #[inline]
-pub fn read_varint32(rest: &mut &[u8]) -> Result<u32, Malformed> {
+pub fn read_varint32(rest: &mut &[u8]) -> Result<u32, WireError> {
     match rest.split_first() {
         Some((&byte, after)) if byte < 0x80 => {
             *rest = after;
@@ -159,7 +170,7 @@ pub fn read_varint32(rest: &mut &[u8]) -> Result<u32, Malformed> {
     }
 }
 
-fn read_long_varint(rest: &mut &[u8], max_bytes: usize) -> Result<u64, Malformed> {
+fn read_long_varint(rest: &mut &[u8], max_bytes: usize) -> Result<u64, WireError> {
     let mut value = 0;
     for (position, &byte) in rest.iter().take(max_bytes).enumerate() {
         if position == MAX_VARINT_BYTES - 1 && byte > 1 {
@@ -175,7 +186,7 @@ fn read_long_varint(rest: &mut &[u8], max_bytes: usize) -> Result<u64, Malformed
 }
 
 #[inline]
-fn read_delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Malformed> {
+fn read_delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], WireError> {
     let length = read_varint32(rest)? as usize;
     let (bytes, after) = rest.split_at_checked(length).ok_or(Malformed)?;
     *rest = after;
@@ -183,7 +194,7 @@ fn read_delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Malformed> {
 }
 
 #[inline]
-fn read_fixed<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Malformed> {
+fn read_fixed<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], WireError> {
     let (chunk, after) = rest.split_first_chunk().ok_or(Malformed)?;
     *rest = after;
     Ok(chunk)
@@ -219,7 +230,7 @@ fn load_u64(bytes: &[u8]) -> u64 {
 /// # Errors
 /// The bytes end within a varint, or a varint has more than 64 bits.
 #[allow(clippy::cast_possible_wrap)] // Negative numbers are encoded in two's complement.
-pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malformed> {
+pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), WireError> {
     let before = numbers.len();
     numbers.resize(before + count_varints(packed), 0);
     let mut slots = numbers.get_mut(before..).unwrap_or_default().iter_mut();
@@ -264,7 +275,7 @@ fn varint_ends(block: &[u8; BLOCK]) -> u64 {
 
 /// Decodes the varint in bytes `start` to `end`, inclusive; `packed` has at least eight bytes from `start` on.
 #[inline]
-fn decode_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malformed> {
+fn decode_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, WireError> {
     let from = packed.get(start..).ok_or(Malformed)?;
     let more = end - start;
     if more < 4 {
@@ -364,7 +375,7 @@ mod tests {
     }
 
     /// Decodes the varints of a packed field one after the other, as the oracle of the tests.
-    fn decode_one_by_one(packed: &[u8]) -> Result<Vec<i64>, Malformed> {
+    fn decode_one_by_one(packed: &[u8]) -> Result<Vec<i64>, WireError> {
         let (mut rest, mut numbers) = (packed, Vec::new());
         while !rest.is_empty() {
             numbers.push(read_long_varint(&mut rest, MAX_VARINT_BYTES)? as i64);

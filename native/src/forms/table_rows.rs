@@ -4,13 +4,14 @@
 
 use bytes::Bytes;
 
+use super::json::explain;
 use super::json::floats::{NonFinite, write_numbers};
-use super::json::nested::Leaves;
+use super::json::nested::{Leaves, Nested};
 use super::json::outputs::{check_body, check_numbers, text_buffer};
 use super::json::reader::read_ids;
 use super::{Call, Version};
-use crate::plan::{DataType, Declined, read_table};
-use crate::tables::table::{Dtype, Ints, OnBadId, OutputRows, Policy};
+use crate::plan::{DataType, Declined, faults, read_table};
+use crate::tables::table::{Dtype, Ints, LookupError, OnBadId, OutputRows, Policy};
 
 /// Returns the body of the answer to a `:rows` request. The counts of looked-up ids do not change, because those belong
 /// to signatures.
@@ -28,29 +29,30 @@ pub fn answer(
     body: &[u8],
 ) -> Result<Bytes, Declined> {
     check_body(call.effort, body)?;
-    let (ids, dims) = read_ids(body)?.into_dense().ok_or(Declined::Unusual)?;
-    let ids = match ids {
-        Leaves::Ints(ids) => ids,
-        Leaves::None => Vec::new(),
-        _ => return Err(Declined::Unfit),
+    let ids = match read_ids(body).map(Nested::into_dense) {
+        Ok(Some((Leaves::Ints(ids), dims))) if dims.len() == 1 => ids,
+        Ok(Some((Leaves::None, dims))) if dims.len() == 1 => Vec::new(),
+        _ => explain::table_ids(body)?,
     };
-    if dims.len() != 1 || ids.len() > max_rows {
-        return Err(Declined::Unfit);
+    if ids.len() > max_rows {
+        return Err(faults::too_many_table_ids(ids.len(), max_rows).into());
     }
     let servable = call.find(model, version)?;
-    let number = servable.table(table).ok_or(Declined::Unknown)?;
+    let number = servable.find_table(table)?;
     let table = &servable.tables()[number];
-    if table.dtype == Dtype::Float64 {
+    if table.dtype == Dtype::Float64 || servable.is_remote(number) {
         return Err(Declined::NotNative);
     }
     let row_bytes = table.embedding_dim * 4;
-    let num_bytes = ids.len().checked_mul(row_bytes).ok_or(Declined::OverLimit)?;
+    let num_bytes = ids.len().checked_mul(row_bytes).ok_or(Declined::NotNative)?;
     check_numbers(call.effort, num_bytes / 4)?;
     let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
     read_table(servable, number, Ints::of(&ids), policy, call.effort)?;
     let mut rows = Vec::with_capacity(num_bytes);
     let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
-    table.gather(Ints::of(&ids), policy, out).map_err(|_| Declined::Unfit)?;
+    table
+        .gather(Ints::of(&ids), policy, out)
+        .map_err(|error| refused(error, &ids, servable.vocabulary_size(number)))?;
     // SAFETY: gather() has written every row, so all `num_bytes` bytes of the vector are initialised.
     unsafe { rows.set_len(num_bytes) };
     if servable.is_damaged() {
@@ -62,4 +64,12 @@ pub fn answer(
     write_numbers(DataType::Float32, &dims, &rows, NonFinite::of(call.strict_json), &mut body);
     body.push(b'}');
     Ok(Bytes::from(body))
+}
+
+/// Returns the error for an id that has no row in the table.
+#[cold]
+fn refused(error: LookupError, ids: &[i64], vocabulary_size: usize) -> Declined {
+    let (LookupError::BadId(position) | LookupError::TooMany(position)) = error;
+    let last = i64::try_from(vocabulary_size).unwrap_or(i64::MAX) - 1;
+    ids.get(position).map_or(Declined::NotNative, |&id| faults::bad_id("ids", id, position, last).into())
 }

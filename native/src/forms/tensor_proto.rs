@@ -6,11 +6,14 @@
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
-use super::built_size::check_num_strings;
+use smallvec::SmallVec;
+
+use super::built_size::{check_num_messages, check_num_strings};
 use super::protobuf::{
     Fields, Value, delimited_len, extend_varints, read_varint32, set_once, text, varint_field_len, varint_len,
     write_delimited, write_delimited_header, write_varint, write_varint_field,
 };
+use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{Data, DataType, Declined, Dims, OutputShape, Strings, Tensor, Work};
 
 /// How many elements the tensors of a request may leave out, in all: a `TensorProto` with fewer values than its shape
@@ -20,6 +23,8 @@ const MAX_REPEATS_OF_REFERENCE: usize = 1 << 20;
 /// The reference server's limits on a shape: its rank, and the product of its sizes that are not 0.
 const MAX_RANK: usize = 64;
 const MAX_PRODUCT: usize = usize::MAX >> 5;
+/// Numbers of dtypes above this one are those of references.
+const REF_OFFSET: u64 = 100;
 
 // Field numbers of `TensorProto`; field_of_values has those of typed values.
 const DTYPE: u32 = 1;
@@ -59,7 +64,8 @@ struct TensorProto<'a> {
 }
 
 impl<'a> TensorProto<'a> {
-    fn read(message: &'a [u8]) -> Result<(DataType, Self), Declined> {
+    /// Returns the tensor, and the number of its dtype; 0 if it has none.
+    fn read(message: &'a [u8]) -> Result<(u64, Self), Declined> {
         let (mut dtype, mut shape, mut content, mut version) = (None, None, None, None);
         let mut tensor = TensorProto { message, ..TensorProto::default() };
         let mut fields = Fields::of(message);
@@ -85,8 +91,7 @@ impl<'a> TensorProto<'a> {
         }
         tensor.shape = shape.unwrap_or_default();
         tensor.content = content.unwrap_or_default();
-        let dtype = dtype.and_then(DataType::of_number).ok_or(Declined::Unusual)?;
-        Ok((dtype, tensor))
+        Ok((dtype.unwrap_or(0), tensor))
     }
 
     /// Iterates over the values of all occurrences of the protobuf field with the tensor's values.
@@ -100,20 +105,28 @@ impl<'a> TensorProto<'a> {
     }
 }
 
-/// Parses one tensor of a request, and lowers the request's allowance of elements.
+/// Parses the tensor of one input of a request, and lowers the request's allowance of elements.
 ///
 /// # Errors
-/// [`Declined::Unusual`]: the tensor's dtype, shape and values contradict each other, or only the reference server
-/// reads such a tensor.
-pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<Tensor<'a>, Declined> {
-    let (dtype, proto) = TensorProto::read(message)?;
-    let (dims, size) = read_shape(proto.shape)?;
-    allowance.elements = allowance.elements.checked_sub(size).ok_or(Declined::Unusual)?;
+/// [`Declined::Fault`]: the tensor's dtype, shape and values contradict each other. [`Declined::Malformed`]: the bytes
+/// are no such message. [`Declined::Unusual`] and [`Declined::NotNative`]: only the reference server reads such a tensor.
+pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance) -> Result<Tensor<'a>, Declined> {
+    let (number, proto) = TensorProto::read(message)?;
+    if number == 0 || number > REF_OFFSET {
+        return Err(faults::undecodable_tensor(name).into());
+    }
+    let dtype = DataType::of_number(number).ok_or(Declined::NotNative)?;
+    let undecodable = || Declined::from(faults::undecodable_tensor(name));
+    let (dims, size) = read_shape(name, proto.shape, allowance.elements)?;
+    allowance.elements -= size;
     let data = match (proto.num_pieces, proto.content, dtype) {
-        (0, [_, ..], DataType::String) => Data::Strings(Strings { parts: split_strings(proto.content, size)? }),
+        (0, [_, ..], DataType::String) => {
+            let parts = split_strings(proto.content, size)?.ok_or_else(undecodable)?;
+            Data::Strings(Strings { parts })
+        }
         (0, content @ [_, ..], _) => {
             if size.checked_mul(dtype.size()) != Some(content.len()) {
-                return Err(Declined::Unusual);
+                return Err(undecodable());
             }
             if dtype == DataType::Bool && content.iter().any(|&byte| byte > 1) {
                 // In `tensor_content` of a boolean tensor, any nonzero byte means true.
@@ -129,7 +142,8 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {
                 return Err(Declined::Unusual);
             }
-            read_values(&proto, dtype, size, allowance)?
+            let too_many = |count| faults::too_many_values(name, count, size);
+            read_values(&proto, dtype, size, allowance, &too_many)?
         }
     };
     Ok(Tensor { dtype, dims, data })
@@ -150,27 +164,40 @@ fn field_of_values(dtype: DataType) -> u32 {
     }
 }
 
-/// Parses a `TensorShapeProto`; returns its sizes and their product.
-fn read_shape(message: &[u8]) -> Result<(Dims, usize), Declined> {
-    let mut dims = Dims::new();
-    let (mut size, mut product) = (1_usize, 1_usize);
+/// Parses a `TensorShapeProto`; returns its sizes and their product, which may be `max_elements` at most.
+fn read_shape(name: &str, message: &[u8], max_elements: usize) -> Result<(Dims, usize), Declined> {
+    let undecodable = || Declined::from(faults::undecodable_tensor(name));
+    let mut sizes: SmallVec<[i64; 4]> = SmallVec::new();
+    let mut has_unknown_rank = false;
     for field in Fields::of(message) {
-        let (2, Value::Delimited(dim)) = field? else {
-            return Err(Declined::Unusual);
-        };
-        let dim = read_dim(dim)?;
-        product = product.checked_mul(dim.max(1)).ok_or(Declined::Unusual)?;
-        if dims.len() == MAX_RANK || product > MAX_PRODUCT {
-            return Err(Declined::Unusual);
+        match field? {
+            (2, Value::Delimited(dim)) => sizes.push(read_dim(dim)?),
+            (3, Value::Varint(value)) => has_unknown_rank = value != 0,
+            _ => return Err(Declined::Unusual),
         }
-        // The product `size * dim` can not overflow: it is at most `product`, which is at most MAX_PRODUCT.
-        size *= dim;
-        dims.push(dim);
+        check_num_messages(sizes.len())?;
     }
-    Ok((dims, size))
+    if has_unknown_rank || sizes.len() > MAX_RANK || sizes.iter().any(|size| *size < 0) {
+        return Err(undecodable());
+    }
+    let dims: Dims = sizes.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect();
+    if dims.contains(&0) {
+        // A shape with a size of 0 has no elements, but its other sizes must still fit numpy's index type.
+        let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
+        return if product.is_none_or(|product| product > MAX_PRODUCT) { Err(undecodable()) } else { Ok((dims, 0)) };
+    }
+    match dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size)) {
+        Some(size) if size <= max_elements => Ok((dims, size)),
+        Some(size) => {
+            let shape = format!("{sizes:?}");
+            Err(faults::tensor_too_large(name, &shape, &size.to_string(), max_elements).into())
+        }
+        // The text has the exact number of elements, which is beyond 64 bits.
+        None => Err(Declined::Unusual),
+    }
 }
 
-fn read_dim(message: &[u8]) -> Result<usize, Declined> {
+fn read_dim(message: &[u8]) -> Result<i64, Declined> {
     let (mut size, mut name) = (None, None);
     for field in Fields::of(message) {
         match field? {
@@ -179,36 +206,45 @@ fn read_dim(message: &[u8]) -> Result<usize, Declined> {
             _ => return Err(Declined::Unusual),
         }
     }
-    usize::try_from(size.unwrap_or(0)).map_err(|_| Declined::Unusual)
+    Ok(size.unwrap_or(0))
 }
 
 /// Splits `tensor_content` of strings, as TensorFlow's `port::EncodeStringList` writes it: all lengths as varints, then
 /// all bytes.
-fn split_strings(content: &[u8], size: usize) -> Result<Vec<Cow<'_, [u8]>>, Declined> {
+///
+/// None: the bytes are no such strings.
+fn split_strings(content: &[u8], size: usize) -> Result<Option<Vec<Cow<'_, [u8]>>>, Declined> {
     if size > content.len() {
-        return Err(Declined::Unusual);
+        return Ok(None);
     }
     check_num_strings(size)?;
-    let mut bytes = content;
-    for _ in 0..size {
-        read_varint32(&mut bytes)?;
-    }
-    let mut lengths = content;
-    let mut parts = Vec::with_capacity(size);
-    for _ in 0..size {
-        let length = read_varint32(&mut lengths)? as usize;
-        let (part, rest) = bytes.split_at_checked(length).ok_or(Declined::Unusual)?;
-        parts.push(Cow::Borrowed(part));
-        bytes = rest;
-    }
-    if bytes.is_empty() { Ok(parts) } else { Err(Declined::Unusual) }
+    let split = || {
+        let mut bytes = content;
+        for _ in 0..size {
+            read_varint32(&mut bytes).ok()?;
+        }
+        let mut lengths = content;
+        let mut parts = Vec::with_capacity(size);
+        for _ in 0..size {
+            let length = read_varint32(&mut lengths).ok()? as usize;
+            let (part, rest) = bytes.split_at_checked(length)?;
+            parts.push(Cow::Borrowed(part));
+            bytes = rest;
+        }
+        bytes.is_empty().then_some(parts)
+    };
+    Ok(split())
 }
+
+/// Returns the error for a tensor with more values than its shape says.
+type TooManyValues<'f> = dyn Fn(usize) -> BoxedFault + 'f;
 
 fn read_values<'a>(
     proto: &TensorProto<'a>,
     dtype: DataType,
     size: usize,
     allowance: &mut Allowance,
+    too_many: &TooManyValues<'_>,
 ) -> Result<Data<'a>, Declined> {
     match dtype {
         DataType::Float32 | DataType::Float64 => {
@@ -217,7 +253,7 @@ fn read_values<'a>(
                 Some(Value::Delimited(packed)) if proto.num_pieces == 1 && packed.len() == size * width => {
                     Ok(Data::Raw(packed))
                 }
-                _ => repeat_last_bytes(fixed_values(proto, width)?, width, size, allowance),
+                _ => repeat_last_bytes(fixed_values(proto, width)?, width, size, allowance, too_many),
             }
         }
         DataType::String => {
@@ -232,7 +268,7 @@ fn read_values<'a>(
                 }
                 fields.for_each_short_string(STRING_VAL, |bytes| parts.push(Cow::Borrowed(bytes)));
             }
-            repeat_last(&mut parts, Cow::Borrowed(&[]), size, allowance)?;
+            repeat_last(&mut parts, Cow::Borrowed(&[]), size, allowance, too_many)?;
             Ok(Data::Strings(Strings { parts }))
         }
         _ => {
@@ -244,7 +280,7 @@ fn read_values<'a>(
                     _ => return Err(Declined::Unusual),
                 }
             }
-            repeat_last(&mut numbers, 0, size, allowance)?;
+            repeat_last(&mut numbers, 0, size, allowance, too_many)?;
             Ok(of_dtype(numbers, dtype))
         }
     }
@@ -257,6 +293,7 @@ fn fixed_values(proto: &TensorProto<'_>, width: usize) -> Result<Vec<u8>, Declin
     for piece in proto.pieces() {
         match piece {
             Value::Delimited(packed) if packed.len().is_multiple_of(width) => bytes.extend_from_slice(packed),
+            Value::Delimited(_) => return Err(Declined::Malformed),
             Value::Fixed32(number) if width == 4 => bytes.extend_from_slice(number),
             Value::Fixed64(number) if width == 8 => bytes.extend_from_slice(number),
             _ => return Err(Declined::Unusual),
@@ -271,9 +308,9 @@ fn repeat_last<T: Clone>(
     default: T,
     size: usize,
     allowance: &mut Allowance,
+    too_many: &TooManyValues<'_>,
 ) -> Result<(), Declined> {
-    // A tensor with more values than its shape says is declined.
-    let lacking = size.checked_sub(values.len()).ok_or(Declined::Unusual)?;
+    let lacking = size.checked_sub(values.len()).ok_or_else(|| too_many(values.len()))?;
     allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::Unusual)?;
     if lacking > 0 {
         let last = values.last().cloned().unwrap_or(default);
@@ -287,9 +324,10 @@ fn repeat_last_bytes<'a>(
     width: usize,
     size: usize,
     allowance: &mut Allowance,
+    too_many: &TooManyValues<'_>,
 ) -> Result<Data<'a>, Declined> {
     let count = bytes.len() / width;
-    let lacking = size.checked_sub(count).ok_or(Declined::Unusual)?;
+    let lacking = size.checked_sub(count).ok_or_else(|| too_many(count))?;
     allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::Unusual)?;
     match bytes.len().checked_sub(width) {
         Some(last) => (0..lacking).for_each(|_| bytes.extend_from_within(last..last + width)),
@@ -429,7 +467,7 @@ fn dim_len(size: usize) -> usize {
 /// Looks up the numbers of an output, and appends their `num_bytes` bytes to `to`.
 fn fill(work: &mut Work<'_, '_>, index: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
     to.reserve(num_bytes);
-    let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
+    let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::NotNative)?;
     work.fill(index, buffer)?;
     // SAFETY: `to` has `num_bytes` reserved bytes, and Work::fill has written them, so the vector may grow by this
     // length.

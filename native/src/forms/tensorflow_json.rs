@@ -6,26 +6,60 @@
 
 use smallvec::SmallVec;
 
+use super::json::explain::{Decoded, PredictDocument};
 use super::json::outputs::{self, JsonLayout};
-use super::json::reader::{Column, Payload, read_predict};
+use super::json::reader::{Column, Payload, PredictBody, read_predict};
 use super::json::tensors::{add_dense, add_ragged, is_ragged_part, no_inputs};
 use super::{Answered, Call, Version};
-use crate::plan::{Declined, Inputs, Signature};
+use crate::plan::{Declined, Inputs, Signature, check_names};
 
 /// Answers a `:predict` request.
 ///
 /// # Errors
 /// The reason why the handler declines the request; [`Declined`] says what the server then does.
-pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
+pub fn answer<'a>(call: &Call<'_>, model: &str, version: Version<'_>, body: &'a [u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
-    let body = read_predict(body)?;
+    let parsed = match read_predict(body) {
+        Ok(parsed) => Parsed::Plain(parsed),
+        Err(_) => Parsed::Whole(PredictDocument::parse(body, call.strict_json)?),
+    };
     let servable = call.find(model, version)?;
-    let index = servable.signature(&body.signature_name, "").ok_or(Declined::Unknown)?;
+    let (name, is_by_row) = match &parsed {
+        Parsed::Plain(parsed) => (&*parsed.signature_name, parsed.is_by_row),
+        Parsed::Whole(document) => (&*document.signature_name, document.is_by_row()),
+    };
+    let index = servable.find_signature(name, "", true)?;
     let signature = &servable.signatures()[index];
     signature.check_effort(call.effort)?;
-    let inputs = inputs_of(signature, body.payload, body.is_by_row)?;
-    let layout = if body.is_by_row { JsonLayout::Rows } else { JsonLayout::Columns };
-    outputs::answer(call, servable, index, inputs, layout)
+    let layout = if is_by_row { JsonLayout::Rows } else { JsonLayout::Columns };
+    let whole = |document: &PredictDocument<'a>| {
+        let Decoded { inputs, extra } = document.inputs(signature)?;
+        let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
+        check_names(signature, &inputs, &extra)?;
+        Ok::<_, Declined>(inputs)
+    };
+    let run = || {
+        let inputs = match parsed {
+            Parsed::Plain(PredictBody { payload, is_by_row, .. }) => match inputs_of(signature, payload, is_by_row) {
+                // TensorFlow Serving's REST API has texts of its own for missing inputs.
+                Ok(inputs) if signature.is_described() || has_required(signature, &inputs) => inputs,
+                _ => whole(&PredictDocument::parse(body, call.strict_json)?)?,
+            },
+            Parsed::Whole(document) => whole(&document)?,
+        };
+        outputs::answer(call, servable, index, inputs, layout)
+    };
+    run().map_err(|declined| declined.at(|| servable.subject(index)))
+}
+
+fn has_required(signature: &Signature, inputs: &Inputs<'_>) -> bool {
+    signature.inputs.iter().zip(inputs).all(|(input, sent)| input.is_optional || sent.is_some())
+}
+
+/// A `:predict` body as the fast reader gives it, or as a whole document.
+enum Parsed<'a> {
+    Plain(PredictBody<'a>),
+    Whole(PredictDocument<'a>),
 }
 
 /// The kind of one column of a `:predict` body: ids of a feature, weights of a feature, or a whole input.
@@ -47,7 +81,7 @@ pub(super) fn inputs_of<'a>(
 ) -> Result<Inputs<'a>, Declined> {
     // TensorFlow Serving answers such a signature over gRPC only, so the reference server refuses the request.
     if signature.inputs.is_empty() {
-        return Err(Declined::Unfit);
+        return Err(Declined::Unusual);
     }
     let mut inputs = no_inputs(signature);
     let columns = match payload {
@@ -56,7 +90,7 @@ pub(super) fn inputs_of<'a>(
             match only_feature(signature)? {
                 ColumnRole::Ragged(feature) => add_ragged(&mut inputs, signature, feature, value, None)?,
                 ColumnRole::Input(index) => add_dense(&mut inputs, signature, index, value)?,
-                ColumnRole::Weights => return Err(Declined::Unfit),
+                ColumnRole::Weights => return Err(Declined::Unusual),
             }
             return Ok(inputs);
         }
@@ -70,11 +104,11 @@ pub(super) fn inputs_of<'a>(
         match role {
             ColumnRole::Ragged(feature) => {
                 let weights = weights.and_then(|weights| values[weights].take());
-                let ids = values[column].take().ok_or(Declined::Unfit)?;
+                let ids = values[column].take().ok_or(Declined::Unusual)?;
                 add_ragged(&mut inputs, signature, feature, ids, weights)?;
             }
             ColumnRole::Input(index) => {
-                let value = values[column].take().ok_or(Declined::Unfit)?;
+                let value = values[column].take().ok_or(Declined::Unusual)?;
                 add_dense(&mut inputs, signature, index, value)?;
             }
             ColumnRole::Weights => {}
@@ -91,7 +125,7 @@ fn only_feature(signature: &Signature) -> Result<ColumnRole, Declined> {
     let mut all = ragged.chain(inputs);
     match (all.next(), all.next()) {
         (Some(only), None) => Ok(only),
-        _ => Err(Declined::Unfit),
+        _ => Err(Declined::Unusual),
     }
 }
 
@@ -118,18 +152,18 @@ fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bo
             part != name && is_sent(columns, part)
         };
         if is_twice(feature.ids) || feature.row_splits.is_some_and(is_twice) {
-            return Err(Declined::Unfit);
+            return Err(Declined::Unusual);
         }
         return Ok(ColumnRole::Ragged(index));
     }
-    let index = signature.input(name.as_bytes()).ok_or(Declined::Unfit)?;
+    let index = signature.input(name.as_bytes()).ok_or(Declined::Unusual)?;
     let is_ragged = |name: &str| is_sent(columns, name) && ragged(signature, columns, name).is_some();
     let mut features = signature.features.iter();
     if features.any(|one| one.weights == Some(index) && is_ragged(&one.name)) {
         return Ok(ColumnRole::Weights);
     }
     if is_by_row && is_ragged_part(signature, index) {
-        return Err(Declined::Unfit);
+        return Err(Declined::Unusual);
     }
     Ok(ColumnRole::Input(index))
 }

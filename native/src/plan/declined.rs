@@ -1,12 +1,14 @@
 //! The reasons why the handler of a wire format does not answer a request: the server then runs the request on a thread
 //! pool, refuses it, or forwards it to the reference servers in Python.
 
+use super::faults::{self, BoxedFault, Subject};
+
 /// The reason why the handler of a wire format did not answer a request.
 ///
-/// After [`Declined::TooLarge`] and [`Declined::Waits`] the edge calls the form again. After [`Declined::NoRows`] it
-/// refuses the request. After any other variant, it forwards the request to the reference servers, which answer or
-/// refuse it. Metrics count each variant separately.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// After [`Declined::TooLarge`] and [`Declined::Waits`] the edge calls the form again. After [`Declined::Fault`] it refuses
+/// the request. After any other variant, it forwards the request to the reference servers, which answer or refuse it.
+/// Metrics count each variant but the fault separately; a fault counts by its code.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Declined {
     /// The request takes too long for a thread that serves connections. The server tries it again, with
     /// [`crate::plan::Effort::Any`], on the thread pool for large work.
@@ -14,38 +16,51 @@ pub enum Declined {
     /// The request needs rows that must be read from a Valkey or Redis cluster, or from the disk. The edge runs it
     /// again, with [`crate::plan::Effort::Wait`], on the thread pool for requests that wait.
     Waits,
-    /// Rows of a Valkey or Redis cluster could not be read, or the request's deadline passed after the read, before its
-    /// graph was run; [`crate::plan::Waiting::failure`] says which.
-    NoRows,
-    /// The request's bytes are not valid, or use a feature of the wire format that only the reference servers in Python
-    /// read.
+    /// The request uses a feature of the wire format that only the reference servers in Python read.
     Unusual,
-    /// The core could not confirm that the request's caller may run the model, so it forwards the request.
-    Denied,
+    /// The request's bytes are no message of its method; the form returns the fault that names the message.
+    Malformed,
     /// The request is sampled for a trace or a request log, which only the reference servers write.
     Drawn,
-    /// The core does not have the model, version, label, signature or table that the request names; the reference
-    /// servers may have it.
-    Unknown,
     /// Only the reference servers can answer the request, for example because the core does not run its signature, or
     /// because it asks for rows of a float64 table.
     NotNative,
-    /// A name, dtype, shape, row split, id or key in the request does not fit the signature. The reference servers
-    /// write the error message.
-    Unfit,
     /// A mapped file of the servable was truncated or became unreadable.
     Damaged,
-    /// The answer would exceed the server's limit, or the request has more strings, or its JSON more keys or lists, than
-    /// the reference servers accept.
-    OverLimit,
     /// TensorFlow refused the inputs of a predict's graph, or its run failed.
     Graph,
+    /// The request has this fault: the edge refuses the request with the fault's code and text.
+    Fault(BoxedFault),
+}
+
+impl From<BoxedFault> for Declined {
+    fn from(fault: BoxedFault) -> Self {
+        Declined::Fault(fault)
+    }
 }
 
 impl Declined {
+    /// Returns the reason; a fault counts for this subject.
+    #[must_use]
+    pub fn at(self, subject: impl FnOnce() -> Subject) -> Self {
+        match self {
+            Declined::Fault(fault) => Declined::Fault(fault.at(subject())),
+            other => other,
+        }
+    }
+
+    /// Returns the reason; bytes that are no message become the fault that names the message.
+    #[must_use]
+    pub fn of_message(self, name: &str) -> Self {
+        match self {
+            Declined::Malformed => faults::not_a_message(name).into(),
+            other => other,
+        }
+    }
+
     /// Says whether a thread of a pool may run the request that a thread of connections declined.
     #[must_use]
-    pub fn is_for_a_pool(self) -> bool {
+    pub fn is_for_a_pool(&self) -> bool {
         matches!(self, Declined::TooLarge | Declined::Waits)
     }
 }

@@ -22,6 +22,12 @@ pub struct Description {
     pub vocabularies: Vec<VocabularyDescription>,
     /// Signatures that the native core runs; requests for other signatures are forwarded to the reference server.
     pub signatures: Vec<SignatureDescription>,
+    /// Names of the version's signatures that the core does not run.
+    #[serde(default)]
+    pub other_signatures: Vec<String>,
+    /// Names of the version's tables that no signature of the core reads.
+    #[serde(default)]
+    pub other_tables: Vec<String>,
     /// Whether the version has a signature `serving_default`, even if only the reference server runs it.
     #[serde(default)]
     pub has_serving_default: bool,
@@ -105,6 +111,9 @@ pub struct SignatureDescription {
     pub features: Vec<FeatureDescription>,
     /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputDescription>,
+    /// Ragged features of the signature by their names in JSON.
+    #[serde(default)]
+    pub ragged_names: Vec<RaggedDescription>,
     /// Maximal number of rows in a request for the signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that a predict's graph computes itself, before rows are looked up.
@@ -120,13 +129,16 @@ pub struct SignatureDescription {
 pub struct InputDescription {
     /// Name of the input in its signature.
     pub name: String,
+    /// Name of the graph's tensor, which error texts have.
+    #[serde(default)]
+    pub tensor_name: String,
     /// Dtype of the input's tensor.
     pub dtype: DataType,
     /// Sizes of the input's dimensions; None for an unknown rank, or in place of one unknown size.
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// Number of rows of the table to which the input's ids belong, if the core checks the ids of a predict; else None.
+    /// Number of rows of the table to which the input's ids belong; None if no table is known.
     pub vocabulary_size: Option<usize>,
     /// Which ids of a predict are out of bounds: "both" (below 0, or V and more), "upper" (V and more) or "none".
     pub bounds: String,
@@ -136,6 +148,20 @@ pub struct InputDescription {
     pub takes_keys: bool,
     /// Whether requests may have strings for this input.
     pub takes_strings: bool,
+}
+
+/// The names of one ragged feature: `RaggedNames` of service/types.py.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RaggedDescription {
+    /// Name of the feature in JSON requests, which have nested lists of ids for it.
+    pub feature: String,
+    /// Index of the input with the feature's ids.
+    pub values: usize,
+    /// Index of the input with the feature's row splits.
+    pub row_splits: usize,
+    /// Name of the input with the feature's weights; the signature may lack this input.
+    pub weights: String,
 }
 
 /// The description of one feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.

@@ -1,17 +1,16 @@
-//! How much work a thread may do for a request, and what came of waiting for rows: a failure, or rows in place of others.
+//! How much work a thread may do for a request, and the rows that an answer has in place of others.
 
-use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::declined::Declined;
+use super::faults::{self, BoxedFault};
 use super::graph_limit::{GraphLimit, GraphPermit};
 
 /// The amount of work that the calling thread may do for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort<'a> {
     /// The thread may work for some tens of microseconds, because it also serves connections; larger requests end with
-    /// [`Declined::TooLarge`].
+    /// [`super::Declined::TooLarge`].
     Small,
     /// The thread may do any amount of work, but must not wait for disks or other machines: it belongs to the pool for
     /// large work.
@@ -34,39 +33,24 @@ impl<'a> Effort<'a> {
     /// Checks that a request which has waited can still be answered in time.
     ///
     /// # Errors
-    /// [`Declined::NoRows`]: the request's deadline has passed.
-    pub fn check_deadline(self) -> Result<(), Declined> {
+    /// The request's deadline has passed.
+    pub fn check_deadline(self) -> Result<(), BoxedFault> {
         let Effort::Wait(waiting) = self else { return Ok(()) };
         if waiting.deadline.is_none_or(|deadline| Instant::now() < deadline) {
             return Ok(());
         }
-        let text = "The deadline passed before the request was run.".to_owned();
-        let _ = waiting.failure.set(Failure { is_late: true, text });
-        Err(Declined::NoRows)
+        Err(faults::late_for_run())
     }
 }
 
-/// Limits how long one request waits for rows of Valkey or Redis clusters and for a permit to run its graph, and stores
-/// the failure if it could not be answered.
+/// Limits how long one request waits for rows of Valkey or Redis clusters and for a permit to run its graph.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// The time by which the request must be answered; None if only the time limits of the Valkey or Redis clusters
     /// apply.
     pub deadline: Option<Instant>,
-    /// The reason why rows could not be read or the graph was not run, if the request ended with [`Declined::NoRows`].
-    pub failure: OnceCell<Failure>,
     /// The limit on graphs that the threads of the pool for waiting work run at the same time; None for no limit.
     pub graph_limit: Option<Arc<GraphLimit>>,
-}
-
-/// The reason why rows of a Valkey or Redis cluster could not be read, or why the request's graph was not run after the
-/// read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// Whether the request's deadline had passed when its rows were not read or its graph was not run.
-    pub is_late: bool,
-    /// The error text that tells the client why rows were not read or the graph was not run, one sentence.
-    pub text: String,
 }
 
 /// The counts of cached rows and of default rows that an answer has in place of one table's rows that could not be

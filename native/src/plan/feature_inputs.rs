@@ -3,10 +3,11 @@
 use smallvec::SmallVec;
 
 use super::declined::Declined;
+use super::faults::{self, BoxedFault};
 use super::inputs::{Dims, Inputs};
 use super::numbers::{NumberBytes, number_bytes};
-use super::servable::{FeaturePlan, NeedsIds, Signature};
-use crate::tables::table::Ints;
+use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
+use crate::tables::table::{Ints, LookupError};
 
 /// The ids, row splits and weights of one feature in a request, all validated, except that ids may lie outside the
 /// table.
@@ -54,12 +55,25 @@ pub(super) fn feature_inputs<'r>(
         let weights =
             feature.weights.and_then(&mut take_or_clone).map(|(_, weights)| weights).filter(|w| !w.is_empty());
         let one = FeatureInputs { ids, sizes, splits, weights };
-        if !has_needed_ids(feature, &one) || plan.max_rows.is_some_and(|most| one.rows() > most) {
-            return Err(Declined::Unfit);
+        if !has_needed_ids(feature, &one) {
+            return Err(Declined::NotNative);
         }
         sent.push(Some(one));
     }
+    if let Some(most) = plan.max_rows {
+        check_rows(plan, &sent, most)?;
+    }
     Ok(sent)
+}
+
+/// Checks the numbers of rows of all features, in the order in which the outputs have them.
+fn check_rows(plan: &Signature, sent: &[Option<FeatureInputs<'_>>], most: usize) -> Result<(), BoxedFault> {
+    for &part in plan.outputs.iter().flat_map(|output| &output.parts) {
+        if let Some(rows) = sent[part].as_ref().map(FeatureInputs::rows).filter(|&rows| rows > most) {
+            return Err(faults::too_many_rows(&plan.inputs[plan.features[part].ids].name, rows, most));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn uses(feature: &FeaturePlan, input: usize) -> bool {
@@ -75,4 +89,43 @@ fn has_needed_ids(feature: &FeaturePlan, sent: &FeatureInputs<'_>) -> bool {
         NeedsIds::All => 0,
     };
     (first..last).all(|row| splits.get(row) < splits.get(row + 1))
+}
+
+/// Returns the error for an id that a feature's policy refuses, or for a row with too many ids. `first` is the position
+/// in the request of the lookup's first id.
+#[cold]
+pub(super) fn refused(
+    servable: &Servable,
+    plan: &Signature,
+    feature: &FeaturePlan,
+    sent: &FeatureInputs<'_>,
+    error: LookupError,
+    first: usize,
+) -> Declined {
+    let Some(input) = plan.inputs.get(feature.ids).map(|input| &*input.name) else {
+        // The graph computed the ids, so its own error says more to the client.
+        return Declined::NotNative;
+    };
+    match error {
+        LookupError::BadId(at) => bad_id(servable, feature, input, sent.ids(), first + at).into(),
+        LookupError::TooMany(row) => {
+            let (Some(splits), LookupKind::Combine(how)) = (sent.splits(), feature.lookup) else {
+                return Declined::NotNative;
+            };
+            faults::too_many_ids(input, row, splits.get(row + 1) - splits.get(row), how.max_ids).into()
+        }
+    }
+}
+
+/// Returns the error for the id at a position, which lies outside the feature's table.
+#[cold]
+pub(super) fn bad_id(
+    servable: &Servable,
+    feature: &FeaturePlan,
+    input: &str,
+    ids: Ints<'_>,
+    position: usize,
+) -> BoxedFault {
+    let last = i64::try_from(servable.vocabulary_size(feature.table)).unwrap_or(i64::MAX) - 1;
+    faults::bad_id(input, ids.get(position), position, last)
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::declined::Declined;
 use super::effort::{Effort, Instead, Waiting};
-use super::feature_inputs::{FeatureInputs, feature_inputs, uses};
+use super::feature_inputs::{FeatureInputs, feature_inputs, refused, uses};
 use super::inputs::{Dims, Inputs, Tensor};
 use super::paged_rows::read_table;
 use super::remote_rows::{self, RemoteRows};
@@ -26,14 +26,14 @@ pub(super) fn vector_dims(
         LookupKind::Sequence { length } => [rows, length, dim].into_iter().collect(),
         LookupKind::Gather { ids_rank } => {
             if sent.sizes.is_empty() || ids_rank.is_some_and(|rank| sent.sizes.len() != rank) {
-                return Err(Declined::Unfit);
+                return Err(Declined::NotNative);
             }
             sent.sizes.iter().copied().chain([dim]).collect()
         }
     };
     if is_flat && dims.len() > 2 {
         let width =
-            dims[1..].iter().try_fold(1_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
+            dims[1..].iter().try_fold(1_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::NotNative)?;
         dims = [dims[0], width].into_iter().collect();
     }
     Ok(dims)
@@ -61,6 +61,7 @@ pub(super) struct Placement {
 /// rows of a table in a cluster.
 pub(super) fn read(
     servable: &Servable,
+    plan: &Signature,
     feature: &FeaturePlan,
     sent: &FeatureInputs<'_>,
     remote: Option<&RemoteRows>,
@@ -78,9 +79,10 @@ pub(super) fn read(
             let mut missing = 0;
             for row in 0..rows {
                 let out = OutputRows::new(to, placement.skip + row * placement.stride, row_bytes, row_bytes, per_row);
+                let first = row * per_row;
                 missing += table
-                    .gather(ids.slice(row * per_row, (row + 1) * per_row), policy, out)
-                    .map_err(|_| Declined::Unfit)?;
+                    .gather(ids.slice(first, first + per_row), policy, out)
+                    .map_err(|error| refused(servable, plan, feature, sent, error, first))?;
             }
             Ok(missing)
         }
@@ -88,13 +90,13 @@ pub(super) fn read(
             table.gather(ids, policy, OutputRows::new(to, placement.skip, placement.stride, row_bytes, ids.len()))
         }
         LookupKind::Combine(how) => {
-            let splits = sent.splits().ok_or(Declined::Unfit)?;
+            let splits = sent.splits().ok_or(Declined::NotNative)?;
             let weights = sent.weights.as_deref().map(Weights::new);
             let out = OutputRows::new(to, placement.skip, placement.stride, row_bytes, splits.len() - 1);
             table.combine(ids, splits, weights, &how, policy, out)
         }
         LookupKind::Sequence { length } => {
-            let splits = sent.splits().ok_or(Declined::Unfit)?;
+            let splits = sent.splits().ok_or(Declined::NotNative)?;
             let width = length * row_bytes;
             // If a sequence is not flattened, its rows of vectors lie end to end in the output, because
             // Servable::compile refuses a description in which such an output has a second feature.
@@ -108,12 +110,12 @@ pub(super) fn read(
             )
         }
     };
-    let missing = looked.map_err(|_| Declined::Unfit)? + read_instead;
+    let missing = looked.map_err(|error| refused(servable, plan, feature, sent, error, 0))? + read_instead;
     let drops = matches!(feature.policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
     if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
         // The policy has dropped ids, perhaps all ids of a row that must have at least one id. Only the reference
         // server handles such a row.
-        return Err(Declined::Unfit);
+        return Err(Declined::NotNative);
     }
     Ok(missing)
 }
@@ -160,7 +162,7 @@ impl<'s, 'r> Features<'s, 'r> {
     /// Reads the rows of all features whose tables lie in clusters, together. Call this once, before the first `read`.
     ///
     /// # Errors
-    /// [`Declined::NoRows`]: rows could not be read. [`Declined::Unfit`]: a table's policy refuses an id.
+    /// [`Declined::Fault`]: rows could not be read, or a table's policy refuses an id.
     pub fn read_remote(&mut self, effort: Effort<'_>) -> Result<(), Declined> {
         if remote_rows::reads_any(self.servable, self.plan, &self.sent) {
             self.remote = remote_rows::read(self.servable, self.plan, &self.sent, effort)?;
@@ -179,7 +181,7 @@ impl<'s, 'r> Features<'s, 'r> {
     /// # Errors
     /// The request lacks the feature, or its ids have the wrong rank.
     pub fn dims(&self, feature: usize, is_flat: bool) -> Result<Dims, Declined> {
-        let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
+        let sent = self.sent[feature].as_ref().ok_or(Declined::NotNative)?;
         vector_dims(self.servable, &self.plan.features[feature], sent, is_flat)
     }
 
@@ -216,12 +218,12 @@ impl<'s, 'r> Features<'s, 'r> {
     }
 
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], placement: &Placement) -> Result<(), Declined> {
-        let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
+        let sent = self.sent[feature].as_ref().ok_or(Declined::NotNative)?;
         let plan = &self.plan.features[feature];
         self.servable.see(plan.table, sent.ids());
         // Reading pages of the table may wait for the disk, because a predict runs on a thread of a pool.
         read_table(self.servable, plan.table, sent.ids(), plan.policy, Effort::Wait(&Waiting::default()))?;
         let remote = self.remote.get(feature).and_then(Option::as_ref);
-        read(self.servable, plan, sent, remote, to, placement).map(drop)
+        read(self.servable, self.plan, plan, sent, remote, to, placement).map(drop)
     }
 }

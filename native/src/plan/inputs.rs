@@ -40,6 +40,54 @@ impl DataType {
         }
     }
 
+    /// Returns the dtype's name, as `TensorSpec.dtype` of service/types.py has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            DataType::Float32 => "float32",
+            DataType::Float64 => "float64",
+            DataType::Int32 => "int32",
+            DataType::Uint8 => "uint8",
+            DataType::Int16 => "int16",
+            DataType::Int8 => "int8",
+            DataType::String => "string",
+            DataType::Int64 => "int64",
+            DataType::Bool => "bool",
+            DataType::Bfloat16 => "bfloat16",
+            DataType::Uint16 => "uint16",
+            DataType::Float16 => "float16",
+            DataType::Uint32 => "uint32",
+            DataType::Uint64 => "uint64",
+        }
+    }
+
+    /// Returns the name that TensorFlow's error texts have for the dtype.
+    #[must_use]
+    pub fn graph_name(self) -> &'static str {
+        match self {
+            DataType::Float16 => "half",
+            DataType::Float32 => "float",
+            DataType::Float64 => "double",
+            other => other.name(),
+        }
+    }
+
+    /// Returns the smallest and the largest number of an integer dtype; None for any other dtype.
+    #[must_use]
+    pub fn integer_range(self) -> Option<(i128, i128)> {
+        Some(match self {
+            DataType::Int8 => (i8::MIN.into(), i8::MAX.into()),
+            DataType::Int16 => (i16::MIN.into(), i16::MAX.into()),
+            DataType::Int32 => (i32::MIN.into(), i32::MAX.into()),
+            DataType::Int64 => (i64::MIN.into(), i64::MAX.into()),
+            DataType::Uint8 => (0, u8::MAX.into()),
+            DataType::Uint16 => (0, u16::MAX.into()),
+            DataType::Uint32 => (0, u32::MAX.into()),
+            DataType::Uint64 => (0, u64::MAX.into()),
+            _ => return None,
+        })
+    }
+
     /// Returns the dtype with this enum value in `types.proto`; None for a dtype that the core does not support.
     #[must_use]
     pub fn of_number(number: u64) -> Option<Self> {

@@ -3,12 +3,15 @@
 mod declined;
 mod description;
 mod effort;
+pub mod faults;
 mod feature_inputs;
 mod features;
 mod grant;
 mod graph_limit;
+mod graph_refusal;
 mod inputs;
 mod names;
+mod near_names;
 mod numbers;
 mod paged_rows;
 mod remote_rows;
@@ -24,15 +27,17 @@ pub use description::{
     Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
     TableDescription, VocabularyDescription,
 };
-pub use effort::{Effort, Failure, Instead, Waiting};
+pub use effort::{Effort, Instead, Waiting};
 pub use features::Features;
 pub use grant::Grant;
 pub use graph_limit::{GraphLimit, GraphPermit};
+pub use graph_refusal::graph_refusal;
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use paged_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
 pub use servable::{
     Counts, FeaturePlan, Graph, GraphOutput, InputPlan, InputRole, LookupKind, NeedsIds, OpenGraph, OutputData,
-    OutputPlan, Servable, Signature, VersionMemory,
+    OutputPlan, RaggedNames, Servable, Signature, VersionMemory,
 };
+pub use validation::check_names;
 pub use work::{OutputShape, Work};

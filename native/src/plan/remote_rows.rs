@@ -8,8 +8,9 @@ use std::collections::hash_map::Entry;
 use std::time::Instant;
 
 use super::declined::Declined;
-use super::effort::{Effort, Failure, Instead};
-use super::feature_inputs::FeatureInputs;
+use super::effort::{Effort, Instead};
+use super::faults::{self, BoxedFault};
+use super::feature_inputs::{FeatureInputs, bad_id};
 use super::servable::{FeaturePlan, Servable, Signature};
 use crate::clusters::{self, Want};
 use crate::tables::memory::Memory;
@@ -58,7 +59,7 @@ struct Distinct {
 ///
 /// # Errors
 /// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
-/// [`Declined::NoRows`]: rows could not be read. [`Declined::Unfit`]: the policy refuses an id.
+/// [`Declined::Fault`]: rows could not be read, or the policy refuses an id.
 /// [`Declined::NotNative`]: rows could not be read, and a default row may have changed in the cluster.
 pub(super) fn read(
     servable: &Servable,
@@ -76,7 +77,10 @@ pub(super) fn read(
     let mut indexes = Vec::new();
     for (index, (feature, sent)) in plan.features.iter().zip(sent).enumerate() {
         let (Some(sent), Some((table, size))) = (sent, remote(feature)) else { continue };
-        let Distinct { rows, places, num_read_instead } = distinct(sent.ids(), feature.policy, size)?;
+        let Distinct { rows, places, num_read_instead } = distinct(sent.ids(), feature.policy, size).map_err(|at| {
+            let input = plan.inputs.get(feature.ids).map(|input| &*input.name);
+            input.map_or(Declined::NotNative, |input| bad_id(servable, feature, input, sent.ids(), at).into())
+        })?;
         wants.push(Want::new(table, rows));
         indexes.push((index, places, num_read_instead));
     }
@@ -95,10 +99,7 @@ pub(super) fn read(
         }
         let (num_stale, num_default) = (want.num_stale, want.left.len());
         let Some((rows, count)) = with_default_rows(want, feature.policy.default_row) else {
-            if let Effort::Wait(waiting) = effort {
-                let _ = waiting.failure.set(failure(servable.table_name(feature.table), &why, deadline));
-            }
-            return Err(Declined::NoRows);
+            return Err(failure(servable.table_name(feature.table), &why, deadline).into());
         };
         let small = small_table(table, rows, count, places, num_read_instead)?;
         found[index] = Some(RemoteRows { num_stale, num_default, ..small });
@@ -124,16 +125,19 @@ pub(super) fn instead(servable: &Servable, plan: &Signature, remote: &[Option<Re
 }
 
 /// Maps ids to distinct rows by a feature's policy; `size` is V, the number of rows of the table.
-fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, Declined> {
+///
+/// # Errors
+/// The position of an id that the policy refuses.
+fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, usize> {
     let size = size as u64;
     let mut found = Distinct { rows: Vec::new(), places: Vec::with_capacity(ids.len()), num_read_instead: 0 };
     let mut known: HashMap<u64, i64, quick_cache::DefaultHashBuilder> =
         HashMap::with_capacity_and_hasher(ids.len(), quick_cache::DefaultHashBuilder::default());
-    for id in ids.iter() {
+    for (at, id) in ids.iter().enumerate() {
         let row = if id.cast_unsigned() < size {
             id
         } else {
-            let Some(row) = policy.replacement(id, size).map_err(|_| Declined::Unfit)? else {
+            let Some(row) = policy.replacement(id, size).map_err(|_| at)? else {
                 found.places.push(-1);
                 continue;
             };
@@ -192,12 +196,10 @@ fn small_table(
     Ok(RemoteRows { table: small, num_read_instead, num_stale: 0, num_default: 0, places })
 }
 
-fn failure(table: &str, why: &str, deadline: Option<Instant>) -> Failure {
-    let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-    let text = if is_late {
-        format!("The deadline passed before rows of table \"{table}\" were read.")
+fn failure(table: &str, why: &str, deadline: Option<Instant>) -> BoxedFault {
+    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        faults::late_for_rows(table)
     } else {
-        format!("Rows of table \"{table}\" can not be read now: {}.", why.trim_end_matches('.'))
-    };
-    Failure { is_late, text }
+        faults::rows_unreadable(table, why.trim_end_matches('.'))
+    }
 }

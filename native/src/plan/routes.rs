@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::declined::Declined;
+use super::faults::{self, BoxedFault};
 use super::servable::Servable;
 
 /// How a request names the version of a model: the latest version, a number or a label.
@@ -17,6 +19,19 @@ pub enum Version<'a> {
     Label(&'a str),
 }
 
+impl Version<'_> {
+    /// Returns the error for a request of this version of a model that does not exist.
+    #[must_use]
+    pub fn unknown(self, model: &str) -> BoxedFault {
+        match self {
+            Version::Latest => faults::unknown_model(model),
+            Version::Number(number) => faults::unknown_version(model, number),
+            // TensorFlow Serving reports an unknown label even if the model is unknown.
+            Version::Label(label) => faults::unknown_label(label),
+        }
+    }
+}
+
 /// The versions and labels of one model.
 #[derive(Default)]
 pub struct ModelRoutes {
@@ -24,21 +39,35 @@ pub struct ModelRoutes {
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Pairs of one of the model's labels, such as "stable", and the version number to which it points.
     pub labels: Vec<(String, i64)>,
+    /// Why no version of the model can answer; "" if one can, or if only the reference server knows.
+    pub problem: String,
     /// The fraction of requests, from 0 to 1, that are written to the model's request log.
     pub log_rate: f64,
 }
 
 impl ModelRoutes {
-    /// Returns the servable of a version. None if the model has no such version or label, or if only the reference
-    /// server can run it.
-    #[must_use]
-    pub fn find(&self, version: Version<'_>) -> Option<&Arc<Servable>> {
+    /// Returns the servable of a version.
+    ///
+    /// # Errors
+    /// [`Declined::NotNative`]: only the reference server can run the version, or knows whether it can.
+    /// [`Declined::Fault`]: the model has no such version or label.
+    fn find(&self, model: &str, version: Version<'_>) -> Result<&Arc<Servable>, Declined> {
         let wanted = match version {
-            Version::Latest => return self.versions.first()?.1.as_ref(),
+            Version::Latest => match self.versions.first() {
+                Some((_, servable)) => return servable.as_ref().ok_or(Declined::NotNative),
+                None if self.problem.is_empty() => return Err(Declined::NotNative),
+                None => return Err(faults::not_ready(model, &self.problem).of_model(model).into()),
+            },
             Version::Number(number) => number,
-            Version::Label(label) => self.labels.iter().find(|(name, _)| name == label)?.1,
+            Version::Label(label) => {
+                let known = self.labels.iter().find(|(name, _)| name == label);
+                known.ok_or_else(|| faults::unknown_label(label).of_model(model))?.1
+            }
         };
-        self.versions.iter().find(|(number, _)| *number == wanted)?.1.as_ref()
+        match self.versions.iter().find(|(number, _)| *number == wanted) {
+            Some((_, servable)) => servable.as_ref().ok_or(Declined::NotNative),
+            None => Err(faults::unknown_version(model, wanted).of_model(model).into()),
+        }
     }
 }
 
@@ -71,5 +100,22 @@ impl Routes {
     #[must_use]
     pub fn model(&self, name: &str) -> Option<&ModelRoutes> {
         self.models.get(name).map(AsRef::as_ref)
+    }
+
+    /// Returns the servable of a model's version.
+    ///
+    /// # Errors
+    /// [`Declined::NotNative`]: only the reference server can run the version, or knows whether it can.
+    /// [`Declined::Fault`]: there is no such model, version or label.
+    pub fn find(&self, model: &str, version: Version<'_>) -> Result<&Arc<Servable>, Declined> {
+        if let Some(routes) = self.model(model) {
+            return routes.find(model, version);
+        }
+        Err(version.unknown(model).into())
+    }
+
+    /// Iterates over every published servable of every model.
+    pub fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
+        self.models.values().flat_map(|model| model.versions.iter().filter_map(|(_, servable)| servable.as_ref()))
     }
 }

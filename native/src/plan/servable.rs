@@ -4,11 +4,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use smallvec::SmallVec;
+
 use super::declined::Declined;
 use super::description::{
-    Description, FeatureDescription, OutputDescription, SignatureDescription, SignatureKind, TableDescription,
+    Description, FeatureDescription, OutputDescription, RaggedDescription, SignatureDescription, SignatureKind,
+    TableDescription,
 };
 use super::effort::{Effort, Instead};
+use super::faults::{self, BoxedFault, Names as KnownNames};
 use super::inputs::{DataType, Dims, Inputs};
 use super::names::Names;
 use crate::clusters::{Clusters, RemoteTable};
@@ -18,6 +22,9 @@ use crate::tables::memory::Memory;
 use crate::tables::paged::{PagedTable, Pager};
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
+
+/// The name in place of a signature's by which a request searches for nearest rows.
+const SEARCH: &str = "neighbors";
 
 /// The kind of data in an input of a signature: data of a feature, or data for the graph only. A request may send int32
 /// in place of int64 and the reverse, except for `Unread`.
@@ -36,6 +43,8 @@ pub enum InputRole {
 pub struct InputPlan {
     /// Name of the input in its signature.
     pub name: String,
+    /// Name of the graph's tensor, which error texts have.
+    pub tensor_name: String,
     /// Dtype of the input's tensor.
     pub dtype: DataType,
     /// Sizes of the input's dimensions; None for an unknown rank, or in place of one unknown size.
@@ -50,9 +59,49 @@ pub struct InputPlan {
     pub takes_keys: bool,
     /// Whether clients may send strings as the values of this input.
     pub takes_strings: bool,
-    /// Lower bound, inclusive, and upper bound, exclusive, of the ids of a predict; for other ids, the core forwards
-    /// the request before it runs the graph.
+    /// Lower bound, inclusive, and upper bound, exclusive, of the ids of a predict: the core refuses other ids before it
+    /// runs the graph.
     pub bounds: (i64, i64),
+    /// Number of rows of the table to which the input's ids belong; None if no table is known.
+    pub vocabulary_size: Option<i64>,
+}
+
+/// The names of the inputs of one ragged feature.
+#[derive(Debug)]
+pub struct RaggedNames {
+    /// Name of the feature in JSON requests, which have nested lists of ids for it.
+    pub feature: String,
+    /// Index of the input with the feature's ids.
+    pub values: usize,
+    /// Index of the input with the feature's row splits.
+    pub row_splits: usize,
+    /// Name of the input with the feature's weights.
+    pub weights: String,
+    /// Index of the input with the feature's weights; None if the signature lacks this input.
+    pub weights_input: Option<usize>,
+}
+
+impl RaggedNames {
+    /// Returns the name of the input with the feature's ids.
+    #[must_use]
+    pub fn values<'s>(&self, signature: &'s Signature) -> &'s str {
+        &signature.inputs[self.values].name
+    }
+
+    /// Returns the name of the input with the feature's row splits.
+    #[must_use]
+    pub fn row_splits<'s>(&self, signature: &'s Signature) -> &'s str {
+        &signature.inputs[self.row_splits].name
+    }
+
+    /// Says whether the inputs have the feature's name with the usual suffixes.
+    #[must_use]
+    pub fn has_suffixes(&self, signature: &Signature) -> bool {
+        let is = |name: &str, suffix: &str| name.strip_prefix(self.feature.as_str()) == Some(suffix);
+        is(self.values(signature), "__values")
+            && is(self.row_splits(signature), "__row_splits")
+            && is(&self.weights, "__weights")
+    }
 }
 
 /// Says which rows of a feature must have at least one id. If such a row of a request has none, the request is
@@ -148,7 +197,7 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
     /// and each required input is there.
     ///
     /// # Errors
-    /// [`Declined::NoRows`]: rows could not be read from a cluster in time. Any other [`Declined`]: the request is then
+    /// [`Declined::Fault`]: rows could not be read from a cluster in time. Any other [`Declined`]: the request is then
     /// forwarded to the reference server, which answers or refuses it.
     fn run(
         &self,
@@ -176,6 +225,8 @@ pub struct Signature {
     pub features: Vec<FeaturePlan>,
     /// Outputs of the signature, in the order in which an answer has them.
     pub outputs: Vec<OutputPlan>,
+    /// Ragged features of the signature by their names in JSON.
+    pub ragged_names: Vec<RaggedNames>,
     /// Maximal number of rows in a request for this signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
@@ -189,7 +240,7 @@ pub struct Signature {
     input_names: Names,
     output_names: Names,
     /// Map from the name of each feature with row splits to the feature's index.
-    ragged_names: Names,
+    ragged_features: Names,
 }
 
 impl Signature {
@@ -220,7 +271,59 @@ impl Signature {
     /// place of ids and row splits.
     #[must_use]
     pub fn ragged_feature(&self, name: &[u8]) -> Option<usize> {
-        self.ragged_names.index(name)
+        self.ragged_features.index(name)
+    }
+
+    /// Returns the names of the ragged feature with this name in JSON requests.
+    #[must_use]
+    pub fn ragged(&self, name: &str) -> Option<&RaggedNames> {
+        self.ragged_names.iter().rfind(|names| names.feature == name)
+    }
+
+    /// Returns the ragged feature of which an input is the ids, the row splits or the weights.
+    #[must_use]
+    pub fn ragged_owner(&self, input: usize) -> Option<&RaggedNames> {
+        self.ragged_names
+            .iter()
+            .find(|one| one.values == input || one.row_splits == input || one.weights_input == Some(input))
+    }
+
+    /// Returns the names that a JSON request may have: ragged features, and inputs that belong to none.
+    pub fn json_names(&self) -> impl Iterator<Item = &str> {
+        let ragged = self.ragged_names.iter().map(|names| &*names.feature);
+        let inputs = self.inputs.iter().enumerate().filter(|(index, _)| self.ragged_owner(*index).is_none());
+        ragged.chain(inputs.map(|(_, input)| &*input.name))
+    }
+
+    /// Says whether the signature has what TensorFlow Serving lacks: it is a lookup, or has ragged features,
+    /// vocabularies or inputs with a known table.
+    #[must_use]
+    pub fn is_described(&self) -> bool {
+        let has_table = |input: &InputPlan| input.vocabulary.is_some() || input.vocabulary_size.is_some();
+        self.kind == SignatureKind::Lookup || !self.ragged_names.is_empty() || self.inputs.iter().any(has_table)
+    }
+
+    /// Returns the indexes of the outputs that a request names.
+    ///
+    /// # Errors
+    /// The signature has no such output, or the request names one twice.
+    pub fn output_indexes<'n>(
+        &self,
+        names: impl Iterator<Item = &'n str> + Clone,
+    ) -> Result<SmallVec<[usize; 8]>, BoxedFault> {
+        let mut indexes = SmallVec::new();
+        for name in names.clone() {
+            let Some(index) = self.output(name.as_bytes()) else {
+                let mut known: Vec<&str> = self.outputs.iter().map(|output| &*output.name).collect();
+                known.sort_unstable();
+                return Err(faults::unknown_output(name, &known.join(",")));
+            };
+            if names.clone().filter(|other| *other == name).nth(1).is_some() {
+                return Err(faults::output_twice(name));
+            }
+            indexes.push(index);
+        }
+        Ok(indexes)
     }
 
     /// Returns the index of the output with this name.
@@ -280,6 +383,8 @@ pub struct SharedParts {
     pub hot_rows: Vec<HotRows>,
     mark: Arc<Mark>,
     maps: Vec<Arc<Map>>,
+    other_signatures: Vec<String>,
+    other_tables: Vec<String>,
     has_serving_default: bool,
 }
 
@@ -312,6 +417,8 @@ impl Servable {
             tables,
             vocabularies,
             signatures,
+            other_signatures,
+            other_tables,
             has_serving_default,
             has_hot_rows,
             strict_shapes,
@@ -345,6 +452,8 @@ impl Servable {
             hot_rows,
             mark: memory.mark,
             maps: memory.maps,
+            other_signatures,
+            other_tables,
             has_serving_default,
         };
         Ok(Servable {
@@ -464,6 +573,64 @@ impl Servable {
         self.shared.signatures.iter().position(|signature| signature.name == wanted)
     }
 
+    /// Returns the labels under which a request for the signature with this index counts.
+    #[must_use]
+    pub fn subject(&self, signature: usize) -> faults::Subject {
+        let name = self.signatures().get(signature).map_or_else(String::new, |signature| signature.name.clone());
+        faults::Subject { model: self.model().to_owned(), version: Some(self.version()), signature: name }
+    }
+
+    /// Returns the index of a signature, by the rules of [`Servable::signature`].
+    ///
+    /// # Errors
+    /// [`Declined::Fault`]: the version has no such signature; `of_rest` chooses the text, see
+    /// [`faults::unknown_signature`]. [`Declined::NotNative`]: the core does not run the signature.
+    pub fn find_signature(&self, name: &str, fallback: &str, of_rest: bool) -> Result<usize, Declined> {
+        if let Some(index) = self.signature(name, fallback) {
+            return Ok(index);
+        }
+        let is_known = |wanted: &str| self.shared.other_signatures.iter().any(|known| known == wanted);
+        // A search for nearest rows has this name in place of a signature's.
+        if name == SEARCH || is_known(name) || (name.is_empty() && (is_known("serving_default") || is_known(fallback)))
+        {
+            return Err(Declined::NotNative);
+        }
+        let known = self.shared.signatures.iter().map(|signature| &signature.name).chain(&self.shared.other_signatures);
+        let fault = faults::unknown_signature(name, known.map(String::as_str), of_rest);
+        Err(fault.of_model(self.model()).into())
+    }
+
+    /// Returns the index of the table with this name.
+    ///
+    /// # Errors
+    /// [`Declined::Fault`]: the version has no such table. [`Declined::NotNative`]: no signature of the core reads it.
+    pub fn find_table(&self, name: &str) -> Result<usize, Declined> {
+        if let Some(index) = self.table(name) {
+            return Ok(index);
+        }
+        if self.shared.other_tables.iter().any(|known| known == name) {
+            return Err(Declined::NotNative);
+        }
+        let known = self.shared.tables.iter().map(|table| &table.name).chain(&self.shared.other_tables);
+        let mut known = KnownNames::sorted(known);
+        if known.is_empty() {
+            known = KnownNames::sorted(["none"]);
+        }
+        Err(faults::unknown_table(self.model(), name, known).into())
+    }
+
+    /// Says whether a table's rows lie in a Valkey or Redis cluster.
+    #[must_use]
+    pub fn is_remote(&self, table: usize) -> bool {
+        self.shared.tables[table].remote.is_some()
+    }
+
+    /// Returns V, the number of rows of a table, wherever its rows lie.
+    #[must_use]
+    pub fn vocabulary_size(&self, table: usize) -> usize {
+        self.shared.tables[table].vocabulary_size
+    }
+
     /// Returns the version's tables, in the order of the version's description.
     #[must_use]
     pub fn tables(&self) -> &[Table] {
@@ -535,7 +702,8 @@ fn signature(
     num_vocabularies: usize,
     open_graph: &OpenGraph<'_>,
 ) -> Result<Signature, String> {
-    let SignatureDescription { name, kind, inputs, features, outputs, max_rows, num_computed, graph } = description;
+    let SignatureDescription { name, kind, inputs, features, outputs, ragged_names, max_rows, num_computed, graph } =
+        description;
     if kind == SignatureKind::Lookup && num_computed > 0 {
         return Err(format!("signature {name:?} is a lookup and has no graph that works out ids"));
     }
@@ -558,6 +726,7 @@ fn signature(
             };
             Ok(InputPlan {
                 name: input.name,
+                tensor_name: input.tensor_name,
                 dtype: input.dtype,
                 shape: input.shape,
                 is_optional: input.is_optional,
@@ -570,9 +739,13 @@ fn signature(
                 takes_keys: input.takes_keys,
                 takes_strings: input.takes_strings,
                 bounds,
+                vocabulary_size: input.vocabulary_size.and_then(|size| i64::try_from(size).ok()),
             })
         })
         .collect::<Result<Vec<_>, String>>()?;
+    if ragged_names.iter().any(|one| one.values >= num_inputs || one.row_splits >= num_inputs) {
+        return Err(format!("signature {name:?} has a ragged feature without its inputs"));
+    }
     let features =
         features.into_iter().map(|f| feature(f, num_inputs, num_computed, tables)).collect::<Result<Vec<_>, _>>()?;
     let outputs = outputs.into_iter().map(|one| output(one, kind, &features)).collect::<Result<Vec<_>, _>>()?;
@@ -587,13 +760,18 @@ fn signature(
     let input_names = Names::new(inputs.iter().enumerate().map(|(i, input)| (input.name.as_str(), i)));
     let output_names = Names::new(outputs.iter().enumerate().map(|(o, output)| (output.name.as_str(), o)));
     let ragged = features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
-    let ragged_names = Names::new(ragged.map(|(f, feature)| (feature.name.as_str(), f)));
+    let ragged_features = Names::new(ragged.map(|(f, feature)| (feature.name.as_str(), f)));
+    let ragged = ragged_names.into_iter().map(|RaggedDescription { feature, values, row_splits, weights }| {
+        RaggedNames { feature, values, row_splits, weights_input: input_names.index(weights.as_bytes()), weights }
+    });
+    let ragged: Vec<RaggedNames> = ragged.collect();
     Ok(Signature {
         name,
         kind,
         inputs,
         features,
         outputs,
+        ragged_names: ragged,
         max_rows,
         num_computed,
         is_remote,
@@ -601,7 +779,7 @@ fn signature(
         graph,
         input_names,
         output_names,
-        ragged_names,
+        ragged_features,
     })
 }
 

@@ -1,30 +1,112 @@
 //! Validates the inputs of a request against its signature: names, dtypes, shapes, row splits, and the bounds of a
 //! predict's ids.
 
+use std::sync::atomic::Ordering;
+
 use smallvec::SmallVec;
 
 use super::declined::Declined;
 use super::description::SignatureKind;
+use super::faults::{self, BoxedFault, Names};
 use super::inputs::{Data, DataType, Inputs, Tensor};
 use super::numbers::{int64_bytes, integers};
-use super::servable::{InputPlan, InputRole, Servable, Signature};
+use super::servable::{FeaturePlan, InputPlan, InputRole, RaggedNames, Servable, Signature};
 use crate::tables::table::Ints;
+use crate::tables::vocabulary::UnknownKey;
 
-pub(super) fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), Declined> {
+/// Checks the names of a request's inputs. `extra` has the names that the signature lacks.
+///
+/// # Errors
+/// The signature's error for these names; for a predict it is TensorFlow Serving's.
+pub fn check_names(plan: &Signature, inputs: &Inputs<'_>, extra: &[&str]) -> Result<(), BoxedFault> {
     let is_sent = |index: usize| inputs[index].is_some();
     let lacks = plan.inputs.iter().zip(inputs).any(|(input, sent)| !input.is_optional && sent.is_none());
-    if lacks || (plan.kind == SignatureKind::Lookup && inputs.iter().all(Option::is_none)) {
-        return Err(Declined::Unfit);
+    let is_empty = extra.is_empty() && inputs.iter().all(Option::is_none);
+    let is_half = |names: &RaggedNames| {
+        is_sent(names.values) != is_sent(names.row_splits)
+            || (names.weights_input.is_some_and(is_sent) && !is_sent(names.values))
+    };
+    if extra.is_empty()
+        && !lacks
+        && !(plan.kind == SignatureKind::Lookup && is_empty)
+        && !plan.ragged_names.iter().any(is_half)
+    {
+        return Ok(());
     }
-    for feature in &plan.features {
-        if let Some(splits) = feature.row_splits {
-            let has_weights = feature.weights.is_some_and(is_sent);
-            if is_sent(feature.ids) != is_sent(splits) || (has_weights && !is_sent(feature.ids)) {
-                return Err(Declined::Unfit);
-            }
+    let sent = |index: &usize| is_sent(*index);
+    match plan.kind {
+        SignatureKind::Lookup => Err(lookup_names(plan, &sent, extra)),
+        SignatureKind::Predict => predict_names(plan, &sent, extra),
+    }
+}
+
+fn lookup_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&str]) -> BoxedFault {
+    let features = Names::sorted(plan.json_names());
+    if extra.is_empty() && !(0..plan.inputs.len()).any(|index| is_sent(&index)) {
+        return faults::no_features(&plan.name, features);
+    }
+    let required = (0..plan.inputs.len()).filter(|&index| !plan.inputs[index].is_optional);
+    let mut missing: Vec<usize> = required.filter(|index| !is_sent(index)).collect();
+    for names in &plan.ragged_names {
+        let parts = [Some(names.values), Some(names.row_splits), names.weights_input];
+        if parts.iter().flatten().any(is_sent) {
+            missing.extend([names.values, names.row_splits].iter().filter(|index| !is_sent(index)));
         }
     }
-    Ok(())
+    let missing = Names::sorted(missing.iter().map(|&index| &plan.inputs[index].name));
+    faults::lookup_names(&plan.name, Names::sorted(extra), missing, features)
+}
+
+/// Returns TensorFlow Serving's error for wrong names of a predict's inputs.
+///
+/// Source: `tensorflow_serving/servables/tensorflow/predict_util.cc` (9d981c5), `VerifyRequestInputsSize`;
+/// `tensorflow/cc/saved_model/util.cc` (2.21), `GetInputValues`.
+fn predict_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&str]) -> Result<(), BoxedFault> {
+    let mut all: Vec<(&str, usize)> = plan.inputs.iter().enumerate().map(|(i, input)| (&*input.name, i)).collect();
+    all.sort_unstable();
+    let names = |keep: &dyn Fn(usize) -> bool| -> Vec<&str> {
+        all.iter().filter(|(_, index)| keep(*index)).map(|(name, _)| *name).collect()
+    };
+    let known = names(&|_| true);
+    let used = names(&|index| is_sent(&index));
+    let optional = names(&|index| plan.inputs[index].is_optional);
+    let mut sent = [&used, extra].concat();
+    sent.sort_unstable();
+    if sent.len() > known.len() || (sent.len() < known.len() && optional.is_empty()) {
+        let missing = names(&|index| !is_sent(&index));
+        let mut extra = extra.to_vec();
+        extra.sort_unstable();
+        let ragged = plan.ragged_names.iter().filter(|one| !is_sent(&one.values) && !is_sent(&one.row_splits));
+        let told: Vec<String> = ragged
+            .map(|one| format!("\"{}\" stands for {} and {}", one.feature, one.values(plan), one.row_splits(plan)))
+            .collect();
+        let in_json = if told.is_empty() { String::new() } else { format!(" In JSON, {}.", told.join(", ")) };
+        return Err(faults::number_of_inputs(
+            sent.len(),
+            known.len(),
+            &sent.join(","),
+            &known.join(","),
+            &extra.join(","),
+            &missing.join(","),
+            &in_json,
+        ));
+    }
+    for &(name, index) in &all {
+        if !is_sent(&index) && !plan.inputs[index].is_optional {
+            let feed = &plan.inputs[index].tensor_name;
+            return Err(faults::missing_input(name, feed, &sent.join(","), &optional.join(",")));
+        }
+    }
+    if !extra.is_empty() {
+        return Err(faults::invalid_names(&used.join(","), &sent.join(",")));
+    }
+    let is_begun = |names: &&RaggedNames| {
+        [Some(names.values), Some(names.row_splits), names.weights_input].iter().flatten().any(is_sent)
+    };
+    match plan.ragged_names.iter().find(is_begun) {
+        Some(one) => Err(faults::half_of_ragged(&one.feature, one.values(plan), one.row_splits(plan))),
+        None => Ok(()),
+    }
 }
 
 /// Pairs of a vocabulary's index and the number of an input's keys that the vocabulary lacks.
@@ -38,80 +120,145 @@ pub(super) fn validate_tensors<'r>(
     mut inputs: Inputs<'r>,
 ) -> Result<(Inputs<'r>, UnknownKeyCounts), Declined> {
     let mut unknown_keys = UnknownKeyCounts::new();
+    let is_lookup = plan.kind == SignatureKind::Lookup;
     for (slot, input) in inputs.iter_mut().zip(&plan.inputs) {
         let Some(tensor) = slot else { continue };
-        let is_lookup = plan.kind == SignatureKind::Lookup;
-        check_shape(plan, input, tensor)?;
-        let is_key = match (tensor.dtype, input.dtype) {
-            (DataType::String, _) if input.takes_strings => {
-                input.vocabulary.is_some() && (is_lookup || !input.takes_keys)
-            }
-            (DataType::Int64 | DataType::Int32, DataType::Int64 | DataType::Int32)
-                if tensor.dtype == input.dtype || input.role != InputRole::Unread =>
-            {
-                input.takes_keys && is_lookup
-            }
-            (sent, wanted) if sent == wanted => false,
-            _ => return Err(Declined::Unfit),
-        };
-        if is_key {
-            let index = input.vocabulary.ok_or(Declined::Unfit)?;
-            let vocabulary = &servable.vocabularies()[index];
-            let (ids, lacking) = match &tensor.data {
-                Data::Strings(keys) => vocabulary.rows_of_strings(keys.parts.iter().map(AsRef::as_ref)),
-                _ => vocabulary.rows_of_integers(integers(tensor).iter().copied()),
-            }
-            .map_err(|_| Declined::Unfit)?;
-            if lacking > 0 {
-                unknown_keys.push((index, lacking));
-            }
-            tensor.data = Data::Ints(ids);
-            // Vocabularies return int64 ids; the check below declines a request with an id that does not fit its int32
-            // input.
-            tensor.dtype = DataType::Int64;
+        if tensor.dtype == DataType::String && input.dtype != DataType::String && input.takes_strings {
+            replace_keys(servable, input, tensor, &mut unknown_keys)?;
         }
-        if tensor.dtype == DataType::Int64 && input.dtype == DataType::Int32 {
-            let fits = |id: i64| i32::try_from(id).is_ok();
-            if !integers(tensor).iter().all(|&id| fits(id)) {
-                return Err(Declined::Unfit);
+        if tensor.dtype != input.dtype {
+            convert(plan, input, tensor)?;
+        }
+        check_shape(plan, input, tensor)?;
+        if input.takes_keys {
+            if is_lookup && input.vocabulary.is_some() {
+                replace_keys(servable, input, tensor, &mut unknown_keys)?;
             }
+            continue;
         }
         let (low, high) = input.bounds;
-        if (low, high) != (i64::MIN, i64::MAX)
-            && !input.takes_keys
-            && integers(tensor).iter().any(|&id| id < low || id >= high)
-        {
-            return Err(Declined::Unfit);
+        if (low, high) != (i64::MIN, i64::MAX) {
+            let is_bad = |id: i64| id < low || id >= high;
+            if let Some((position, &id)) = integers(tensor).iter().enumerate().find(|(_, id)| is_bad(**id)) {
+                return Err(faults::bad_id(&input.name, id, position, high - 1).into());
+            }
         }
     }
     Ok((inputs, unknown_keys))
+}
+
+/// Replaces the keys of a tensor by the ids that the input's vocabulary gives.
+fn replace_keys(
+    servable: &Servable,
+    input: &InputPlan,
+    tensor: &mut Tensor<'_>,
+    unknown_keys: &mut UnknownKeyCounts,
+) -> Result<(), Declined> {
+    let index = input.vocabulary.ok_or(Declined::NotNative)?;
+    let vocabulary = &servable.vocabularies()[index];
+    let found = match &tensor.data {
+        Data::Strings(keys) => vocabulary.rows_of_strings(keys.parts.iter().map(AsRef::as_ref)),
+        _ => vocabulary.rows_of_integers(integers(tensor).iter().copied()),
+    };
+    let (ids, lacking) = found.map_err(|UnknownKey { position, count }| {
+        servable.unknown_keys()[index].fetch_add(count as u64, Ordering::Relaxed);
+        let (key, kind) = match &tensor.data {
+            Data::Strings(keys) => (python_repr(&String::from_utf8_lossy(&keys.parts[position])), "strings"),
+            _ => (integers(tensor)[position].to_string(), "integers"),
+        };
+        faults::unknown_key(&input.name, &key, position, &format!("{} {kind}", vocabulary.num_keys()))
+    })?;
+    if lacking > 0 {
+        unknown_keys.push((index, lacking));
+    }
+    tensor.data = Data::Ints(ids);
+    // Vocabularies return int64 ids; convert() refuses an id that does not fit its int32 input.
+    tensor.dtype = DataType::Int64;
+    Ok(())
+}
+
+/// Converts the ids or row splits of a request between int64 and int32; refuses a tensor of any other wrong dtype.
+fn convert(plan: &Signature, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(), BoxedFault> {
+    let are_ids = |dtype| matches!(dtype, DataType::Int64 | DataType::Int32);
+    if are_ids(tensor.dtype) && are_ids(input.dtype) && input.role != InputRole::Unread {
+        let fits = |id: i64| i32::try_from(id).is_ok();
+        if input.dtype == DataType::Int32 && !integers(tensor).iter().all(|&id| fits(id)) {
+            return Err(faults::value_does_not_fit(&input.name, input.dtype.name()));
+        }
+        return Ok(());
+    }
+    if plan.kind == SignatureKind::Lookup {
+        return Err(faults::wrong_dtype(&input.name, input.dtype.name(), tensor.dtype.name()));
+    }
+    let position = plan.inputs.iter().filter(|other| other.tensor_name < input.tensor_name).count();
+    Err(faults::wrong_graph_dtype(position, input.dtype.graph_name(), tensor.dtype.graph_name()))
 }
 
 fn check_shape(plan: &Signature, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(), Declined> {
     let Some(shape) = &input.shape else { return Ok(()) };
     let is_lookup = plan.kind == SignatureKind::Lookup;
     let has_wrong_rank = shape.len() != tensor.dims.len();
-    if has_wrong_rank && (is_lookup || plan.strict_shapes || input.role != InputRole::Unread) {
-        return Err(Declined::Unfit);
+    if has_wrong_rank && (is_lookup || input.vocabulary_size.is_some()) {
+        return Err(faults::wrong_shape(&shape_fault(input, &tensor.dims)).into());
     }
     // A lookup has its own rules for the number of rows, which a static size of the first dimension does not limit.
-    let mut sizes = shape.iter().zip(&tensor.dims).skip(usize::from(is_lookup));
-    if (is_lookup || plan.strict_shapes) && sizes.any(|(wanted, sent)| wanted.is_some_and(|wanted| wanted != *sent)) {
-        return Err(Declined::Unfit);
+    let mut sizes = shape.iter().zip(&tensor.dims).skip(1);
+    if is_lookup && sizes.any(|(wanted, sent)| wanted.is_some_and(|wanted| wanted != *sent)) {
+        return Err(faults::wrong_shape(&shape_fault(input, &tensor.dims)).into());
     }
     Ok(())
 }
 
+/// Returns the sentence for an input whose shape contradicts the signature; "" if the shape agrees with it.
+fn shape_fault(input: &InputPlan, dims: &[usize]) -> String {
+    let Some(shape) = &input.shape else { return String::new() };
+    let agrees = |(wanted, sent): (&Option<usize>, &usize)| wanted.is_none_or(|wanted| wanted == *sent);
+    if shape.len() == dims.len() && shape.iter().zip(dims).all(agrees) {
+        return String::new();
+    }
+    let declared: Vec<String> = shape.iter().map(|size| size.map_or("?".to_owned(), |size| size.to_string())).collect();
+    let declared = declared.join(", ");
+    format!("input \"{}\": the signature declares [{declared}], the request has {dims:?}.", input.name)
+}
+
+/// Returns the sentences for all inputs whose shapes contradict the signature; "" if there are none.
+pub(super) fn shape_faults(plan: &Signature, inputs: &Inputs<'_>) -> String {
+    let sent = plan.inputs.iter().zip(inputs).filter_map(|(input, tensor)| Some((input, tensor.as_ref()?)));
+    let found: Vec<String> = sent.map(|(input, tensor)| shape_fault(input, &tensor.dims)).collect();
+    let found: Vec<&str> = found.iter().map(String::as_str).filter(|fault| !fault.is_empty()).collect();
+    found.join(" ")
+}
+
+/// Returns a text in quotes, as Python's `repr` writes it.
+fn python_repr(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(quote);
+    for character in text.chars() {
+        match character {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            _ if character == quote => out.extend(['\\', character]),
+            ' '..='~' => out.push(character),
+            _ if character.is_control() || character.escape_debug().count() > 1 => match u32::from(character) {
+                code @ 0..=0xFF => out.push_str(&format!("\\x{code:02x}")),
+                code @ 0..=0xFFFF => out.push_str(&format!("\\u{code:04x}")),
+                code => out.push_str(&format!("\\U{code:08x}")),
+            },
+            _ => out.push(character),
+        }
+    }
+    out.push(quote);
+    out
+}
+
 /// Validates the row splits of all ragged features, and returns B, the number of rows of the request.
-pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize, Declined> {
+pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
     let mut most = 0;
-    let mut first = None;
-    let mut differ = false;
-    let mut see = |rows: usize| {
-        most = most.max(rows);
-        differ |= *first.get_or_insert(rows) != rows;
-    };
-    let mut is_ragged = false;
+    // The numbers of rows of the inputs that the manifest describes: the graph may take others, such as indices, that
+    // are no rows.
+    let mut described: SmallVec<[(&str, usize); 8]> = SmallVec::new();
     for (index, (tensor, input)) in inputs.iter().zip(&plan.inputs).enumerate() {
         let Some(tensor) = tensor else { continue };
         let ragged = plan.features.iter().find(|feature| feature.ids == index && feature.row_splits.is_some());
@@ -119,48 +266,88 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
             continue;
         }
         let is_open = |shape: &Vec<Option<usize>>| shape.get(1).is_none_or(Option::is_none);
-        if plan.kind == SignatureKind::Lookup && tensor.dims.len() == 2 && input.shape.as_ref().is_some_and(is_open) {
-            see(tensor.dims.iter().product());
+        let rows = if plan.kind == SignatureKind::Lookup
+            && tensor.dims.len() == 2
+            && input.shape.as_ref().is_some_and(is_open)
+        {
+            tensor.dims.iter().product()
         } else {
-            see(tensor.dims.first().copied().unwrap_or(1));
+            tensor.dims.first().copied().unwrap_or(1)
+        };
+        most = most.max(rows);
+        if input.vocabulary_size.is_some() {
+            described.push((&input.name, rows));
         }
     }
+    let mut is_ragged = false;
     for feature in &plan.features {
         let Some(splits) = feature.row_splits else { continue };
         is_ragged = true;
-        let (Some(ids), Some(splits)) = (&inputs[feature.ids], &inputs[splits]) else {
+        if inputs[feature.ids].is_none() || inputs[splits].is_none() {
             continue;
-        };
-        let weights = feature.weights.and_then(|weights| inputs[weights].as_ref());
-        see(check_ragged(ids, splits, weights)?);
+        }
+        let rows = check_ragged(plan, feature, inputs)?;
+        most = most.max(rows);
+        described.push((&feature.name, rows));
     }
-    if plan.kind == SignatureKind::Predict && is_ragged && differ {
-        return Err(Declined::Unfit);
+    if plan.kind == SignatureKind::Predict && is_ragged && described.iter().any(|(_, rows)| *rows != described[0].1) {
+        described.sort_unstable();
+        described.dedup();
+        let counts: Vec<String> = described.iter().map(|(name, rows)| format!("\"{name}\" has {rows}")).collect();
+        return Err(faults::rows_differ(&counts.join(", ")));
     }
     Ok(most)
 }
 
-fn check_ragged(ids: &Tensor<'_>, splits: &Tensor<'_>, weights: Option<&Tensor<'_>>) -> Result<usize, Declined> {
+fn check_ragged(plan: &Signature, feature: &FeaturePlan, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
+    let sent = |index: usize| Some((&*plan.inputs[index].name, inputs[index].as_ref()?));
+    let (Some((ids_name, ids)), Some((name, splits))) = (sent(feature.ids), feature.row_splits.and_then(sent)) else {
+        return Ok(0);
+    };
     if ids.dims.len() != 1 || splits.dims.len() != 1 {
-        return Err(Declined::Unfit);
+        return Err(faults::not_rank_1(&feature.name));
     }
     let num_ids = ids.dims[0];
     let splits = int64_bytes(splits);
     let splits = Ints::new(&splits);
-    let mut last = 0;
-    for (i, split) in splits.iter().enumerate() {
-        if split < last || (i == 0 && split != 0) {
-            return Err(Declined::Unfit);
+    if splits.is_empty() {
+        return Err(faults::splits_start(name, "[]"));
+    }
+    if splits.get(0) != 0 {
+        return Err(faults::splits_start(name, &format!("[{}]", splits.get(0))));
+    }
+    let last = splits.get(splits.len() - 1);
+    if usize::try_from(last) != Ok(num_ids) {
+        return Err(faults::splits_end(name, last, ids_name, num_ids));
+    }
+    let mut before = 0;
+    for split in splits.iter() {
+        if split < before {
+            return Err(faults::splits_decrease(name, before, split));
         }
-        last = split;
+        before = split;
     }
-    if splits.is_empty() || usize::try_from(last) != Ok(num_ids) {
-        return Err(Declined::Unfit);
-    }
-    if let Some(weights) = weights
+    if let Some((name, weights)) = feature.weights.and_then(sent)
         && (weights.dims.len() != 1 || (weights.dims[0] != 0 && weights.dims[0] != num_ids))
     {
-        return Err(Declined::Unfit);
+        return Err(faults::wrong_weights(name, num_ids, &format!("{:?}", weights.dims)));
     }
     Ok(splits.len() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_quoted_as_python_does() {
+        for (text, expected) in [
+            ("red", "'red'"),
+            ("it's", "\"it's\""),
+            ("a \"b\" 'c'", "'a \"b\" \\'c\\''"),
+            ("gr\u{fc}n\n\\\u{0}\u{ad}\u{200b}", "'gr\u{fc}n\\n\\\\\\x00\\xad\\u200b'"),
+        ] {
+            assert_eq!(python_repr(text), expected);
+        }
+    }
 }

@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::declined::Declined;
+use super::description::SignatureKind;
 use super::effort::{Effort, Instead};
+use super::faults::{self, BoxedFault, Names};
 use super::feature_inputs::{FeatureInputs, feature_inputs};
 use super::features::{Placement, read, vector_dims, vector_width};
 use super::inputs::{DataType, Dims, Inputs};
 use super::paged_rows;
 use super::remote_rows::{self, RemoteRows};
 use super::servable::{GraphOutput, OutputData, Servable, Signature};
-use super::validation::{UnknownKeyCounts, check_names, count_rows, validate_tensors};
+use super::validation::{UnknownKeyCounts, check_names, count_rows, shape_faults, validate_tensors};
 
 /// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
 /// this size takes some 100 microseconds, about as long as handing it to the pool and back.
@@ -92,9 +94,15 @@ impl<'s, 'r> Work<'s, 'r> {
         if plan.is_remote && !servable.has_clusters() {
             return Err(Declined::NotNative);
         }
-        check_names(plan, &inputs)?;
+        check_names(plan, &inputs, &[])?;
         let (inputs, unknown_keys) = validate_tensors(servable, plan, inputs)?;
         let rows = count_rows(plan, &inputs)?;
+        if plan.strict_shapes && plan.kind == SignatureKind::Predict {
+            let faults = shape_faults(plan, &inputs);
+            if !faults.is_empty() {
+                return Err(faults::wrong_shape(&faults).into());
+            }
+        }
         let mut work = Work {
             servable,
             signature,
@@ -107,8 +115,9 @@ impl<'s, 'r> Work<'s, 'r> {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
             let numbers = if wanted.is_empty() { &all[..] } else { wanted };
             let row_bytes: usize = numbers.iter().map(|&index| plan.outputs[index].row_bytes).sum();
-            if rows.saturating_mul(row_bytes) > max_response_bytes {
-                return Err(Declined::OverLimit);
+            let size = rows.saturating_mul(row_bytes);
+            if size > max_response_bytes {
+                return Err(faults::answer_too_large(size, rows, max_response_bytes).into());
             }
             let (outputs, instead) = graph.run(servable, plan, &inputs, numbers, effort)?;
             let shapes = numbers.iter().zip(&outputs);
@@ -122,7 +131,7 @@ impl<'s, 'r> Work<'s, 'r> {
             // The limit counts the outputs of this answer only: a request may have few of the signature's features.
             let written = work.outputs.iter().fold(0_usize, |sum, one| sum.saturating_add(one.num_bytes()));
             if written > max_response_bytes {
-                return Err(Declined::OverLimit);
+                return Err(faults::answer_too_large(written, rows, max_response_bytes).into());
             }
             let missing = sent.iter().map(|_| None).collect();
             let is_remote = remote_rows::reads_any(servable, plan, &sent);
@@ -167,11 +176,11 @@ impl<'s, 'r> Work<'s, 'r> {
         match &mut self.content {
             Content::Predict { outputs, .. } => {
                 let OutputData::Numbers(numbers) = &outputs[index].data else {
-                    return Err(Declined::Graph);
+                    return Err(Declined::NotNative);
                 };
                 let from: &[u8] = (**numbers).as_ref();
                 if from.len() != to.len() {
-                    return Err(Declined::Graph);
+                    return Err(Declined::NotNative);
                 }
                 // SAFETY: the copied slice and its target have the same length, and a MaybeUninit<u8> has the layout of
                 // a u8.
@@ -185,12 +194,17 @@ impl<'s, 'r> Work<'s, 'r> {
                 let mut skip = 0;
                 for &part in &output.parts {
                     let feature = &plan.features[part];
-                    let Some(sent) = &sent[part] else {
-                        return Err(Declined::Unfit);
-                    };
+                    let sent = sent[part].as_ref().ok_or(Declined::NotNative)?;
                     let remote = remote.get(part).and_then(Option::as_ref);
                     let placement = Placement { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
-                    let count = read(self.servable, feature, sent, remote, to, &placement)?;
+                    let read = read(self.servable, plan, feature, sent, remote, to, &placement);
+                    if matches!(read, Err(Declined::Fault(_))) {
+                        // A refused lookup counts the id for which it is refused.
+                        let counts = &self.servable.counts()[self.signature][part];
+                        counts.ids.fetch_add(1, Ordering::Relaxed);
+                        counts.missing.fetch_add(1, Ordering::Relaxed);
+                    }
+                    let count = read?;
                     missing[part] = Some(count);
                     skip += vector_width(self.servable, feature, sent, output.is_flat) * 4;
                 }
@@ -266,32 +280,64 @@ fn lookup_outputs(
     let all = 0..plan.outputs.len();
     let numbers: SmallVec<[usize; 8]> =
         if wanted.is_empty() { all.collect() } else { wanted.iter().copied().collect() };
+    let lacks = |index: &usize| plan.outputs[*index].parts.iter().any(|&part| sent[part].is_none());
+    if let Some(&index) = wanted.iter().find(|index| plan.outputs[**index].parts.len() > 1 && lacks(index)) {
+        return Err(lacking_features(plan, sent, index).into());
+    }
     for index in numbers {
-        let output = &plan.outputs[index];
-        if output.parts.iter().any(|&part| sent[part].is_none()) {
-            if !wanted.is_empty() && output.parts.len() > 1 {
-                return Err(Declined::Unfit);
-            }
+        if lacks(&index) {
             continue;
         }
+        let output = &plan.outputs[index];
         let mut dims = Dims::new();
         for &part in &output.parts {
-            let Some(sent) = &sent[part] else {
-                return Err(Declined::Unfit);
-            };
-            let of_part = vector_dims(servable, &plan.features[part], sent, output.is_flat)?;
+            let sent_part = sent[part].as_ref().ok_or(Declined::NotNative)?;
+            let of_part = vector_dims(servable, &plan.features[part], sent_part, output.is_flat)?;
             if dims.is_empty() {
                 dims = of_part;
             } else if dims[..dims.len() - 1] == of_part[..of_part.len() - 1] {
-                *dims.last_mut().ok_or(Declined::Unfit)? += of_part[of_part.len() - 1];
+                *dims.last_mut().ok_or(Declined::NotNative)? += of_part[of_part.len() - 1];
             } else {
-                return Err(Declined::Unfit);
+                return Err(joined_rows_differ(servable, plan, sent, index)?.into());
             }
         }
-        dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
+        dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::NotNative)?;
         shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
-    // A request without the features of any output is forwarded, because the reference server writes the error message
-    // for it.
-    if shapes.is_empty() { Err(Declined::Unfit) } else { Ok(shapes) }
+    if shapes.is_empty() && wanted.is_empty() {
+        // The error names the output that lacks the fewest features.
+        let count = |index: &usize| plan.outputs[*index].parts.iter().filter(|&&part| sent[part].is_none()).count();
+        let joined = (0..plan.outputs.len()).filter(|&index| plan.outputs[index].parts.len() > 1);
+        let index = joined.min_by_key(count).ok_or(Declined::NotNative)?;
+        return Err(lacking_features(plan, sent, index).into());
+    }
+    Ok(shapes)
+}
+
+/// Returns the error for an output that joins several features of which the request lacks some.
+fn lacking_features(plan: &Signature, sent: &[Option<FeatureInputs<'_>>], output: usize) -> BoxedFault {
+    let output = &plan.outputs[output];
+    let missing = output.parts.iter().filter(|&&part| sent[part].is_none()).map(|&part| &plan.features[part].name);
+    faults::lacking_feature(&output.name, &plan.name, Names::sorted(missing))
+}
+
+/// Returns the error for an output that joins features with different numbers of rows.
+fn joined_rows_differ(
+    servable: &Servable,
+    plan: &Signature,
+    sent: &[Option<FeatureInputs<'_>>],
+    output: usize,
+) -> Result<BoxedFault, Declined> {
+    let output = &plan.outputs[output];
+    let mut told = Vec::new();
+    for &part in &output.parts {
+        let feature = &plan.features[part];
+        let dims = vector_dims(servable, feature, sent[part].as_ref().ok_or(Declined::NotNative)?, output.is_flat)?;
+        let size = match dims[..] {
+            [rows, ids, _, ..] => format!("{rows} rows of {ids} ids"),
+            _ => dims[0].to_string(),
+        };
+        told.push(format!("\"{}\" has {size}", plan.inputs[feature.ids].name));
+    }
+    Ok(faults::joined_rows_differ(&output.name, &told.join(", ")))
 }

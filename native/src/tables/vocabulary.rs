@@ -3,9 +3,14 @@
 use super::key_index::{self, Integers, Lines, RowMapping, UnknownKeys, find};
 use super::memory::{Memory, Number};
 
-/// The error that the vocabulary lacks the key at this position of the request's keys, and refuses such keys.
+/// The error that the vocabulary lacks keys of the request, and refuses such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownKey(pub usize);
+pub struct UnknownKey {
+    /// Position of the first unknown key among the request's keys.
+    pub position: usize,
+    /// Number of unknown keys of the request.
+    pub count: usize,
+}
 
 /// One vocabulary.
 #[derive(Clone, Debug)]
@@ -48,6 +53,14 @@ impl Vocabulary {
         Ok(Vocabulary { has_strings, data, keys, slots, rows })
     }
 
+    /// Returns the number of keys that the vocabulary has; 0 if keys are hashed.
+    #[must_use]
+    pub fn num_keys(&self) -> usize {
+        // The vocabulary of strings has the offset of each line and that of the end.
+        let known = array::<i64>(&self.keys).len();
+        if self.has_strings { known.saturating_sub(1) } else { known }
+    }
+
     /// Returns the table row of each string, -1 for a dropped string; and how many strings the vocabulary lacks, 0 if
     /// keys are hashed.
     ///
@@ -75,7 +88,7 @@ impl Vocabulary {
             return Ok((rows, 0));
         }
         if self.rows.refuses_unknown_keys && unknown.count > 0 {
-            return Err(UnknownKey(unknown.first));
+            return Err(UnknownKey { position: unknown.first, count: unknown.count });
         }
         Ok((rows, unknown.count))
     }
@@ -144,7 +157,9 @@ mod tests {
                 (Some(line), _) => rows.first_id + line,
                 (None, _) => {
                     if rows.refuses_unknown_keys {
-                        return Err(UnknownKey(i));
+                        let has_row = |key: &&Vec<u8>| has_strings && key.is_empty() && rows.empty_id.is_some();
+                        let rest = sent[i..].iter().filter(|key| !known.contains_key(*key) && !has_row(key));
+                        return Err(UnknownKey { position: i, count: rest.count() });
                     }
                     unknown += 1;
                     match rows.num_oov_buckets {

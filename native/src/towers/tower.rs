@@ -9,11 +9,11 @@ use smallvec::SmallVec;
 
 use super::batch_queue::BatchQueue;
 use super::description::{FedInput, FedRows, GraphDescription};
-use super::session::{Callable, Session};
+use super::session::{Callable, GraphError, Session};
 use super::tensor::{AlignedBuffer, Tensor};
 use crate::plan::{
     self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, Inputs, Instead, OutputData, Servable,
-    Signature,
+    Signature, graph_refusal,
 };
 
 /// Maximal number of sets of outputs for which a graph keeps a callable. Clients choose the outputs, and each callable
@@ -21,6 +21,15 @@ use crate::plan::{
 const MAX_CALLABLES: usize = 64;
 
 type OutputIndexes = SmallVec<[usize; 8]>;
+/// The outputs of one request of a batch.
+type Ran = Result<Vec<GraphOutput>, NotRun>;
+
+/// Why a request of a batch has no outputs.
+enum NotRun {
+    /// The graph refused the request, which was alone in its batch.
+    Refused(GraphError),
+    Declined(Declined),
+}
 
 /// The graph of one predict: a graph cut behind its lookups, which is fed vectors of features, or a whole graph.
 /// Concurrency: any thread.
@@ -30,7 +39,7 @@ pub struct Tower {
     /// The callable that computes ids; None if requests have all ids.
     computing: Option<Callable>,
     callables: RwLock<HashMap<OutputIndexes, Arc<Callable>>>,
-    batch_queue: Option<BatchQueue<Request, Result<Vec<GraphOutput>, Declined>>>,
+    batch_queue: Option<BatchQueue<Request, Ran>>,
 }
 
 /// A request in the batch queue: the callable that it runs, and the tensors, each of `rows` rows, that it feeds.
@@ -112,7 +121,8 @@ impl Tower {
         let mut feeds = Vec::with_capacity(part.inputs.len());
         self.feed_inputs(&mut feeds, &part.inputs, signature, inputs)?;
         let permit = effort.graph_permit();
-        let mut fetched = self.session.run(callable, &feeds).map_err(|_| Declined::Graph)?;
+        let ran = self.session.run(callable, &feeds);
+        let mut fetched = ran.map_err(|error| refused(signature, inputs, &error))?;
         drop(permit);
         let carried = fetched.split_off(part.ids.len().min(fetched.len()));
         let computed = fetched.iter().map(|tensor| {
@@ -135,7 +145,7 @@ impl Tower {
     ) -> Result<(), Declined> {
         for fed in fed {
             let plan = signature.inputs.get(fed.input).ok_or(Declined::NotNative)?;
-            let tensor = inputs.get(fed.input).and_then(Option::as_ref).ok_or(Declined::Unfit)?;
+            let tensor = inputs.get(fed.input).and_then(Option::as_ref).ok_or(Declined::NotNative)?;
             feeds.push(self.input_tensor(plan.dtype, tensor)?);
         }
         Ok(())
@@ -144,7 +154,7 @@ impl Tower {
     fn rows_tensor(&self, features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<Tensor, Declined> {
         let buffer = gather_rows(features, fed, dims)?;
         let tensor = Tensor::new(self.session.api(), DataType::Float32 as u32, &signed_dims(dims)?, buffer);
-        tensor.ok_or(Declined::Unfit)
+        tensor.ok_or(Declined::NotNative)
     }
 
     fn input_tensor(&self, wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<Tensor, Declined> {
@@ -153,22 +163,18 @@ impl Tower {
         if let Data::Strings(strings) = &tensor.data {
             let parts = strings.parts.iter().map(|part| &**part);
             let made = (wanted == DataType::String).then(|| Tensor::of_strings(api, &dims, parts));
-            return made.flatten().ok_or(Declined::Unfit);
+            return made.flatten().ok_or(Declined::NotNative);
         }
-        Tensor::new(api, wanted as u32, &dims, numbers(wanted, tensor)?).ok_or(Declined::Unfit)
+        Tensor::new(api, wanted as u32, &dims, numbers(wanted, tensor)?).ok_or(Declined::NotNative)
     }
 }
 
 impl Tower {
-    fn run_alone(&self, callable: &Callable, feeds: &[Tensor]) -> Result<Vec<GraphOutput>, Declined> {
-        let fetched = self.session.run(callable, feeds).map_err(|_| Declined::Graph)?;
-        fetched.into_iter().map(graph_output).collect::<Option<_>>().ok_or(Declined::NotNative)
-    }
-
     /// Runs a batch of requests for the same callable, and returns the outputs of each request.
-    fn run_batch(&self, requests: &[Request]) -> Vec<Result<Vec<GraphOutput>, Declined>> {
+    fn run_batch(&self, requests: &[Request]) -> Vec<Ran> {
         if let [only] = requests {
-            return vec![self.run_alone(&only.callable, &only.feeds)];
+            let ran = self.session.run(&only.callable, &only.feeds).map_err(NotRun::Refused);
+            return vec![ran.and_then(|fetched| graph_outputs(fetched).map_err(NotRun::Declined))];
         }
         let parts = self.join_feeds(requests).and_then(|(callable, feeds)| {
             let fetched = self.session.run(callable, &feeds).map_err(|_| Declined::Graph)?;
@@ -177,7 +183,7 @@ impl Tower {
         // If the graph refuses one request, the whole batch fails, and the reference server then runs each request
         // alone.
         parts.map_or_else(
-            |declined| requests.iter().map(|_| Err(declined)).collect(),
+            |declined| requests.iter().map(|_| Err(NotRun::Declined(declined.clone()))).collect(),
             |all| all.into_iter().map(Ok).collect(),
         )
     }
@@ -189,7 +195,7 @@ impl Tower {
             let parts: Vec<&[u8]> = requests.iter().filter_map(|r| r.feeds.get(number)).map(Tensor::bytes).collect();
             let dims: Dims = [rows].into_iter().chain(like.dims().into_iter().skip(1)).collect();
             Tensor::new(self.session.api(), like.dtype(), &signed_dims(&dims)?, AlignedBuffer::concatenated(&parts))
-                .ok_or(Declined::Unfit)
+                .ok_or(Declined::NotNative)
         };
         let feeds = first.feeds.iter().enumerate().map(|(number, like)| join(number, like));
         Ok((&first.callable, feeds.collect::<Result<_, _>>()?))
@@ -272,12 +278,19 @@ impl plan::Graph for Tower {
                     let _permit = effort.graph_permit();
                     self.run_batch(requests)
                 };
-                batch_queue.run(request, rows, can_join, run).ok_or(Declined::Graph)?
+                let ran = batch_queue.run(request, rows, can_join, run).ok_or(Declined::Graph)?;
+                ran.map_err(|not_run| match not_run {
+                    NotRun::Refused(error) => refused(signature, inputs, &error),
+                    NotRun::Declined(declined) => declined,
+                })
             }
             _ => {
                 let _permit = effort.graph_permit();
                 effort.check_deadline()?;
-                self.run_alone(&callable, &feeds)
+                self.session
+                    .run(&callable, &feeds)
+                    .map_err(|error| refused(signature, inputs, &error))
+                    .and_then(graph_outputs)
             }
         }?;
         let mut outputs: HashMap<usize, GraphOutput> = sorted.iter().copied().zip(fetched).collect();
@@ -313,7 +326,7 @@ fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Dims, Declined
         let Some(shape) = &fed.shape else { return Ok(vectors) };
         let width = product(vectors.get(1..).unwrap_or_default())?;
         if part.width != Some(width) || product(shape)? != width {
-            return Err(Declined::Unfit);
+            return Err(Declined::NotNative);
         }
         return Ok(vectors.iter().take(1).chain(shape).copied().collect());
     }
@@ -325,12 +338,12 @@ fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Dims, Declined
         // A request whose features differ in their number of rows is declined: the reference server runs the graph, so
         // that the client gets the graph's error.
         let [of_part, numbers] = vectors[..] else {
-            return Err(Declined::Unfit);
+            return Err(Declined::NotNative);
         };
         if part.width != Some(numbers) || *rows.get_or_insert(of_part) != of_part {
-            return Err(Declined::Unfit);
+            return Err(Declined::NotNative);
         }
-        width = width.checked_add(numbers).ok_or(Declined::OverLimit)?;
+        width = width.checked_add(numbers).ok_or(Declined::NotNative)?;
     }
     let rows = rows.ok_or(Declined::NotNative)?;
     if product(shape)? != width {
@@ -356,7 +369,7 @@ fn gather_rows(features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Re
 }
 
 fn product(sizes: &[usize]) -> Result<usize, Declined> {
-    sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).ok_or(Declined::OverLimit)
+    sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).ok_or(Declined::NotNative)
 }
 
 /// Returns the size of `numbers` float32 in bytes; declines a size of a quarter of the address space or more.
@@ -364,11 +377,11 @@ fn bytes_of(numbers: usize) -> Result<usize, Declined> {
     numbers
         .checked_mul(4)
         .filter(|&bytes| isize::try_from(bytes).is_ok_and(|n| n < isize::MAX / 2))
-        .ok_or(Declined::OverLimit)
+        .ok_or(Declined::NotNative)
 }
 
 fn signed_dims(dims: &[usize]) -> Result<SmallVec<[i64; 4]>, Declined> {
-    dims.iter().map(|&size| i64::try_from(size).map_err(|_| Declined::Unfit)).collect()
+    dims.iter().map(|&size| i64::try_from(size).map_err(|_| Declined::NotNative)).collect()
 }
 
 /// Copies the numbers of a request's tensor to an aligned buffer, in the dtype that the graph is fed.
@@ -390,14 +403,24 @@ fn numbers(wanted: DataType, tensor: &plan::Tensor<'_>) -> Result<AlignedBuffer,
             let numbers = bytes.as_chunks::<4>().0.iter().map(|number| i64::from(i32::from_le_bytes(*number)));
             Ok(AlignedBuffer::copy_of(&numbers.flat_map(i64::to_le_bytes).collect::<Vec<_>>()))
         }
-        _ => Err(Declined::Unfit),
+        _ => Err(Declined::NotNative),
     }
 }
 
 fn to_int32(numbers: impl Iterator<Item = i64>) -> Result<AlignedBuffer, Declined> {
-    let narrow = numbers.map(|number| i32::try_from(number).map_err(|_| Declined::Unfit));
+    let narrow = numbers.map(|number| i32::try_from(number).map_err(|_| Declined::NotNative));
     let narrow = narrow.collect::<Result<Vec<_>, _>>()?;
     Ok(AlignedBuffer::copy_of(&narrow.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<_>>()))
+}
+
+/// Returns the error of a request whose graph has failed: the fault of the request, or else the reference server runs the
+/// graph again and logs the cause.
+fn refused(signature: &Signature, inputs: &Inputs<'_>, error: &GraphError) -> Declined {
+    graph_refusal(signature, inputs, error.code, &error.message).map_or(Declined::Graph, Declined::from)
+}
+
+fn graph_outputs(fetched: Vec<Tensor>) -> Result<Vec<GraphOutput>, Declined> {
+    fetched.into_iter().map(graph_output).collect::<Option<_>>().ok_or(Declined::NotNative)
 }
 
 fn graph_output(tensor: Tensor) -> Option<GraphOutput> {

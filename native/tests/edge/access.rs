@@ -14,7 +14,13 @@ pub fn callers(all: &[(&str, &str, &str)]) -> Access {
     let list = |text: &str| if text.is_empty() { Vec::new() } else { vec![text.to_owned()] };
     let callers: Vec<Caller> = all
         .iter()
-        .map(|(digest, name, model)| Caller { digests: list(digest), certificates: list(name), models: list(model) })
+        .map(|(digest, name, model)| Caller {
+            digests: list(digest),
+            certificates: list(name),
+            models: list(model),
+            name: String::new(),
+            seen: Vec::new(),
+        })
         .collect();
     Access::new(&callers).unwrap()
 }

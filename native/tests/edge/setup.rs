@@ -47,7 +47,7 @@ impl Words {
 
     fn answer(&self, call: &Call<'_>, words: &[u8], title: &str) -> Result<Answered, Declined> {
         if call.grant.is_some_and(|grant| !grant.allows("m")) {
-            return Err(Declined::Denied);
+            return Err(Declined::NotNative);
         }
         let text = String::from_utf8_lossy(&words[..words.len().min(100)]).into_owned();
         let (verb, number) = text.split_once(' ').unwrap_or((&text, "0"));

@@ -451,14 +451,14 @@ def test_lookups_are_answered_while_the_version_loads_and_give_way_to_it() -> No
     registry.start("m", 1)
     early, whole = lookups(), servable(1)
     assert registry.show_lookups(early)
-    assert routes[-1] == [ModelRoutes("m", [early], {})]
+    told = "version 1 is LOADING, and only its lookups are answered"
+    assert routes[-1] == [ModelRoutes("m", [early], {}, told)]
     assert registry.statuses("m") == [VersionStatus(1, State.LOADING)]
     assert (registry.is_ready, registry.is_available("m"), registry.loaded()) == (False, False, [])
     for ref in (LATEST, ModelRef("m", 1)):
         with registry.lease(ref, any_is_enough) as held:
             assert held is early
     # A request that needs more than lookups gets the same error as without early lookups.
-    told = "version 1 is LOADING, and only its lookups are answered"
     with pytest.raises(NotReady, match=f'^Model "m" is not ready: {told}$'):
         registry.lease(LATEST)
     with pytest.raises(NotReady):

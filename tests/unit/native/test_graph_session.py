@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -72,14 +73,14 @@ def test_towers_answer_to_the_bit(zoo: tuple[str, tuple[Servable, Servable]]) ->
     assert isinstance(tower, TowerBackend) and tower.session_number is not None
 
 
-def test_an_id_without_a_row_is_left_to_the_reference(zoo: tuple[str, tuple[Servable, Servable]]) -> None:
+def test_an_id_without_a_row_is_refused(zoo: tuple[str, tuple[Servable, Servable]]) -> None:
     name, (core, _) = zoo
     inputs = ZOO[name].request(3, ZOO_ROWS, np.random.default_rng(2))
     key = next((key for key, array in inputs.items() if array.dtype.kind == "i"), None)
     if key is None:
         pytest.skip("the graph works out ids of strings, each of which has a row")
     inputs[key] = np.full_like(inputs[key], 2**30)
-    with pytest.raises(ValueError, match="Unfit"):
+    with pytest.raises(ValueError, match="Fault|NotNative"):
         native_answer(core, SIGNATURE, inputs)
 
 
@@ -124,10 +125,10 @@ def test_signatures_of_one_model(tower_version: Path, has_towers: bool) -> None:
         servable.close()
 
 
-def test_a_check_in_the_graph_is_left_to_the_reference(tower_version: Path) -> None:
+def test_a_check_in_the_graph_refuses_in_the_graphs_words(tower_version: Path) -> None:
     core = load(tower_version)
     inputs = REQUESTS["with_extra"] | {"extra": np.array([0.25, 200], np.float32)}
-    with pytest.raises(ValueError, match="Graph"):
+    with pytest.raises(ValueError, match="extra is too large"):
         native_answer(core, "with_extra", inputs)
     with pytest.raises(InvalidRequest, match="extra is too large"):
         reference_answer(core, "with_extra", inputs)
@@ -216,8 +217,9 @@ def test_what_a_graph_refuses_is_refused_in_the_same_words(whole: tuple[Servable
             reference_answer(servable, "colours", inputs)
         texts.append((type(caught.value), caught.value.message))
     assert texts[0] == texts[1]
-    with pytest.raises(ValueError, match="Graph"):
+    with pytest.raises(ValueError) as refused:
         native_answer(whole[0], "colours", inputs)
+    assert json.dumps(texts[0][1])[1:-1] in str(refused.value)
 
 
 def test_threads_run_side_by_side(whole: tuple[Servable, Servable]) -> None:

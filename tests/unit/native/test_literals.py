@@ -89,7 +89,7 @@ def answers(lookups: OpenedLookups, ids: list[list[int]], monkeypatch: pytest.Mo
         fill_tensor(request.inputs[name], array)
     described = told(lookups)
     compiled = NATIVE.Servable(*described.arguments)
-    data = NATIVE.Forms([("m", [(1, compiled)], {}, 0.0)]).grpc(PREDICT, request.SerializeToString())
+    data = NATIVE.Forms([("m", [(1, compiled)], {}, 0.0, "")]).grpc(PREDICT, request.SerializeToString())
     found = [read_tensor(message_class("tensorflow.serving.PredictResponse").FromString(data).outputs["tags"])]
     arrays, _ = checked(lookups.signatures["lookup"], inputs)
     found.append(lookups.backend.run("lookup", arrays, ("tags",))["tags"])

@@ -63,12 +63,12 @@ def test_routes_are_the_configured_models_with_their_versions_and_labels() -> No
     registry.publish(servable(1))
     assert server.routes[-1] == []
     registry.configure({"m": {"stable": 1}})
-    assert server.routes[-1] == [("m", [(1, None)], {"stable": 1}, 0.0)]
+    assert server.routes[-1] == [("m", [(1, None)], {"stable": 1}, 0.0, "")]
     registry.start("m", 2)
     registry.publish(servable(2))
-    assert server.routes[-1] == [("m", [(2, None), (1, None)], {"stable": 1}, 0.0)]
+    assert server.routes[-1] == [("m", [(2, None), (1, None)], {"stable": 1}, 0.0, "")]
     registry.unload("m", 1)
-    assert server.routes[-1] == [("m", [(2, None)], {"stable": 1}, 0.0)]
+    assert server.routes[-1] == [("m", [(2, None)], {"stable": 1}, 0.0, "")]
     registry.configure({})
     assert server.routes[-1] == []
 
@@ -95,7 +95,7 @@ def test_a_server_that_comes_later_gets_what_is_there() -> None:
     published(publisher)
     server = FakeServer()
     publisher.attach(server)
-    assert server.routes == [[("m", [(1, None)], {"stable": 1}, 0.0)]]
+    assert server.routes == [[("m", [(1, None)], {"stable": 1}, 0.0, "")]]
     publisher.detach()
     assert server.routes[-1] == []
 
@@ -109,7 +109,7 @@ def test_a_version_leaves_the_routes_before_its_unload_waits_for_the_core() -> N
     registry.publish(servable(2, native=native))
     unloading = threading.Thread(target=registry.unload, args=("m", 2))
     unloading.start()
-    while server.routes[-1] != [("m", [(1, None)], {"stable": 1}, 0.0)]:
+    while server.routes[-1] != [("m", [(1, None)], {"stable": 1}, 0.0, "")]:
         pass
     assert unloading.is_alive()
     native.num_holders = 0

@@ -23,6 +23,8 @@ class FakeCore:
             name: [] for name in ("refused", "failed", "cut", "flooded", "handshakes_failed", "waited", "held")
         }
         self.slow: list[dict[str, Any]] = []
+        self.failures: list[dict[str, Any]] = []
+        self.retired_failures: list[dict[str, Any]] = []
 
     def count(self, requests: int) -> None:
         """Sets the core's total to this many requests, with two rows and a quarter of a second each."""
@@ -35,12 +37,13 @@ class FakeCore:
     @property
     def statistics(self) -> str:
         """See service.native.statistics.CoreNumbers."""
-        return json.dumps({"subjects": self.subjects, "slow": self.slow, "queued": 3, **self.events})
+        found = {"subjects": self.subjects, "slow": self.slow, "failures": self.failures, "queued": 3}
+        return json.dumps(found | self.events)
 
     def retire(self, model: str, version: int) -> str:
         """See service.native.statistics.CoreNumbers."""
         gone, self.subjects = self.subjects, []
-        return json.dumps(gone)
+        return json.dumps({"subjects": gone, "failed": self.retired_failures})
 
 
 class Seen:
@@ -74,12 +77,22 @@ class Seen:
         """Stands for the method of service.observe.recent_requests; keeps the request."""
         self.told.append(("slow", subject.signature, rows))
 
+    def noted(self, subject: Subject, code: str, message: str) -> None:
+        """Stands for the method of service.observe.recent_requests; keeps the refusal."""
+        self.told.append(("failed", subject.model, code, message))
+
 
 def joined() -> tuple[FakeCore, RequestCounter, Seen]:
     """Returns a core, a counter that also reads the core's numbers, and a record of slow requests and other events."""
     core, counter, seen = FakeCore(), RequestCounter(), Seen()
     counter.also = NativeStatistics(
-        core, counter, slow=seen.was_slow, events=seen, handshake_failed=seen.handshake_failed, now=lambda: 100.0
+        core,
+        counter,
+        slow=seen.was_slow,
+        failed=seen.noted,
+        events=seen,
+        handshake_failed=seen.handshake_failed,
+        now=lambda: 100.0,
     )
     return core, counter, seen
 
@@ -156,12 +169,29 @@ def test_events_and_slow_requests_are_told_once() -> None:
     assert seen.held == {"m": 5000, "": 7}
 
 
-def test_requests_that_the_core_failed_are_counted_once() -> None:
-    core, counter, _ = joined()
-    failed = SUBJECT._replace(version=None, signature="")
+def test_requests_that_the_core_refused_are_counted_once_and_told_once() -> None:
+    core, counter, seen = joined()
+    failed = {**SUBJECT._asdict(), "code": "INVALID_ARGUMENT"}
     for count in (2, 2, 5):
-        core.events["failed"] = [("grpc", "Predict", "m", "UNAVAILABLE", count)]
-        assert counter.read()[0].failures == {(failed, "UNAVAILABLE"): count}
+        core.events["failed"] = [failed | {"count": count}]
+        core.failures = [failed | {"at_s": 100.0 + count, "request_id": "a", "message": "bad"}]
+        assert counter.read()[0].failures == {(SUBJECT, "INVALID_ARGUMENT"): count}
+    assert seen.told == [("failed", "m", "INVALID_ARGUMENT", "bad")] * 2
+
+
+def test_refusals_of_a_version_that_is_gone_stay_in_the_sums_of_all_time() -> None:
+    core, counter, _ = joined()
+    failed = {**SUBJECT._asdict(), "code": "INVALID_ARGUMENT"}
+    core.events["failed"] = [failed | {"count": 2}]
+    counter.read()
+    core.events["failed"], core.retired_failures = [], [failed | {"count": 3}]
+    counter.retire("m", 1)
+    now, ever = counter.read()
+    assert now.failures == {}
+    assert ever.failures == {(SUBJECT._replace(version=None, signature=""), "INVALID_ARGUMENT"): 3}
+    # The version is served again: the core counts its refusals from 0.
+    core.events["failed"] = [failed | {"count": 1}]
+    assert counter.read()[0].failures == {(SUBJECT, "INVALID_ARGUMENT"): 1}
 
 
 def test_the_status_page_shows_the_rest() -> None:

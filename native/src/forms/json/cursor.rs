@@ -9,31 +9,16 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use super::base64;
+use super::document::token_fault;
 use super::nested::{Nested, Parsed};
-use crate::forms::built_size::MAX_STRINGS;
 use crate::plan::Declined;
 
-/// The reference server refuses a JSON document with more colons, or more opening brackets and braces, than this. The
-/// reference server also counts those within strings. Source: `service/wire/json_document.py`.
-const MAX_DOCUMENT_KEYS: usize = 1 << 18;
-const MAX_DOCUMENT_LISTS: usize = 1 << 19;
 /// Maximal number of decimal digits with which every integer fits an i64.
 const SAFE_DIGITS: usize = 18;
 /// Maximal number of keys in a JSON object that `Cursor::object` reads, because each key is compared with all others.
 const MAX_KEYS: usize = 32;
 /// Maximal number of levels of a nested JSON list; a deeper list is declined, and the reference server reads it.
 const MAX_LEVELS: usize = 16;
-
-/// Says whether a JSON body has more keys, lists or strings than the reference server accepts.
-fn has_too_many_tokens(body: &[u8]) -> bool {
-    let count = |byte| memchr::memchr_iter(byte, body).count();
-    // The colons and brackets of a body of up to MAX_DOCUMENT_KEYS bytes are not counted, because they can not be more
-    // than its bytes.
-    body.len() > MAX_DOCUMENT_KEYS
-        && (count(b':') > MAX_DOCUMENT_KEYS
-            || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS
-            || count(b'"') > 2 * MAX_STRINGS)
-}
 
 /// A position in a JSON body, at the start of a token. Each method that reads a token also skips the white space behind
 /// it.
@@ -49,8 +34,8 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// The body is not UTF-8, or has more keys, lists or strings than the reference server accepts.
     pub fn new(body: &'a [u8]) -> Parsed<Self> {
-        if has_too_many_tokens(body) {
-            return Err(Declined::OverLimit);
+        if token_fault(body).is_some() {
+            return Err(Declined::Unusual);
         }
         let text = std::str::from_utf8(body).map_err(|_| Declined::Unusual)?;
         let mut cursor = Cursor { text, at: 0 };
@@ -502,6 +487,7 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::document;
     use super::*;
 
     /// Returns a JSON object with `keys` keys; the value of one of them has `lists` lists.
@@ -515,20 +501,20 @@ mod tests {
         let is_read = |keys, lists| match Cursor::new(document(keys, lists).as_bytes()) {
             Ok(_) => true,
             Err(declined) => {
-                assert_eq!(declined, Declined::OverLimit);
+                assert_eq!(declined, Declined::Unusual);
                 false
             }
         };
         let read = |text: String| Cursor::new(text.as_bytes()).is_ok();
-        let keys = [-1, 0, 1].map(|more| is_read(MAX_DOCUMENT_KEYS.saturating_add_signed(more), 0));
+        let keys = [-1, 0, 1].map(|more| is_read(document::MAX_DOCUMENT_KEYS.saturating_add_signed(more), 0));
         // The limit on the lists of a JSON body counts opening braces and brackets, so also those of the object and of
         // the list around the test's lists.
-        let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
+        let lists = [-1, 0, 1].map(|more| is_read(1, (document::MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
         assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
         // The limits on the keys and lists of a JSON body also count the colons and braces that stand within strings.
-        let texts = [0, 1].map(|more| format!("\"{}\"", ":".repeat(MAX_DOCUMENT_KEYS + more)));
+        let texts = [0, 1].map(|more| format!("\"{}\"", ":".repeat(document::MAX_DOCUMENT_KEYS + more)));
         assert_eq!(texts.map(read), [true, false]);
-        let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(MAX_DOCUMENT_LISTS + more)));
+        let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(document::MAX_DOCUMENT_LISTS + more)));
         assert_eq!(texts.map(read), [true, false]);
     }
 }

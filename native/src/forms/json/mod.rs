@@ -2,11 +2,15 @@
 
 pub mod base64;
 pub(super) mod cursor;
+pub mod document;
+pub mod explain;
 mod float32_text;
 pub mod floats;
 pub mod nested;
 pub mod outputs;
 pub mod reader;
+pub mod shown;
 pub mod tensors;
 #[cfg(test)]
 mod tests;
+pub mod values;

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::floats::{NonFinite, write_numbers, write_string, write_strings};
 use crate::forms::{Answered, Call};
+use crate::plan::faults;
 use crate::plan::{DataType, Declined, Effort, Inputs, OutputShape, Servable, Work};
 
 /// A JSON body with more bytes than this is parsed on the thread pool for large work, because parsing an id takes 10
@@ -137,7 +138,11 @@ struct Output<'a> {
 fn values(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape) -> Result<OutputValues, Declined> {
     if shape.dtype == DataType::String {
         let strings = work.strings(index).to_vec();
-        return if strings.len() == size(shape) { Ok(OutputValues::Strings(strings)) } else { Err(Declined::Graph) };
+        return if strings.len() == size(shape) {
+            Ok(OutputValues::Strings(strings))
+        } else {
+            Err(Declined::NotNative)
+        };
     }
     let num_bytes = shape.num_bytes();
     let mut bytes = Vec::with_capacity(num_bytes);
@@ -173,11 +178,15 @@ impl Output<'_> {
 
 /// Appends the answer's JSON in the row format ([`JsonLayout::Rows`]), without its last brace.
 fn rows(outputs: &[Output<'_>], non_finite: NonFinite, out: &mut Vec<u8>) -> Result<(), Declined> {
-    let rows = outputs.first().and_then(|output| output.shape.dims.first());
-    let &rows = rows.ok_or(Declined::Unfit)?;
-    if outputs.iter().any(|output| output.shape.dims.first() != Some(&rows)) {
-        return Err(Declined::Unfit);
+    let mut expected = None;
+    for output in outputs {
+        let Some(&size) = output.shape.dims.first() else { return Err(faults::scalar_output(output.name).into()) };
+        let wanted = *expected.get_or_insert(size);
+        if size != wanted {
+            return Err(faults::batch_size(output.name, size, wanted).into());
+        }
     }
+    let rows = expected.unwrap_or(0);
     out.extend_from_slice(b"{\"predictions\":");
     if let [only] = outputs {
         only.write(non_finite, out);

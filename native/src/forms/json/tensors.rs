@@ -48,13 +48,13 @@ pub fn add_ragged<'a>(
     weights: Option<Nested<'a>>,
 ) -> Result<(), Declined> {
     let feature = &signature.features[feature];
-    let row_splits = feature.row_splits.ok_or(Declined::Unfit)?;
+    let row_splits = feature.row_splits.ok_or(Declined::Unusual)?;
     let (ids, splits) = ids.into_rows().ok_or(Declined::Unusual)?;
     if let Some(weights) = weights {
-        let index = feature.weights.ok_or(Declined::Unfit)?;
+        let index = feature.weights.ok_or(Declined::Unusual)?;
         let (weights, other_splits) = weights.into_rows().ok_or(Declined::Unusual)?;
         if splits != other_splits {
-            return Err(Declined::Unfit);
+            return Err(Declined::Unusual);
         }
         let dims = smallvec![weights.len()];
         add(inputs, index, tensor(&signature.inputs[index], weights, dims)?)?;
@@ -67,9 +67,9 @@ pub fn add_ragged<'a>(
 }
 
 fn add<'a>(inputs: &mut Inputs<'a>, index: usize, tensor: Tensor<'a>) -> Result<(), Declined> {
-    let slot = inputs.get_mut(index).ok_or(Declined::Unfit)?;
+    let slot = inputs.get_mut(index).ok_or(Declined::Unusual)?;
     if slot.is_some() {
-        return Err(Declined::Unfit);
+        return Err(Declined::Unusual);
     }
     *slot = Some(tensor);
     Ok(())
@@ -89,7 +89,7 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         (DataType::Int64, Leaves::Ints(numbers)) => Data::Ints(numbers),
         (DataType::Int32, Leaves::Ints(numbers)) => {
             if numbers.iter().any(|&number| i32::try_from(number).is_err()) {
-                return Err(Declined::Unfit);
+                return Err(Declined::Unusual);
             }
             Data::Ints(numbers)
         }
@@ -112,7 +112,7 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         // 16-bit floats go to the reference server, where numpy rounds the request's JSON numbers.
         (DataType::Float16 | DataType::Bfloat16 | DataType::String, _) => return Err(Declined::Unusual),
         (_, Leaves::None) => Data::Bytes(Vec::new()),
-        _ => return Err(Declined::Unfit),
+        _ => return Err(Declined::Unusual),
     })
 }
 
@@ -122,7 +122,7 @@ fn floats(leaves: Leaves<'_>) -> Result<Vec<f64>, Declined> {
         #[allow(clippy::cast_precision_loss)]
         Leaves::Ints(numbers) => Ok(numbers.into_iter().map(|number| number as f64).collect()),
         Leaves::Floats(numbers) => Ok(numbers),
-        Leaves::Bools(_) | Leaves::Strings(_) => Err(Declined::Unfit),
+        Leaves::Bools(_) | Leaves::Strings(_) => Err(Declined::Unusual),
     }
 }
 
@@ -132,7 +132,7 @@ fn bytes<'a, N: TryFrom<i64>, const SIZE: usize>(
 ) -> Result<Data<'a>, Declined> {
     let mut bytes = Vec::with_capacity(numbers.len() * SIZE);
     for &number in numbers {
-        let number = N::try_from(number).map_err(|_| Declined::Unfit)?;
+        let number = N::try_from(number).map_err(|_| Declined::Unusual)?;
         bytes.extend_from_slice(&to_bytes(number));
     }
     Ok(Data::Bytes(bytes))

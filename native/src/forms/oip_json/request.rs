@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use super::super::oip_binary::{SIGNATURE_PARAMETER, binary_tensor, dtype_of, num_elements};
+use super::super::oip_binary::{SIGNATURE_PARAMETER, binary_tensor, checked_shape, dtype_of};
 use crate::forms::json::cursor::Cursor;
-use crate::plan::{Data, DataType, Declined, Dims, Strings, Tensor};
+use crate::plan::{Data, DataType, Declined, Strings, Tensor};
 
 pub(super) type Result<T> = std::result::Result<T, Declined>;
 
@@ -129,14 +129,15 @@ fn input<'a>(cursor: &mut Cursor<'a>, binary: &mut &'a [u8], has_header: bool) -
         (ElementSource::Absent, Some(num_bytes)) if has_header => {
             let (data, rest) = binary.split_at_checked(num_bytes).ok_or(Declined::Unusual)?;
             *binary = rest;
-            let tensor = binary_tensor(dtype, dims, data)?;
+            let tensor = binary_tensor(&name, dtype, &dims, data)?;
             return Ok(Input { name, tensor });
         }
         (ElementSource::Elements(data, count), None) => (data, count),
         (ElementSource::Skipped(mut at), None) => elements(&mut at, dtype, Some(&dims))?,
         _ => return Err(Declined::Unusual),
     };
-    if count != num_elements(&dims)? {
+    let (dims, size) = checked_shape(&name, &dims)?;
+    if count != size {
         return Err(Declined::Unusual);
     }
     let tensor = Tensor { dtype, dims, data };
@@ -174,10 +175,10 @@ fn parameters<'a>(cursor: &mut Cursor<'a>, mut each: impl FnMut(&mut Cursor<'a>,
     })
 }
 
-fn shape(cursor: &mut Cursor<'_>) -> Result<Dims> {
-    let mut dims = Dims::new();
+fn shape(cursor: &mut Cursor<'_>) -> Result<SmallVec<[i64; 4]>> {
+    let mut dims = SmallVec::new();
     cursor.each(|cursor| {
-        dims.push(size(cursor)?);
+        dims.push(cursor.whole::<i64>()?);
         Ok(())
     })?;
     Ok(dims)
@@ -188,11 +189,15 @@ fn size(cursor: &mut Cursor<'_>) -> Result<usize> {
 }
 
 /// Reads a JSON list of elements, flat or nested in lists of equal lengths; returns the elements and their number.
-fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -> Result<(Data<'a>, usize)> {
+fn elements<'a>(
+    cursor: &mut Cursor<'a>,
+    dtype: DataType,
+    dims: Option<&SmallVec<[i64; 4]>>,
+) -> Result<(Data<'a>, usize)> {
     // The shape may be wrong, so the size of the remaining text bounds the allocation: an element takes at least two
     // bytes.
     let max_elements = cursor.num_remaining() / 2 + 1;
-    let capacity = dims.and_then(|dims| num_elements(dims).ok()).unwrap_or(0).min(max_elements);
+    let capacity = dims.and_then(|dims| checked_shape("", dims).ok()).map_or(0, |(_, size)| size).min(max_elements);
     Ok(match dtype {
         DataType::Int64 => integers::<i64>(cursor, capacity)?,
         DataType::Int32 => integers::<i32>(cursor, capacity)?,

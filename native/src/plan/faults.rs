@@ -1,0 +1,424 @@
+//! Every error of a data request, once: its canonical code and its text. A form returns a [`Fault`]; the edge writes it
+//! as an HTTP answer or as a gRPC status.
+//!
+//! TensorFlow Serving's texts stand to the letter; what helps the client is appended. The reference for both is
+//! `service/errors.py` and the `raise` statements of the Python data plane.
+//!
+//! Source: `tensorflow_serving/servables/tensorflow/predict_util.cc`, `util/json_tensor.cc`, `core/manager.h`,
+//! `model_servers/server_core.cc` (9d981c5); `tensorflow/cc/saved_model/util.cc` (2.21).
+
+use std::fmt::Write;
+
+use super::near_names::did_you_mean;
+
+/// A canonical code of `google.rpc.Code`; the discriminants are gRPC's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "google.rpc.Code documents them")]
+pub enum Code {
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    FailedPrecondition = 9,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    DataLoss = 15,
+    Unauthenticated = 16,
+}
+
+impl Code {
+    /// Returns the code's name in `google.rpc.Code`, which the header X-Error-Code and the metrics have.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::InvalidArgument => "INVALID_ARGUMENT",
+            Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Code::NotFound => "NOT_FOUND",
+            Code::PermissionDenied => "PERMISSION_DENIED",
+            Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Code::FailedPrecondition => "FAILED_PRECONDITION",
+            Code::Unimplemented => "UNIMPLEMENTED",
+            Code::Internal => "INTERNAL",
+            Code::Unavailable => "UNAVAILABLE",
+            Code::DataLoss => "DATA_LOSS",
+            Code::Unauthenticated => "UNAUTHENTICATED",
+        }
+    }
+}
+
+/// The labels under which a refusal is counted: model, version and signature, as far as they are known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Subject {
+    /// Name of the model; "" if the request names none, or it is not known yet.
+    pub model: String,
+    /// Version of the model; None before the request has found its servable.
+    pub version: Option<i64>,
+    /// Name of the signature; "" before the request has found it.
+    pub signature: String,
+}
+
+/// The error of one data request, in the client's terms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The canonical code.
+    pub code: Code,
+    /// The text that the client gets.
+    pub text: String,
+    /// The labels under which the fault is counted.
+    pub subject: Subject,
+}
+
+/// Target of the log's events for refusals: the log of Python gives them to the logger of their wire.
+pub const LOG_TARGET: &str = "_native::refusals";
+
+/// A fault on the heap: a `Result` that may have one stays small.
+pub type BoxedFault = Box<Fault>;
+
+impl Fault {
+    /// Returns a fault whose request has found neither its model nor its signature.
+    #[must_use]
+    #[cold]
+    pub fn new(code: Code, text: String) -> BoxedFault {
+        Box::new(Fault { code, text, subject: Subject::default() })
+    }
+
+    /// Sets the model for which the fault counts, if none is set yet.
+    #[must_use]
+    pub fn of_model(mut self: Box<Self>, model: &str) -> BoxedFault {
+        if self.subject.model.is_empty() {
+            model.clone_into(&mut self.subject.model);
+        }
+        self
+    }
+
+    /// Sets the labels under which the fault is counted.
+    #[must_use]
+    pub fn at(mut self: Box<Self>, subject: Subject) -> BoxedFault {
+        self.subject = subject;
+        self
+    }
+}
+
+/// Declares one function for each error: its canonical code, its name with its arguments, and its text.
+macro_rules! faults {
+    ($($code:ident $name:ident($($arg:ident: $type:ty),*) $text:literal;)*) => {$(
+        #[must_use]
+        #[cold]
+        #[allow(missing_docs, clippy::must_use_candidate, reason = "the text says what the error is")]
+        pub fn $name($($arg: $type),*) -> BoxedFault {
+            Fault::new(Code::$code, format!($text))
+        }
+    )*};
+}
+
+// Models, versions, labels, tables, rights.
+faults! {
+    NotFound unknown_model(model: &str) "Servable not found for request: Latest({model})";
+    NotFound unknown_version(model: &str, version: i64) "Servable not found for request: Specific({model}, {version})";
+    InvalidArgument unknown_label(label: &str) "Unrecognized servable version label: {label}";
+    Unavailable not_ready(model: &str, problem: &str) "Model \"{model}\" is not ready: {problem}";
+    NotFound unknown_table(model: &str, table: &str, known: Names) "Model \"{model}\" has no table \"{table}\". Tables: {known}.";
+    PermissionDenied no_right(caller: &str, model: &str)
+        "Caller \"{caller}\" lacks the right \"predict\" on model \"{model}\".";
+    Unavailable rows_unreadable(table: &str, why: &str) "Rows of table \"{table}\" can not be read now: {why}.";
+    DeadlineExceeded late_for_rows(table: &str) "The deadline passed before rows of table \"{table}\" were read.";
+    DeadlineExceeded late_for_run() "The deadline passed before the request was run.";
+    ResourceExhausted answer_too_large(size: usize, rows: usize, limit: usize)
+        "The answer would hold {size} bytes for {rows} rows, this server's limit is {limit} bytes; send fewer rows per request.";
+}
+
+// Names of inputs and outputs.
+faults! {
+    InvalidArgument no_features(signature: &str, features: Names)
+        "signature \"{signature}\" needs at least one feature of: {features}.";
+    InvalidArgument number_of_inputs(sent: usize, known: usize, names: &str, known_names: &str, extra: &str, missing: &str, in_json: &str)
+        "input size does not match signature: {sent}!={known} len({{{names}}}) != len({{{known_names}}}). Sent extra: {{{extra}}}. Missing but required: {{{missing}}}.{in_json}";
+    InvalidArgument missing_input(name: &str, feed: &str, sent: &str, optional: &str)
+        "Signature input alias: {name}(feed name: {feed}) not found in request and no default value provided. Inputs expected to be in the request {{{sent}}}, or default input alias set: {optional}";
+    InvalidArgument invalid_names(used: &str, sent: &str)
+        "Inputs contains invalid name. Used request inputs: {used}, request input: {sent}";
+    InvalidArgument half_of_ragged(feature: &str, values: &str, splits: &str)
+        "feature \"{feature}\": send both \"{values}\" and \"{splits}\".";
+    InvalidArgument unknown_output(name: &str, known: &str)
+        "output tensor alias not found in signature: {name} Outputs expected to be in the set {{{known}}}.";
+    InvalidArgument output_twice(name: &str) "duplicate output tensor alias: {name}";
+    InvalidArgument lacking_feature(output: &str, signature: &str, missing: Names)
+        "output \"{output}\" of signature \"{signature}\" joins several features. Missing but required: {{{missing}}}.";
+    InvalidArgument rows_differ(counts: &str) "inputs differ in their number of rows: {counts}.";
+    InvalidArgument joined_rows_differ(output: &str, counts: &str)
+        "output \"{output}\" joins features that differ in their number of rows: {counts}.";
+}
+
+// Dtypes, shapes, ids and row splits.
+faults! {
+    InvalidArgument wrong_graph_dtype(position: usize, wanted: &str, sent: &str)
+        "Expects arg[{position}] to be {wanted} but {sent} is provided";
+    InvalidArgument wrong_dtype(input: &str, wanted: &str, sent: &str) "input \"{input}\": expected {wanted}, got {sent}.";
+    InvalidArgument value_does_not_fit(input: &str, dtype: &str) "input \"{input}\": a value does not fit {dtype}.";
+    InvalidArgument wrong_shape(faults: &str) "{faults}";
+    InvalidArgument bad_id(input: &str, id: i64, position: usize, last: i64)
+        "input \"{input}\": id {id} at position {position} is out of range, its table has ids 0 to {last}.";
+    InvalidArgument too_many_ids(input: &str, row: usize, count: i64, limit: usize)
+        "input \"{input}\": row {row} has {count} ids, this signature takes at most {limit}.";
+    InvalidArgument too_many_rows(input: &str, rows: usize, limit: usize)
+        "input \"{input}\": {rows} rows, this signature takes at most {limit}.";
+    InvalidArgument not_rank_1(feature: &str) "feature \"{feature}\": values and row_splits must have rank 1.";
+    InvalidArgument splits_start(input: &str, got: &str) "input \"{input}\": must start with 0, got {got}.";
+    InvalidArgument splits_end(input: &str, last: i64, values: &str, count: usize)
+        "input \"{input}\": ends at {last}, but \"{values}\" has {count} values.";
+    InvalidArgument splits_decrease(input: &str, before: i64, after: i64)
+        "input \"{input}\": must not decrease, got {before} then {after}.";
+    InvalidArgument wrong_weights(input: &str, count: usize, shape: &str)
+        "input \"{input}\": expected one weight per id ({count}), got {shape}.";
+    InvalidArgument unknown_key(input: &str, key: &str, position: usize, known: &str)
+        "input \"{input}\": {key} at position {position} is not in its vocabulary of {known}.";
+}
+
+// Tables by id.
+faults! {
+    InvalidArgument too_many_table_ids(count: usize, limit: usize)
+        "input \"ids\": {count} ids, the limit is {limit} per request.";
+    InvalidArgument only_ids() "Expected exactly one key, \"ids\", with a list of row ids.";
+    InvalidArgument ids_not_flat(rank: usize) "input \"ids\": expected a flat list of row ids, got rank {rank}.";
+}
+
+// gRPC messages.
+faults! {
+    ResourceExhausted too_many_parts(limit: usize, what: &str)
+        "The request has more than {limit} {what}. Send it in several requests.";
+    InvalidArgument not_a_message(name: &str) "The request is not a valid {name} message.";
+    InvalidArgument no_model_spec() "Missing ModelSpec";
+    InvalidArgument no_model_name() "ModelSpec has no name specified.";
+    InvalidArgument undecodable_tensor(input: &str) "tensor parsing error: {input}";
+    InvalidArgument tensor_too_large(input: &str, shape: &str, size: &str, limit: usize)
+        "tensor parsing error: {input}: shape {shape} has {size} elements, the limit is {limit}.";
+    InvalidArgument too_many_values(input: &str, values: usize, size: usize)
+        "tensor parsing error: {input}: {values} values, its shape has room for {size}.";
+}
+
+// JSON documents.
+faults! {
+    InvalidArgument json_syntax(problem: &str) "JSON Parse error: {problem}";
+    InvalidArgument json_not_object(shown: &str) "JSON Value: {shown} Is not object";
+    InvalidArgument json_key_twice(key: &str) "JSON object has the key \"{key}\" twice";
+    ResourceExhausted json_keys(limit: usize) "The JSON document has more than {limit} keys; send columns, or fewer rows.";
+    ResourceExhausted json_lists(limit: usize) "The JSON document has more than {limit} lists and objects; send fewer rows.";
+    ResourceExhausted json_strings(limit: usize) "The JSON document has more than {limit} strings; send fewer rows.";
+    InvalidArgument signature_name_no_string(shown: &str)
+        "JSON Value: {shown} not formatted correctly. 'signature_name' key must be a string value.";
+    InvalidArgument lookup_keys(unknown: &str) "Unknown keys: {unknown}. A lookup has: features, signature_name, weights.";
+    InvalidArgument key_missing(key: &str) "\"{key}\" is missing.";
+    InvalidArgument key_no_object(key: &str) "\"{key}\" is not an object.";
+    InvalidArgument weights_without_ids(feature: &str) "feature \"{feature}\": weights were sent without ids.";
+    InvalidArgument unknown_feature(signature: &str, feature: &str, known: Names)
+        "signature \"{signature}\" has no feature \"{feature}\". Features it takes: {known}.";
+    InvalidArgument weights_of_dense(feature: &str) "feature \"{feature}\" has one id per row and takes no weights.";
+    InvalidArgument no_input_map(signature: &str) "Failed to get input map for signature: {signature}";
+    InvalidArgument no_inputs_key() "Missing 'inputs' or 'instances' key";
+    InvalidArgument inputs_and_instances(shown: &str)
+        "JSON Value: {shown} Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist ";
+    InvalidArgument instances_no_list(shown: &str) "JSON Value: {shown} Expecting 'instances' to be an list/array";
+    InvalidArgument no_instances(shown: &str) "JSON Value: {shown} No values in 'instances' array";
+    InvalidArgument not_an_object(row: usize) "Expecting object but got list at item {row} of input list";
+    InvalidArgument not_a_list(row: usize) "Expecting value/list but got object at item {row} of input list";
+    InvalidArgument other_keys(row: usize, described: &str, keys: &str)
+        "Failed to process element: {row} of 'instances' list. JSON object: {described} keys must be equal to: {keys}";
+    InvalidArgument bad_element(row: usize, key: &str, code: &str, text: &str)
+        "Failed to process element: {row}{key} of 'instances' list. Error: {code}: {text}";
+    InvalidArgument several_inputs(problem: &str, features: Names)
+        "{problem} as multiple input tensors required: {features}";
+    InvalidArgument plain_list()
+        "instances is a plain list, but expecting list of objects as multiple input tensors required as per tensorinfo_map";
+    InvalidArgument plain_value()
+        "inputs is a plain value/list, but expecting an object as multiple input tensors required as per tensorinfo_map";
+    InvalidArgument missing_named_input(name: &str) "Missing named input: {name} in 'inputs' object.";
+    InvalidArgument no_named_input(name: &str) "JSON object: does not have named input: {name}";
+    InvalidArgument part_in_rows(input: &str, feature: &str)
+        "input \"{input}\": in instances, send \"{feature}\" as a list of ids.";
+    InvalidArgument feature_twice(feature: &str, part: &str)
+        "feature \"{feature}\" was sent both as \"{feature}\" and as \"{part}\".";
+    InvalidArgument other_name(feature: &str) "feature \"{feature}\": its inputs were sent by another name too.";
+    InvalidArgument no_weights(feature: &str, signature: &str)
+        "feature \"{feature}\" takes no weights in signature \"{signature}\".";
+}
+
+// Elements of JSON tensors.
+faults! {
+    InvalidArgument no_rows_of_lists(what: &str, of_what: &str, described: &str)
+        "{what}: expected one list of {of_what} per row, got JSON Value: {described}";
+    InvalidArgument number_does_not_fit(input: &str, number: &str, dtype: &str)
+        "input \"{input}\": {number} does not fit {dtype}.";
+    InvalidArgument mixed_keys(input: &str) "input \"{input}\": strings and ids are mixed; send one or the other.";
+    InvalidArgument wrong_element(input: &str, described: &str, dtype: &str, hint: &str)
+        "input \"{input}\": JSON Value: {described} is not of expected type: {dtype}{hint}";
+    InvalidArgument uneven_lists(input: &str, size: usize, other: usize, position: usize)
+        "input \"{input}\": Expecting tensor size: {size} but got: {other} (list {position} of its level)";
+    InvalidArgument too_deep(input: &str, limit: usize) "input \"{input}\": lists are nested over {limit} deep.";
+    InvalidArgument mixed_levels(input: &str, described: &str, first: &str)
+        "input \"{input}\": Encountered list at unexpected level: JSON Value: {described} beside {first}";
+    InvalidArgument rows_of_weights(feature: &str, rows: usize, weights: usize)
+        "feature \"{feature}\": {rows} rows of ids but {weights} rows of weights.";
+    InvalidArgument row_of_weights(feature: &str, row: usize, ids: usize, weights: usize)
+        "feature \"{feature}\": row {row} has {ids} ids but {weights} weights.";
+    InvalidArgument no_base64_object(shown: &str) "JSON Value: {shown} not formatted correctly for base64 data";
+    InvalidArgument bad_base64() "Unable to base64 decode";
+    InvalidArgument wrong_level(shown: &str, level: usize, wanted: usize)
+        "JSON Value: {shown} found at incorrect level: {level} in the JSON DOM. Expected at level: {wanted}";
+    InvalidArgument list_too_deep(level: usize, limit: usize) "Encountered list at unexpected level: {level} expected < {limit}";
+    InvalidArgument list_size(size: usize, level: usize, wanted: usize)
+        "Encountered list at unexpected size: {size} at level: {level} expected size: {wanted}";
+    InvalidArgument wrong_leaf(shown: &str, kind: &str, dtype: &str)
+        "JSON Value: {shown} Type: {kind} is not of expected type: {dtype}";
+    InvalidArgument tensor_size(wanted: usize, size: usize) "Expecting tensor size: {wanted} but got: {size}";
+    InvalidArgument tensor_shape(wanted: &str, shape: &str) "Expecting shape {wanted} but got: {shape}";
+    InvalidArgument nested_over(limit: usize) "lists are nested over {limit} deep.";
+    InvalidArgument scalar_output(name: &str) "Tensor name: {name} has no shape information ";
+    InvalidArgument batch_size(name: &str, size: usize, wanted: usize)
+        "Tensor name: {name} has inconsistent batch size: {size} expecting: {wanted}";
+}
+
+// The Open Inference Protocol.
+faults! {
+    InvalidArgument no_model() "The request names no model.";
+    InvalidArgument long_version(version: &str) "Version {version} is not a number of 64 bits.";
+    InvalidArgument header_too_long(text: &str, num_bytes: usize)
+        "Inference-Header-Content-Length is {text}, but the body has {num_bytes} bytes.";
+    InvalidArgument input_twice(input: &str) "input \"{input}\" was sent twice.";
+    InvalidArgument member_type(owner: &str, key: &str, wanted: &str, described: &str)
+        "{owner}: expected \"{key}\" to be {wanted}, got JSON Value: {described}";
+    InvalidArgument no_tensors(key: &str, described: &str)
+        "expected \"{key}\" to be a list of objects, got JSON Value: {described}";
+    InvalidArgument parameter_not_supported(owner: &str, name: &str) "{owner}: the parameter \"{name}\" is not supported.";
+    InvalidArgument tensor_parameter(kind: &str, tensor: &str, name: &str)
+        "{kind} \"{tensor}\": the parameter \"{name}\" is not supported.";
+    InvalidArgument signature_parameter() "the parameter \"signature_name\" must be a string_param.";
+    InvalidArgument data_and_binary(input: &str) "input \"{input}\": it has both \"data\" and binary_data_size.";
+    InvalidArgument binary_without_header(input: &str)
+        "input \"{input}\": binary data needs the header Inference-Header-Content-Length.";
+    InvalidArgument binary_size(input: &str, shown: &str, left: usize)
+        "input \"{input}\": binary_data_size is {shown}, but {left} bytes are left of the body.";
+    InvalidArgument bytes_of_no_input(count: usize) "{count} bytes of the body belong to no input.";
+    InvalidArgument unknown_datatype(input: &str, datatype: &str)
+        "input \"{input}\": unknown datatype \"{datatype}\". Datatypes: BF16, BOOL, BYTES, FP16, FP32, FP64, INT16, INT32, INT64, INT8, UINT16, UINT32, UINT64, UINT8.";
+    InvalidArgument too_many_dimensions(input: &str, count: usize, limit: usize)
+        "input \"{input}\": its shape has {count} dimensions, the limit is {limit}.";
+    InvalidArgument negative_size(input: &str, shape: &str) "input \"{input}\": its shape {shape} has a negative size.";
+    InvalidArgument shape_too_large(input: &str, shape: &str) "input \"{input}\": its shape {shape} is too large.";
+    InvalidArgument number_of_values(input: &str, count: usize, shape: &str, size: usize)
+        "input \"{input}\": {count} values, its shape {shape} needs {size}.";
+    InvalidArgument number_of_contents(input: &str, count: usize, field: &str, datatype: &str, shape: &str, size: usize)
+        "input \"{input}\": {count} values in {field}, {datatype} of shape {shape} needs {size}.";
+    InvalidArgument number_of_bytes(input: &str, count: usize, datatype: &str, shape: &str, wanted: usize)
+        "input \"{input}\": {count} bytes of data, {datatype} of shape {shape} needs {wanted}.";
+    InvalidArgument too_few_bytes(input: &str, count: usize, elements: usize)
+        "input \"{input}\": {count} bytes of data are too few for {elements} elements of BYTES, each of them after its length in 4 bytes.";
+    InvalidArgument element_too_long(input: &str, element: usize, count: usize)
+        "input \"{input}\": element {element} of BYTES ends beyond its {count} bytes of data.";
+    InvalidArgument bytes_left(input: &str, count: usize)
+        "input \"{input}\": {count} bytes of data are left after the last element.";
+    InvalidArgument raw_contents(raw: usize, inputs: usize) "{raw} raw_input_contents were sent for {inputs} inputs.";
+    InvalidArgument contents_and_raw(input: &str)
+        "input \"{input}\": it has contents beside raw_input_contents; send one of the two.";
+    InvalidArgument no_contents_field(input: &str, datatype: &str)
+        "input \"{input}\": {datatype} has no contents field, send it as raw_input_contents.";
+    InvalidArgument output_not_utf8(output: &str)
+        "output \"{output}\": it holds bytes that are not UTF-8, which JSON can not carry; ask for it with the parameter \"binary_data\": true.";
+}
+
+/// Returns the error for inputs whose names do not fit a lookup.
+#[must_use]
+#[cold]
+pub fn lookup_names(signature: &str, extra: Names, missing: Names, features: Names) -> BoxedFault {
+    let mut text = format!("Inputs do not fit signature \"{signature}\".");
+    for (fault, names) in [("Sent extra", extra), ("Missing but required", missing), ("Features it takes", features)] {
+        if !names.is_empty() {
+            let _ = write!(text, " {fault}: {{{names}}}.");
+        }
+    }
+    Fault::new(Code::InvalidArgument, text)
+}
+
+/// Returns the error for an unknown signature. `of_rest`: the request is a REST predict, which has a text and a code of
+/// its own in TensorFlow Serving.
+#[must_use]
+#[cold]
+pub fn unknown_signature<'n>(name: &str, known: impl IntoIterator<Item = &'n str>, of_rest: bool) -> BoxedFault {
+    let near = if name.is_empty() { String::new() } else { did_you_mean(name, known) };
+    let name = if name.is_empty() { "serving_default" } else { name };
+    if of_rest {
+        let text = format!("Serving signature name: \"{name}\" not found in signature def{near}");
+        return Fault::new(Code::InvalidArgument, text);
+    }
+    let end = if near.is_empty() { "." } else { &near };
+    Fault::new(Code::FailedPrecondition, format!("Serving signature key \"{name}\" not found{end}"))
+}
+
+/// Most names that a text of ours lists; texts of TensorFlow Serving list all.
+const MAX_NAMES: usize = 10;
+
+/// A list of names in an error text of ours: at most ten, and how many more there are.
+#[derive(Clone, Debug, Default)]
+pub struct Names(Vec<String>);
+
+impl Names {
+    /// Says whether the list has no names.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the list of these names, each once, in sorted order.
+    #[must_use]
+    pub fn sorted<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Self {
+        let mut names: Vec<String> = names.into_iter().map(|name| name.as_ref().to_owned()).collect();
+        names.sort_unstable();
+        names.dedup();
+        Names(names)
+    }
+}
+
+impl std::fmt::Display for Names {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, name) in self.0.iter().take(MAX_NAMES).enumerate() {
+            write!(formatter, "{}{name}", if i > 0 { ", " } else { "" })?;
+        }
+        match self.0.len().saturating_sub(MAX_NAMES) {
+            0 => Ok(()),
+            more => write!(formatter, ", and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_of_ours_names_at_most_ten_names() {
+        let names = |count: usize| Names::sorted((0..count).rev().map(|i| format!("f{i:02}")));
+        assert_eq!(names(2).to_string(), "f00, f01");
+        assert_eq!(names(10).to_string(), "f00, f01, f02, f03, f04, f05, f06, f07, f08, f09");
+        assert!(names(12).to_string().ends_with("f08, f09, and 2 more"));
+    }
+
+    #[test]
+    fn an_unknown_signature_has_the_text_of_its_api_and_a_suggestion() {
+        let known = ["serving_default", "lookup"];
+        let text = |name, of_rest| unknown_signature(name, known, of_rest).text;
+        assert_eq!(text("x", false), "Serving signature key \"x\" not found.");
+        assert_eq!(text("lokup", false), "Serving signature key \"lokup\" not found; did you mean lookup?");
+        assert_eq!(text("x", true), "Serving signature name: \"x\" not found in signature def");
+        assert_eq!(text("", true), "Serving signature name: \"serving_default\" not found in signature def");
+    }
+
+    #[test]
+    fn a_fault_keeps_the_first_model_and_takes_the_signature() {
+        let fault = unknown_model("m").of_model("m").of_model("n");
+        assert_eq!((fault.code, &*fault.text), (Code::NotFound, "Servable not found for request: Latest(m)"));
+        assert_eq!(fault.subject.model, "m");
+        let subject = Subject { model: "m".into(), version: Some(3), signature: "lookup".into() };
+        assert_eq!(fault.at(subject.clone()).subject, subject);
+    }
+}

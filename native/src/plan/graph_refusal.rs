@@ -1,0 +1,95 @@
+//! Words the error of a request that a graph has refused: TensorFlow's text first, then the inputs that may be the
+//! reason, because that text names nodes of the graph, which a client does not know.
+//!
+//! The reference is `service/engine/refused_inputs.py` and `service/graph/savedmodel.py`.
+
+use super::faults::{BoxedFault, Code, Fault};
+use super::inputs::{DataType, Inputs};
+use super::numbers::integers;
+use super::servable::Signature;
+use super::validation::shape_faults;
+
+/// Returns the error for a graph's run that failed with TensorFlow's code and message; None if the server, and not the
+/// request, is to blame.
+#[must_use]
+pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, message: &str) -> Option<BoxedFault> {
+    let name = match code {
+        3 => "InvalidArgumentError",
+        9 => "FailedPreconditionError",
+        11 => "OutOfRangeError",
+        12 => "UnimplementedError",
+        _ => return None,
+    };
+    let text = Some(first_line(message)).filter(|text| !text.is_empty()).unwrap_or(name);
+    if code == 12 {
+        return Some(Fault::new(Code::Unimplemented, text.to_owned()));
+    }
+    let told = [text.to_owned(), shape_faults(signature, inputs), bad_id(signature, inputs, text).unwrap_or_default()];
+    let told: Vec<&str> = told.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+    Some(Fault::new(Code::InvalidArgument, told.join("; ")))
+}
+
+/// Returns the first line of a TensorFlow error text, without the names of functions around the failed node.
+fn first_line(text: &str) -> &str {
+    let text = text.trim();
+    let text = text.strip_prefix("Graph execution error:").unwrap_or(text).trim();
+    let mut line = text.lines().next().unwrap_or_default();
+    // Before the message stand the functions in which the node lies, one after the other.
+    while line.starts_with("{{node ") || line.starts_with("{{function_node ") {
+        let Some((mark, rest)) = line.split_once("}}") else { break };
+        if mark.contains('}') {
+            break;
+        }
+        line = rest.trim_start();
+    }
+    line.trim()
+}
+
+/// Returns the sentence for the only input that has the id which TensorFlow's text names.
+///
+/// The graph may have computed the id, so the sentence says no more than that the input has this number.
+fn bad_id(signature: &Signature, inputs: &Inputs<'_>, text: &str) -> Option<String> {
+    let bad = text.match_indices("indices[").find_map(|(at, start)| refused_index(&text[at + start.len()..]))?;
+    let mut having = signature.inputs.iter().zip(inputs).filter_map(|(input, tensor)| {
+        let tensor = tensor.as_ref().filter(|tensor| matches!(tensor.dtype, DataType::Int64 | DataType::Int32))?;
+        let position = integers(tensor).iter().position(|&id| id == bad)?;
+        Some((&input.name, position))
+    });
+    let (name, position) = having.next()?;
+    having.next().is_none().then(|| format!("input \"{name}\": has {bad} at position {position}."))
+}
+
+/// Parses TensorFlow's text for an index without a row, behind `indices[`, of its ops Gather and SparseSegmentSum.
+fn refused_index(text: &str) -> Option<i64> {
+    let (place, rest) = text.split_once("] =")?;
+    let is_place = place.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b',' | b' '));
+    let rest = rest.strip_prefix('=').unwrap_or(rest).strip_prefix(' ')?;
+    let (number, rest) = rest.split_once(' ')?;
+    let is_refused = rest.starts_with("is not in [0, ") || rest.starts_with("out of range [0, ");
+    if is_place && is_refused { number.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_of_a_text_has_no_marks_of_nodes() {
+        for (text, expected) in [
+            ("bad input\n\t [[{{node a}}]]", "bad input"),
+            ("Graph execution error:\n\nbad input\nmore", "bad input"),
+            ("{{function_node f}} {{node g}} bad {{node h}}", "bad {{node h}}"),
+            ("", ""),
+        ] {
+            assert_eq!(first_line(text), expected);
+        }
+    }
+
+    #[test]
+    fn an_index_without_a_row_is_found() {
+        assert_eq!(refused_index("0,1] = 7 is not in [0, 5)"), Some(7));
+        assert_eq!(refused_index("0] == -1 out of range [0, 5)"), Some(-1));
+        assert_eq!(refused_index("x] = 7 is not in [0, 5)"), None);
+        assert_eq!(refused_index("0] = 7 is in [0, 5)"), None);
+    }
+}
