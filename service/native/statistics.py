@@ -148,7 +148,7 @@ class NativeStatistics:
             self._core.forget(model)
             self._known = {key: numbers for key, numbers in self._known.items() if key[0].model != model}
             self._refused = {key: count for key, count in self._refused.items() if key[0] != model}
-            self._failed = {key: count for key, count in self._failed.items() if key[2] != model}
+            self._failed = {key: count for key, count in self._failed.items() if key[0].model != model}
             self._waited.pop(model, None)
 
     def stop(self) -> None:
