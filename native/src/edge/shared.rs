@@ -366,7 +366,7 @@ impl Shared {
                 Ok(waited) => {
                     shared.statistics.waited(&model, waited);
                     let graph_limit = Some(Arc::clone(&shared.graph_limit));
-                    let waiting = Waiting { deadline, graph_limit, ..Waiting::default() };
+                    let waiting = Waiting { deadline, graph_limit };
                     let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
                     let outcome = shared.call(effort, &connection, &terms, form);
                     // The thread drops its references to the server before it sends the answer, so that it neither

@@ -165,7 +165,7 @@ impl<'s, 'r> Features<'s, 'r> {
     /// [`Declined::Fault`]: rows could not be read, or a table's policy refuses an id.
     pub fn read_remote(&mut self, effort: Effort<'_>) -> Result<(), Declined> {
         if remote_rows::reads_any(self.servable, self.plan, &self.sent) {
-            self.remote = remote_rows::read(self.servable, self.plan, &self.sent, effort)?;
+            self.remote = remote_rows::read(self.servable, self.plan, &self.sent, &|_| true, effort)?;
         }
         Ok(())
     }
