@@ -9,6 +9,7 @@
 //! Python, which answer or refuse it. So each error text exists once, in the reference servers.
 
 pub mod declined;
+pub mod denormals;
 pub mod edge;
 pub mod forms;
 pub mod forward;
