@@ -18,6 +18,7 @@ from service.artifact.tpu_lowering import TPU_TAG, lower
 from service.errors import ArtifactError, BackendFailure, GraphRefusal, InvalidRequest, ServiceError, Unimplemented
 from service.graph.graph_session import GraphProgram, GraphSession, PythonSession, open_core_session
 from service.graph.handles import repair_handles
+from service.graph.restoring import add_needed_restore, signature_tensors
 from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
 from service.graph.tensorflow_import import import_tensorflow
 from service.types import Array, SignatureSpec, Tensors
@@ -176,11 +177,14 @@ def _program(loader: Any, meta_graph: Any, graph: Any, saver: Any, config: Any) 
     from tensorflow.python.saved_model.loader_impl import get_asset_tensors, get_init_op
 
     steps: list[tuple[str, Mapping[str, bytes]]] = []
-    if saver is not None:
-        saved = saver.saver_def
-        steps.append((saved.restore_op_name, {saved.filename_tensor_name: str(loader.variables_path).encode()}))
     with graph.as_default():
         init = get_init_op(meta_graph)
+    if saver is not None:
+        saved, path = saver.saver_def, str(loader.variables_path)
+        roots = [*signature_tensors(meta_graph), *([] if init is None else [init.name])]
+        needed = add_needed_restore(graph, meta_graph, roots, path)
+        whole = (saved.restore_op_name, {saved.filename_tensor_name: path.encode()})
+        steps.append(whole if needed is None else (needed, {}))
     if init is not None:
         steps.append((init.name, get_asset_tensors(loader.export_dir, meta_graph)))
     return GraphProgram(graph.as_graph_def().SerializeToString(), config.SerializeToString(), tuple(steps))
