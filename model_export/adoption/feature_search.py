@@ -24,6 +24,7 @@ from model_export.adoption.roles import Roles, no_roles, possible_roles, width_o
 from model_export.adoption.row_numbers import look_at_rows
 from model_export.parity.oracle import RefusedError
 from service.artifact.manifest import (
+    UNWEIGHTED,
     Combiner,
     EmptyRowPolicy,
     LookupFeature,
@@ -159,7 +160,7 @@ class _Trial:
             on_empty_row=on_empty,
             trailing_empty_rows=trailing,
         )
-        summations: tuple[Summation, ...] = ("four_lanes",) if self._roles.weights else ("blocks_of_8", "four_lanes")
+        summations: tuple[Summation, ...] = ("four_lanes",) if self._roles.weights else ("four_lanes", *UNWEIGHTED)
         for feature in self._variants(base):
             is_exact = self._agrees(feature)
             if is_exact is None:
@@ -200,7 +201,7 @@ class _Trial:
                 continue
             if not is_same_sum(feature, in_rows, wanted, got):
                 return None
-            is_exact = is_exact and np.array_equal(got, wanted, equal_nan=True)
+            is_exact = is_exact and _has_same_bits(got, wanted)
         return is_exact
 
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:
@@ -372,3 +373,10 @@ class _Trial:
 
     def _as_found(self, feature: LookupFeature, *, is_exact: bool) -> FoundFeature:
         return FoundFeature(self._roles, feature, self._keys, self._read, self._tensor, is_exact)
+
+
+def _has_same_bits(a: Array, b: Array) -> bool:
+    """Says whether two arrays of equal dtype and shape are the same bits; any NaN equals any other."""
+    bits = np.dtype(f"u{a.dtype.itemsize}")
+    same = np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
+    return bool((same | (np.isnan(a) & np.isnan(b))).all())
