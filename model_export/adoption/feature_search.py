@@ -22,6 +22,7 @@ from model_export.adoption.probing import Probe
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
 from model_export.adoption.row_numbers import look_at_rows
+from model_export.parity.comparison import rows_of_other_bits
 from model_export.parity.oracle import RefusedError
 from service.artifact.manifest import (
     UNWEIGHTED,
@@ -201,7 +202,7 @@ class _Trial:
                 continue
             if not is_same_sum(feature, in_rows, wanted, got):
                 return None
-            is_exact = is_exact and _has_same_bits(got, wanted)
+            is_exact = is_exact and not rows_of_other_bits(got, wanted).any()
         return is_exact
 
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:
@@ -373,10 +374,3 @@ class _Trial:
 
     def _as_found(self, feature: LookupFeature, *, is_exact: bool) -> FoundFeature:
         return FoundFeature(self._roles, feature, self._keys, self._read, self._tensor, is_exact)
-
-
-def _has_same_bits(a: Array, b: Array) -> bool:
-    """Says whether two arrays of equal dtype and shape are the same bits; any NaN equals any other."""
-    bits = np.dtype(f"u{a.dtype.itemsize}")
-    same = np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
-    return bool((same | (np.isnan(a) & np.isnan(b))).all())
