@@ -17,9 +17,18 @@ class Pager:
     def __init__(self, max_bytes: int) -> None: ...
     def counts(self) -> str: ...
 
+class Batcher:
+    def __init__(self, num_threads: int, thread_pool_name: str, limits: str) -> None: ...
+    def counts(self) -> str: ...
+
 class Servable:
     def __init__(
-        self, description: str, keep: object, clusters: Clusters | None = None, pager: Pager | None = None
+        self,
+        description: str,
+        keep: object,
+        clusters: Clusters | None = None,
+        pager: Pager | None = None,
+        batcher: Batcher | None = None,
     ) -> None: ...
     def on_tables(self, addresses: Sequence[tuple[int, int]], keep: object) -> Servable: ...
     @property

@@ -17,7 +17,7 @@ use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, 
 use crate::forms::{self, Answered, Call};
 use crate::plan::{self, Declined, Description, Effort, MemoryOwner, ModelRoutes, Routes, Waiting};
 use crate::tables::paged;
-use crate::{clusters, last_words};
+use crate::{clusters, last_words, towers};
 
 /// One version of a model, compiled for requests. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
@@ -29,21 +29,23 @@ pub struct Servable {
 impl Servable {
     /// Compiles the JSON description of a model version, which service/native/description.py writes. `keep` owns the
     /// memory at the description's addresses; it is released after the last request. `clusters` opens the tables that
-    /// lie in clusters, `pager` reads those that are larger than memory.
+    /// lie in clusters, `pager` reads those that are larger than memory, `batcher` batches runs of graphs.
     #[new]
-    #[pyo3(signature = (description, keep, clusters = None, pager = None))]
+    #[pyo3(signature = (description, keep, clusters = None, pager = None, batcher = None))]
     fn new(
         description: &str,
         keep: Py<PyAny>,
         clusters: Option<&Bound<'_, Clusters>>,
         pager: Option<&Bound<'_, Pager>>,
+        batcher: Option<&Bound<'_, Batcher>>,
     ) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let batcher = batcher.map(|batcher| batcher.get().inner.clone());
+        let open = |graph: &serde_json::Value| towers::open(graph, batcher.as_ref());
         // SAFETY: all addresses in a description of service/native/description.py point to arrays that `keep` owns, and
         // the servable owns `keep`.
-        let compiled =
-            unsafe { plan::Servable::compile(description, MemoryOwner(Box::new(keep)), &crate::towers::open) };
+        let compiled = unsafe { plan::Servable::compile(description, MemoryOwner(Box::new(keep)), &open) };
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
         if let Some(clusters) = clusters {
             compiled = compiled.with_clusters(&clusters.get().inner);
@@ -180,6 +182,28 @@ impl Clusters {
     /// cache).
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
+    }
+}
+
+/// Batches the runs of graphs of all models. Concurrency: any thread.
+#[pyclass(frozen, module = "service._native")]
+pub struct Batcher {
+    inner: towers::Batcher,
+}
+
+#[pymethods]
+impl Batcher {
+    /// Creates a batcher that runs at most `num_threads` batches at a time, in threads whose names begin with
+    /// `thread_pool_name`; `limits` are those of its histograms, as JSON.
+    #[new]
+    fn new(num_threads: usize, thread_pool_name: &str, limits: &str) -> PyResult<Self> {
+        let limits = serde_json::from_str(limits).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Batcher { inner: towers::Batcher::new(num_threads, thread_pool_name, limits) })
+    }
+
+    /// Returns the counts of batches, as JSON text.
+    fn counts(&self) -> PyResult<String> {
+        serde_json::to_string(&self.inner.counts()).map_err(value_error)
     }
 }
 
@@ -639,6 +663,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Servable>()?;
     module.add_class::<Clusters>()?;
     module.add_class::<Pager>()?;
+    module.add_class::<Batcher>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;
     module.add_function(wrap_pyfunction!(keep_last_words, module)?)

@@ -11,6 +11,8 @@ use crate::plan::Declined;
 pub enum Event {
     DeclinedTooLarge,
     DeclinedWaits,
+    DeclinedBatches,
+    DeclinedQueued,
     DeclinedNoRows,
     DeclinedUnusual,
     DeclinedDenied,
@@ -94,6 +96,8 @@ impl From<Declined> for Event {
         match declined {
             Declined::TooLarge => Event::DeclinedTooLarge,
             Declined::Waits => Event::DeclinedWaits,
+            Declined::Batches => Event::DeclinedBatches,
+            Declined::Queued => Event::DeclinedQueued,
             Declined::NoRows => Event::DeclinedNoRows,
             Declined::Unusual => Event::DeclinedUnusual,
             Declined::Denied => Event::DeclinedDenied,

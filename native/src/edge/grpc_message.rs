@@ -63,6 +63,7 @@ pub enum Code {
     InvalidArgument = 3,
     DeadlineExceeded = 4,
     ResourceExhausted = 8,
+    FailedPrecondition = 9,
     Unimplemented = 12,
     Internal = 13,
     Unavailable = 14,

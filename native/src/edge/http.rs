@@ -677,6 +677,7 @@ impl Exchange {
             Code::ResourceExhausted => (StatusCode::PAYLOAD_TOO_LARGE, Some("RESOURCE_EXHAUSTED")),
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
             Code::InvalidArgument => (StatusCode::BAD_REQUEST, Some("INVALID_ARGUMENT")),
+            Code::FailedPrecondition => (StatusCode::BAD_REQUEST, Some("FAILED_PRECONDITION")),
             Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
             // The reference server also answers an unexpected exception with status 500 and without an error code.
             Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, None),

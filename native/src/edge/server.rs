@@ -192,7 +192,14 @@ impl Server {
 
     /// Replaces the published servables; running requests keep the servables with which they started.
     pub fn set_routes(&self, routes: Routes) {
-        self.hub.shared.routes.store(Arc::new(routes));
+        let routes = Arc::new(routes);
+        let before = self.hub.shared.routes.swap(Arc::clone(&routes));
+        for servable in routes.servables().filter(|servable| !before.has_version(servable)) {
+            servable.set_published(true);
+        }
+        for servable in before.servables().filter(|servable| !routes.has_version(servable)) {
+            servable.set_published(false);
+        }
     }
 
     /// Replaces the list of known callers for all later requests.
@@ -257,6 +264,8 @@ impl Server {
         let end = Instant::now() + timeout;
         let hub = &self.hub;
         hub.is_draining.store(true, Relaxed);
+        // Requests that wait in batch queues no longer wait for others, because no client can send more.
+        hub.shared.routes.load().servables().for_each(|servable| servable.set_published(false));
         hub.stop.send_replace(true);
         let acceptors = std::mem::take(&mut *self.acceptors.lock().unwrap_or_else(PoisonError::into_inner));
         runtime.block_on(async {

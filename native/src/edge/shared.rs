@@ -24,11 +24,14 @@ use crate::admission::account::Account;
 use crate::admission::fair_queue::{Ask, Refusal};
 use crate::admission::gate::Gates;
 use crate::admission::large::{Announcement, LazyPool, Pool};
-use crate::admission::limits::{LARGE_HEAD_BYTES, Limits};
+use crate::admission::limits::{INLINE_BYTES, LARGE_HEAD_BYTES, Limits};
 use crate::admission::long_calls::LongCalls;
 use crate::forms::{Answered, Call};
 use crate::forward::{GrpcUpstream, HttpUpstream};
-use crate::plan::{Declined, Effort, Failure, Grant, GraphLimit, Routes, Waiting};
+use crate::plan::{
+    BatchError, BatchPlace, Declined, Effort, Failure, FailureCode, Grant, GraphLimit, QueuedRequest, Ran, Routes,
+    Waiting,
+};
 
 /// Prefix of the names of headers that only the core may send to the reference server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -115,7 +118,7 @@ pub enum Failed {
     /// forwards it to the reference server.
     Declined(Declined),
     /// Rows of a Valkey or Redis cluster that the request needs could not be read, or its deadline passed after the
-    /// read.
+    /// read, or it was refused with its batch.
     NoRows(Failure),
     /// The wire format's handler (form) panicked while it answered the request.
     Panicked,
@@ -246,10 +249,21 @@ impl Shared {
         terms: &Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
     ) -> Outcome {
+        self.call_on(&self.routes.load(), effort, connection, terms, form)
+    }
+
+    /// As [`Shared::call`], with this routing table.
+    fn call_on(
+        &self,
+        routes: &Routes,
+        effort: Effort<'_>,
+        connection: &Arc<Connection>,
+        terms: &Terms,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
+    ) -> Outcome {
         let started = Instant::now();
-        let routes = self.routes.load();
         let call = Call {
-            routes: &routes,
+            routes,
             effort,
             max_response_bytes: self.limits.max_response_bytes,
             as_content: terms.as_content,
@@ -269,10 +283,8 @@ impl Shared {
             }
             Ok(Err(declined)) => {
                 self.statistics.count(declined.into());
-                let failure = match effort {
-                    Effort::Wait(waiting) if declined == Declined::NoRows => waiting.failure.get().cloned(),
-                    _ => None,
-                };
+                let waiting = effort.waiting().filter(|_| declined == Declined::NoRows);
+                let failure = waiting.and_then(|waiting| waiting.failure.get().cloned());
                 Err(failure.map_or(Failed::Declined(declined), Failed::NoRows))
             }
             Err(_) => {
@@ -283,7 +295,8 @@ impl Shared {
     }
 
     /// Runs the handler of a wire format (form) on a pool: on a thread for large work, or on a thread that may wait for
-    /// disks and other machines. Dropping the future removes the work from the pool's queue.
+    /// disks and other machines; or leaves its request in a batch queue, and writes the answer when its batch has run.
+    /// Dropping the future removes the work from the pool's queue and the request from the batch queue.
     ///
     /// `why`: the reason why a thread of connections does not run the form. `announcement`: the place that the request
     /// already has in the queue for large work.
@@ -299,28 +312,146 @@ impl Shared {
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Clone + Send + 'static,
     ) -> Result<Outcome, NotRun> {
+        let begun = Instant::now();
+        // A batched request finds its servable twice: the second time, it must be the one that ran its batch.
+        let routes = self.routes.load_full();
+        let (mut why, mut announcement) = (why, announcement);
+        if why == Declined::Batches && ask.bytes <= INLINE_BYTES {
+            if connection.is_full() {
+                return Err(NotRun::Unread);
+            }
+            let place = BatchPlace::new(false);
+            let (outcome, queued) = self.call_batched(&routes, ask.deadline, place, connection, &terms, form.clone());
+            if let Some(queued) = queued {
+                return self.after_batch(queued, begun, true, &routes, ask, connection, terms, form).await;
+            }
+            match outcome {
+                Err(Failed::Declined(declined)) if declined.is_for_a_pool() => why = declined,
+                outcome => return Ok(outcome),
+            }
+        }
         if why != Declined::Waits {
-            let (terms, form) = (terms.clone(), form.clone());
-            let outcome = self.call_in(&self.large, ask.clone(), announcement, connection, terms, form).await?;
+            let (place, announcement) = (BatchPlace::new(true), announcement.take());
+            let (outcome, queued) = self
+                .call_in(
+                    &self.large,
+                    &routes,
+                    place,
+                    ask.clone(),
+                    announcement,
+                    connection,
+                    terms.clone(),
+                    form.clone(),
+                )
+                .await?;
+            if let Some(queued) = queued {
+                return self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await;
+            }
             if !matches!(outcome, Err(Failed::Declined(Declined::Waits))) {
                 return Ok(outcome);
             }
         }
         let start = || Pool::start("waiting", self.limits.queue(WAITING_THREADS));
         let pool = self.waiting.get_or_start(start).map_err(|_| NotRun::Closed)?;
-        self.call_in(pool, ask, None, connection, terms, form).await
+        let place = BatchPlace::new(true);
+        let (outcome, queued) =
+            self.call_in(pool, &routes, place, ask.clone(), None, connection, terms.clone(), form.clone()).await?;
+        match queued {
+            Some(queued) => self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await,
+            None => Ok(outcome),
+        }
     }
 
-    /// Runs the handler of a wire format (form) on a thread of the given pool.
+    /// Runs the handler of a wire format (form) on this thread, which leaves the request in a batch queue, or writes the
+    /// answer to one that ran. Returns the request that waits in a batch queue now.
+    fn call_batched(
+        &self,
+        routes: &Routes,
+        deadline: Option<Instant>,
+        place: BatchPlace,
+        connection: &Arc<Connection>,
+        terms: &Terms,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
+    ) -> (Outcome, Option<QueuedRequest>) {
+        let waiting = Waiting { deadline, batch: Some(place), ..Waiting::default() };
+        let outcome = self.call_on(routes, Effort::Queue(&waiting), connection, terms, form);
+        (outcome, waiting.batch.and_then(|place| place.take_queued()))
+    }
+
+    /// Waits until the batch of a request has run, and writes the answer: on this thread if `is_inline` and the answer is
+    /// small, else on the pool for large work. `begun`: the time at which the request's first call of its form began.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of call_large, and the request's state")]
+    async fn after_batch(
+        self: &Arc<Self>,
+        queued: QueuedRequest,
+        begun: Instant,
+        is_inline: bool,
+        routes: &Arc<Routes>,
+        ask: Ask,
+        connection: &Arc<Connection>,
+        terms: Terms,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
+    ) -> Result<Outcome, NotRun> {
+        let since = Instant::now();
+        let ran = match self.ran(queued, ask.deadline).await {
+            Ok(ran) => ran,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let waited = since.elapsed();
+        let outcome = if is_inline && ran.num_bytes() <= INLINE_BYTES {
+            self.call_batched(routes, None, BatchPlace::of_ran(ran), connection, &terms, form).0
+        } else {
+            self.call_in(&self.large, routes, BatchPlace::of_ran(ran), ask, None, connection, terms, form).await?.0
+        };
+        Ok(outcome.map(|made| {
+            let answered = Answered { ran: made.answered.ran + waited, ..made.answered };
+            Made { answered, took: begun.elapsed(), ..made }
+        }))
+    }
+
+    /// Waits until the batch of a request has run.
+    async fn ran(&self, queued: QueuedRequest, deadline: Option<Instant>) -> Result<Ran, Failed> {
+        let mut queued = queued;
+        let received = match deadline {
+            None => (&mut queued.receiver).await,
+            Some(deadline) => match tokio::time::timeout_at(deadline.into(), &mut queued.receiver).await {
+                Ok(received) => received,
+                Err(_) => match queued.ticket.give_up() {
+                    Some(failure) => return Err(Failed::NoRows(failure)),
+                    None => (&mut queued.receiver).await,
+                },
+            },
+        };
+        match received {
+            Ok(Ok((outputs, instead))) => Ok(queued.into_ran(outputs, instead)),
+            Ok(Err(BatchError::Failure(failure))) => Err(Failed::NoRows(failure)),
+            Ok(Err(BatchError::Declined(declined))) => {
+                self.statistics.count(declined.into());
+                Err(Failed::Declined(declined))
+            }
+            Err(_) => {
+                self.statistics.count(Event::Panicked);
+                Err(Failed::Panicked)
+            }
+        }
+    }
+
+    /// Runs the handler of a wire format (form) on a thread of the given pool. Returns the request if it waits in a batch
+    /// queue now.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of call_large, and where the form runs")]
     async fn call_in(
         self: &Arc<Self>,
         pool: &Pool,
+        routes: &Arc<Routes>,
+        place: BatchPlace,
         ask: Ask,
         announcement: Option<Announcement>,
         connection: &Arc<Connection>,
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
-    ) -> Result<Outcome, NotRun> {
+    ) -> Result<(Outcome, Option<QueuedRequest>), NotRun> {
+        let has_run = place.has_ran();
+        let routes = Arc::clone(routes);
         let may_wait = !std::ptr::eq(pool, &raw const self.large);
         let deadline = ask.deadline;
         let (sender, mut receiver) = oneshot::channel();
@@ -331,17 +462,18 @@ impl Shared {
                 // passed, so the request does not run.
                 _ if sender.is_closed() => return false,
                 Err(refusal) => NotRun::Refused(refusal),
-                Ok(_) if connection.is_full() => NotRun::Unread,
+                Ok(_) if !has_run && connection.is_full() => NotRun::Unread,
                 Ok(waited) => {
                     shared.statistics.waited(&model, waited);
                     let graph_limit = Some(Arc::clone(&shared.graph_limit));
-                    let waiting = Waiting { deadline, graph_limit, ..Waiting::default() };
-                    let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
-                    let outcome = shared.call(effort, &connection, &terms, form);
+                    let waiting = Waiting { deadline, graph_limit, batch: Some(place), ..Waiting::default() };
+                    let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Queue(&waiting) };
+                    let outcome = shared.call_on(&routes, effort, &connection, &terms, form);
+                    let queued = waiting.batch.and_then(|place| place.take_queued());
                     // The thread drops its references to the server before it sends the answer, so that it neither
                     // keeps the async runtime alive nor is the last to drop the runtime.
-                    drop((shared, connection));
-                    let _ = sender.send(Ok(outcome));
+                    drop((shared, connection, routes));
+                    let _ = sender.send(Ok((outcome, queued)));
                     return true;
                 }
             };
@@ -361,7 +493,7 @@ impl Shared {
         told.unwrap_or_else(|_| {
             // The job has ended without an outcome: it panicked outside of Shared::call.
             self.statistics.count(Event::Panicked);
-            Ok(Err(Failed::Panicked))
+            Ok((Err(Failed::Panicked), None))
         })
     }
 
@@ -372,17 +504,18 @@ impl Shared {
         self.large.num_waiting() + self.waiting.get().map_or(0, Pool::num_waiting)
     }
 
-    /// Counts a request that failed because rows of a Valkey or Redis cluster could not be read, and returns the error
-    /// for its client.
+    /// Counts a request that failed because rows of a Valkey or Redis cluster could not be read, or because of its batch,
+    /// and returns the error for its client.
     #[must_use]
     pub fn no_rows(&self, method: Method, model: &str, failure: Failure) -> Status {
-        let (code, name) = if failure.is_late {
-            (Code::DeadlineExceeded, "DEADLINE_EXCEEDED")
-        } else {
-            (Code::Unavailable, "UNAVAILABLE")
+        let code = match failure.code {
+            FailureCode::DeadlineExceeded => Code::DeadlineExceeded,
+            FailureCode::Unavailable => Code::Unavailable,
+            FailureCode::InvalidArgument => Code::InvalidArgument,
+            FailureCode::FailedPrecondition => Code::FailedPrecondition,
         };
-        self.statistics.failed(method, model, name);
-        Status { code, text: failure.text, may_retry: false }
+        self.statistics.failed(method, model, failure.code.name());
+        Status { code, text: failure.text, may_retry: failure.may_retry }
     }
 
     /// Returns the health state that Python published; None if there is none, if the reference servers do not answer, or

@@ -304,6 +304,8 @@ impl Statistics {
             declined: by(&[
                 ("too_large", E::DeclinedTooLarge),
                 ("waits", E::DeclinedWaits),
+                ("batches", E::DeclinedBatches),
+                ("queued", E::DeclinedQueued),
                 ("no_rows", E::DeclinedNoRows),
                 ("unusual", E::DeclinedUnusual),
                 ("denied", E::DeclinedDenied),

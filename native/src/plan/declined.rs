@@ -14,8 +14,13 @@ pub enum Declined {
     /// The request needs rows that must be read from a Valkey or Redis cluster, or from the disk. The edge runs it
     /// again, with [`crate::plan::Effort::Wait`], on the thread pool for requests that wait.
     Waits,
+    /// The request runs a graph that is batched. The edge calls the form again, with [`super::Effort::Queue`].
+    Batches,
+    /// The request waits in a batch queue ([`super::BatchPlace::take_queued`]). The edge calls the form again when its
+    /// batch has run.
+    Queued,
     /// Rows of a Valkey or Redis cluster could not be read, or the request's deadline passed after the read, before its
-    /// graph was run; [`crate::plan::Waiting::failure`] says which.
+    /// graph was run, or a batch refused the request; [`crate::plan::Waiting::failure`] says which.
     NoRows,
     /// The request's bytes are not valid, or use a feature of the wire format that only the reference servers in Python
     /// read.
@@ -43,9 +48,10 @@ pub enum Declined {
 }
 
 impl Declined {
-    /// Says whether a thread of a pool may run the request that a thread of connections declined.
+    /// Says whether the edge tries a request again that a thread of connections declined: on a thread of a pool, or in a
+    /// batch.
     #[must_use]
     pub fn is_for_a_pool(self) -> bool {
-        matches!(self, Declined::TooLarge | Declined::Waits)
+        matches!(self, Declined::TooLarge | Declined::Waits | Declined::Batches)
     }
 }

@@ -1,10 +1,12 @@
-//! How much work a thread may do for a request, and what came of waiting for rows: a failure, or rows in place of others.
+//! How much work a thread may do for a request, and what the request waits for.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::batch::BatchPlace;
 use super::declined::Declined;
+use super::failure::{Failure, FailureCode};
 use super::graph_limit::{GraphLimit, GraphPermit};
 
 /// The amount of work that the calling thread may do for one request.
@@ -16,6 +18,8 @@ pub enum Effort<'a> {
     /// The thread may do any amount of work, but must not wait for disks or other machines: it belongs to the pool for
     /// large work.
     Any,
+    /// As `Any`, and a predict whose graph is batched is left in the batch queue ([`Waiting::batch`]).
+    Queue(&'a Waiting),
     /// The thread may do any amount of work, and may wait for disks and other machines.
     Wait(&'a Waiting),
 }
@@ -27,8 +31,29 @@ impl<'a> Effort<'a> {
     pub fn graph_permit(self) -> Option<GraphPermit<'a>> {
         match self {
             Effort::Wait(waiting) => waiting.graph_limit.as_deref().map(GraphLimit::permit),
+            Effort::Small | Effort::Any | Effort::Queue(_) => None,
+        }
+    }
+
+    /// Returns what the request waits for; None if the thread must not wait.
+    #[must_use]
+    pub fn waiting(self) -> Option<&'a Waiting> {
+        match self {
+            Effort::Queue(waiting) | Effort::Wait(waiting) => Some(waiting),
             Effort::Small | Effort::Any => None,
         }
+    }
+
+    /// Stores the failure of a request, and returns why the form declines it.
+    pub(super) fn fail(self, failure: Failure) -> Declined {
+        if let Some(waiting) = self.waiting() {
+            let _ = waiting.failure.set(failure);
+        }
+        Declined::NoRows
+    }
+
+    pub(super) fn batch(self) -> Option<&'a BatchPlace> {
+        self.waiting()?.batch.as_ref()
     }
 
     /// Checks that a request which has waited can still be answered in time.
@@ -41,43 +66,23 @@ impl<'a> Effort<'a> {
             return Ok(());
         }
         let text = "The deadline passed before the request was run.".to_owned();
-        let _ = waiting.failure.set(Failure { is_late: true, text });
+        let _ = waiting.failure.set(Failure::new(FailureCode::DeadlineExceeded, text));
         Err(Declined::NoRows)
     }
 }
 
-/// Limits how long one request waits for rows of Valkey or Redis clusters and for a permit to run its graph, and stores
-/// the failure if it could not be answered.
+/// Limits how long one request waits for rows of Valkey or Redis clusters, for its batch and for a permit to run its
+/// graph, and stores the failure if it could not be answered.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// The time by which the request must be answered; None if only the time limits of the Valkey or Redis clusters
     /// apply.
     pub deadline: Option<Instant>,
-    /// The reason why rows could not be read or the graph was not run, if the request ended with [`Declined::NoRows`].
+    /// The reason why rows could not be read, or why a batch refused the request or did not run it, if the request ended
+    /// with [`Declined::NoRows`].
     pub failure: OnceCell<Failure>,
     /// The limit on graphs that the threads of the pool for waiting work run at the same time; None for no limit.
     pub graph_limit: Option<Arc<GraphLimit>>,
-}
-
-/// The reason why rows of a Valkey or Redis cluster could not be read, or why the request's graph was not run after the
-/// read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// Whether the request's deadline had passed when its rows were not read or its graph was not run.
-    pub is_late: bool,
-    /// The error text that tells the client why rows were not read or the graph was not run, one sentence.
-    pub text: String,
-}
-
-/// The counts of cached rows and of default rows that an answer has in place of one table's rows that could not be
-/// read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Instead {
-    /// The table's name.
-    pub table: String,
-    /// Number of distinct rows of the answer that are from the row cache, and may be older than the rows in the
-    /// cluster.
-    pub stale_rows: usize,
-    /// Number of distinct rows that could not be read and that the answer replaces by the feature's default row.
-    pub default_rows: usize,
+    /// The place where the request meets its batch; None: the request runs by itself.
+    pub batch: Option<BatchPlace>,
 }

@@ -1,38 +1,47 @@
 //! Compiles the description of a model version, validates the inputs of a request, and runs its lookup or predict.
 
+mod batch;
 mod declined;
 mod description;
 mod effort;
+mod failure;
 mod feature_inputs;
 mod features;
 mod grant;
 mod graph_limit;
+mod graph_output;
 mod inputs;
 mod names;
 mod numbers;
 mod paged_rows;
 mod remote_rows;
 mod routes;
+mod rows_read;
 mod servable;
 #[cfg(test)]
 pub(crate) mod tests;
 mod validation;
 mod work;
 
+pub use batch::{BatchError, BatchPlace, BatchResult, BatchTicket, QueuedRequest, Ran};
 pub use declined::Declined;
 pub use description::{
     Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
     TableDescription, VocabularyDescription,
 };
-pub use effort::{Effort, Failure, Instead, Waiting};
+pub use effort::{Effort, Waiting};
+pub use failure::{Failure, FailureCode, Instead};
 pub use features::Features;
 pub use grant::Grant;
 pub use graph_limit::{GraphLimit, GraphPermit};
+pub use graph_output::{GraphOutput, OutputData};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
+pub use numbers::integers;
 pub use paged_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
+pub use rows_read::RowsRead;
 pub use servable::{
-    Counts, FeaturePlan, Graph, GraphOutput, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OpenGraph,
-    OutputData, OutputPlan, Servable, Signature,
+    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OpenGraph, OutputPlan,
+    Servable, Signature,
 };
 pub use work::{OutputShape, Work};

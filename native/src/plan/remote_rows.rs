@@ -8,38 +8,13 @@ use std::collections::hash_map::Entry;
 use std::time::Instant;
 
 use super::declined::Declined;
-use super::effort::{Effort, Failure, Instead};
+use super::effort::Effort;
+use super::failure::{Failure, FailureCode, Instead};
 use super::feature_inputs::FeatureInputs;
+use super::rows_read::RemoteRows;
 use super::servable::{FeaturePlan, Servable, Signature};
 use crate::clusters::{self, Want};
-use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
-
-/// The distinct rows that one feature of a request reads from a Valkey or Redis cluster.
-pub(super) struct RemoteRows {
-    /// A small table with only the rows that the feature reads; its memory is in `_rows` and `_scales`.
-    pub(super) table: Table,
-    /// Number of ids outside the remote table for which the policy reads another row, such as a default row.
-    pub(super) num_read_instead: usize,
-    /// Counts of the distinct rows that could not be read: of those that the row cache replaced, and of those that a
-    /// default row replaced.
-    num_stale: usize,
-    num_default: usize,
-    /// For each id of the request, its row in the small table `table`; -1 for a dropped id.
-    places: Vec<i64>,
-    _rows: Vec<u8>,
-    _scales: Vec<u8>,
-}
-
-impl RemoteRows {
-    /// The policy of a lookup in the small table `table`: the lookup drops the id -1.
-    pub(super) const POLICY: Policy = Policy { on_bad_id: OnBadId::DropNegative, default_row: 0 };
-
-    /// Returns, for each id of the request, the row of the small table `table` that holds its vector; -1 for a dropped
-    /// id.
-    pub(super) fn ids(&self) -> Ints<'_> {
-        Ints::of(&self.places)
-    }
-}
+use crate::tables::table::{Dtype, Ints, Policy, Table};
 
 /// Says whether a feature of the request reads a table whose rows lie in a Valkey or Redis cluster.
 pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<FeatureInputs<'_>>]) -> bool {
@@ -182,11 +157,7 @@ fn small_table(table: &Table, octets: Vec<u8>, count: usize, places: Vec<i64>, n
         }
         _ => (octets, Vec::new()),
     };
-    let scales_at = if scales.is_empty() { std::ptr::null() } else { scales.as_ptr() };
-    // SAFETY: `rows` and `scales` have `count` rows and scales of the table's dtype and live as long as the small table,
-    // which never leaves `RemoteRows`.
-    let small = unsafe { Table::new(table.dtype, count, table.embedding_dim, rows.as_ptr(), scales_at.cast()) };
-    RemoteRows { table: small, num_read_instead, num_stale: 0, num_default: 0, places, _rows: rows, _scales: scales }
+    RemoteRows::new(table, rows, scales, count, places, num_read_instead)
 }
 
 fn failure(table: &str, why: &str, deadline: Option<Instant>) -> Failure {
@@ -196,5 +167,5 @@ fn failure(table: &str, why: &str, deadline: Option<Instant>) -> Failure {
     } else {
         format!("Rows of table \"{table}\" can not be read now: {}.", why.trim_end_matches('.'))
     };
-    Failure { is_late, text }
+    Failure::new(if is_late { FailureCode::DeadlineExceeded } else { FailureCode::Unavailable }, text)
 }

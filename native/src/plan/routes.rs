@@ -64,6 +64,14 @@ impl Routes {
         self.models.get(name)
     }
 
+    /// Says whether the table has this servable's version, perhaps with other tables.
+    #[must_use]
+    pub fn has_version(&self, servable: &Servable) -> bool {
+        let model = self.model(servable.model());
+        let found = model.and_then(|model| model.find(Version::Number(servable.version())));
+        found.is_some_and(|found| found.is_same_version(servable))
+    }
+
     /// Iterates over every published servable of every model.
     pub fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
         self.models.values().flat_map(|model| model.versions.iter().filter_map(|(_, servable)| servable.as_ref()))

@@ -1,11 +1,9 @@
 //! Validates the inputs of a request against its signature: names, dtypes, shapes, row splits, and the bounds of a
 //! predict's ids.
 
-use smallvec::SmallVec;
-
 use super::declined::Declined;
 use super::description::SignatureKind;
-use super::inputs::{Data, DataType, Inputs, Tensor};
+use super::inputs::{Data, DataType, Inputs, Tensor, UnknownKeyCounts};
 use super::numbers::{int64_bytes, integers};
 use super::servable::{InputPlan, InputRole, Servable, Signature};
 use crate::tables::table::Ints;
@@ -26,9 +24,6 @@ pub(super) fn check_names(plan: &Signature, inputs: &Inputs<'_>) -> Result<(), D
     }
     Ok(())
 }
-
-/// Pairs of a vocabulary's index and the number of an input's keys that the vocabulary lacks.
-pub(super) type UnknownKeyCounts = SmallVec<[(usize, usize); 2]>;
 
 /// Validates dtypes, ranks, sizes and id bounds of all tensors, and replaces keys by the ids that the vocabularies
 /// give.
