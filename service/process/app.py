@@ -98,7 +98,8 @@ class App:
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._health.note, self._clusters)
         self._registry.problem_beside = self._remote.problem
         batching = batching_of(settings)
-        batcher, self._stores = create_batcher(settings, batching and batching.parameters), open_stores(settings)
+        batcher = create_batcher(settings, None if batching is None else batching.parameters)
+        self._stores = open_stores(settings)
         paging = TablePaging(settings, self._clusters, self._registry.loaded, batcher)
         more = [
             self._readiness_lines,

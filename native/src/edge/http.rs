@@ -38,7 +38,7 @@ use crate::admission::pace::Pace;
 use crate::forms::{Answered, Call};
 use crate::forward::RequestBody;
 use crate::forward::{Forwarded, UnreadReason, Upload};
-use crate::plan::faults::BoxedFault;
+use crate::plan::faults::Fault;
 use crate::plan::{Declined, Effort};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -386,7 +386,7 @@ impl Exchange {
                 let status = shared::internal_error(id.to_str().unwrap_or_default());
                 self.refusal(&head.headers, &status, id, open)
             }
-            Err(Failed::Refused(fault)) => self.fault(method, &head, fault.of_model(share), open),
+            Err(Failed::Refused(fault)) => self.fault(method, &head, &fault.of_model(share), open),
             Err(Failed::Declined(_)) => self.forward_whole(head, data, hold, open).await,
         }
     }
@@ -675,9 +675,9 @@ impl Exchange {
     }
 
     /// Refuses a request for a fault of its own.
-    fn fault(&self, method: Method, head: &Parts, fault: BoxedFault, open: Open) -> Response<Answer> {
+    fn fault(&self, method: Method, head: &Parts, fault: &Fault, open: Open) -> Response<Answer> {
         let id = self.shared.ids.of_http(&head.headers);
-        let status = refusals::of_http(&self.shared, method, &fault, id.to_str().unwrap_or_default());
+        let status = refusals::of_http(&self.shared, method, fault, id.to_str().unwrap_or_default());
         let mut response = self.refusal(&head.headers, &status, id, open);
         response.headers_mut().insert(ERROR_CODE, HeaderValue::from_static(fault.code.name()));
         response

@@ -36,7 +36,8 @@ pub fn of_grpc(shared: &Shared, method: Method, fault: &Fault, request_id: &str)
         text = format!("{text} Request id: {request_id}");
     }
     if text.len() > MAX_GRPC_BYTES {
-        text.truncate(text.floor_char_boundary(MAX_GRPC_BYTES));
+        let end = (0..=MAX_GRPC_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        text.truncate(end);
         text.push_str(CUT_MARK);
     }
     count(shared, method, fault, request_id);

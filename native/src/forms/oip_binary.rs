@@ -196,7 +196,7 @@ pub(super) fn inputs_and_outputs<'a>(
         let extra: Vec<&str> = extra.iter().map(AsRef::as_ref).collect();
         check_names(signature, &inputs, &extra)?;
     }
-    let indexes = signature.output_indexes(outputs.iter().copied())?;
+    let indexes = signature.output_indexes(&outputs.iter().copied())?;
     Ok((inputs, indexes))
 }
 

@@ -195,7 +195,7 @@ fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, Out
     if let Some(fault) = fault {
         return Err(fault.into());
     }
-    Ok((inputs, signature.output_indexes(filter.iter().copied())?))
+    Ok((inputs, signature.output_indexes(&filter.iter().copied())?))
 }
 
 /// Returns the key and the value of an entry in a protobuf map.

@@ -60,15 +60,18 @@ pub(super) fn feature_inputs<'r>(
         }
         sent.push(Some(one));
     }
-    if let Some(most) = plan.max_rows {
-        check_rows(plan, &sent, most)?;
-    }
     Ok(sent)
 }
 
-/// Checks the numbers of rows of all features, in the order in which the outputs have them.
-fn check_rows(plan: &Signature, sent: &[Option<FeatureInputs<'_>>], most: usize) -> Result<(), BoxedFault> {
-    for &part in plan.outputs.iter().flat_map(|output| &output.parts) {
+/// Checks the numbers of rows of the features in the outputs of an answer, in their order; `outputs` has the indexes of
+/// these outputs.
+pub(super) fn check_rows(
+    plan: &Signature,
+    sent: &[Option<FeatureInputs<'_>>],
+    outputs: impl Iterator<Item = usize>,
+) -> Result<(), BoxedFault> {
+    let Some(most) = plan.max_rows else { return Ok(()) };
+    for &part in outputs.flat_map(|output| &plan.outputs[output].parts) {
         if let Some(rows) = sent[part].as_ref().map(FeatureInputs::rows).filter(|&rows| rows > most) {
             return Err(faults::too_many_rows(&plan.inputs[plan.features[part].ids].name, rows, most));
         }

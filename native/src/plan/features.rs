@@ -171,7 +171,7 @@ impl<'s, 'r> Features<'s, 'r> {
         if let Some(read) = effort.batch().and_then(BatchPlace::take_rows) {
             self.remote = read.rows;
         } else if remote_rows::reads_any(self.servable, self.plan, &self.sent) {
-            self.remote = remote_rows::read(self.servable, self.plan, &self.sent, effort)?;
+            self.remote = remote_rows::read(self.servable, self.plan, &self.sent, &|_| true, effort)?;
         }
         Ok(())
     }

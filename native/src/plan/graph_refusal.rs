@@ -59,7 +59,7 @@ fn bad_id(signature: &Signature, inputs: &Inputs<'_>, text: &str) -> Option<Stri
     having.next().is_none().then(|| format!("input \"{name}\": has {bad} at position {position}."))
 }
 
-/// Parses TensorFlow's text for an index without a row, behind `indices[`, of its ops Gather and SparseSegmentSum.
+/// Parses TensorFlow's text for an index without a row, behind `indices[`, of its ops Gather and `SparseSegmentSum`.
 fn refused_index(text: &str) -> Option<i64> {
     let (place, rest) = text.split_once("] =")?;
     let is_place = place.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b',' | b' '));

@@ -67,7 +67,9 @@ fn num_matching(a: &[char], b: &[char]) -> usize {
 #[allow(clippy::cast_precision_loss, reason = "texts have at most a hundred characters")]
 fn most_ratio(a: &[char], b: &[char]) -> f64 {
     let mut left: HashMap<char, usize> = HashMap::new();
-    b.iter().for_each(|character| *left.entry(*character).or_default() += 1);
+    for character in b {
+        *left.entry(*character).or_default() += 1;
+    }
     let mut common = 0;
     for character in a {
         if let Some(count) = left.get_mut(character).filter(|count| **count > 0) {

@@ -34,6 +34,8 @@ struct Distinct {
 /// Reads from Valkey or Redis clusters the rows of each feature; returns None for a feature of a mapped table, and for
 /// a feature that the request lacks.
 ///
+/// `is_needed` says whether a feature's rows are needed: an output that the request does not want needs none.
+///
 /// # Errors
 /// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
 /// [`Declined::Fault`]: rows could not be read, or the policy refuses an id.
@@ -42,17 +44,19 @@ pub(super) fn read(
     servable: &Servable,
     plan: &Signature,
     sent: &[Option<FeatureInputs<'_>>],
+    is_needed: &dyn Fn(usize) -> bool,
     effort: Effort<'_>,
 ) -> Result<Vec<Option<RemoteRows>>, Declined> {
     let remote = |feature: &FeaturePlan| servable.remote_table(feature.table);
-    let features = || plan.features.iter().zip(sent).filter(|(_, sent)| sent.is_some());
+    let all = || plan.features.iter().zip(sent).enumerate().filter(|(index, _)| is_needed(*index));
+    let features = || all().map(|(_, one)| one).filter(|(_, sent)| sent.is_some());
     let is_waiting = matches!(effort, Effort::Wait(_));
     if !is_waiting && features().any(|(feature, _)| remote(feature).is_some_and(|(table, _)| !table.has_cache())) {
         return Err(Declined::Waits);
     }
     let mut wants = Vec::new();
     let mut indexes = Vec::new();
-    for (index, (feature, sent)) in plan.features.iter().zip(sent).enumerate() {
+    for (index, (feature, sent)) in all() {
         let (Some(sent), Some((table, size))) = (sent, remote(feature)) else { continue };
         let Distinct { rows, places, num_read_instead } = distinct(sent.ids(), feature.policy, size).map_err(|at| {
             let input = plan.inputs.get(feature.ids).map(|input| &*input.name);

@@ -335,7 +335,7 @@ impl Signature {
     /// The signature has no such output, or the request names one twice.
     pub fn output_indexes<'n>(
         &self,
-        names: impl Iterator<Item = &'n str> + Clone,
+        names: &(impl Iterator<Item = &'n str> + Clone),
     ) -> Result<SmallVec<[usize; 8]>, BoxedFault> {
         let mut indexes = SmallVec::new();
         for name in names.clone() {

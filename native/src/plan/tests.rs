@@ -42,6 +42,7 @@ fn servable_with(signatures: Value, tables: &[(usize, usize)], vocabularies: Val
 }
 
 /// Says whether a request is refused for a fault of its own.
+#[allow(clippy::needless_pass_by_value, reason = "tests hand over what they have asked for")]
 pub(crate) fn is_fault<T>(result: Result<T, Declined>) -> bool {
     matches!(result, Err(Declined::Fault(_)))
 }

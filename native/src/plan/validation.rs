@@ -1,6 +1,7 @@
 //! Validates the inputs of a request against its signature: names, dtypes, shapes, row splits, and the bounds of a
 //! predict's ids.
 
+use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -26,11 +27,9 @@ pub fn check_names(plan: &Signature, inputs: &Inputs<'_>, extra: &[&str]) -> Res
         is_sent(names.values) != is_sent(names.row_splits)
             || (names.weights_input.is_some_and(is_sent) && !is_sent(names.values))
     };
-    if extra.is_empty()
-        && !lacks
-        && !(plan.kind == SignatureKind::Lookup && is_empty)
-        && !plan.ragged_names.iter().any(is_half)
-    {
+    let is_nothing = plan.kind == SignatureKind::Lookup && is_empty;
+    let fits = extra.is_empty() && !lacks && !is_nothing;
+    if fits && !plan.ragged_names.iter().any(is_half) {
         return Ok(());
     }
     let sent = |index: &usize| is_sent(*index);
@@ -239,9 +238,9 @@ fn python_repr(text: &str) -> String {
             _ if character == quote => out.extend(['\\', character]),
             ' '..='~' => out.push(character),
             _ if character.is_control() || character.escape_debug().count() > 1 => match u32::from(character) {
-                code @ 0..=0xFF => out.push_str(&format!("\\x{code:02x}")),
-                code @ 0..=0xFFFF => out.push_str(&format!("\\u{code:04x}")),
-                code => out.push_str(&format!("\\U{code:08x}")),
+                code @ 0..=0xFF => drop(write!(out, "\\x{code:02x}")),
+                code @ 0..=0xFFFF => drop(write!(out, "\\u{code:04x}")),
+                code => drop(write!(out, "\\U{code:08x}")),
             },
             _ => out.push(character),
         }

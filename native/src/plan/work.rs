@@ -11,7 +11,7 @@ use super::declined::Declined;
 use super::description::SignatureKind;
 use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names};
-use super::feature_inputs::{FeatureInputs, feature_inputs};
+use super::feature_inputs::{FeatureInputs, check_rows, feature_inputs};
 use super::features::{Features, Placement, read, vector_dims, vector_width};
 use super::graph_output::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs, UnknownKeyCounts};
@@ -152,6 +152,7 @@ impl<'s, 'r> Work<'s, 'r> {
             if written > max_response_bytes {
                 return Err(faults::answer_too_large(written, rows, max_response_bytes).into());
             }
+            check_rows(plan, &sent, work.outputs.iter().map(|one| one.output))?;
             let missing = sent.iter().map(|_| None).collect();
             let is_remote = remote_rows::reads_any(servable, plan, &sent);
             work.content = Content::Lookup { sent, missing, remote: Vec::new() };
@@ -164,7 +165,9 @@ impl<'s, 'r> Work<'s, 'r> {
                 paged_rows::read(servable, plan, sent, effort)?;
             }
             if is_remote && let Content::Lookup { sent, remote, .. } = &mut work.content {
-                *remote = remote_rows::read(servable, plan, sent, effort)?;
+                let outputs = &work.outputs;
+                let is_needed = |part: usize| outputs.iter().any(|one| plan.outputs[one.output].parts.contains(&part));
+                *remote = remote_rows::read(servable, plan, sent, &is_needed, effort)?;
             }
         }
         Ok(work)

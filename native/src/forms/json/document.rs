@@ -5,7 +5,7 @@
 //! the document is skipped. A key that comes twice in an object is refused.
 //!
 //! The reference is `service/wire/{json_document,json_text}.py`. Source: `tensorflow_serving/util/json_tensor.cc`
-//! (9d981c5), ParseJson; rapidjson's reader.h (iterative parsing) and error/en.h.
+//! (9d981c5), `ParseJson`; rapidjson's reader.h (iterative parsing) and error/en.h.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

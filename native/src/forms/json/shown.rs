@@ -3,6 +3,8 @@
 //! Source: `tensorflow_serving/util/json_tensor.cc` (9d981c5), `JsonValueToDebugString`; rapidjson's prettywriter.h.
 //! The reference is `service/wire/json_text.py`.
 
+use std::fmt::Write;
+
 use super::values::Json;
 
 /// The text of a value ends at the first token after this number of bytes.
@@ -136,7 +138,7 @@ fn quoted(text: &str) -> String {
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            '\0'..'\u{20}' => out.push_str(&format!("\\u{:04X}", u32::from(character))),
+            '\0'..'\u{20}' => drop(write!(out, "\\u{:04X}", u32::from(character))),
             other => out.push(other),
         }
     }

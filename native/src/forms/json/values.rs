@@ -65,6 +65,7 @@ impl<'a> List<'a> {
     }
 
     /// Iterates over the list's elements.
+    #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Cow<'_, Json<'a>>> {
         (0..self.len()).map(|index| match self {
             List::Ints(numbers) => Cow::Owned(Json::Int(numbers[index].into())),
