@@ -97,9 +97,8 @@ class App:
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._health.note, self._clusters)
         self._registry.problem_beside = self._remote.problem
-        batching = batching_of(settings)
-        batcher = create_batcher(settings, None if batching is None else batching.parameters)
-        self._stores = open_stores(settings)
+        batching, self._stores = batching_of(settings), open_stores(settings)
+        batcher = create_batcher(settings, batching.parameters if batching else None)
         paging = TablePaging(settings, self._clusters, self._registry.loaded, batcher)
         more = [
             self._readiness_lines,
@@ -329,14 +328,13 @@ class App:
         self._servers.stop_now()
 
     async def _shut_down(self) -> None:
-        settings = self._settings
         self._registry.drain()
         self._models.drain()
         for beside in (self._pages, self._verification):
             if beside is not None:
                 beside.stop()
         self._health.update()
-        await asyncio.sleep(settings.shutdown_delay_s)
+        await asyncio.sleep(self._settings.shutdown_delay_s)
         await self._servers.stop()
         self._stop_watching.set()
         await write_last({"request logs": self._request_logs.stop, "hot rows": self._hot_rows.write})
