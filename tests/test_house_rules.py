@@ -176,7 +176,7 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
     # A signature's sparse input is fed as the server feeds it.
-    "model_export.graphs": Row(_TRAINED | {"service.graph.sparse"}, {"numpy", "tensorflow"}),
+    "model_export.graphs": Row(_TRAINED | {"service.graph.restoring", "service.graph.sparse"}, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
     # Its modules answer as the server does, and run parts of an artifact's graph.

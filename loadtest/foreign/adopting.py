@@ -63,7 +63,7 @@ def _runs(version: Path) -> dict[str, str]:
 def _run(entry: Mapping[str, Any]) -> str:
     if entry["kind"] == "lookup":
         return "lookup"
-    # A predict without lookups has nothing that can be cut out of its graph.
+    # Of a predict without described lookups TensorFlow computes at least the ids.
     return entry.get("run", "cut") if entry["features"] else "whole"
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from loadtest.foreign.kinds import Edges, ExampleEdges, Kind, Numbers, edge_keys
 from loadtest.foreign.models import GATHERED, ForeignModel, Rows
 from loadtest.foreign.random_combiners import Keyed, combined, gathered, ids_read, read_table
@@ -19,6 +21,7 @@ from loadtest.foreign.random_tables import Tower, normal
 
 _GRID = 5
 _EXAMPLES, _NUMBERS = "examples", "numbers"
+_SMALL = np.array([-0.0, 1e-39, -1e-39, 1.5e-38, -1.2e-38], np.float32)
 
 
 def random_model(name: str) -> ForeignModel | None:
@@ -70,7 +73,10 @@ def _gathered_folder(folder: Path) -> str:
 
 
 def _table_numbers(table: Table, made: Construction) -> Any:
-    return normal(f"{made.name}/{table.name}", table.rows, table.dim)
+    numbers = normal(f"{made.name}/{table.name}", table.rows, table.dim)
+    # Trained tables hold zeros of both signs and denormal numbers, too.
+    numbers.reshape(-1)[5::17] = np.resize(_SMALL, numbers.reshape(-1)[5::17].shape)
+    return numbers
 
 
 def _specs(made: Construction, one: Feature) -> dict[str, Any]:

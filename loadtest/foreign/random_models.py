@@ -58,6 +58,9 @@ READS = ("zero_row", "cast_table", "normalized", "sliced", "reversed", "one_hot"
 _MOST_ONE_HOT = 2000
 # Share of plain models.
 _PLAIN = 0.4
+# Share of models that are composed only of forms that `adopt` reads, so that its descriptions answer the requests. Of
+# the other models, TensorFlow answers five in six.
+_KNOWN = 0.5
 # Largest number of numbers in a table.
 _MOST_NUMBERS = 2**24
 _FRAMEWORKS: tuple[Framework, ...] = (
@@ -204,11 +207,13 @@ class _Composer:
         # In a plain model, one ingredient stands alone, so that nothing else keeps adopt from describing a lookup.
         self._is_plain = self._chance(_PLAIN) and self._framework != "columns"
         self._has_stock_layers = self._framework in ("keras3", "tf_keras")
+        self._is_known = self._chance(_KNOWN)
 
     def compose(self) -> Construction:
         count = 1 if self._is_plain else self._one((1, 1, 1, 2, 2, 3))
         features, tables = [], {}
-        is_parsed = self._framework in ("module", "session") and self._chance(0.12) and not self._is_plain
+        is_parsed = self._framework in ("module", "session") and self._chance(0.12)
+        is_parsed = is_parsed and not (self._is_plain or self._is_known)
         for number in range(count):
             feature, table = self._feature(f"f{number}", is_parsed, [*tables.values()])
             features.append(feature)
@@ -232,8 +237,10 @@ class _Composer:
         if tower != "none":
             features = [dataclasses.replace(one, combiner=_of_all_rows(one.combiner)) for one in features]
         numbers = 3 if tower in ("concat", "dense") and not is_parsed and self._chance(0.3) else 0
-        # Weights of a feature column are a field of a tf.Example.
-        has_variant = self._chance(0.4) and not (self._framework == "columns" and any(one.weights for one in features))
+        has_variant = self._chance(0.4)
+        if self._framework == "columns":
+            # Weights of a feature column are a field of a tf.Example.
+            has_variant = (has_variant or self._is_known) and not any(one.weights for one in features)
         return Construction(
             self._name, self._framework, tuple(features), tuple(tables.values()), tower, numbers, has_variant
         )
@@ -243,9 +250,10 @@ class _Composer:
         # A few columns of Keras take keys through a chain of layers, all others through ops of TensorFlow.
         steps, rows = self._column(dtype) if self._framework == "columns" else self._chain(dtype)
         layer = ""
-        if self._framework == "keras3" and self._chance(0.2) and not self._is_plain:
+        has_layer = self._chance(0.2) and not (self._is_plain or self._is_known)
+        if self._framework == "keras3" and has_layer:
             layer = self._one(("mixed_bfloat16", "reversible", "int8", "lora"))
-        if self._framework == "module" and self._chance(0.2) and not self._is_plain:
+        if self._framework == "module" and has_layer:
             layer = self._one(READS)
         fitting = [table for table in tables if table.rows >= rows]
         if layer == "one_hot" and rows > _MOST_ONE_HOT:
@@ -253,7 +261,7 @@ class _Composer:
         if fitting and self._chance(0.3) and not layer and self._framework != "columns":
             table = fitting[0]
         else:
-            table = self._table(f"t{name[1:]}", rows)
+            table = self._table(f"t{name[1:]}", rows, form)
         combiner, weights, max_norm = self._combiner(form)
         return Feature(name, dtype, form, tuple(steps), combiner, table.name, weights, max_norm, layer), table
 
@@ -264,6 +272,10 @@ class _Composer:
             return self._one(("int64", "int64", "string")), self._one(("one", "many"))
         if self._is_plain:
             return self._one(("int64", "string")), self._one(("rows", "rows", "grid"))
+        if self._is_known:
+            known: tuple[Form, ...] = ("rows", "rows", "column", "grid", "open_grid", "ragged", "ragged", "ragged")
+            dtype = self._one(("int64",) * 5 + ("string",) * 5 + ("int32",))
+            return dtype, self._one(known[:5] if self._has_stock_layers else known)
         dtype = self._one(
             ("int64",) * 12 + ("string",) * 12 + ("int32", "int32", "float32", "uint64", "uint32", "int16", "uint8")
         )
@@ -271,7 +283,7 @@ class _Composer:
         form = self._one(forms[:6] if self._has_stock_layers else forms)
         return dtype, form
 
-    def _table(self, name: str, rows: int) -> Table:
+    def _table(self, name: str, rows: int, form: Form) -> Table:
         # Tables are often padded: their last rows belong to no key.
         style = self._rng.integers(6)
         if style == 0:
@@ -284,16 +296,19 @@ class _Composer:
             or self._framework in ("columns", "tf_keras")
             or dtype == "float64"
             and self._has_stock_layers
+            or self._is_known
+            and form == "ragged"
         ):
             dtype = "float32"
         dims = [dim for dim in _DIMS if dim * rows <= _MOST_NUMBERS]
         parts = int(self._rng.integers(2, 5)) if self._framework in ("session", "columns") and self._chance(0.5) else 1
-        strategy = self._one(("div", "mod")) if self._framework == "session" else "div"
+        strategy = self._one(("div", "mod")) if self._framework == "session" and not self._is_known else "div"
         return Table(name, rows, self._one(dims), dtype, min(parts, rows), strategy)
 
     def _combiner(self, form: Form) -> tuple[str, bool, float | None]:
         if self._framework == "columns":
-            return self._one(("sum", "mean", "sqrtn")), self._chance(0.2), self._norm(0.2)
+            has_weights = self._chance(0.2) and not self._is_known
+            return self._one(("sum", "mean", "sqrtn")), has_weights, self._norm(0.2)
         if form in ("rows", "column", "one"):
             return "none", False, None if self._has_stock_layers else self._norm(0.1)
         if self._has_stock_layers:
@@ -347,6 +362,10 @@ class _Composer:
         if dtype == "string":
             return self._strings(steps)
         size = self._rows()
+        if self._is_known and (dtype == "int32" or self._chance(0.6)):
+            return self._known_integers(size)
+        if self._is_known:
+            return self._keyed_integers(steps, size, dtype)
         if dtype != "int64":
             # Ids of other dtypes are cast, before or after a modulo; small dtypes have few values.
             bits = RANGES[dtype]
@@ -364,6 +383,16 @@ class _Composer:
             step, size = self._integer_step(size)
             steps.append(step)
         return steps, size
+
+    def _known_integers(self, size: int) -> tuple[list[Step], int]:
+        """Returns steps that treat ids outside the table as a policy of the manifest says, and the number of rows."""
+        kind = self._rng.integers(3)
+        if kind == 0:
+            return [Clipped(0, size - 1, self._chance(0.4))], size
+        if kind == 1:
+            other = int(self._rng.integers(size + 1))
+            return [Bounded(0, size, other, self._one(("or", "not", "arithmetic")))], max(size, other + 1)
+        return [], size
 
     def _integer_step(self, size: int) -> tuple[Step, int]:
         """Returns a step whose keys are rows of [0, size) before it, and the number of rows after it."""
@@ -434,6 +463,8 @@ class _Composer:
         return steps, size
 
     def _strings(self, steps: list[Step]) -> tuple[list[Step], int]:
+        if self._is_known:
+            return self._known_strings(steps)
         for _ in range(int(self._chance(0.6)) if self._is_plain else self._one((0, 0, 0, 0, 0, 1, 1, 2))):
             steps.append(self._string_step())
         if self._has_stock_layers and self._chance(0.7):
@@ -462,6 +493,24 @@ class _Composer:
             return [*steps, last, step], rows
         return [*steps, last], rows
 
+    def _known_strings(self, steps: list[Step]) -> tuple[list[Step], int]:
+        if self._chance(0.3):
+            steps.append(Retired(self._one(_MASKS), self._one(_WORDS)))
+        if self._has_stock_layers and self._chance(0.7):
+            layer, rows = self._string_layer()
+            return [*steps, layer], rows
+        last: Step
+        if self._chance(0.5):
+            keys = self._keys("string")
+            last = Vocabulary(keys, self._one((0, 1, 3)), self._one((0, len(keys), len(keys) - 1)), self._chance(0.3))
+            rows = max(len(keys) + last.buckets, last.default + 1)
+        else:
+            rows = self._rows()
+            last = Hashed(rows)
+        if self._chance(0.35):
+            last, rows = Masked(self._one(_MASKS), 0, 1, last), rows + 1
+        return [*steps, last], rows
+
     def _string_step(self) -> Step:
         kind = self._rng.integers(7)
         if kind < 3:
@@ -480,7 +529,7 @@ class _Composer:
             options: list[tuple[str, object]] = [("num_bins", bins)]
             if self._chance(0.5):
                 options.append(("mask_value", self._one((0, -1, 7))))
-            if self._chance(0.3):
+            if self._chance(0.3) and not self._is_known:
                 options.append(("salt", self._one((7, (133, 137)))))
             return KerasLayer("Hashing", tuple(options)), bins
         # Keras wants neither the mask's key nor that of unknown ids, -1, among the others.
@@ -498,7 +547,7 @@ class _Composer:
             options: list[tuple[str, object]] = [("num_bins", bins)]
             if self._chance(0.5):
                 options.append(("mask_value", self._one((b"", b"[PAD]", b"nan"))))
-            if self._chance(0.3):
+            if self._chance(0.3) and not self._is_known:
                 options.append(("salt", self._one((7, (133, 137)))))
             return KerasLayer("Hashing", tuple(options)), bins
         keys = tuple(key for key in self._keys("string") if key not in (b"", b"[UNK]", b"[PAD]", b"<pad>"))

@@ -21,11 +21,10 @@ from model_export.adoption.opened_graph import OpenedGraph
 from model_export.adoption.plan import (
     AdoptPlan,
     Unproven,
+    left_to_tensorflow,
     plan_of_discovery,
     plan_of_spec,
     unproven_features,
-    without_features,
-    without_unproven,
 )
 from model_export.adoption.spec import Names, read_names, read_spec
 from model_export.adoption.summary import Served, summary_lines
@@ -47,7 +46,7 @@ from model_export.parity.parity_report import Disagreements
 from model_export.parity.verify import check_parity
 from model_export.tensorflow_setup import tf
 from service.artifact.bundle import BundleEntry, read_bundle
-from service.artifact.manifest import MANIFEST_PATH, Manifest, SignatureEntry
+from service.artifact.manifest import ADOPTED_FROM, MANIFEST_PATH, UNWEIGHTED, LookupFeature, Manifest, SignatureEntry
 from service.types import Array
 
 Say = Callable[[str], None]
@@ -114,8 +113,8 @@ def adopt(
         if not allow_unproven:
             if required := [one for one in unproven if one.signature in plan.required]:
                 raise ExportError("\n".join([*map(str, required), _UNPROVEN]))
-            plan, unproven = without_unproven(plan, unproven), []
-    provenance = {**base_provenance(int(target.name), clock()), "adopted_from": folder.name}
+            plan, unproven = left_to_tensorflow(plan, {one.signature: one.reason for one in unproven}), []
+    provenance = {**base_provenance(int(target.name), clock()), ADOPTED_FROM: folder.name}
     if unproven:
         provenance["unproven"] = sorted(f"{one.signature}/{one.feature}" for one in unproven)
     is_new = not base.exists()
@@ -150,7 +149,6 @@ class _Copy:
 
     def __init__(self, artifact: Path, opened: OpenedGraph, plan: AdoptPlan, provenance: Mapping[str, object]) -> None:
         self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, dict(provenance)
-        self._disproved: set[str] = set()
         self._variables = read_bundle(artifact / VARIABLES_PREFIX)
         self._index = _write_whole_tables(artifact, plan.tables, self._variables)
         _write_vocabularies(artifact, plan)
@@ -158,16 +156,16 @@ class _Copy:
     def described(self, say: Say, *, measure: bool) -> tuple[Manifest, dict[str, Served]]:
         """Compares lookups with the numpy oracle; returns the manifest, and by signature how the server serves it."""
         say("comparing lookups with an oracle")
-        signatures, why = self._proven(self._plan.signatures)
-        added = self._added(signatures)
-        signatures |= added
-        parity = check_parity(
-            self._artifact, self._manifest({n: e for n, e in signatures.items() if e.kind == "lookup"})
-        )
+        self._plan = left_to_tensorflow(self._plan, self._disproved())
+        added = self._added()
+        signatures = {**self._plan.signatures, **added}
         manifest = self._manifest(signatures)
+        parity = check_parity(
+            self._artifact, manifest, [name for name, entry in signatures.items() if entry.kind == "lookup"]
+        )
         served = {}
         for name, entry in signatures.items():
-            reason = why.get(name, self._plan.reasons.get(name, ""))
+            reason = self._plan.reasons.get(name, "")
             cases = parity.signatures[name].cases if name in parity.signatures else 0
             served[name] = Served(entry, reason, name in self._plan.inexact, is_added=name in added, compared=cases)
         if measure:
@@ -182,33 +180,27 @@ class _Copy:
             manifest = self._manifest({name: one.entry for name, one in served.items()})
         return dataclasses.replace(manifest, parity=parity.manifest_json()), served
 
-    def _proven(self, signatures: Mapping[str, SignatureEntry]) -> tuple[dict[str, SignatureEntry], dict[str, str]]:
-        """Compares lookups with the oracle in numpy; leaves each signature to TensorFlow whose answers differ.
-
-        Returns the manifest's entries and, for each such signature, a text that describes the first difference.
+    def _disproved(self) -> dict[str, str]:
+        """Compares the plan's lookups with the oracle in numpy; returns the first difference of each signature.
 
         Raises:
           Disagreements: a lookup that the user's spec requires differs from the oracle.
         """
-        lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
-        found, why = dict(signatures), {}
-        if self._faults(lookups) is not None:
-            # The comparison of all lookups together failed. Compare each signature by itself, to find the lookups that
-            # differ from the oracle.
-            for name, entry in lookups.items():
-                fault = self._faults({name: entry})
-                if fault is None:
-                    continue
-                if name in self._plan.required:
-                    raise fault
-                if self._plan.is_declared:
-                    # The spec only names inputs like those of this signature, whose outputs may have other names.
-                    found[name], why[name] = SignatureEntry("predict", {}), fault.lines[0]
-                    continue
-                found[name] = SignatureEntry("predict", {}, run="whole")
-                why[name] = f"{_FAULT}: {fault.lines[0]}"
-                self._disproved |= entry.features.keys()
-        return found, why
+        lookups = {name: entry for name, entry in self._plan.signatures.items() if entry.kind == "lookup"}
+        why: dict[str, str] = {}
+        if self._faults(lookups) is None:
+            return why
+        # The comparison of all lookups together failed. Compare each signature by itself, to find the lookups that
+        # differ from the oracle.
+        for name, entry in lookups.items():
+            fault = self._faults({name: entry})
+            if fault is None:
+                continue
+            if name in self._plan.required:
+                raise fault
+            # A spec may only name inputs like those of this signature, whose outputs may have other names.
+            why[name] = fault.lines[0] if self._plan.is_declared else f"{_FAULT}: {fault.lines[0]}"
+        return why
 
     def _faults(self, signatures: Mapping[str, SignatureEntry]) -> Disagreements | None:
         if not signatures:
@@ -221,15 +213,12 @@ class _Copy:
             return Disagreements([str(error)])
         return None
 
-    def _added(self, signatures: Mapping[str, SignatureEntry]) -> dict[str, SignatureEntry]:
+    def _added(self) -> dict[str, SignatureEntry]:
         """Adds lookup signatures to the adopted model's graph, and returns their manifest entries."""
         devices = self._plan.added
         if devices is None:
-            devices = () if any(entry.kind == "lookup" for entry in signatures.values()) else ("cpu",)
+            devices = () if any(e.kind == "lookup" for e in self._plan.signatures.values()) else ("cpu",)
         model = self._plan.added_model
-        if model is not None and self._disproved:
-            # What the graph disproves in one signature is not believed in another.
-            model = without_features(model, self._disproved)
         if not devices or model is None:
             return {}
         lookups = {
@@ -239,14 +228,18 @@ class _Copy:
         if "cpu" in devices:
             # The added lookup gives the same bits as the model's own graph.
             name = SIGNATURE_OF_DEVICE["cpu"]
-            features = {
-                key: dataclasses.replace(one, summation=self._plan.summations.get(key, one.summation))
-                for key, one in lookups[name].features.items()
-            }
+            features = {key: self._summed(key, one) for key, one in lookups[name].features.items()}
             lookups[name] = dataclasses.replace(lookups[name], features=features)
         handles = {table: self._opened.handles_of(self._plan.tables[table]) for table in (t.name for t in model.tables)}
         add_lookups(self._artifact, model, lookups, handles)
         return lookups
+
+    def _summed(self, name: str, feature: LookupFeature) -> LookupFeature:
+        """Returns a feature of an added lookup with the order of additions that the model's graph has."""
+        summation = self._plan.summations.get(name, feature.summation)
+        return dataclasses.replace(
+            feature, summation=summation, weights=None if summation in UNWEIGHTED else feature.weights
+        )
 
     def _manifest(self, signatures: Mapping[str, SignatureEntry]) -> Manifest:
         plan = self._plan

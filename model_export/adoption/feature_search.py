@@ -22,8 +22,10 @@ from model_export.adoption.probing import Probe
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
 from model_export.adoption.row_numbers import look_at_rows
+from model_export.parity.comparison import rows_of_other_bits
 from model_export.parity.oracle import RefusedError
 from service.artifact.manifest import (
+    UNWEIGHTED,
     Combiner,
     EmptyRowPolicy,
     LookupFeature,
@@ -159,7 +161,7 @@ class _Trial:
             on_empty_row=on_empty,
             trailing_empty_rows=trailing,
         )
-        summations: tuple[Summation, ...] = ("four_lanes",) if self._roles.weights else ("blocks_of_8", "four_lanes")
+        summations: tuple[Summation, ...] = ("four_lanes",) if self._roles.weights else ("four_lanes", *UNWEIGHTED)
         for feature in self._variants(base):
             is_exact = self._agrees(feature)
             if is_exact is None:
@@ -200,7 +202,7 @@ class _Trial:
                 continue
             if not is_same_sum(feature, in_rows, wanted, got):
                 return None
-            is_exact = is_exact and np.array_equal(got, wanted, equal_nan=True)
+            is_exact = is_exact and not rows_of_other_bits(got, wanted).any()
         return is_exact
 
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:

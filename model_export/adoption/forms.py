@@ -56,7 +56,7 @@ Rule = Literal[
 class Form:
     """One row of the table: what an op does.
 
-    on: the kinds of data that the op may act on, besides C and L.
+    on: the kinds of data that the op may act on, besides C and L; the reader knows those of parted and stitched itself.
     data: numbers of the inputs that hold the data; (): all inputs, without the `tail` last ones.
     """
 
@@ -102,9 +102,9 @@ FORMS: Mapping[str, Form] = {
     "Unique": Form("distinct", "K"),
     "SparseFillEmptyRows": Form("filled", "KW", (1,)),
     "RaggedTensorToSparse": Form("sparse", "KW", (-1,)),
-    "DynamicPartition": Form("parted", "K"),
-    "ParallelDynamicStitch": Form("stitched", "V", ()),
-    "DynamicStitch": Form("stitched", "V", ()),
+    "DynamicPartition": Form("parted"),
+    "ParallelDynamicStitch": Form("stitched", "", ()),
+    "DynamicStitch": Form("stitched", "", ()),
     # Arithmetic of keys: key_function.py has the exact meaning of each op for one key.
     "AsString": Form("mapped", "K"),
     "StringToHashBucketFast": Form("mapped", "K"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from model_export.adoption.forms import FORMS
 from model_export.adoption.key_graph import (
+    DECIMAL,
     LIMITS,
     Fixed,
     Hashed,
@@ -247,7 +247,7 @@ class Evaluation:
         if not isinstance(b, Fixed):
             raise NotRead("two numbers that both depend on the id are compared")
         if isinstance(a, Text):
-            if not re.fullmatch(rb"0|-?[1-9][0-9]*", b.value):
+            if not DECIMAL.fullmatch(b.value):
                 return False
             return self._equal(Shifted(), Fixed(int(b.value)))
         if self._keys is None and isinstance(a, Shifted):
@@ -304,7 +304,7 @@ class Evaluation:
             return Fixed(
                 found_in(keys, values, np.array(value.value, keys.dtype), np.array(_missing_value(missing))).item()
             )
-        if value != Shifted():
+        if value not in (Shifted(), Text()):
             raise NotRead("a vocabulary is asked for something else than the key")
         return missing  # the vocabulary's own keys are special keys, which this case leaves out
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from model_export.adoption.forms import FORMS
 from model_export.adoption.key_evaluation import Evaluation
-from model_export.adoption.key_graph import LIMITS, KeyGraph, Known, NotRead, Piece, Split, attribute, found_in
+from model_export.adoption.key_graph import DECIMAL, LIMITS, KeyGraph, Known, NotRead, Piece, Split, attribute, found_in
 from model_export.tensorflow_setup import tf
 from service.graph.flat_graph import node_of
 from service.types import Array
@@ -40,13 +40,18 @@ class KeyFunction(KeyGraph):
         for name in {part for tensor in tensors for part in self.parts(tensor)} - {self.source}:
             node = self.flat.nodes[node_of(name)]
             if node.op == "LookupTableFindV2":
-                found += self.lookup_table(name)[0].reshape(-1).tolist()
+                found += map(self._as_key, self.lookup_table(name)[0].reshape(-1).tolist())
             elif self.dtype == "string" and node.op in ("Equal", "NotEqual"):
                 for given in self.flat.data_inputs(node.name):
                     if self.is_constant(given):
                         found += self.constant(given).reshape(-1).tolist()
         texts = sorted({key for key in found if isinstance(key, bytes if self.dtype == "string" else int)})
         return np.array([*texts, None], object)[:-1] if self.dtype == "string" else np.array(texts, np.int64)
+
+    def _as_key(self, key: Any) -> Any:
+        # A vocabulary of strings may be asked for the decimal text of an integer, which has no other form.
+        is_text = self.dtype != "string" and isinstance(key, bytes) and DECIMAL.fullmatch(key)
+        return int(key) if is_text and LIMITS[self.dtype][0] <= int(key) <= LIMITS[self.dtype][1] else key
 
     def pieces(self, look: Callable[[Evaluation], tuple[Known, ...]], starts: Sequence[int] = ()) -> list[Piece]:
         """Returns the values that `look` finds for all keys but the special ones, in intervals that are treated alike.

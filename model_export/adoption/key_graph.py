@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from model_export.adoption.forms import FORMS
 from service.graph.flat_graph import FlatGraph, node_of
 from service.types import Array
 
+# The decimal texts that AsString writes.
+DECIMAL = re.compile(rb"0|-?[1-9][0-9]*")
 LIMITS = {
     dtype: (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     for dtype in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from model_export.adoption.discovery import Discovery
@@ -17,6 +17,7 @@ from model_export.graphs.signature_runner import InputInfo
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from service.artifact.manifest import (
     FeatureEntry,
+    GraphRun,
     LookupDevice,
     LookupFeature,
     SignatureEntry,
@@ -173,11 +174,27 @@ def _model(
     return ModelSpec(tables, tuple(specs)) if specs else None
 
 
-def without_features(model: ModelSpec, features: Collection[str]) -> ModelSpec | None:
-    """Returns a model without some features, and without tables that then have none; None if no feature is left."""
-    left = tuple(feature for feature in model.features if feature.name not in features)
-    used = {feature.table for feature in left}
-    return ModelSpec(tuple(table for table in model.tables if table.name in used), left) if left else None
+def left_to_tensorflow(plan: AdoptPlan, why: Mapping[str, str]) -> AdoptPlan:
+    """Returns a plan in which TensorFlow runs the signatures whose lookups the graph does not say, or disproves.
+
+    Args:
+      why: signature -> the reason.
+    """
+    if not why:
+        return plan
+    run: GraphRun = "cut" if plan.is_declared else "whole"
+    signatures = {
+        name: SignatureEntry("predict", {}, run=run) if name in why else e for name, e in plan.signatures.items()
+    }
+    model = plan.added_model
+    if model is not None and not plan.is_declared:
+        # What the graph disproves in one signature is not believed in another. A spec's features are the user's word.
+        disproved = {feature for name in why for feature in plan.signatures[name].features}
+        left = tuple(feature for feature in model.features if feature.name not in disproved)
+        used = {feature.table for feature in left}
+        tables = tuple(table for table in model.tables if table.name in used)
+        model = ModelSpec(tables, left) if left else None
+    return dataclasses.replace(plan, signatures=signatures, reasons={**plan.reasons, **why}, added_model=model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +240,6 @@ def unproven_features(plan: AdoptPlan, found: Discovery) -> list[Unproven]:
             if reasons:
                 unproven.append(Unproven(name, feature, "; ".join(reasons)))
     return unproven
-
-
-def without_unproven(plan: AdoptPlan, unproven: Sequence[Unproven]) -> AdoptPlan:
-    """Returns a plan in which TensorFlow runs the signatures that the spec does not require to be lookups."""
-    left = {one.signature: one.reason for one in unproven if one.signature not in plan.required}
-    signatures = {name: SignatureEntry("predict", {}) if name in left else e for name, e in plan.signatures.items()}
-    return dataclasses.replace(plan, signatures=signatures, reasons={**plan.reasons, **left})
 
 
 def _differences(

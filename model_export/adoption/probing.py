@@ -21,6 +21,8 @@ from service.tables.table import MappedTable
 from service.types import Array, TableInfo
 
 _SEED = 29
+# Numbers in some rows of random tables: a negative zero, denormal numbers, and two whose sum is denormal.
+_SMALL = np.array([-0.0, 1e-39, -1e-39, 1.5e-38, -1.2e-38], np.float32)
 # Flag of mmap: the pages of a table of random rows take memory only once rows are written to them.
 _MAP_NORESERVE = 0x4000
 
@@ -65,6 +67,9 @@ class RandomTable(MappedTable):
             numbers = (numbers * self._norms[row % len(self._norms)] * factors[row // len(self._norms) % 4]).astype(
                 np.float32
             )
+        if self.info.embedding_dim > len(_SMALL) and row % 3 == 0:
+            # Orders of additions differ in the signs of zeros, and in denormal numbers, too.
+            numbers[(np.arange(len(_SMALL)) + row) % self.info.embedding_dim] = _SMALL
         if self.info.dtype == "bfloat16":
             return (numbers.view(np.uint32) >> 16).astype(np.uint16)
         return numbers.astype(self.info.dtype)

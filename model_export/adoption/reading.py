@@ -30,7 +30,8 @@ class Value:
     """The kind of one tensor, and for keys their places.
 
     kind: a letter of forms.py. order: for keys, which key each element belongs to; two tensors of keys of equal order
-    and shape hold values of the same key at the same place.
+    and shape hold values of the same key at the same place. A constant that fills the shape of keys is layout with the
+    order and shape of these keys.
     """
 
     kind: str
@@ -138,7 +139,7 @@ class Reading:
         if node.op in ("Placeholder", "PlaceholderWithDefault"):
             if name not in self._kinds:
                 raise NotRead("another input takes part in the lookup")
-            return Value(self._kinds[name], "input", "input")
+            return Value("K", "input", "input") if self._kinds[name] == "K" else Value(self._kinds[name])
         if node.op == "Const" or node.op in _RESOURCES or node.op == "LookupTableSizeV2":
             return Value("C")
         form = FORMS.get(node.op)
@@ -158,6 +159,8 @@ class Reading:
             return self._stitched(inputs, values)
         if form.rule == "mapped":
             return self._mapped(node, form, inputs, values)
+        if node.op == "Fill" and values[1].kind == "C" and (like := self._shaped_like(inputs[0])) is not None:
+            return Value("L", like.order, like.shape)
         if kinds <= {"C", "L"}:
             return Value("L")
         if form.rule == "parted":
@@ -192,14 +195,18 @@ class Reading:
         where = ",".join(inputs[i] for i in range(len(inputs)) if i not in form.data)
         return Value("K", f"{node.op}({where})<{main.order}", main.shape)
 
+    def _shaped_like(self, sizes: str) -> Value | None:
+        """Returns the keys whose Shape a tensor is; None if it is something else."""
+        node = self.graph.flat.nodes[node_of(sizes)]
+        like = self.value(self.graph.flat.data_inputs(node.name)[0]) if node.op == "Shape" else None
+        return like if like is not None and like.kind == "K" else None
+
     def _shape(self, node: Any, inputs: list[str], main: Value) -> str:
         """Names the arrangement of keys after a Reshape, ExpandDims or Squeeze: equal names, equal shapes."""
         if node.op == "Reshape":
-            target = self.graph.flat.nodes[node_of(inputs[1])]
-            if target.op == "Shape":
-                like = self.value(self.graph.flat.data_inputs(target.name)[0])
-                if like.order == main.order:
-                    return like.shape
+            like = self._shaped_like(inputs[1])
+            if like is not None and like.order == main.order:
+                return like.shape
             if self.is_constant(inputs[1]) and self.constant(inputs[1]).reshape(-1).tolist() == [-1]:
                 rank = self.graph.spec.inputs[self.roles.ids].shape
                 return "input" if main.shape == "input" and rank is not None and len(rank) == 1 else "flat"
@@ -233,10 +240,10 @@ class Reading:
 
     def _mapped_keys(self, node: Any, inputs: list[str], values: list[Value]) -> Value:
         keys = {value for value in values if value.kind == "K"}
-        if any(value.kind not in ("C", "K") for value in values):
-            raise NotRead(
-                f"{node.op} combines ids with {_KIND_NAMES[next(v.kind for v in values if v.kind not in 'CK')]}"
-            )
+        # A constant that fills the shape of the keys acts on each of them like the constant alone.
+        filled = {Value("L", key.order, key.shape) for key in keys}
+        if other := next((value for value in values if value.kind not in ("C", "K") and value not in filled), None):
+            raise NotRead(f"{node.op} combines ids with {_KIND_NAMES[other.kind]}")
         for given, value in zip(inputs, values, strict=True):
             is_handle = self.graph.flat.nodes[node_of(given)].op in _RESOURCES
             if value.kind == "C" and not is_handle and (size := self.constant(given).size) != 1:

@@ -114,7 +114,8 @@ def feature_name(roles: Roles) -> str:
 
 def _filler(tensor: TensorSpec, rows: int) -> Array:
     shape = tensor.shape if tensor.shape is not None else (None,)
-    sizes = [rows, *(size or 1 for size in shape[1:])] if shape else []
+    # An input of a fixed size, such as the dense shape of a sparse matrix, does not have a row for each row of ids.
+    sizes = [shape[0] or rows, *(size or 1 for size in shape[1:])] if shape else []
     dtype = tensor.numpy_dtype or np.dtype(object)
     return np.full(sizes, b"", object) if dtype.kind == "O" else np.zeros(sizes, dtype)
 

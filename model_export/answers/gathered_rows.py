@@ -1,5 +1,7 @@
 """Runs a prediction's graph up to a gather of one table, and returns the ids and the rows that the gather reads.
 
+The rows are read in the checkpoint: a gather reads the row of each id, and the table is not loaded.
+
 So an added lookup is compared with the model's own graph, and not with the description that it was made from.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,12 +31,20 @@ class NoGatherError(Exception):
     """Raised if it can not be said which rows a prediction reads for a feature; the message says why."""
 
 
+class Table(Protocol):
+    """A [V, D] table whose rows are read by their numbers, as parity.saved_table.SavedTable does."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: Array, /) -> Array: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Gather:
     spec: SignatureSpec
     flat: FlatGraph
     ids: str
-    rows: str
     sparse: Mapping[str, SparseNames]
 
 
@@ -55,11 +65,11 @@ class GatheredRows:
         self._specs = read_signatures(artifact / "saved_model.pb", frozenset(SERVE))
         self._sparse = read_sparse_names(self._meta_graph)
 
-    def open(self, signature: str, ids_input: str, variable: str) -> OpenedGather:
+    def open(self, signature: str, ids_input: str, variable: str, table: Table) -> OpenedGather:
         """Opens the one gather by which a signature reads rows of a variable for the ids or keys of an input.
 
         Args:
-          variable: the table's key in the checkpoint.
+          variable: the table's key in the checkpoint. table: reads its rows.
 
         Raises:
           NoGatherError: the signature has no such gather, or several, or TensorFlow can not run the graph before it.
@@ -68,11 +78,11 @@ class GatheredRows:
             gather = self._found(signature, ids_input, variable)
             dense = DenseGraph(self._meta_graph, {})
             follow = has_effect(gather.flat, frozenset())
-            dense.add(gather.flat, gather.flat.ancestors([gather.ids, gather.rows], follow=follow), {}, follow)
+            dense.add(gather.flat, gather.flat.ancestors([gather.ids], follow=follow), {}, follow)
             session = dense.open_in_python(self._artifact, self._saved)
         except (NotProven, ArtifactError) as error:
             raise NoGatherError(str(error)) from error
-        return OpenedGather(session, gather)
+        return OpenedGather(session, gather, table)
 
     def _found(self, signature: str, ids_input: str, variable: str) -> _Gather:
         spec, sparse = self._specs[signature], self._sparse.get(signature, {})
@@ -87,14 +97,14 @@ class GatheredRows:
         found = [read for read in reads if source in flat.ancestors([read.ids], follow=follow)]
         if len(found) != 1:
             raise NotProven(f"{len(found)} gathers of {variable!r} depend on input {ids_input!r}")
-        return _Gather(spec, flat, found[0].ids, found[0].rows, sparse)
+        return _Gather(spec, flat, found[0].ids, sparse)
 
 
 class OpenedGather:
     """A gather of a prediction, in an open TensorFlow session. Close it after use."""
 
-    def __init__(self, session: Any, gather: _Gather) -> None:
-        self._session, self._gather = session, gather
+    def __init__(self, session: Any, gather: _Gather, table: Table) -> None:
+        self._session, self._gather, self._table = session, gather, table
         self._feed, self._names = request_feed(gather.spec, gather.sparse)
         self._known = {operation.name for operation in session.graph.get_operations()}
 
@@ -105,10 +115,14 @@ class OpenedGather:
         fed = dict(zip(self._names, self._feed(dict(request)), strict=True))
         fed = {tensor: array for tensor, array in fed.items() if node_of(tensor) in self._known}
         try:
-            ids, rows = self._session.run([self._gather.ids, self._gather.rows], fed)
+            ids = np.asarray(self._session.run(self._gather.ids, fed))
         except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError):
             return None
-        return np.asarray(ids), np.asarray(rows)
+        size, dim = self._table.shape
+        if ((ids < 0) | (ids >= size)).any():
+            # The gather of TensorFlow refuses such ids.
+            return None
+        return ids, self._table[ids.reshape(-1)].reshape(*ids.shape, dim)
 
     def close(self) -> None:
         """Closes the TensorFlow session."""

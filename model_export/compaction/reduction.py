@@ -19,7 +19,7 @@ from model_export.parity.integrity import VARIABLES_PREFIX, table_chunks, table_
 from model_export.parity.saved_table import SavedTable
 from model_export.statistics.table_health import Progress
 from service.artifact.bundle import prefix_of, read_bundle
-from service.artifact.manifest import Manifest, SignatureEntry, TableEntry
+from service.artifact.manifest import ADOPTED_FROM, Manifest, SignatureEntry, TableEntry
 from service.artifact.protos import message_class
 from service.types import INIT_SIGNATURE, TABLE_DTYPES, Array, packed_dim, saved_dtype
 
@@ -153,7 +153,7 @@ def _signature_definitions(artifact: Path) -> dict[str, Any]:
 def _is_own(manifest: Manifest, name: str, entry: SignatureEntry, definition: Any) -> bool:
     if definition is None or entry.concatenated or any(f.needs_format_4 for f in entry.features.values()):
         return False
-    if "adopted_from" not in manifest.provenance or name in manifest.provenance.get(REBUILT_KEY, ()):
+    if ADOPTED_FROM not in manifest.provenance or name in manifest.provenance.get(REBUILT_KEY, ()):
         return True
     # Only graphs.added_lookups.add_lookups names placeholders <signature>_<input> and outputs
     # <signature>_<output>_vectors, so adopt added this lookup.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from model_export.tensorflow_setup import tf
-from service.artifact.manifest import SignatureEntry, Summation
+from service.artifact.manifest import UNWEIGHTED, SignatureEntry, Summation
 from service.graph.flat_graph import FlatGraph, flatten, node_of
 
 # The ops that add up rows, and the order in which each adds. tests/unit/tables/test_summation.py compares the kernels
@@ -18,7 +18,8 @@ _ORDERS: Mapping[str, Summation] = {
         for name in ("Sum", "Mean", "SqrtN")
         for end in ("", "WithNumSegments")
     },
-    **dict.fromkeys(("SegmentSum", "SegmentSumV2", "SegmentMean"), "four_lanes"),
+    **dict.fromkeys(("SegmentSum", "SegmentSumV2"), "four_lanes"),
+    "SegmentMean": "segment_mean",
     **dict.fromkeys(("UnsortedSegmentSum", "Sum"), "in_order"),
 }
 _GATHERS = ("ResourceGather", "GatherV2", "Gather")
@@ -42,7 +43,7 @@ def with_summations(entry: SignatureEntry, meta_graph: Any, signature: str) -> S
         if feature.combiner is not None:
             start = node_of(flat.resolved(definition.inputs[feature.ids].name))
             orders = set(_orders(flat, readers, start))
-            if len(orders) == 1 and not (orders == {"blocks_of_8"} and feature.weights):
+            if len(orders) == 1 and not (feature.weights and orders <= {*UNWEIGHTED}):
                 features[name] = dataclasses.replace(feature, summation=orders.pop())
     return dataclasses.replace(entry, features=features)
 

@@ -100,6 +100,8 @@ def _in_order_of(lookup: LookupFeature, vectors: Any, ids: Any, weights: Any) ->
             "sqrtn": tf.sparse.segment_sqrt_n,
         }[str(lookup.combiner)]
         return combine(vectors, tf.range(tf.size(rows)), rows, num_segments=count)
+    if lookup.summation == "segment_mean":
+        return _of_all_rows(tf.math.segment_mean(vectors, rows), count)
     factors = tf.ones(tf.shape(rows)) if weights is None else weights.flat_values
     total = _segment_sums(vectors * factors[:, None], rows, count)
     if lookup.combiner == "sum":
@@ -110,8 +112,11 @@ def _in_order_of(lookup: LookupFeature, vectors: Any, ids: Any, weights: Any) ->
 
 
 def _segment_sums(values: Any, rows: Any, count: Any) -> Any:
-    # segment_sum ends at the last row that has an id.
-    sums = tf.math.segment_sum(values, rows)
+    return _of_all_rows(tf.math.segment_sum(values, rows), count)
+
+
+def _of_all_rows(sums: Any, count: Any) -> Any:
+    # segment_sum and segment_mean end at the last row that has an id.
     missing = tf.cast(count, tf.int32) - tf.shape(sums)[0]
     return tf.concat([sums, tf.zeros(tf.concat([[missing], tf.shape(sums)[1:]], 0))], 0)
 

@@ -21,6 +21,7 @@ from model_export.errors import ExportError
 from model_export.tensorflow_setup import tf
 from service.artifact.protos import message_class
 from service.artifact.tpu_lowering import lower
+from service.graph.restoring import add_needed_restore, signature_tensors
 from service.graph.sparse import to_coo
 from service.types import INIT_SIGNATURE, ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
 
@@ -173,11 +174,30 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
             try:
                 # TensorFlow 1's loader warns that it is deprecated; no other loader feeds inputs by name.
                 with without_warnings("tensorflow"):
-                    meta_graph = tf.compat.v1.saved_model.load(session, list(wanted), str(folder))
+                    meta_graph = _load(session, folder, wanted)
             except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
                 raise ExportError(f"TensorFlow can not load {artifact}: {error}") from error
             definitions = {name: d for name, d in meta_graph.signature_def.items() if name != INIT_SIGNATURE}
             yield SignatureRunner(session, definitions)
+
+
+def _load(session: Any, folder: Path, tags: Sequence[str]) -> Any:
+    """Loads a MetaGraph into a session as tf.compat.v1.saved_model.load does, but for variables that nothing reads."""
+    from tensorflow.python.saved_model.loader_impl import SavedModelLoader, get_init_op
+
+    loader = SavedModelLoader(str(folder))
+    meta_graph = loader.get_meta_graph_def_from_tags(tags)
+    saver, _ = loader.load_graph(session.graph, list(tags))
+    init = get_init_op(meta_graph)
+    roots = [*signature_tensors(meta_graph), *([] if init is None else [init.name])]
+    path = str(folder / "variables" / "variables")
+    needed = None if saver is None else add_needed_restore(session.graph, meta_graph, roots, path)
+    if needed is None:
+        loader.restore_variables(session, saver)
+    else:
+        session.run(session.graph.get_operation_by_name(needed))
+    loader.run_init_ops(session, list(tags))
+    return meta_graph
 
 
 def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:

@@ -119,7 +119,7 @@ class BitCounts:
         for output, (found, expected) in other.items():
             self._fault(f"{counts.of}: output {output!r} is {found}, and {expected} in {counts.with_}")
         if not comparison.faults and not other:
-            differing = [_rows_of_other_bits(served[output], wanted[output]) for output in wanted]
+            differing = [rows_of_other_bits(served[output], wanted[output]) for output in wanted]
             self.result = replace(
                 self.result,
                 rows=counts.rows + sum(len(rows) for rows in differing),
@@ -132,7 +132,8 @@ class BitCounts:
             self.faults.append(line)
 
 
-def _rows_of_other_bits(one: Array, other: Array) -> Array:
+def rows_of_other_bits(one: Array, other: Array) -> Array:
+    """Says for each row of two arrays of one shape whether their bits differ; any NaN equals any other."""
     one, other = np.atleast_1d(one), np.atleast_1d(other)
     if one.dtype.kind in "fV":
         bits = f"u{one.dtype.itemsize}"

@@ -117,7 +117,8 @@ class CaseWriter:
             if other != name
         }
         if feature.row_splits is not None:
-            return Case({**features, name: RaggedIds(values, np.arange(rows + 1, dtype=np.int64))})
+            weights = np.ones(rows, np.float32) if name in self.weighted else None
+            return Case({**features, name: RaggedIds(values, np.arange(rows + 1, dtype=np.int64), weights)})
         inner = self._inner(name)
         return Case({**features, name: np.repeat(values, math.prod(inner)).reshape(rows, *inner)})
 

@@ -18,7 +18,8 @@ from model_export.graphs.signature_runner import GraphFailedError, GraphRefusedE
 from model_export.parity.comparison import BitCounts
 from model_export.parity.parity_cases import Case, case_writer
 from model_export.parity.prediction_log import LoggedPrediction
-from service.artifact.manifest import LookupFeature, Manifest
+from model_export.parity.saved_table import SavedTable
+from service.artifact.manifest import ADOPTED_FROM, LookupFeature, Manifest
 from service.errors import ServiceError
 from service.types import Array, RaggedIds
 
@@ -79,8 +80,9 @@ class ServedChecks:
     def gathered(self, name: str) -> GatheredCounts:
         """Compares a lookup's features one by one with the rows that the graphs of predictions gather for them.
 
-        A prediction reads a feature if its entry says so, or if it has an input of the same name. Other features are
-        left out: no graph but the lookup's own looks them up.
+        A prediction reads a feature if its entry says so and, in a model that was not adopted, if it has an input of
+        the same name. Other features are left out: no graph but the lookup's own looks them up. So are predictions
+        that treat ids outside the table in another way.
         """
         entry = self._manifest.signatures[name]
         counts: list[BitCounts] = []
@@ -90,9 +92,10 @@ class ServedChecks:
                 if predict.kind != "predict":
                     continue
                 source = predict.features.get(feature)
-                if source is None and lookup.ids in self._served.specs[other].inputs:
+                is_adopted = ADOPTED_FROM in self._manifest.provenance
+                if source is None and not is_adopted and lookup.ids in self._served.specs[other].inputs:
                     source = replace(lookup, weights=None)
-                if source is None:
+                if source is None or _policy(source) != _policy(lookup):
                     continue
                 try:
                     counts.append(self._gathered(name, feature, other, source))
@@ -109,7 +112,7 @@ class ServedChecks:
         if table.dtype != "float32":
             raise NoGatherError(f"the lookup reads a table of {table.dtype}")
         self._graph = self._graph or GatheredRows(self._artifact)
-        opened = self._graph.open(predict, source.ids, table.variable)
+        opened = self._graph.open(predict, source.ids, table.variable, SavedTable(self._artifact, table))
         counts = BitCounts(name, f"{feature!r} of the server's lookup", f"the rows that {predict!r} gathers")
         try:
             for value, key in self._single_values(feature, name, predict, source):
@@ -178,6 +181,11 @@ class ServedChecks:
                 yield filled(spec, case.inputs(entry), rows)
         sizes = sorted({table.vocabulary_size for table in self._manifest.tables.values()})
         yield from undescribed_edges(spec, entry, sizes, self._constants, min(fixed, default=3))
+
+
+def _policy(lookup: LookupFeature) -> tuple[str, int | None]:
+    """Returns what a lookup does with ids outside its table."""
+    return lookup.on_bad_id, lookup.default_row if lookup.on_bad_id == "default_row" else None
 
 
 def graph_answer(runner: SignatureRunner, name: str, inputs: Mapping[str, Array]) -> Answer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -65,8 +65,12 @@ def verify_artifact(artifact: Path) -> ParityReport:
     return check_parity(artifact, manifest)
 
 
-def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
+def check_parity(artifact: Path, manifest: Manifest, names: Collection[str] | None = None) -> ParityReport:
     """Loads the SavedModel and compares the answers of every signature in the manifest with the signature's reference.
+
+    Args:
+      names: compare these signatures only; lookups among them are also compared with the rows that the predictions of
+        the manifest gather.
 
     Raises:
       Disagreements: a signature is missing; has other inputs than its manifest entry, so that a server would run its
@@ -89,6 +93,8 @@ def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
         checks = _Checks(artifact, manifest, runner, tables, compared)
         signatures = {}
         for name, entry in manifest.signatures.items():
+            if names is not None and name not in names:
+                continue
             if name in unfit:
                 faults.append(unfit[name])
                 signatures[name] = SignatureParity(entry.kind, "nothing", 0)

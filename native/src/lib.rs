@@ -12,6 +12,7 @@
 
 pub mod admission;
 pub mod clusters;
+pub mod denormals;
 pub mod edge;
 pub mod forms;
 pub mod forward;

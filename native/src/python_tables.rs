@@ -264,7 +264,7 @@ fn combine(
 ) -> PyResult<i64> {
     let table = table(dtype, rows, scales, vocabulary_size, dim)?;
     let policy = policy(on_bad_id, default_row, &table)?;
-    let orders = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
+    let orders = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes, Summation::SegmentMean];
     let options = CombineOptions {
         combiner: nth(&[Combiner::Sum, Combiner::Mean, Combiner::Sqrtn], combiner % 4, "combiner")?,
         summation: nth(&orders, combiner / 4, "order")?,

@@ -33,6 +33,8 @@ _FORMAT_WITH_SCALES = 3
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
 # Largest manifest that is read: JSON of empty lists takes some twenty times its size when it is parsed.
 MAX_MANIFEST_BYTES = 32 << 20
+# Key in the provenance of a model that another program exported; its value is the name of its folder.
+ADOPTED_FROM = "adopted_from"
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 LookupDevice = Literal["cpu", "tpu_tensor_core"]
@@ -45,7 +47,9 @@ OovPolicy = Literal["error", "drop"]
 EmptyRowPolicy = Literal["zeros", "nan", "default_row"]
 TrailingRowPolicy = Literal["keep", "cut"]
 GraphRun = Literal["cut", "whole"]
-Summation = Literal["in_order", "blocks_of_8", "four_lanes"]
+Summation = Literal["in_order", "blocks_of_8", "four_lanes", "segment_mean"]
+# Orders of additions of ops that take no weights.
+UNWEIGHTED: tuple[Summation, ...] = ("blocks_of_8", "segment_mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,9 @@ class LookupFeature:
       the other. "blocks_of_8": as tf.sparse.segment_sum adds - the first n % 8 vectors (8 where that is 0, 9 where it
       is 1), then blocks of 8, each added up by itself; a mean or sqrtn of fewer than 10 multiplies by the reciprocal.
       "four_lanes": as tf.math.segment_sum adds - from 16 vectors on, vectors 0, 4, 8, ..., then 1, 5, 9, ... and so on
-      in four sums, and these in order, for each whole packet of 8 columns; other columns in order.
+      in four sums, and these in order, for each whole packet of 8 columns; other columns in order. "segment_mean": in
+      order, as tf.math.segment_mean adds. Only "in_order" begins with zeros in each row; the others copy the vector of
+      a row with one id that has no weight.
     """
 
     ids: str
@@ -206,8 +212,8 @@ class LookupFeature:
             )
         if entry.combiner is None and (entry.on_empty_row != "zeros" or entry.trailing_empty_rows != "keep"):
             raise ArtifactError(f"manifest: input {entry.ids!r} has a policy for empty rows but combines nothing")
-        if entry.summation == "blocks_of_8" and entry.weights is not None:
-            raise ArtifactError(f"manifest: input {entry.ids!r} has weights, which blocks_of_8 does not have")
+        if entry.summation in UNWEIGHTED and entry.weights is not None:
+            raise ArtifactError(f"manifest: input {entry.ids!r} has weights, which {entry.summation} does not have")
         if entry.max_norm is not None and not 0 < entry.max_norm < float("inf"):
             raise ArtifactError(f"manifest: input {entry.ids!r} has max_norm {entry.max_norm}, expected more than 0")
         for name in ("max_ids_per_row", "max_sequence_length"):

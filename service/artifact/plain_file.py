@@ -34,8 +34,11 @@ def read_plain_file(path: Path, max_bytes: int | None = None) -> bytes:
         _check(path, found)
         if max_bytes is None:
             return file.read()
-        # The file may grow while it is read, so its size alone does not bound what is read.
-        data = file.read(max_bytes + 1) if found.st_size <= max_bytes else b""
+        # The buffer is as large as the file, because Python allocates all bytes that are asked for. A file that grows
+        # while it is read has more.
+        data = file.read(found.st_size + 1) if found.st_size <= max_bytes else b""
+        if len(data) > found.st_size:
+            data += file.read(max_bytes + 1 - len(data))
         if found.st_size > max_bytes or len(data) > max_bytes:
             raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes, the most that are read", str(path))
         return data

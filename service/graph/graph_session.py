@@ -119,7 +119,11 @@ class PythonSession:
         with _as_graph_errors():
             with graph.as_default():
                 tf.import_graph_def(v1.GraphDef.FromString(program.graph_def), name="")
-            self.session = v1.Session(graph=graph, config=v1.ConfigProto.FromString(program.config))
+            config = v1.ConfigProto.FromString(program.config)
+            # The single-threaded executor would run the graph on this thread, which does not flush denormal numbers to
+            # zero, as TensorFlow's own threads and the native core do.
+            config.experimental.executor_type = ""
+            self.session = v1.Session(graph=graph, config=config)
         self.config = program.config
 
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:

@@ -27,7 +27,8 @@ from service.graph.graph_session import (
     session_config,
 )
 from service.graph.handles import repair_handles
-from service.graph.preparation import asset_paths, init_op, restore_steps
+from service.graph.preparation import Step, asset_paths, checkpoint_prefix, init_op, restore_steps
+from service.graph.restoring import add_restore, needed_variables, signature_tensors
 from service.graph.sparse import SparseNames, feed_with_sparse, read_sparse_names
 from service.types import Array, SignatureSpec, Tensors
 
@@ -129,8 +130,9 @@ def open_savedmodel(
         if TPU_TAG in tags:
             lower(meta_graph)
         repair_handles(meta_graph, artifact)
-        steps = restore_steps(meta_graph, artifact)
-        if init := init_op(meta_graph):
+        init = init_op(meta_graph)
+        steps = _restore_steps(meta_graph, artifact, init)
+        if init:
             steps.append((init, asset_paths(meta_graph, artifact)))
         config = session_config(threads, side_by_side)
         session = open_session(GraphProgram(meta_graph.graph_def.SerializeToString(), config, tuple(steps)))
@@ -139,6 +141,18 @@ def open_savedmodel(
     except GraphError as error:
         raise ArtifactError(f"TensorFlow can not load {artifact}: {_text(error)}") from error
     return SavedModelBackend(session, signatures, sparse=read_sparse_names(meta_graph))
+
+
+def _restore_steps(meta_graph: Any, artifact: Path, init: str) -> list[Step]:
+    """Returns the steps that restore the variables that a signature or the init node reads, which it adds to the graph.
+
+    A SavedModel of Keras 3 holds a second copy of each variable, and one of tf_keras the optimizer's variables.
+    """
+    needed = needed_variables(meta_graph, [*signature_tensors(meta_graph), *([init] if init else [])])
+    if needed is None:
+        return restore_steps(meta_graph, artifact)
+    saved, variables = needed
+    return [(add_restore(meta_graph.graph_def, saved, variables, checkpoint_prefix(artifact)), {})]
 
 
 def translated(error: GraphError) -> ServiceError:

@@ -10,7 +10,7 @@ MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
 # Numbers for the order in which vectors are added; kernels take the sum of such a number and a combiner's.
-IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
+IN_ORDER, BLOCKS_OF_8, FOUR_LANES, SEGMENT_MEAN = 0, 4, 8, 12
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
 # The kernels' numbers for the metrics by which a search finds nearest rows.
 DOT, COSINE, L2 = 0, 1, 2

@@ -26,6 +26,7 @@ from service.tables.kernel_codes import INT8 as INT8
 from service.tables.kernel_codes import MEAN as MEAN
 from service.tables.kernel_codes import MISSING as MISSING
 from service.tables.kernel_codes import OK as OK
+from service.tables.kernel_codes import SEGMENT_MEAN as SEGMENT_MEAN
 from service.tables.kernel_codes import SQRTN as SQRTN
 from service.tables.kernel_codes import SUM as SUM
 from service.tables.kernel_codes import TOO_MANY as TOO_MANY

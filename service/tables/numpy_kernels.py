@@ -3,7 +3,8 @@
 A table is given by five arguments: its dtype (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4), its bytes (uint8, perhaps
 unaligned: a checkpoint packs tensors back to back), the bytes of its [V] float32 scales if it is INT8 or INT4 (else
 none), V, and D. All numbers are converted to float32 first, those of INT8 and INT4 times the scale
-of their row, and are added up in float32 in the order of the ids.
+of their row, and are added up in float32 in the order of the ids. As on TensorFlow's threads, arithmetic takes
+denormal numbers for zeros, and makes zeros in their place; copies keep them.
 
 Each kernel writes the first D numbers of each row of out. It returns OK; or the position of the first id that is
 refused; or TOO_MANY - r if row r is too long; or MISSING - n if n ids have no row and the policy accepts that. The
@@ -38,6 +39,7 @@ from service.tables.kernel_codes import (
     INT4,
     MISSING,
     OK,
+    SEGMENT_MEAN,
     SQRTN,
     SUM,
     TOO_MANY,
@@ -59,6 +61,9 @@ _MOST_ONES = 1 << 24
 # _PACKET: number of columns that one SIMD instruction adds. _LEAST_FOR_LANES: smallest number of ids in a row whose
 # vectors the order FOUR_LANES adds in four lanes; vectors of shorter rows are added one by one.
 _PACKET, _LEAST_FOR_LANES = 8, 16
+
+# Smallest positive float32 that is no denormal number.
+_LEAST_NORMAL = np.finfo(np.float32).smallest_normal
 
 # Type of a function that takes the positions of N ids and returns their vectors, [N, D] float32, which _sums() adds up
 # for each row.
@@ -88,7 +93,21 @@ class StoredRows:
             pairs = np.stack([stored << 4 >> 4, stored >> 4], axis=2)
             stored = pairs.reshape(len(numbers), 2 * stored.shape[1])[:, : self._dim]
         found: Array = stored.astype(np.float32)
-        return found if self._scales is None else found * self._scales[numbers]
+        return found if self._scales is None else product(found, self._scales[numbers])
+
+
+def flushed(numbers: Array | np.float32) -> Array:
+    """Returns float32 numbers with zeros of the same sign in place of denormal numbers.
+
+    >>> flushed(np.array([1e-39, -1e-39, 1.5], np.float32)).tolist()
+    [0.0, -0.0, 1.5]
+    """
+    return np.where(np.abs(numbers) < _LEAST_NORMAL, np.copysign(np.float32(0), numbers), numbers)
+
+
+def product(numbers: Array, factors: Array | np.float32) -> Array:
+    """Returns the float32 products of numbers and factors, flushed as are the operands."""
+    return flushed(flushed(numbers) * flushed(factors))
 
 
 def rows_read(ids: Array, vocabulary_size: int, policy: int, default_row: int) -> tuple[Array, int]:
@@ -214,26 +233,30 @@ def combine(
         return TOO_MANY - int(too_long[0])
     counts = rows >= 0
     if positive_only and weights.size:
-        counts &= weights[at] > 0
+        counts &= flushed(weights[at]) > 0
     of_row, at, rows = of_row[counts], at[counts], rows[counts]
     lengths = np.bincount(of_row, minlength=lengths.size)
     order, combiner = combiner & ~_COMBINER_BITS, combiner & _COMBINER_BITS
     with np.errstate(all="ignore"):
         if weights.size:
             factors = weights[at, None]
-            sums = _sums(lambda some: table.rows(rows[some]) * factors[some], lengths, dim, order)
+            sums = _sums(lambda some: product(table.rows(rows[some]), factors[some]), lengths, dim, order)
             totals = _sums_in_order(lambda some: factors[some], lengths, 1)
-            squares = _sums_in_order(lambda some: factors[some] * factors[some], lengths, 1)
+            squares = _sums_in_order(lambda some: product(factors[some], factors[some]), lengths, 1)
         else:
             sums = _sums(lambda some: table.rows(rows[some]), lengths, dim, order)
             ones = lengths if order == IN_ORDER else np.minimum(lengths, _MOST_ONES)
             totals = squares = ones[:, None].astype(np.float32)
         if combiner != SUM:
             divisors = np.sqrt(squares) if combiner == SQRTN else np.maximum(totals, 1) if at_least_one else totals
-            quotients = sums / divisors
+            quotients = flushed(sums / divisors)
             if order == BLOCKS_OF_8:
-                quotients = np.where(totals < 10, sums * (np.float32(1) / divisors), quotients)
+                quotients = np.where(totals < 10, product(sums, np.float32(1) / divisors), quotients)
             sums = np.where(divisors == 0, np.float32(0), quotients)
+        if order != IN_ORDER and not weights.size:
+            # TensorFlow's ops copy the vector of a row with one id.
+            alone = np.flatnonzero(lengths == 1)
+            sums[alone] = table.rows(rows[(np.cumsum(lengths) - lengths)[alone]])
     out[:, :dim] = sums
     return MISSING - missing if missing else OK
 
@@ -245,14 +268,16 @@ def _places(lengths: Array) -> tuple[Array, Array]:
 
 
 def _sums(terms: _Terms, lengths: Array, dim: int, order: int) -> Array:
-    """Returns the sum of each row's vectors, added in the order IN_ORDER, BLOCKS_OF_8 or FOUR_LANES.
+    """Returns the sum of each row's vectors, added in one of the four orders.
 
     BLOCKS_OF_8: the sum of sums of eight terms; the first of these has the n % 8 terms that remain, and eight more if
       that is 0 or 1. FOUR_LANES: from 16 terms on, the sum of four lanes and of the remaining terms; columns that fill
-      no packet are added in order.
+      no packet are added in order. SEGMENT_MEAN: in order.
     """
-    if order == IN_ORDER:
-        return _sums_in_order(terms, lengths, dim)
+    # TensorFlow's op for BLOCKS_OF_8 never adds to zeros; those for FOUR_LANES and SEGMENT_MEAN do in rows of more ids.
+    from_zero = (order == IN_ORDER) | (lengths != 1) & (order != BLOCKS_OF_8)
+    if order in (IN_ORDER, SEGMENT_MEAN):
+        return _sums_in_order(terms, lengths, dim, from_zero)
     of_row, place = _places(lengths)
     if order == BLOCKS_OF_8:
         rest = lengths % 8
@@ -265,20 +290,26 @@ def _sums(terms: _Terms, lengths: Array, dim: int, order: int) -> Array:
     by_group = np.lexsort((place, group, of_row))
     is_first = np.diff(of_row[by_group], prepend=-1).astype(bool) | np.diff(group[by_group], prepend=-1).astype(bool)
     sizes = np.diff(np.flatnonzero(is_first), append=of_row.size)
-    groups = _sums_in_order(lambda some: terms(by_group[some]), sizes, dim)
-    num_groups = np.bincount(of_row[by_group][is_first], minlength=lengths.size)
-    found = _sums_in_order(lambda some: groups[some], num_groups, dim)
+    row_of_group = of_row[by_group][is_first]
+    groups = _sums_in_order(lambda some: terms(by_group[some]), sizes, dim, from_zero[row_of_group])
+    num_groups = np.bincount(row_of_group, minlength=lengths.size)
+    found = _sums_in_order(lambda some: groups[some], num_groups, dim, False)
     packed = dim // _PACKET * _PACKET
     if order == FOUR_LANES and packed < dim:
-        found[:, packed:] = _sums_in_order(terms, lengths, dim)[:, packed:]
+        found[:, packed:] = _sums_in_order(terms, lengths, dim, from_zero)[:, packed:]
     return found
 
 
-def _sums_in_order(terms: _Terms, lengths: Array, dim: int) -> Array:
-    """Returns the float32 sum of each row's vectors, added one by one in their order, unlike numpy's sum."""
+def _sums_in_order(terms: _Terms, lengths: Array, dim: int, from_zero: Array | bool = True) -> Array:
+    """Returns the float32 sum of each row's vectors, added one by one in their order, unlike numpy's sum.
+
+    Args:
+      from_zero: for each row, whether its first vector is added to zeros, which turns -0.0 into 0.0.
+    """
     begins = np.cumsum(lengths) - lengths
-    sums = np.zeros((lengths.size, dim), np.float32)
+    sums = np.full((lengths.size, dim), -0.0, np.float32)
+    sums[np.broadcast_to(from_zero, lengths.shape) | (lengths == 0)] = 0
     for k in range(lengths.max(initial=0)):
         longer = np.flatnonzero(lengths > k)
-        sums[longer] += terms(begins[longer] + k)
+        sums[longer] = flushed(sums[longer] + flushed(terms(begins[longer] + k)))
     return sums

@@ -24,7 +24,12 @@ from service.tables.uncommon_lookups import gather_stored, sequence_stored, smal
 from service.types import VALUES_SUFFIX, Array, TableCounts, Tensors
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
-_SUMMATIONS = {"in_order": kernels.IN_ORDER, "blocks_of_8": kernels.BLOCKS_OF_8, "four_lanes": kernels.FOUR_LANES}
+_SUMMATIONS = {
+    "in_order": kernels.IN_ORDER,
+    "blocks_of_8": kernels.BLOCKS_OF_8,
+    "four_lanes": kernels.FOUR_LANES,
+    "segment_mean": kernels.SEGMENT_MEAN,
+}
 # Policies for bad ids (outside the table) by which such an id reads another id's row.
 _READ_INSTEAD = ("default_row", "clamp", "wrap")
 _NO_WEIGHTS = np.empty(0, np.float32)

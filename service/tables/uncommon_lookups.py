@@ -16,7 +16,7 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.tables import kernels
 from service.tables.kernel_codes import POLICIES
-from service.tables.numpy_kernels import NO_ROW, REFUSED, rows_read
+from service.tables.numpy_kernels import NO_ROW, REFUSED, flushed, product, rows_read
 from service.tables.table import MappedTable
 from service.types import Array
 
@@ -62,9 +62,8 @@ def bounded(vectors: Array, max_norm: float | None) -> Array:
     if max_norm is None:
         return vectors
     bound = np.float32(max_norm)
-    norms = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True, dtype=np.float32))
-    shorter: Array = vectors * bound / np.maximum(norms, bound)
-    return shorter
+    norms = np.sqrt(np.square(flushed(vectors)).sum(axis=1, keepdims=True, dtype=np.float32))
+    return flushed(product(vectors, bound) / np.maximum(norms, bound))
 
 
 def with_empty_rows(
@@ -87,7 +86,7 @@ def with_empty_rows(
 def _ids_that_count(feature: LookupFeature, ids: Array, splits: Array, weights: Array, vocabulary_size: int) -> Array:
     counts = _rows_read(feature, ids, vocabulary_size) >= 0
     if feature.on_nonpositive_weight == "drop" and weights.size:
-        counts &= weights > 0
+        counts &= flushed(weights) > 0
     ends = splits[1:]
     if feature.max_ids_per_row is not None:
         ends = np.minimum(ends, splits[:-1] + feature.max_ids_per_row)

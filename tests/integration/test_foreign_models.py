@@ -87,7 +87,7 @@ def test_a_random_model_is_refused_by_adopt_or_answered_as_tensorflow_does(resul
 def test_adopt_describes_lookups_of_random_models(results: dict[str, Any]) -> None:
     # If adopt left all of them to TensorFlow, their answers would prove nothing.
     described = [name for name in RANDOM if {"lookup", "cut"} & {*results[name].adopted.runs.values()}]
-    assert len(described) >= 2
+    assert len(described) >= NUM_RANDOM // 3
 
 
 def _findings(result: Any) -> str:

@@ -13,7 +13,7 @@ use super::faults::{self, BoxedFault};
 use super::feature_inputs::{FeatureInputs, bad_id};
 use super::instead::Instead;
 use super::rows_read::RemoteRows;
-use super::servable::{FeaturePlan, Servable, Signature};
+use super::servable::{FeaturePlan, LookupKind, Servable, Signature};
 use crate::clusters::{self, Want};
 use crate::tables::memory::Memory;
 use crate::tables::table::{Dtype, Ints, Policy, Table};
@@ -59,7 +59,14 @@ pub(super) fn read(
     for (index, (feature, sent)) in all() {
         let (Some(sent), Some((table, size))) = (sent, remote(feature)) else { continue };
         let Distinct { rows, places, num_read_instead } = distinct(sent.ids(), feature.policy, size).map_err(|at| {
-            let input = plan.inputs.get(feature.ids).map(|input| &*input.name);
+            // A sequence reads only the first ids of a row, and so does a combiner that truncates rows: the refused id may
+            // be none of them, which the reference server knows.
+            let reads_all = match feature.lookup {
+                LookupKind::Gather { .. } => true,
+                LookupKind::Combine(how) => !how.truncates,
+                LookupKind::Sequence { .. } => false,
+            };
+            let input = plan.inputs.get(feature.ids).filter(|_| reads_all).map(|input| &*input.name);
             input.map_or(Declined::NotNative, |input| bad_id(servable, feature, input, sent.ids(), at).into())
         })?;
         wants.push(Want::new(table, rows));

@@ -169,7 +169,7 @@ impl Kernel for Combine<'_> {
                 let sums = self.keep_ids::<S>(start, end, &mut kept, &mut missing)?;
                 let terms = Terms {
                     ids: kept.rows.as_ptr().cast(),
-                    weights: kept.weights.as_ptr().cast(),
+                    weights: if self.weights.is_some() { kept.weights.as_ptr().cast() } else { null() },
                     count: kept.rows.len(),
                     stride: 1,
                     ids_end: null(),
@@ -181,7 +181,9 @@ impl Kernel for Combine<'_> {
             // space for the D float32 of the sum.
             unsafe {
                 summation::sum::<L, S>(&self.table, &terms, self.options.summation, to);
-                divide(to, dim, sums, self.options);
+                if !summation::is_copied(&terms, self.options.summation) {
+                    divide(to, dim, sums, self.options);
+                }
             }
             start = next;
         }

@@ -115,7 +115,12 @@ pub(super) fn combine(
         let total = terms.iter().fold(0.0_f32, |sum, term| sum + term.1);
         let squares = terms.iter().fold(0.0_f32, |sum, term| sum + term.1 * term.1);
         for column in 0..table.dim {
-            let products: Vec<f32> = terms.iter().map(|&(row, weight)| table.get(row, column) * weight).collect();
+            if let ([(row, _)], None, true) = (&terms[..], weights, options.summation != Summation::InOrder) {
+                out.push(table.get(*row, column));
+                continue;
+            }
+            let weighted = |&(row, weight)| table.get(row, column) * if weights.is_some() { weight } else { 1.0 };
+            let products: Vec<f32> = terms.iter().map(weighted).collect();
             let sum = sum(&products, options.summation, column < table.dim / 8 * 8);
             let divisor = match options.combiner {
                 Combiner::Sum => {
@@ -140,12 +145,14 @@ pub(super) fn combine(
 
 fn sum(products: &[f32], order: Summation, is_packed: bool) -> f32 {
     let in_order = |batch: &[f32]| batch.iter().fold(0.0_f32, |sum, product| sum + product);
+    let from_first = |batch: &[f32]| batch.iter().copied().reduce(|sum, product| sum + product).unwrap_or(0.0);
     match order {
+        Summation::FourLanes | Summation::SegmentMean if products.len() == 1 => products[0],
         Summation::BlocksOf8 => {
             let rest = products.len() % 8;
             let first = products.len().min(if rest < 2 { rest + 8 } else { rest });
             let blocks = products[first..].chunks(8);
-            blocks.fold(in_order(&products[..first]), |sum, block| sum + in_order(block))
+            blocks.fold(from_first(&products[..first]), |sum, block| sum + from_first(block))
         }
         Summation::FourLanes if is_packed && products.len() >= 16 => {
             let length = products.len() / 4 * 4;

@@ -3,6 +3,7 @@
 use super::lanes::{Lanes, Plain};
 use super::numbers::{Bfloat16, Float16, Float32, Int4, Int8, Stored};
 use super::table::{Dtype, LookupResult};
+use crate::denormals::FlushDenormals;
 
 /// A kernel with its arguments: gather, combine, sequence, or a search for neighbours.
 pub(super) trait Kernel {
@@ -41,6 +42,8 @@ impl Processor {
     /// # Safety
     /// `self` is the result of `best`, or `Any`.
     pub(super) unsafe fn run(self, dtype: Dtype, kernel: impl Kernel) -> LookupResult {
+        // The sums are those of TensorFlow's kernels, which run on threads that flush.
+        let _flushes = FlushDenormals::new();
         match self {
             // SAFETY: every processor that can run the crate has the instructions of `Plain`.
             Processor::Any => unsafe { by_dtype::<Plain>(dtype, kernel) },

@@ -207,7 +207,7 @@ impl TableView {
         // SAFETY: the caller promises that the ids are rows of the table, and that the columns and the memory at `to`
         // are as `sum` requires.
         unsafe {
-            let mut sums = [L::zero(); N];
+            let mut sums = [L::splat(to.start); N];
             for i in 0..terms.count {
                 let id = terms.id(i);
                 if prefetches {
@@ -246,7 +246,7 @@ impl TableView {
         // SAFETY: the caller promises that the ids are rows of the table, and that the columns and the memory at `to`
         // are as `sum` requires.
         unsafe {
-            let mut sum = 0.0_f32;
+            let mut sum = to.start;
             for i in 0..terms.count {
                 let id = terms.id(i);
                 if prefetches {
@@ -353,6 +353,8 @@ pub(super) struct SumTarget {
     pub(super) at: *mut u8,
     /// Whether the sum is added to the float32 numbers at `at`; if not, it replaces these numbers.
     pub(super) adds: bool,
+    /// The number to which the first term is added: 0.0, or -0.0, to which a sum of terms is added without a change.
+    pub(super) start: f32,
 }
 
 /// Prefetches the `num_bytes` bytes from the address `at` on into the processor's cache.

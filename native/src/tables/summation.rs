@@ -9,7 +9,14 @@ use super::numbers::Stored;
 use super::rows::{SumTarget, TableView, Terms};
 use super::table::Summation;
 
-/// Writes the weighted sum of the rows of `terms` to `to`, added in one of three orders; zeros if there are no terms.
+/// Says whether the sum of `terms` is a copy of one row, as TensorFlow's ops make it from a single term, but for
+/// `InOrder`: a mean does not divide it, and its denormal numbers are kept.
+#[inline(always)]
+pub(super) fn is_copied(terms: &Terms, order: Summation) -> bool {
+    order != Summation::InOrder && terms.count == 1 && terms.weights.is_null()
+}
+
+/// Writes the weighted sum of the rows of `terms` to `to`, added in one of four orders; zeros if there are no terms.
 ///
 /// `BlocksOf8` sums each block first and then the blocks. All blocks but the first have 8 rows; the first has the
 /// remainder, or 8 or 9 rows if the remainder is 0 or 1. `FourLanes`, from 16 rows on, keeps four sums for each group
@@ -20,13 +27,23 @@ use super::table::Summation;
 /// As [`TableView::sum`], for all D columns; `terms` has a stride of 1.
 #[inline(always)]
 pub(super) unsafe fn sum<L: Lanes, S: Stored>(table: &TableView, terms: &Terms, order: Summation, to: *mut u8) {
-    let writes = SumTarget { at: to, adds: false };
-    let adds = SumTarget { at: to, adds: true };
     let (count, dim) = (terms.count, table.dim);
+    // TensorFlow's ops for `BlocksOf8` begin a sum with its first term, as those for
+    // `FourLanes` and `SegmentMean` do with their only one;
+    // all others begin with zero. So a sum of numbers -0.0 has another sign, and without terms it is 0.0.
+    let is_from_zero = match order {
+        Summation::InOrder => true,
+        Summation::BlocksOf8 => count == 0,
+        Summation::FourLanes | Summation::SegmentMean => count != 1,
+    };
+    let start = if is_from_zero { 0.0 } else { -0.0 };
+    let writes = SumTarget { at: to, adds: false, start };
+    let adds = SumTarget { at: to, adds: true, start };
     // SAFETY: each call sums a part of the terms over columns below D; the caller promises the conditions on ids, dtype
     // and memory.
     unsafe {
         match order {
+            _ if is_copied(terms, order) => table.copy::<L, S>(terms.id(0), to),
             Summation::BlocksOf8 => {
                 let rest = count % 8;
                 let mut start = count.min(if rest < 2 { rest + 8 } else { rest });
@@ -55,7 +72,9 @@ pub(super) unsafe fn sum<L: Lanes, S: Stored>(table: &TableView, terms: &Terms, 
                     table.sum::<L, S>(&terms.part(left_over, 1, 1), 0..packed, adds);
                 }
             }
-            Summation::InOrder | Summation::FourLanes => table.sum::<L, S>(terms, 0..dim, writes),
+            Summation::InOrder | Summation::FourLanes | Summation::SegmentMean => {
+                table.sum::<L, S>(terms, 0..dim, writes);
+            }
         }
     }
 }

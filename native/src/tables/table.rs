@@ -67,6 +67,8 @@ pub enum Summation {
     /// sums, then up to three left-over vectors one by one. Adds fewer than 16 vectors, and the columns after the last
     /// group of eight, in the order of the ids.
     FourLanes,
+    /// Adds the vectors in the order of the ids, as `tf.math.segment_mean` does, and copies a single one.
+    SegmentMean,
 }
 
 /// Little-endian int64 numbers, end to end, at any alignment: ids or row splits.

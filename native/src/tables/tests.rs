@@ -20,12 +20,13 @@ use super::table::{
     CombineOptions, Combiner, Dtype, Ints, LookupError, LookupResult, OnBadId, OutputRows, Policy, Summation, Table,
     Weights,
 };
+use crate::denormals::FlushDenormals;
 
 const DTYPES: [Dtype; 5] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
 const ALL_POLICIES: [OnBadId; 6] =
     [OnBadId::Error, OnBadId::Drop, OnBadId::DropNegative, OnBadId::DefaultRow, OnBadId::Clamp, OnBadId::Wrap];
 const COMBINERS: [Combiner; 3] = [Combiner::Sum, Combiner::Mean, Combiner::Sqrtn];
-const ORDERS: [Summation; 3] = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
+const ORDERS: [Summation; 4] = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes, Summation::SegmentMean];
 
 /// A copy of bytes at an odd address, so that tests read unaligned memory.
 struct Unaligned(Vec<u8>);
@@ -78,7 +79,8 @@ impl Case {
     }
 }
 
-fn numbers(dtype: Dtype, size: usize, dim: usize) -> impl Strategy<Value = Numbers> {
+/// `small`: the share, in sevenths, of numbers that are denormal, or have a denormal sum, or are zeros of both signs.
+fn numbers(dtype: Dtype, size: usize, dim: usize, small: u32) -> impl Strategy<Value = Numbers> {
     let row_bytes = match dtype {
         Dtype::Float32 | Dtype::Float64 => dim * 4,
         Dtype::Float16 | Dtype::Bfloat16 => dim * 2,
@@ -87,7 +89,8 @@ fn numbers(dtype: Dtype, size: usize, dim: usize) -> impl Strategy<Value = Numbe
     };
     // The numbers are float32 of both signs and similar sizes, so that another order of additions changes the last bits
     // of the sum.
-    let float32 = prop::collection::vec(-8.0_f32..8.0, size * dim);
+    let tiny = prop::sample::select(vec![0.0_f32, -0.0, 1e-39, -1e-39, 1.5e-38, -1.2e-38]);
+    let float32 = prop::collection::vec(prop_oneof![7 - small => -8.0_f32..8.0, small => tiny], size * dim);
     let bytes = prop::collection::vec(any::<u8>(), size * row_bytes);
     let scales = prop::collection::vec(prop_oneof![Just(0.0_f32), 0.001_f32..2.0], size);
     (float32, bytes, scales).prop_map(move |(floats, mut raw, scales)| {
@@ -122,7 +125,7 @@ fn cases() -> impl Strategy<Value = Case> {
         let weight = prop_oneof![8 => -1.0_f32..3.0, 1 => Just(0.0), 1 => Just(f32::NAN)];
         let weights = prop::option::of(prop::collection::vec(weight, 200));
         let policy = (prop::sample::select(&ALL_POLICIES[..]), 0..size);
-        (numbers(dtype, size, dim), rows, options, weights, policy, 1..5_usize).prop_map(
+        (numbers(dtype, size, dim, 2), rows, options, weights, policy, 1..5_usize).prop_map(
             |(numbers, rows, options, weights, policy, length)| {
                 let count: usize = rows.iter().map(Vec::len).sum();
                 let (combiner, summation, at_least_one, positive_only, max_ids, truncates) = options;
@@ -196,7 +199,10 @@ proptest! {
         let ids_at = Unaligned::new(Ints::of(&ids).as_bytes());
         let weights: Option<Vec<u8>> = case.weights.as_ref().map(|all| all.iter().flat_map(|w| w.to_le_bytes()).collect());
         let weights_at = weights.map(|bytes| Unaligned::new(&bytes));
-        let expected = oracle::combine(&case.numbers, &ids, &splits, case.weights.as_deref(), &case.options, case.policy);
+        let expected = {
+            let _flushes = FlushDenormals::new();
+            oracle::combine(&case.numbers, &ids, &splits, case.weights.as_deref(), &case.options, case.policy)
+        };
         for processor in processors() {
             let got = found(&case.numbers, case.rows.len(), case.numbers.dim, |table, out| {
                 let weights = weights_at.as_ref().map(|weights| Weights::new(weights.bytes()));
@@ -258,6 +264,64 @@ fn every_half_is_the_same_to_all_processors() {
             // The test also compares the bits of NaN, because each implementation turns a signalling NaN into the same
             // quiet NaN.
             assert_eq!(number.to_bits(), widened(bits).to_bits());
+        }
+    }
+}
+
+#[test]
+fn sums_of_small_numbers_are_those_of_tensorflow() {
+    // What TensorFlow 2.21 answers for rows of -0.0, of 1e-39 and of -1e-39: SparseSegmentSum and SegmentSum copy a
+    // single row, and UnsortedSegmentSum adds it to zero.
+    let rows = [-0.0_f32, 1e-39, -1e-39];
+    let raw = rows.iter().flat_map(|&number| [number; 11]).flat_map(f32::to_le_bytes).collect();
+    let table = Numbers { dtype: Dtype::Float32, size: 3, dim: 11, raw, scales: Vec::new() };
+    let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
+    let copied = rows.map(f32::to_bits);
+    let (plus, minus) = (0.0_f32.to_bits(), (-0.0_f32).to_bits());
+    for (summation, count, expected) in [
+        (Summation::InOrder, 1, [plus, plus, plus]),
+        (Summation::InOrder, 3, [plus, plus, plus]),
+        (Summation::BlocksOf8, 0, [plus, plus, plus]),
+        (Summation::BlocksOf8, 1, copied),
+        (Summation::BlocksOf8, 2, [minus, plus, minus]),
+        (Summation::BlocksOf8, 18, [minus, plus, minus]),
+        (Summation::FourLanes, 0, [plus, plus, plus]),
+        (Summation::FourLanes, 1, copied),
+        (Summation::FourLanes, 2, [plus, plus, plus]),
+        (Summation::FourLanes, 18, [plus, plus, plus]),
+        (Summation::SegmentMean, 1, copied),
+        (Summation::SegmentMean, 18, [plus, plus, plus]),
+    ] {
+        let ids: Vec<i64> = (0..3).flat_map(|row| vec![row; count]).collect();
+        let splits: Vec<i64> = (0..4).map(|row| row * count as i64).collect();
+        for (combiner, processor) in COMBINERS.into_iter().flat_map(|c| processors().into_iter().map(move |p| (c, p))) {
+            let options = CombineOptions {
+                combiner,
+                summation,
+                at_least_one: false,
+                positive_only: false,
+                max_ids: 0,
+                truncates: false,
+            };
+            let got = found(&table, 3, 11, |table, out| {
+                let (ids, splits) = (Ints::of(&ids), Ints::of(&splits));
+                table.run_on(
+                    processor,
+                    Combine {
+                        table: TableView::new(table, policy),
+                        ids,
+                        splits,
+                        weights: None,
+                        options: &options,
+                        out,
+                    },
+                )
+            });
+            let (numbers, _) = got.unwrap();
+            for (row, bits) in expected.into_iter().enumerate() {
+                let got: Vec<u32> = numbers[row * 11..][..11].iter().map(|number| number.to_bits()).collect();
+                assert_eq!(got, [bits; 11], "{summation:?} {combiner:?} of {count} rows {row}");
+            }
         }
     }
 }

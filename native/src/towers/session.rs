@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::c_api::{Api, Buffer, Graph, OK, Operation, Output, RawSession, Status};
 use super::tensor::Tensor;
+use crate::denormals::FlushDenormals;
 
 /// An error from TensorFlow, or from the functions of this file, with a status code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,6 +212,8 @@ impl Session {
         let mut found = vec![std::ptr::null_mut(); callable.fetches.len()];
         let count = |len: usize| c_int::try_from(len).unwrap_or(c_int::MAX);
         let status = StatusGuard::new(api);
+        // TensorFlow's single-threaded executor runs the graph on this thread, and all others on threads that flush.
+        let flushes = FlushDenormals::new();
         // SAFETY: `callable` was prepared for this session, because it has the session's number, so its operations
         // still exist. Each pointer points to as many elements as the count beside it says; TensorFlow only reads the
         // fed tensors.
@@ -230,6 +233,7 @@ impl Session {
                 status.raw,
             );
         }
+        drop(flushes);
         // SAFETY: TF_SessionRun leaves the tensors in `found` to its caller, which owns and deletes them, even after a
         // failed run.
         let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::from_raw(api, raw) }).collect();

@@ -94,6 +94,25 @@ fn definitions_of_ops_are_found_by_name() {
 }
 
 #[test]
+fn a_graph_flushes_denormal_numbers_as_on_threads_of_tensorflow() {
+    let Some(api) = tensorflow() else { return };
+    // The field `experimental` of the ConfigProto, with its `executor_type`.
+    let alone = field(16, &field(3, b"SINGLE_THREADED_EXECUTOR"));
+    let tag = u8::try_from((16 << 3 | 2) & 0x7f | 0x80).unwrap();
+    let alone = [&[tag, 1], &alone[1..]].concat();
+    let denormal = f32::from_bits(1 << 20);
+    for config in [&[][..], &alone] {
+        let session = Session::open(api, &doubling(1), config).unwrap();
+        let callable = session.callable(&["x:0"], &["y:0"], &[]).unwrap();
+        let found = session.run(&callable, &[floats(api, &[denormal, -denormal, 1.5])]).unwrap();
+        let numbers: Vec<u32> = found[0].bytes().as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        assert_eq!(numbers, [0, 1 << 31, 3.0_f32.to_bits()]);
+        let after = std::hint::black_box(denormal) + std::hint::black_box(denormal);
+        assert_eq!(after.to_bits(), 1 << 21, "this thread computes as before");
+    }
+}
+
+#[test]
 fn strings_go_in_and_out() {
     let Some(api) = tensorflow() else { return };
     let session = Session::open(api, &doubling(7), &[]).unwrap();

@@ -293,3 +293,102 @@ def test_the_session_has_the_threads_it_was_given(
     config = tf.compat.v1.ConfigProto.FromString(backend._session.config)
     assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (2, side_by_side)
     backend.close()
+
+
+def _saved_by_tf2(tf: Any, folder: Path, *, has_slot: bool) -> None:
+    module = tf.Module()
+    module.factor, module.dropped = tf.Variable([2.0, 3.0]), tf.Variable([1.0])
+    if has_slot:
+        module.slot = tf.Variable(tf.zeros([100, 100]))
+
+    def multiplied(x: Any) -> Any:
+        # Nothing uses what is read here, but the function reads it.
+        module.dropped.read_value()
+        return {"y": module.factor * x}
+
+    signature = tf.function(multiplied).get_concrete_function(tf.TensorSpec([None], tf.float32, "x"))
+    tf.saved_model.save(module, str(folder), signatures=signature)
+
+
+def _saved_by_tf1(tf: Any, folder: Path, *, has_slot: bool) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None], "x")
+        factor = v1.get_variable("factor", initializer=[2.0, 3.0], use_resource=False)
+        if has_slot:
+            v1.get_variable("slot", initializer=np.zeros((100, 100), np.float32), use_resource=False)
+        y = factor * x
+        session.run(v1.global_variables_initializer())
+        builder = v1.saved_model.Builder(str(folder))
+        definition = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": definition})
+        builder.save()
+
+
+@pytest.mark.parametrize("save", [_saved_by_tf2, _saved_by_tf1])
+def test_a_variable_that_no_signature_reads_is_not_restored(tf: Any, tmp_path: Path, save: Any) -> None:
+    from tensorflow.python.saved_model.loader_impl import SavedModelLoader
+
+    from service.graph.restoring import add_needed_restore, signature_tensors
+
+    for has_slot in (True, False):
+        folder = tmp_path / f"{has_slot}"
+        save(tf, folder, has_slot=has_slot)
+        answer = open_folder(folder).run("serving_default", {"x": np.array([1.0, 10.0], np.float32)}, ("y",))
+        assert answer["y"].tolist() == [2.0, 30.0]
+        graph, loader = tf.Graph(), SavedModelLoader(str(folder))
+        meta_graph = loader.get_meta_graph_def_from_tags({"serve"})
+        loader.load_graph(graph, ["serve"])
+        found = add_needed_restore(
+            graph, meta_graph, signature_tensors(meta_graph), str(folder / "variables" / "variables")
+        )
+        if not has_slot:
+            assert found is None
+            continue
+        assert found is not None
+        with graph.as_default(), tf.compat.v1.Session() as session:
+            session.run(graph.get_operation_by_name(found))
+            is_restored = {}
+            for operation in graph.get_operations():
+                if operation.type in ("VarHandleOp", "VariableV2"):
+                    (variable,) = operation.outputs
+                    of_kind = variable.dtype == tf.resource
+                    asked = (
+                        tf.raw_ops.VarIsInitializedOp(resource=variable)
+                        if of_kind
+                        else tf.raw_ops.IsVariableInitialized(ref=variable)
+                    )
+                    is_restored[operation.get_attr("shape").dim[0].size] = session.run(asked)
+        # By the first dimension: two factors, one number that is read for nothing, and the slot of 100 x 100.
+        assert is_restored.pop(100) == np.False_
+        assert all(is_restored.values()) and 2 in is_restored
+
+
+def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_path: Path) -> None:
+    from service.graph.dense_session import DenseGraph
+    from service.graph.flat_graph import flatten
+    from service.graph.graph_session import PythonSession
+
+    # Denormal numbers, and numbers whose product with the kernel is denormal.
+    numbers = np.array([[1e-39, -1e-39, 1.5], [2e-38, 3e-38, -1e-38]], np.float32)
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 3], "x")
+        y = tf.identity(tf.matmul(x, tf.constant([[0.25], [1.0], [0.5]])) + 0 * tf.reduce_sum(x), "y")
+        kept = tf.identity(tf.concat([x, x], 1), "kept")
+        with v1.Session() as session:
+            wanted = session.run([y, kept], {x: numbers})
+            session.run(v1.global_variables_initializer())
+    assert wanted[0][0, 0] == 0.75 and wanted[1].tobytes() == np.concatenate([numbers, numbers], 1).tobytes()
+    meta_graph = v1.MetaGraphDef()
+    meta_graph.graph_def.CopyFrom(graph.as_graph_def())
+    flat = flatten(meta_graph.graph_def, ["y:0", "kept:0"])
+    dense = DenseGraph(meta_graph, {})
+    dense.add(flat, set(flat.nodes), {})
+    program = dense._program(tmp_path, {}, threads=1, inter_op_threads=1)
+    # TensorFlow's single-threaded executor runs this graph on the thread of its caller.
+    assert b"SINGLE_THREADED_EXECUTOR" in program.config
+    own = dense.open(tmp_path, {}, threads=1, inter_op_threads=1).session
+    python = PythonSession(program)
+    for found in (own.run(["y:0", "kept:0"], {"x:0": numbers}), python.run(["y:0", "kept:0"], {"x:0": numbers})):
+        assert [array.tobytes() for array in found] == [array.tobytes() for array in wanted]

@@ -21,7 +21,7 @@ NATIVE = pytest.importorskip("service._native", reason="the native core is not b
 CASES = 400
 DIMS = (1, 2, 3, 7, 8, 9, 16, 31, 32, 40, 41, 64, 73, 96, 105, 128, 135, 200)
 COMBINERS = (kernels.SUM, kernels.MEAN, kernels.SQRTN)
-ORDERS = (kernels.IN_ORDER, kernels.BLOCKS_OF_8, kernels.FOUR_LANES)
+ORDERS = (kernels.IN_ORDER, kernels.BLOCKS_OF_8, kernels.FOUR_LANES, kernels.SEGMENT_MEAN)
 POLICIES = range(6)
 
 

@@ -5,6 +5,7 @@ Weights are quarters and tables hold whole numbers: sums are exact, and a diviso
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.tables import kernels
+from service.tables import kernels, numpy_kernels
 from tests import oracle
 from tests.stored_tables import DTYPES, StoredTable, store
 from tests.toy_model import toy_tables
@@ -425,3 +426,33 @@ def test_int4_rows_of_every_width_are_read_to_their_last_number(dim: int) -> Non
     steps = np.empty((1, 50, dim), np.float32)
     assert kernels.sequence(*table.place, ids, np.array([0, 40]), kernels.ERROR, 0, steps) == kernels.OK
     assert steps[0, :40].tobytes() == table.numbers[ids].tobytes() and not steps[0, 40:].any()
+
+
+SMALL = np.array([0.0, -0.0, 1e-39, -1e-39, 1.5e-38, -1.2e-38], np.float32)
+
+
+@pytest.mark.skipif(kernels.combine is numpy_kernels.combine, reason="the native core is not built")
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_both_kernels_give_the_same_bits_for_small_numbers(is_weighted: bool) -> None:
+    random = np.random.default_rng(8)
+    for dim in (1, 8, 11, 41) * 6:
+        table = random.standard_normal((5, dim)).astype(np.float32)
+        is_small = random.random(table.shape) < 0.5
+        table[is_small] = random.choice(SMALL, is_small.sum())
+        lengths = random.choice([0, 1, 1, 2, 9, 17, 20], 6)
+        splits = np.concatenate([[0], np.cumsum(lengths)])
+        ids = random.integers(0, 5, splits[-1])
+        weights = random.choice(np.array([1, -1, 0.5, 0, 1e-39], np.float32), splits[-1]) if is_weighted else NO_WEIGHTS
+        orders = (
+            kernels.IN_ORDER,
+            kernels.FOUR_LANES,
+            *(() if is_weighted else (kernels.BLOCKS_OF_8, kernels.SEGMENT_MEAN)),
+        )
+        for combiner, order, positive_only in itertools.product(COMBINERS.values(), orders, (False, True)):
+            found = [np.full((6, dim), np.nan, np.float32) for _ in range(2)]
+            for module, out in zip((kernels, numpy_kernels), found, strict=True):
+                stored = (kernels.FLOAT32, table.ctypes.data, 0, *table.shape)
+                options = (positive_only, combiner + order, False, 0, False, kernels.ERROR, 0)
+                assert module.combine(*stored, ids, splits, weights, *options, out) == kernels.OK
+            one, other = (array.view(np.uint32) for array in found)
+            assert ((one == other) | (np.isnan(found[0]) & np.isnan(found[1]))).all(), (combiner, order, lengths)

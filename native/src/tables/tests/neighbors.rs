@@ -67,7 +67,7 @@ proptest! {
     fn neighbors_are_those_of_the_definition(
         numbers in (prop::sample::select(vec![Dtype::Float32, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4]),
             1..90_usize, prop_oneof![1..10_usize, Just(16), Just(33), Just(64)])
-            .prop_flat_map(|(dtype, size, dim)| super::numbers(dtype, size, dim)),
+            .prop_flat_map(|(dtype, size, dim)| super::numbers(dtype, size, dim, 0)),
         queries in prop::collection::vec(-8.0_f32..8.0, 64 * 3),
         metric in prop::sample::select(vec![Metric::Dot, Metric::Cosine, Metric::L2]),
         k in 1..20_usize,

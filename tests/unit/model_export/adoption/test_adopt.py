@@ -281,6 +281,46 @@ def test_a_spec_that_the_graph_does_not_say_is_believed_only_if_allowed(tmp_path
     assert served(artifact, "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
 
 
+def test_an_added_lookup_adds_as_the_graph_does_and_is_compared_with_its_rows(tmp_path: Path) -> None:
+    from model_export.adoption.adopt import adopt
+    from model_export.tensorflow_setup import tf
+
+    module = tf.Module()
+    module.films = tf.Variable(np.random.default_rng(4).standard_normal((50, 9)).astype(np.float32))
+    module.kernel = tf.Variable(np.ones((9, 1), np.float32))
+
+    def summed(values: Any, splits: Any) -> Any:
+        lengths = tf.cast(splits[1:] - splits[:-1], tf.int32)
+        rows = tf.repeat(tf.range(tf.size(lengths)), lengths)
+        films = tf.gather(module.films, values)
+        return tf.sparse.segment_sum(films, tf.range(tf.size(values)), rows, num_segments=tf.size(lengths))
+
+    # An input of a fixed size does not have a row for each row of ids.
+    score = tf.function(
+        lambda ids_values, ids_splits, size: {
+            "score": summed(ids_values, ids_splits) @ module.kernel + tf.cast(size[1], tf.float32)
+        }
+    )
+    vector = tf.TensorSpec([None], tf.int64)
+    signature = score.get_concrete_function(vector, vector, tf.TensorSpec([2], tf.int64))
+    tf.saved_model.save(module, str(tmp_path / "saved"), signatures=signature)
+    artifact = adopt(tmp_path / "saved", out=tmp_path / "out", measure=False)
+    manifest = manifest_of(artifact)
+    assert {name: entry.kind for name, entry in manifest.signatures.items()} == {
+        "serving_default": "predict",
+        "lookup": "lookup",
+    }
+    (feature,) = manifest.signatures["lookup"].features.values()
+    # An op that adds in blocks of 8 takes no weights.
+    assert (feature.summation, feature.weights) == ("blocks_of_8", None)
+    ends = np.cumsum([0, 1, 0, 2, 7, 8, 9, 10, 17, 40])
+    ids = np.random.default_rng(5).integers(0, 50, ends[-1])
+    answer = served(artifact, "lookup", {feature.ids: ids, str(feature.row_splits): ends})
+    assert answer == {"ids": summed(tf.constant(ids), tf.constant(ends)).numpy().tolist()}
+    compared = [comparison["with_"] for comparison in manifest.parity["lookup"]["comparisons"]]
+    assert "the rows that 'serving_default' gathers" in compared
+
+
 def test_a_name_that_is_taken_is_refused(tf2_model: Path, tmp_path: Path) -> None:
     from model_export.adoption.adopt import adopt
 

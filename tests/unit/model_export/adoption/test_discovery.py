@@ -45,7 +45,8 @@ def test_outputs_side_by_side_and_means_that_end_early_are_described(tmp_path: P
         "w5": "predict",
     }
     assert signatures["w1"].concatenated == {"emb": ("user", "item", "tag")}
-    mean = ragged("tag_values", "tag_splits", "tag_emb", combiner="mean", trailing_empty_rows="cut")
+    order = {"trailing_empty_rows": "cut", "summation": "segment_mean"}
+    mean = ragged("tag_values", "tag_splits", "tag_emb", combiner="mean", **order)
     assert mean in signatures["w2"].features.values()
     # The dense layers of w5 read the vectors of the same feature.
     assert any(feature.row_splits == "tag_splits" for feature in signatures["w5"].features.values())

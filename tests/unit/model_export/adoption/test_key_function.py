@@ -92,6 +92,9 @@ INTEGERS: dict[str, Callable[[Any, Any], Any]] = {
     "not_equal": lambda tf, k: tf.where(k != 50, k, tf.constant(0, k.dtype)),
     "unknown_is_last": lambda tf, k: tf.where((k < 0) | (k >= V), tf.constant(V - 1, k.dtype), k),
     "unknown_is_first": lambda tf, k: tf.where((k >= 0) & (k < V), k, tf.zeros_like(k)),
+    "unknown_is_filled": lambda tf, k: tf.where(
+        (k < 0) | (k >= V), tf.fill(tf.shape(k), tf.constant(V - 1, k.dtype)), k
+    ),
     "less_equal": lambda tf, k: tf.where(k <= 100, k, tf.ones_like(k)),
     "greater": lambda tf, k: tf.where(k > 100, tf.constant(7, k.dtype), k),
     "constant_is_less": lambda tf, k: tf.where(100 < k, tf.constant(7, k.dtype), k),
@@ -225,3 +228,15 @@ def test_a_vocabulary_of_integers_is_left_out_of_the_intervals() -> None:
     pieces = graph.function.pieces(lambda evaluation: (evaluation.of(graph.rows),))
     assert [piece.values for piece in pieces] == [(Fixed(1),)]
     assert graph.function.at(graph.rows, np.array([10, 20, 30])).tolist() == [2, 3, 1]
+
+
+def test_a_vocabulary_of_strings_may_be_asked_for_the_text_of_an_integer() -> None:
+    # No integer has the text 007, +7, -0 or red, and none of 64 bits that of 2^63.
+    words = ["7", "-12", "0", "007", "+7", "-0", "red", str(2**63)]
+    graph = Graph(lambda tf, keys: vocabulary(tf, words, 1).lookup(tf.strings.as_string(keys)), "int64")
+    special = graph.function.special_keys([graph.rows])
+    assert special.tolist() == [-12, 0, 7]
+    assert graph.function.at(graph.rows, special).tolist() == graph.asked([-12, 0, 7]) == [3, 4, 2]
+    pieces = graph.function.pieces(lambda evaluation: (evaluation.of(graph.rows),))
+    assert [piece.values for piece in pieces] == [(Fixed(1),)]
+    assert set(graph.asked([1, -1, 70, -7, 12, 2**63 - 1, -(2**63)])) == {1}
