@@ -66,8 +66,12 @@ def version(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     def wide(x: Any) -> Any:
         return {"y": x * 2.0}
 
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, "x")], autograph=False)
+    def product(x: Any) -> Any:
+        return {"y": tf.matmul(x, tf.ones([2, 1]))}
+
     folder = tmp_path_factory.mktemp("batching") / "1"
-    signatures = {"serving_default": rowwise, "total": total, "number": number, "wide": wide}
+    signatures = {"serving_default": rowwise, "total": total, "number": number, "wide": wide, "product": product}
     tf.saved_model.save(module, str(folder), signatures=signatures)
     return folder
 
@@ -261,6 +265,27 @@ def test_a_request_that_the_graph_refuses_spoils_no_other(server: ServerProcess)
             assert refused.value.details() == "StringToNumberOp could not correctly convert string: no number"
         else:
             assert outputs_of(call)["y"].tolist() == [number]
+
+
+@needs_core
+@pytest.mark.tf
+def test_a_graphs_refusal_has_the_words_of_an_unbatched_run(server: ServerProcess, version: Path) -> None:
+    # The shape of the client's input stands in the text, and not that of the batch, which is padded to 4 rows.
+    inputs = [np.zeros((rows, 3), np.float32) for rows in (1, 2, 3)]
+    labels = {"api": "grpc", "model": "quick", "version": "1", "signature": "product", "code": "INVALID_ARGUMENT"}
+    told, counts = [], []
+    with ServerProcess(model_base_path=version.parent, model_name="quick", version_settle_s=0) as alone:
+        for one in (alone.ready(), server):
+            calls = [start(one, "quick", "product", {"x": x}) for x in inputs]
+            texts = [str((call.code(), call.details())) for call in calls]
+            body = {"signature_name": "product", "inputs": inputs[2].tolist()}
+            texts.append(one.http.post("/v1/models/quick:predict", json=body).text)
+            told.append(texts)
+            counts.append(counted(one, "embedding_server_requests_total", **labels))
+    assert told[0] == told[1]
+    assert [f"In[0]: [{rows},3]" in text for rows, text in zip((1, 2, 3, 3), told[1], strict=True)] == [True] * 4
+    assert counts == [3, 3]
+    assert server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]["grpc"] == 0
 
 
 @needs_core

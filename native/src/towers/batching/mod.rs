@@ -222,8 +222,9 @@ impl BatchCall for Call {
 
     fn run(tasks: &[Task<Self>]) {
         let mut ran = run_joined(tasks, true);
-        if let ([task], Err(Declined::Fault(_))) = (tasks, &ran)
+        if let ([task], Err(declined)) = (tasks, &ran)
             && task.call.padding(task.rows()) > 0
+            && may_be_of_one(declined)
         {
             // The fault may tell of the padding, which the client did not send: without it the request is refused as one
             // that is not batched.
