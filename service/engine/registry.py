@@ -443,13 +443,12 @@ class Registry:
     def _tell_routes(self, *names: str) -> None:
         if self._publish_routes is None:
             return
-        found = {name: self._snapshot.get(name) for name in names}
+        known = {name: model for name in names if (model := self._snapshot.get(name)) and model.is_configured}
         changed = [
             ModelRoutes(name, [held.servable for held in model.answering()], model.labels, model.why_none())
-            for name, model in found.items()
-            if model is not None and model.is_configured
+            for name, model in known.items()
         ]
-        self._publish_routes(changed, found.keys() - {one.model for one in changed})
+        self._publish_routes(changed, {*names} - known.keys())
 
     def _told_no_more(self, name: str, statuses: Iterable[VersionStatus]) -> None:
         for status in statuses:
