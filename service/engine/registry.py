@@ -402,8 +402,10 @@ class Registry:
         holder = self._move(name, VersionStatus(version, State.UNLOADING))
         assert holder is not None  # each AVAILABLE version has a holder, which counts its leases
         self._close(holder, poll_s)
-        failed = VersionStatus(version, State.END, because.code, because.message) if because is not None else None
-        self._move(name, failed or VersionStatus(version, State.END))
+        status = VersionStatus(version, State.END)
+        if because is not None:
+            status = VersionStatus(version, State.END, because.code, because.message)
+        self._move(name, status)
 
     def exchange(self, servable: Servable, *, poll_s: float = 0.005) -> None:
         """Publishes a servable in place of the AVAILABLE one of the same version, which it then closes.
