@@ -22,7 +22,9 @@ from service.engine.neighbor_indexes import IndexName
 from service.engine.neighbors import RowIndex
 from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable, NativeServable, Servable
-from service.errors import ArtifactError, Overloaded
+from service.errors import ArtifactError
+from service.observe.batch_metrics import Batches
+from service.observe.buckets import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
@@ -107,9 +109,10 @@ def _report(metrics: Metrics) -> None:
     # The END is of another version, because a version's counts are dropped when the version ends.
     metrics.version_changed("m", VersionStatus(2, State.LOADING))
     metrics.version_changed("m", VersionStatus(2, State.END, ArtifactError.code, "why"))
-    metrics.batches.arrived(rows=1)
-    metrics.batches.processed(requests=1, rows=1, padding=0, queue_seconds=[0.0])
-    metrics.batches.rejected(error=Overloaded())
+    rows, waits = Rows(BATCH_ROWS), Times(QUEUE)
+    rows.add(1)
+    waits.add(0.0)
+    metrics.batches = lambda: Batches(1, 1, {"": waits}, {1: rows}, rows, rows, {"UNAVAILABLE": 1})
     metrics.admission.held_by_core({"m": 1})
     metrics.limits = Limits()
     metrics.admission.refused("m", "queue")

@@ -8,7 +8,6 @@ ServiceError
   NotFound              NOT_FOUND            ModelNotFound  VersionNotFound  TableNotFound  RouteNotFound
   SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
   GraphUnavailable      FAILED_PRECONDITION  a predict signature on a server without TensorFlow
-  NotBatchable          FAILED_PRECONDITION  an output of a batched signature has not one row per row
   DeltaRefused          FAILED_PRECONDITION  rows of this version can not be changed as it is served here
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
   TableUnreachable      UNAVAILABLE          rows of a table in a cluster could not be read; another try may succeed
@@ -138,12 +137,6 @@ class SignatureNotFound(ServiceError):
 
 class GraphUnavailable(ServiceError):
     """The signature needs TensorFlow, and this server runs without TensorFlow."""
-
-    code = "FAILED_PRECONDITION"
-
-
-class NotBatchable(ServiceError):
-    """The requests of a batch can not be answered: an output does not have one row for each row of the batch."""
 
     code = "FAILED_PRECONDITION"
 

@@ -133,7 +133,7 @@ MAY_IMPORT: dict[str, Row] = {
         _BASE
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {"service.artifact.manifest", "service.graph.native_form", "service.wire.ssl_config_proto"}
-        | {"service.observe.buckets", "service.observe.request_metrics"}
+        | {"service.observe.batch_metrics", "service.observe.buckets", "service.observe.request_metrics"}
         | {f"service.remote.{name}" for name in ("counts", "layout", "row_cache")},
         {"numpy"},
     ),

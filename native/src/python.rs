@@ -18,7 +18,7 @@ use crate::forms::{self, Answered, Call};
 use crate::plan::{self, Declined, Description, Effort, ModelRoutes, Routes, VersionMemory, Waiting};
 use crate::python_tables::{Map, Mark, memories};
 use crate::tables::paged;
-use crate::{clusters, last_words};
+use crate::{clusters, last_words, towers};
 
 /// One version of a model, compiled for requests. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
@@ -30,10 +30,10 @@ pub struct Servable {
 impl Servable {
     /// Compiles the JSON description of a model version, which service/native/description.py writes. The description
     /// names `buffers` by their places in the list; `mark` and `maps` are those of the version's files. `clusters` opens
-    /// the tables that lie in clusters, `pager` reads those that are larger than memory.
+    /// the tables that lie in clusters, `pager` reads those that are larger than memory, `batcher` batches runs of graphs.
     #[new]
-    #[pyo3(signature = (description, buffers, mark = None, maps = vec![], clusters = None, pager = None))]
-    #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
+    #[pyo3(signature = (description, buffers, mark = None, maps = vec![], clusters = None, pager = None, batcher = None))]
+    #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments, reason = "what pyo3 hands over")]
     fn new(
         py: Python<'_>,
         description: &str,
@@ -42,6 +42,7 @@ impl Servable {
         maps: Vec<Bound<'_, Map>>,
         clusters: Option<&Bound<'_, Clusters>>,
         pager: Option<&Bound<'_, Pager>>,
+        batcher: Option<&Bound<'_, Batcher>>,
     ) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -50,7 +51,9 @@ impl Servable {
             maps: maps.iter().map(|map| Arc::clone(&map.get().0)).collect(),
             mark: mark.map_or_else(Arc::default, |mark| Arc::clone(&mark.get().0)),
         };
-        let compiled = plan::Servable::compile(description, memory, &crate::towers::open);
+        let batcher = batcher.map(|batcher| batcher.get().inner.clone());
+        let open = |graph: &serde_json::Value| towers::open(graph, batcher.as_ref());
+        let compiled = plan::Servable::compile(description, memory, &open);
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
         if let Some(clusters) = clusters {
             compiled = compiled.with_clusters(&clusters.get().inner);
@@ -185,6 +188,28 @@ impl Clusters {
     /// cache).
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
+    }
+}
+
+/// Batches the runs of graphs of all models. Concurrency: any thread.
+#[pyclass(frozen, module = "service._native")]
+pub struct Batcher {
+    inner: towers::Batcher,
+}
+
+#[pymethods]
+impl Batcher {
+    /// Creates a batcher that runs at most `num_threads` batches at a time, in threads whose names begin with
+    /// `thread_pool_name`; `limits` are those of its histograms, as JSON.
+    #[new]
+    fn new(num_threads: usize, thread_pool_name: &str, limits: &str) -> PyResult<Self> {
+        let limits = serde_json::from_str(limits).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Batcher { inner: towers::Batcher::new(num_threads, thread_pool_name, limits) })
+    }
+
+    /// Returns the counts of batches, as JSON text.
+    fn counts(&self) -> PyResult<String> {
+        serde_json::to_string(&self.inner.counts()).map_err(value_error)
     }
 }
 
@@ -654,6 +679,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Servable>()?;
     module.add_class::<Clusters>()?;
     module.add_class::<Pager>()?;
+    module.add_class::<Batcher>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;
     module.add_function(wrap_pyfunction!(keep_last_words, module)?)

@@ -167,14 +167,6 @@ class ListenerSettings(ServerSettings):
         return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
 
     @property
-    def http_graph_threads(self) -> int:
-        """Number of threads that run graphs for HTTP requests.
-
-        With batching they are at least grpc_max_threads, because a thread waits while the batch of its request fills.
-        """
-        return max(self.graph_threads, self.grpc_max_threads) if self.enable_batching else self.graph_threads
-
-    @property
     def cors_origins(self) -> tuple[str, ...]:
         """The origins (scheme, host and port) whose web pages may call the HTTP API by CORS."""
         return tuple(origin.strip() for origin in self.rest_api_cors_origins.split(",") if origin.strip())

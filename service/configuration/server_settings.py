@@ -183,14 +183,6 @@ class ServerSettings:
         "Whether a predict looks rows up in the mapped tables and runs only the rest of its graph in TensorFlow, if "
         "the graph can be cut; else TensorFlow loads the tables and runs the whole graph.",
     )
-    tower_batch_rows: int = setting(
-        0,
-        "Most rows of simultaneous predicts that share a TensorFlow run of the rest of their graph; no request waits "
-        "for others. 0: each is run by itself, and its answer does not depend on others to the last bit. "
-        "--enable_batching takes precedence.",
-        0,
-        1_000_000,
-    )
     tensorflow_session_parallelism: int = setting(
         0,
         "TensorFlow threads within an operation, and operations that it runs side by side; 0: graph_threads.",

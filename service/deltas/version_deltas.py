@@ -350,7 +350,4 @@ class VersionDeltas:
 
 def _copied_text(copied: tuple[str, ...]) -> str:
     names = ", ".join(f'"{name}"' for name in copied)
-    return (
-        f"Signature {names} answers from tables that would not change: TensorFlow has a copy of its own, or its runs "
-        "are batched."
-    )
+    return f"Signature {names} answers from tables that would not change: TensorFlow has a copy of its own."

@@ -6,8 +6,8 @@ tensorflow/core/kernels/batching_util/shared_batch_scheduler.h (TensorFlow 2.21)
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Any
 
 from service.errors import InvalidRequest
 
@@ -45,23 +45,17 @@ class BatchingParameters:
         return self.max_batch_size
 
     @property
-    def batch_timeout_s(self) -> float:
-        """Longest time, in seconds, that a batch which is not full waits for more requests."""
-        return self.batch_timeout_micros / 1e6
-
-    @property
-    def max_waiting_batches(self) -> int:
-        """Largest number of waiting batches; max_enqueued_batches 0 means 1, as in TensorFlow Serving."""
-        return self.max_enqueued_batches or 1
-
-    def padded_rows(self, rows: int) -> int:
-        """Returns the smallest allowed batch size that holds `rows` rows, to which a batch is padded; else `rows`.
-
-        >>> BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 8)).padded_rows(3)
-        8
-        """
-        place = bisect_left(self.allowed_batch_sizes, rows)
-        return self.allowed_batch_sizes[place] if place < len(self.allowed_batch_sizes) else rows
+    def document(self) -> dict[str, Any]:
+        """The parameters of one signature's queue in the form that native/src/towers/batching/parameters.rs reads."""
+        return {
+            "max_batch_size": self.max_batch_size,
+            "batch_timeout_micros": self.batch_timeout_micros,
+            "max_enqueued_batches": self.max_enqueued_batches,
+            "allowed_batch_sizes": self.allowed_batch_sizes,
+            "pad_variable_length_inputs": self.pad_variable_length_inputs,
+            "enable_large_batch_splitting": self.enable_large_batch_splitting,
+            "max_execution_batch_size": self.batch_rows,
+        }
 
     def check(self) -> None:
         """Checks the batching parameters; raises InvalidRequest, with TensorFlow Serving's text, for a wrong value."""

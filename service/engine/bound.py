@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Protocol
 
 from service.engine.admission import Admission
-from service.engine.batcher import Batcher
 from service.engine.call import Call, Finished, Subject
 from service.engine.deadline import DEADLINE_S
 from service.engine.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
@@ -200,8 +199,6 @@ class Bound:
         self._held = (self._held[0] + rows, self._held[1] + size)
 
     def _run_backend(self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
-        if isinstance(backend, Batcher):
-            return backend.run(self.spec.name, arrays, outputs, self._call.deadline_s)
         before = DEADLINE_S.set(self._call.deadline_s)
         try:
             return backend.run(self.spec.name, arrays, outputs)

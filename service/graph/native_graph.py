@@ -20,13 +20,11 @@ def native_tower(
     tower: TowerBackend,
     name: str,
     plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None],
-    batch_rows: int,
 ) -> NativeGraph | PythonOnly:
     """Returns the description of a cut signature's remaining graph for the native core, or why only Python can run it.
 
     Args:
       plan_of: returns the lookup that gives a source's float32 rows; None if no single lookup does.
-      batch_rows: most rows of a run that several waiting requests share; 0: each request is run by itself.
     """
     cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
     plans: dict[str, FeaturePlan] = {}
@@ -63,7 +61,7 @@ def native_tower(
         "inputs": _fed_inputs(cut.spec, cut.inputs),
         "outputs": [cut.outputs[name] for name in cut.spec.outputs],
         "targets": list(cut.effects),
-        "batch_rows": batch_rows,
+        "batching": None,
     }
     fed = cut.inputs | cut.id_inputs
     return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors), fed)
@@ -83,7 +81,7 @@ def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> Native
         "inputs": _fed_inputs(spec, fed),
         "outputs": [tensor.tensor_name for tensor in spec.outputs.values()],
         "targets": [],
-        "batch_rows": 0,
+        "batching": None,
     }
     return _graph(spec, NativeGraph((), document), fed)
 

@@ -37,7 +37,6 @@ class CutSignature:
     id_inputs, inputs: tensors of the request's inputs that the first run and the last run need.
     inputs_apart: tensors of inputs that the last run needs if each source is fed by itself.
     effects: nodes that must run although nothing reads their outputs (a check that may refuse the request, a print).
-    is_rowwise: each row of the outputs depends on the same row of the inputs and of the sources, and on nothing else.
     """
 
     spec: SignatureSpec
@@ -50,7 +49,6 @@ class CutSignature:
     inputs: frozenset[str]
     inputs_apart: frozenset[str]
     effects: tuple[str, ...]
-    is_rowwise: bool
 
 
 class TowerBackend:

@@ -22,7 +22,6 @@ from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
 from service.graph.handles import repair_handles
 from service.graph.joined_rows import joined_rows
 from service.graph.restoring import saved_tensors
-from service.graph.rowwise import is_rowwise
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import (
     NotProven,
@@ -235,7 +234,6 @@ def _cut(
         frozenset(name for name in names if node_of(name) in left),
         frozenset(name for name in names if node_of(name) in left_apart),
         candidate.effects,
-        not candidate.effects and not id_tensors and is_rowwise(flat, left),
     )
 
 

@@ -37,7 +37,6 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.RouteNotFound: 404,
     errors.SignatureNotFound: 400,
     errors.GraphUnavailable: 400,
-    errors.NotBatchable: 400,
     errors.DeltaRefused: 400,
     errors.NotReady: 503,
     errors.Overloaded: 503,

@@ -26,11 +26,15 @@ class GzipMiddleware:
         self._min_bytes = min_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Compresses the application's answer if the client accepts gzip and the answer is large."""
-        if scope["type"] != "http" or not accepts_gzip(scope):
+        """Compresses the application's answer if the client accepts gzip and the answer is large.
+
+        A large answer of JSON says that it depends on what the client accepts, also where it is plain.
+        """
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         start: Message = {}
+        is_accepted = accepts_gzip(scope)
 
         async def send_compressed(message: Message) -> None:
             nonlocal start
@@ -38,14 +42,16 @@ class GzipMiddleware:
                 start = message
                 return
             body = message.get("body", b"")
-            if start and not message.get("more_body") and len(body) >= self._min_bytes and not _is_encoded(start):
-                body = await _compressed(body)
-                headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
-                headers += [
-                    (b"content-length", str(len(body)).encode()),
-                    (b"content-encoding", b"gzip"),
-                    (b"vary", b"Accept-Encoding"),
-                ]
+            is_large = start and not message.get("more_body") and len(body) >= self._min_bytes
+            if is_large and not _has(start, b"content-encoding"):
+                headers = list(start["headers"])
+                if is_accepted:
+                    body = await _compressed(body)
+                    headers = [(name, value) for name, value in headers if name != b"content-length"]
+                    headers += [(b"content-length", str(len(body)).encode()), (b"content-encoding", b"gzip")]
+                if is_accepted or _has(start, b"content-type", b"application/json"):
+                    # Caches must know that another client would get this answer compressed.
+                    headers.append((b"vary", b"Accept-Encoding"))
                 start = {**start, "headers": headers}
                 message = {**message, "body": body}
             if start:
@@ -67,9 +73,9 @@ def accepts_gzip(scope: Scope) -> bool:
     return False
 
 
-def _is_encoded(start: Message) -> bool:
-    """Says whether the application has encoded the answer itself: the answer has the header Content-Encoding."""
-    return any(name.lower() == b"content-encoding" for name, _ in start["headers"])
+def _has(start: Message, name: bytes, value: bytes | None = None) -> bool:
+    """Says whether an answer has a header, with this value or, for None, with any."""
+    return any(found.lower() == name and value in (None, told) for found, told in start["headers"])
 
 
 async def _compressed(body: bytes) -> bytes:

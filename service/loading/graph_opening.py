@@ -13,7 +13,6 @@ from service.artifact.signature_def import SERVE_TAGS
 from service.errors import ArtifactError
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
-from service.loading.tower_batching import batched
 from service.loading.towers import open_towers
 from service.loading.warmup import warm_up
 from service.tables.backend import OpenedLookups
@@ -34,7 +33,6 @@ class GraphOpening:
     threads: int
     inter_op_threads: int | None
     has_towers: bool
-    tower_batch_rows: int
 
     def whole(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
         """Returns a backend that runs a version's whole graph in TensorFlow, opened now or, if is_lazy, at its first
@@ -69,9 +67,7 @@ class GraphOpening:
                 inter_op_threads=self.inter_op_threads,
             )
         if tower is not None:
-            backends |= (
-                batched(tower, self.tower_batch_rows) if self.tower_batch_rows else dict.fromkeys(tower.cuts, tower)
-            )
+            backends |= dict.fromkeys(tower.cuts, tower)
         if whole := [name for name in names if name not in backends]:
             # The whole graph is opened only if a signature needs it, because TensorFlow then loads all tables.
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -18,7 +17,7 @@ from service.engine.model_config import ModelConfig, Origin
 from service.engine.servable import Servable
 from service.engine.version_source import OpenStore
 from service.errors import InvalidRequest
-from service.loading.graph_batching import GraphBatching, create_batching
+from service.loading.batching_rules import BatchingRules, read_rules
 from service.loading.loader import (
     CompileNative,
     FillCaches,
@@ -40,7 +39,7 @@ def create_load_rules(
     settings: Settings,
     metrics: Metrics,
     *,
-    batching: GraphBatching | None,
+    batching: BatchingRules | None,
     pages: TablePages | None,
     verification: TableVerification | None,
     wake_follower: Callable[[], None],
@@ -76,7 +75,6 @@ def create_load_rules(
             on_warmup=metrics.warmups.warmed_up,
             batching=batching,
             has_towers=settings.graph_towers,
-            tower_batch_rows=settings.tower_batch_rows,
             lookup_runner=row_runner(settings.lookup_threads),
             residency=residency_of(settings),
             paged_tables=paged_tables,
@@ -107,20 +105,14 @@ def _refuses_ops(choice: str, origin_of: Callable[[str], Origin], model: str) ->
     return choice == "on" or (choice == "auto" and origin_of(model) != "operator")
 
 
-def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
+def batching_of(settings: Settings) -> BatchingRules | None:
     """Returns the rules for batching graph runs; None without --enable_batching. Raises StartError."""
     if not settings.enable_batching:
         if settings.batching_parameters_file:
             raise StartError("--batching_parameters_file is set without setting --enable_batching to true.")
         return None
     try:
-        return create_batching(
-            settings.batching_parameters_file,
-            settings.enable_per_model_batching_parameters,
-            num_processors=settings.graph_threads,
-            observer=metrics.batches,
-            clock=time.monotonic,
-        )
+        return read_rules(settings.batching_parameters_file, settings.enable_per_model_batching_parameters)
     except InvalidRequest as error:
         raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
 

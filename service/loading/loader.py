@@ -15,11 +15,12 @@ from service.artifact.saved_model_config import check_saved_model_config
 from service.artifact.signature_def import SERVE_TAGS, read_signatures
 from service.artifact.version_tree import check_tree
 from service.deltas.rules import DeltaRules
+from service.engine.batching_parameters import BatchingParameters
 from service.engine.servable import Servable
 from service.errors import ArtifactError, DataLoss, ServiceError
 from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
-from service.loading.graph_batching import GraphBatching
+from service.loading.batching_rules import BatchingRules
 from service.loading.paged_tables import PagedTables
 from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
@@ -98,10 +99,8 @@ class ServableLoader:
       many as graph_threads.
     warmup_iterations: how often each recorded warm-up request is run; 0: warm-up requests are not run.
     on_warmup: called after each replay of warm-up requests.
-    batching: batches graph runs; None: each request runs by itself.
+    batching: the rules by which the core batches graph runs; None: each request runs by itself.
     has_towers: whether TensorFlow runs only the tower of a signature, after lookups in mapped tables.
-    tower_batch_rows: most rows of simultaneous tower requests that share a run; 0: each request runs by itself. Unused
-      if batching is set.
     lookup_runner: shares the rows of large lookups out among threads.
     residency: how the tables' pages are prepared.
     paged_tables: decides for which versions the core reads the tables' pages; None: for no version.
@@ -122,9 +121,8 @@ class ServableLoader:
     warmup_iterations: int = 1
     inter_op_threads: int | None = None
     on_warmup: WarmupObserver | None = None
-    batching: GraphBatching | None = None
+    batching: BatchingRules | None = None
     has_towers: bool = True
-    tower_batch_rows: int = 0
     lookup_runner: RowRunner = in_one_piece
     residency: Residency = Residency()
     paged_tables: PagedTables | None = None
@@ -156,12 +154,11 @@ class ServableLoader:
         # With --graph_signatures=lazy, a client's first request opens a graph, so the warm-up skips its signatures.
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
         try:
-            if self.batching is not None:
-                servable = self.batching.wrap(servable, path)
+            batching = None if self.batching is None else self.batching.parameters_of(path)
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
             if self.compile_native is not None:
-                servable = self.compile_native(servable, lookups, _native_graphs(servable, lookups))
+                servable = self.compile_native(servable, lookups, _native_graphs(servable, lookups, batching))
             self.fill_caches(servable, path)
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
@@ -291,13 +288,12 @@ class ServableLoader:
             self.graph_threads,
             self.inter_op_threads,
             self.has_towers,
-            # With --enable_batching (`batching`), Batchers batch all graph runs, so that no further batcher is needed
-            # for graphs without their lookups (towers).
-            self.tower_batch_rows if self.batching is None else 0,
         )
 
 
-def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping[str, NativeGraph | PythonOnly]:
+def _native_graphs(
+    servable: Servable, lookups: OpenedLookups | None, batching: BatchingParameters | None
+) -> Mapping[str, NativeGraph | PythonOnly]:
     """Returns signature -> graph for the native core; empty if the version has only lookup signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
@@ -305,7 +301,7 @@ def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping
     # graphs are imported.
     from service.loading.native_graphs import native_graphs
 
-    return native_graphs(servable)
+    return native_graphs(servable, batching)
 
 
 def _stored(path: Path, manifest: Manifest, remote: Container[str]) -> list[Stored]:

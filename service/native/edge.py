@@ -22,10 +22,6 @@ from service.wire.ssl_config_proto import SslConfig
 
 logger = logging.getLogger(__name__)
 
-# Extra threads of the native core under --tower_batch_rows, where a request that waits for a shared graph run blocks a
-# thread.
-_SHARED_RUN_THREADS = 16
-
 # Type of the native core's listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
 
@@ -138,7 +134,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
     cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
     return {
         "threads": settings.num_threads,
-        "large_threads": settings.num_threads + (_SHARED_RUN_THREADS if settings.tower_batch_rows else 0),
+        "large_threads": settings.num_threads,
         "as_content": settings.enable_serialization_as_tensor_content,
         "max_table_rows": max_table_rows,
         "strict_json": settings.rest_api_strict_json,

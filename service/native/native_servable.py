@@ -77,6 +77,7 @@ def compile_native(
     graphs: Mapping[str, NativeGraph | PythonOnly],
     clusters: _native.Clusters | None = None,
     pager: _native.Pager | None = None,
+    batcher: _native.Batcher | None = None,
     *,
     has_hot_rows: bool = False,
     strict_shapes: bool = False,
@@ -88,6 +89,7 @@ def compile_native(
     Args:
       clusters: opens the remote tables of the version; None: the core forwards requests for remote tables.
       pager: reads the tables of a version whose tables are larger than memory.
+      batcher: batches the runs of graphs that have batching parameters; None: each request runs by itself.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
       strict_shapes: the core leaves predicts to Python whose inputs have other shapes than the signature declares.
     """
@@ -109,7 +111,7 @@ def compile_native(
     native: CompiledServable | None = None
     if described is not None:
         try:
-            compiled = _native.Servable(*described.arguments, clusters, pager)
+            compiled = _native.Servable(*described.arguments, clusters, pager, batcher)
             native = CompiledServable(compiled, described, earlier)
         except (ValueError, OSError) as error:
             # A version that the native core can not compile is a fault of the server. It costs speed and no answers,

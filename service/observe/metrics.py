@@ -10,7 +10,7 @@ from service.engine.admission_limits import Limits
 from service.engine.servable import LoadedServable
 from service.observe.admission_metrics import AdmissionCounter
 from service.observe.attention import ReadFiles
-from service.observe.batch_metrics import BatchCounter
+from service.observe.batch_metrics import Batches
 from service.observe.gone_models import GoneModels
 from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.metric_text import CONTENT_TYPE
@@ -27,14 +27,15 @@ from service.types import State, VersionStatus
 class Metrics:
     """The metrics of one server: its counters, and the text of all of them. Concurrency: any thread.
 
-    requests: the engine's Observer of finished requests. batches, warmups, admission, auth, tls: counters that the
-      parts of the server report to.
+    requests: the engine's Observer of finished requests. warmups, admission, auth, tls: counters that the parts of the
+      server report to.
     held: returns the bytes and rows in flight, set once the engine exists; limits: the limits on these.
 
     Args:
       loaded: returns the loaded servables, whose tables have counts of their own.
       more: functions that return the lines of further families.
       notes: gets the requests that are slow or fail.
+      batches: returns the counts of batches of graph runs.
       models: returns the names of the models that are served, or whose versions are not unloaded yet.
       forget: functions that drop a model's counts in the families of `more`.
     """
@@ -44,12 +45,13 @@ class Metrics:
         loaded: Callable[[], Sequence[LoadedServable]],
         more: Sequence[Callable[[], list[str]]] = (),
         notes: Notes | None = None,
+        batches: Callable[[], Batches] = Batches,
         *,
         models: Callable[[], Collection[str]] = frozenset,
         forget: Sequence[Callable[[str], None]] = (),
     ) -> None:
         self.requests = RequestCounter(notes)
-        self.batches = BatchCounter()
+        self.batches = batches
         self.warmups = WarmupCounter()
         self.admission = AdmissionCounter()
         self.held: Callable[[], Mapping[str, Held]] = dict
@@ -89,7 +91,7 @@ class Metrics:
         now, ever = self.requests.read()
         lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
         lines += self.tls.lines()
-        batches = self.batches.read()
+        batches = self.batches()
         lines += batch_lines(batches)
         lines += self.admission.lines(self.held(), self.limits) + self.auth.lines() + delta_lines(self._loaded())
         lines += core_lines(self._loaded())

@@ -156,7 +156,7 @@ def _wrapped_runs(name: str, counted: Counted) -> list[str]:
 
 
 def _input_rows(name: str, counted: Counted) -> list[str]:
-    return _rows(name, [("", counted.batches.arrived)] if counted.batches.num_runs else [], _BATCH)
+    return _rows(name, [("", counted.batches.arrived)] if any(counted.batches.arrived.counts) else [], _BATCH)
 
 
 def _processed_rows(name: str, counted: Counted) -> list[str]:

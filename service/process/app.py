@@ -27,8 +27,10 @@ from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.loading.version_diffs import VersionDiffs
+from service.native.batches import create_batcher
 from service.native.clusters import Clusters, remote_counts
 from service.native.route_publisher import RoutePublisher
+from service.observe.batch_metrics import Batches
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
@@ -95,7 +97,9 @@ class App:
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._health.note, self._clusters)
         self._registry.problem_beside = self._remote.problem
-        paging, self._stores = TablePaging(settings, self._clusters, self._registry.loaded), open_stores(settings)
+        batching, self._stores = batching_of(settings), open_stores(settings)
+        batcher = create_batcher(settings, batching.parameters if batching else None)
+        paging = TablePaging(settings, self._clusters, self._registry.loaded, batcher)
         more = [
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
@@ -107,12 +111,11 @@ class App:
         ]
         stores = [] if self._stores is None else [self._stores.forget]
         forget = [self._request_logs.forget, lambda model: self._engine.searches.forget(model), *stores]
-        in_use = self._registry.models_in_use
-        self._metrics = Metrics(self._registry.loaded, more, self._recent, models=in_use, forget=forget)
+        in_use, batches = self._registry.models_in_use, batcher.counts if batcher else Batches
+        self._metrics = Metrics(self._registry.loaded, more, self._recent, batches, models=in_use, forget=forget)
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete, self._is_forced = threading.Event(), False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
-        self._batching = batching_of(settings, self._metrics)
         self._pages = table_pages(settings)
         self._verification = table_verification(
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
@@ -122,7 +125,7 @@ class App:
         rules = create_load_rules(
             settings,
             self._metrics,
-            batching=self._batching,
+            batching=batching,
             pages=self._pages,
             verification=self._verification,
             wake_follower=self._follower.wake,
@@ -230,8 +233,6 @@ class App:
         try:
             return await self._stop_models()
         finally:
-            if self._batching is not None:
-                self._batching.scheduler.stop()
             if self._tracing is not None:
                 await in_own_thread(self._tracing.stop, "tracing-stop")
 
@@ -327,14 +328,13 @@ class App:
         self._servers.stop_now()
 
     async def _shut_down(self) -> None:
-        settings = self._settings
         self._registry.drain()
         self._models.drain()
         for beside in (self._pages, self._verification):
             if beside is not None:
                 beside.stop()
         self._health.update()
-        await asyncio.sleep(settings.shutdown_delay_s)
+        await asyncio.sleep(self._settings.shutdown_delay_s)
         await self._servers.stop()
         self._stop_watching.set()
         await write_last({"request logs": self._request_logs.stop, "hot rows": self._hot_rows.write})

@@ -9,6 +9,7 @@ from service.configuration.settings import Settings
 from service.engine.servable import LoadedServable
 from service.loading.loader import CompileNative
 from service.loading.paged_tables import PagedTables, mapped_bytes, paged_tables
+from service.native.batches import Batcher
 from service.native.clusters import Clusters
 from service.native.native_servable import compile_native
 from service.native.pages import Pages
@@ -21,13 +22,18 @@ class TablePaging:
     Args:
       clusters: the clusters of the core; None: there is no core, so no table is paged.
       loaded: returns the loaded versions.
+      batcher: batches graph runs; None: each request runs by itself.
 
     rule: decides which versions have paged tables. compile: compiles servables for the core. Without a core both are
     None.
     """
 
     def __init__(
-        self, settings: Settings, clusters: Clusters | None, loaded: Callable[[], Sequence[LoadedServable]]
+        self,
+        settings: Settings,
+        clusters: Clusters | None,
+        loaded: Callable[[], Sequence[LoadedServable]],
+        batcher: Batcher | None,
     ) -> None:
         self.rule: PagedTables | None = None
         self.compile: CompileNative | None = None
@@ -35,7 +41,8 @@ class TablePaging:
         if clusters is not None:
             self.rule = paged_tables(settings, lambda: sum(mapped_bytes(one.servable.tables) for one in loaded()))
             self._pages = Pages(self.rule.max_bytes)
-            self.compile = partial(compile_native, clusters=clusters.core, pager=self._pages.core)
+            batches = None if batcher is None else batcher.core
+            self.compile = partial(compile_native, clusters=clusters.core, pager=self._pages.core, batcher=batches)
 
     def lines(self) -> list[str]:
         """Returns the lines of metrics on pages of tables larger than memory; none if no page was read."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until
-from tests.tower_model import TAGS, USERS
 from tests.toy_described import write_described_model
 
 pytestmark = pytest.mark.skipif(
@@ -139,28 +137,6 @@ def test_rows_that_change_are_seen_by_the_core(serve: Serve, tmp_path: Path) -> 
         assert told.json()["is_visible"]
         found = server.predict_grpc({"user": np.array([1])}, "lookup")["user"].tolist()
         assert found == [[number, number]]
-    assert data_plane(server)["forwarded"]["grpc"] == 0
-
-
-@pytest.mark.tf
-def test_predicts_that_share_runs_get_their_own_rows(serve: Serve, tower_version: Path) -> None:
-    settings = {"model_base_path": tower_version.parent, "graph_signatures": "auto"}
-    server = serve(data_plane="native", tower_batch_rows=8, **settings).ready()
-    users, tags = np.array(USERS), np.array(TAGS)
-
-    def found(number: int) -> Any:
-        ids = (np.arange(1 + number % 3) + number) % 4
-        inputs = {
-            "user": ids,
-            "tags__values": ids % 3,
-            "tags__row_splits": np.arange(len(ids) + 1),
-        }
-        wanted = np.concatenate([users[ids], tags[ids % 3]], 1) @ [1, 10, 100, 1000] + 0.5
-        return server.predict_grpc(inputs, "serving_default")["score"].ravel().tolist(), wanted.tolist()
-
-    with ThreadPoolExecutor(8) as pool:
-        for got, wanted in pool.map(found, range(400)):
-            assert got == wanted
     assert data_plane(server)["forwarded"]["grpc"] == 0
 
 

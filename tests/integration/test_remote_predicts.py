@@ -168,7 +168,7 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
             data_plane="native",
             remote_tables=";".join(tables),
             remote_cache_bytes=1 << 20,
-            tower_batch_rows=64,
+            enable_batching="true",
             # Requests wait long for a frozen node, and the queue must not refuse other requests because of that.
             max_queue_ms=60_000,
             admin_port="auto",
@@ -251,8 +251,7 @@ def test_upserts_reach_predictions(served: Served) -> None:
             scores = served.predict("mapped", "plain", wanted)[0]
             # The request fills the server's cache with the old row 77, so the upsert below must replace it there.
             assert served.predict("strict", "plain", inputs)[0] != scores
-            # Without `force`, the server refuses upserts of a model whose runs are batched.
-            body = {"ids": [77], "rows": [row], "force": True}
+            body = {"ids": [77], "rows": [row]}
             told = admin.post("/v1/models/strict/tables/user:upsert", json=body)
             assert told.status_code == 200, told.text
             until(lambda scores=scores: served.predict("strict", "plain", inputs)[0] == scores)

@@ -16,7 +16,6 @@ from service.graph.tower import TowerBackend
 from service.loading.loader import CompileNative, ServableLoader
 from service.loading.native_graphs import native_graphs
 from service.loading.remote_tables import RemoteTables
-from service.loading.tower_batching import TowerBatcher
 from service.native.clusters import Clusters
 from service.native.native_servable import compile_native
 from service.remote.address import StoreAddress
@@ -29,7 +28,6 @@ __all__ = ["folder"]
 
 pytestmark = [pytest.mark.tf, needs_program]
 HAS_CORE = "native" in DATA_PLANES
-BATCH_ROWS = 64
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         address = StoreAddress.parse(cluster.address + "?timeout_ms=60000&node_timeout_ms=30000")
         tables = RemoteTables({one.table: address for one in pushed}, lambda: None)
         core: CompileNative | None = partial(compile_native, clusters=Clusters(0).core) if HAS_CORE else None
-        load = partial(ServableLoader, SERVE, "auto", 1, tower_batch_rows=BATCH_ROWS, compile_native=core)
+        load = partial(ServableLoader, SERVE, "auto", 1, compile_native=core)
         both = load(open_remote=tables.open)("m", 1, folder), load()("m", 1, folder)
         yield both
         for servable in both:
@@ -51,14 +49,14 @@ def test_predicts_are_cut_and_the_core_has_the_same_form_of_both(pair: tuple[Ser
     remote, mapped = pair
     assert remote.remote_tables == set(mapped.tables)
     backend = remote.backends["serving_default"]
-    assert isinstance(backend, TowerBatcher) and isinstance(backend.backend, TowerBackend)
+    assert isinstance(backend, TowerBackend)
     forms = native_graphs(remote)
     assert {name: type(form) for name, form in forms.items()} == {
         name: type(form) for name, form in native_graphs(mapped).items()
     }
     form = forms["serving_default"]
     if HAS_CORE:
-        assert isinstance(form, NativeGraph) and form.document["batch_rows"] == BATCH_ROWS
+        assert isinstance(form, NativeGraph)
         assert remote.forwarded == mapped.forwarded
     else:
         assert isinstance(form, PythonOnly)

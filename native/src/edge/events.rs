@@ -11,6 +11,8 @@ use crate::plan::Declined;
 pub enum Event {
     DeclinedTooLarge,
     DeclinedWaits,
+    DeclinedBatches,
+    DeclinedQueued,
     DeclinedUnusual,
     DeclinedDenied,
     DeclinedDrawn,
@@ -92,6 +94,8 @@ impl Event {
         Some(match reason {
             Declined::TooLarge => Event::DeclinedTooLarge,
             Declined::Waits => Event::DeclinedWaits,
+            Declined::Batches => Event::DeclinedBatches,
+            Declined::Queued => Event::DeclinedQueued,
             Declined::Unusual | Declined::Malformed => Event::DeclinedUnusual,
             Declined::Drawn => Event::DeclinedDrawn,
             Declined::NotNative => Event::DeclinedNotNative,

@@ -110,6 +110,12 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         .call(Effort::Small, &connection, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
     match outcome {
         Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, declined).await,
+        outcome => after(incoming, plain, outcome, data).await,
+    }
+}
+
+async fn after(incoming: &Incoming, plain: &Plain, outcome: Outcome, data: Bytes) -> Next {
+    match outcome {
         Ok(made) => {
             let finished =
                 inflating::finish(&incoming.shared, made, plain.terms.accepted, || incoming.ask(&data, data.len()));
@@ -118,13 +124,6 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
                 Err(refusal) => Next::Reply(Reply::Refusal(incoming.shared.refuse("", refusal, late))),
             }
         }
-        outcome => after(outcome, data),
-    }
-}
-
-fn after(outcome: Outcome, data: Bytes) -> Next {
-    match outcome {
-        Ok(made) => Next::Reply(Reply::Answer(made)),
         Err(Failed::Refused(fault)) => Next::Reply(Reply::Fault(fault)),
         Err(Failed::Panicked) => Next::Reply(Reply::Panic),
         Err(Failed::Declined(_)) => Next::Forward(data),
@@ -153,7 +152,7 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
             move |dispatch, call| dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default()),
         );
         match called.await {
-            Ok(outcome) => return after(outcome, data),
+            Ok(outcome) => return after(incoming, plain, outcome, data).await,
             Err(NotRun::Refused(refusal)) => {
                 return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }

@@ -25,7 +25,7 @@ pub fn of_http(shared: &Shared, method: Method, fault: &Fault, request_id: &str)
     if http_status(fault.code) == 500 {
         text = format!("{text} Request id: {request_id}");
     }
-    Status { code: fault.code, text, may_retry: false }
+    Status { code: fault.code, text, may_retry: fault.may_retry }
 }
 
 /// Counts and logs a fault of a gRPC call, and returns the status to send.
@@ -42,7 +42,7 @@ pub fn of_grpc(shared: &Shared, method: Method, fault: &Fault, request_id: &str)
     }
     count(shared, method, fault, request_id);
     log(shared, method, fault.code, &text, request_id);
-    Status { code: fault.code, text, may_retry: false }
+    Status { code: fault.code, text, may_retry: fault.may_retry }
 }
 
 /// Returns the HTTP status of a canonical code.

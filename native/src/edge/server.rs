@@ -195,10 +195,17 @@ impl Server {
     }
 
     /// Changes the published servables of some models, and removes other models; running requests keep the servables
-    /// with which they started. One caller at a time.
+    /// with which they started. Tells each version that comes or goes whether requests can reach it. One caller at a
+    /// time.
     pub fn change_routes(&self, changed: HashMap<String, ModelRoutes>, removed: &[String]) {
-        let routes = self.hub.shared.routes.load().with(changed, removed);
-        self.hub.shared.routes.store(Arc::new(routes));
+        let names: Vec<String> = changed.keys().chain(removed).cloned().collect();
+        let before = self.hub.shared.routes.load_full();
+        let now = Arc::new(before.with(changed, removed));
+        self.hub.shared.routes.store(Arc::clone(&now));
+        for name in &names {
+            now.not_in(&before, name).for_each(|servable| servable.set_published(true));
+            before.not_in(&now, name).for_each(|servable| servable.set_published(false));
+        }
     }
 
     /// Replaces the list of known callers for all later requests.
@@ -268,6 +275,8 @@ impl Server {
         let end = Instant::now() + timeout;
         let hub = &self.hub;
         hub.is_draining.store(true, Relaxed);
+        // Requests that wait in batch queues no longer wait for others, because no client can send more.
+        hub.shared.routes.load().servables().for_each(|servable| servable.set_published(false));
         hub.stop.send_replace(true);
         let acceptors = std::mem::take(&mut *self.acceptors.lock().unwrap_or_else(PoisonError::into_inner));
         runtime.block_on(async {

@@ -26,12 +26,12 @@ use crate::admission::account::Account;
 use crate::admission::fair_queue::{Ask, Refusal};
 use crate::admission::gate::Gates;
 use crate::admission::large::{Announcement, LazyPool, Pool};
-use crate::admission::limits::{LARGE_HEAD_BYTES, Limits};
+use crate::admission::limits::{INLINE_BYTES, LARGE_HEAD_BYTES, Limits};
 use crate::admission::long_calls::LongCalls;
 use crate::forms::{Answered, Call};
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::faults::BoxedFault;
-use crate::plan::{Declined, Effort, Grant, GraphLimit, Routes, Waiting};
+use crate::plan::{BatchPlace, Declined, Effort, Grant, GraphLimit, QueuedRequest, Ran, Routes, Waiting};
 
 /// Prefix of the names of headers that only the core may send to the reference server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -270,10 +270,22 @@ impl Shared {
         terms: &Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
     ) -> Outcome {
+        self.call_on(&self.routes.load(), effort, effort != Effort::Small, connection, terms, form)
+    }
+
+    /// As [`Shared::call`], with this routing table. `may_work`: the thread may take long to compress the answer.
+    fn call_on(
+        &self,
+        routes: &Routes,
+        effort: Effort<'_>,
+        may_work: bool,
+        connection: &Arc<Connection>,
+        terms: &Terms,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
+    ) -> Outcome {
         let started = Instant::now();
-        let routes = self.routes.load();
         let call = Call {
-            routes: &routes,
+            routes,
             effort,
             max_response_bytes: self.limits.max_response_bytes,
             as_content: terms.as_content,
@@ -285,7 +297,6 @@ impl Shared {
         // caches.
         let make = || {
             let mut answered = form(&*self.dispatch, &call)?;
-            let may_work = effort != Effort::Small;
             let body = self.compressors.encode(&mut answered, terms.accepted, may_work, &self.limits);
             Ok::<_, Declined>((answered, body))
         };
@@ -297,15 +308,7 @@ impl Shared {
                 let debt = Debt::new(connection, &self.account, answered.servable.model(), body.len());
                 Ok(Made { answered, body, debt, took: started.elapsed() })
             }
-            Ok(Err(declined)) => {
-                if let Some(event) = Event::declined(&declined) {
-                    self.statistics.count(event);
-                }
-                Err(match declined {
-                    Declined::Fault(fault) => Failed::Refused(fault),
-                    declined => Failed::Declined(declined),
-                })
-            }
+            Ok(Err(declined)) => Err(self.failed(declined)),
             Err(_) => {
                 self.statistics.count(Event::Panicked);
                 Err(Failed::Panicked)
@@ -313,8 +316,20 @@ impl Shared {
         }
     }
 
+    /// Counts the reason why a request has no answer; a fault is counted where it is sent.
+    fn failed(&self, declined: Declined) -> Failed {
+        if let Some(event) = Event::declined(&declined) {
+            self.statistics.count(event);
+        }
+        match declined {
+            Declined::Fault(fault) => Failed::Refused(fault),
+            declined => Failed::Declined(declined),
+        }
+    }
+
     /// Runs the handler of a wire format (form) on a pool: on a thread for large work, or on a thread that may wait for
-    /// disks and other machines. Dropping the future removes the work from the pool's queue.
+    /// disks and other machines; or leaves its request in a batch queue, and writes the answer when its batch has run.
+    /// Dropping the future removes the work from the pool's queue and the request from the batch queue.
     ///
     /// `why`: the reason why a thread of connections does not run the form. `announcement`: the place that the request
     /// already has in the queue for large work.
@@ -330,28 +345,142 @@ impl Shared {
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Clone + Send + 'static,
     ) -> Result<Outcome, NotRun> {
+        let begun = Instant::now();
+        // A batched request finds its servable twice: the second time, it must be the one that ran its batch.
+        let routes = self.routes.load_full();
+        let (mut why, mut announcement) = (why, announcement);
+        if why == Declined::Batches && ask.bytes <= INLINE_BYTES {
+            if connection.is_full() {
+                return Err(NotRun::Unread);
+            }
+            let place = BatchPlace::new(false);
+            let (outcome, queued) = self.call_batched(&routes, ask.deadline, place, connection, &terms, form.clone());
+            if let Some(queued) = queued {
+                return self.after_batch(queued, begun, true, &routes, ask, connection, terms, form).await;
+            }
+            match outcome {
+                Err(Failed::Declined(declined)) if declined.is_for_a_pool() => why = declined,
+                outcome => return Ok(outcome),
+            }
+        }
         if why != Declined::Waits {
-            let (terms, form) = (terms.clone(), form.clone());
-            let outcome = self.call_in(&self.large, ask.clone(), announcement, connection, terms, form).await?;
+            let (place, announcement) = (BatchPlace::new(true), announcement.take());
+            let (outcome, queued) = self
+                .call_in(
+                    &self.large,
+                    &routes,
+                    place,
+                    ask.clone(),
+                    announcement,
+                    connection,
+                    terms.clone(),
+                    form.clone(),
+                )
+                .await?;
+            if let Some(queued) = queued {
+                return self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await;
+            }
             if !matches!(outcome, Err(Failed::Declined(Declined::Waits))) {
                 return Ok(outcome);
             }
         }
         let start = || Pool::start("waiting", self.limits.queue(WAITING_THREADS));
         let pool = self.waiting.get_or_start(start).map_err(|_| NotRun::Closed)?;
-        self.call_in(pool, ask, None, connection, terms, form).await
+        let place = BatchPlace::new(true);
+        let (outcome, queued) =
+            self.call_in(pool, &routes, place, ask.clone(), None, connection, terms.clone(), form.clone()).await?;
+        match queued {
+            Some(queued) => self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await,
+            None => Ok(outcome),
+        }
     }
 
-    /// Runs the handler of a wire format (form) on a thread of the given pool.
+    /// Runs the handler of a wire format (form) on this thread, which leaves the request in a batch queue, or writes the
+    /// answer to one that ran. Returns the request that waits in a batch queue now.
+    fn call_batched(
+        &self,
+        routes: &Routes,
+        deadline: Option<Instant>,
+        place: BatchPlace,
+        connection: &Arc<Connection>,
+        terms: &Terms,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
+    ) -> (Outcome, Option<QueuedRequest>) {
+        let waiting = Waiting { deadline, batch: Some(place), ..Waiting::default() };
+        let outcome = self.call_on(routes, Effort::Queue(&waiting), false, connection, terms, form);
+        (outcome, waiting.batch.and_then(|place| place.take_queued()))
+    }
+
+    /// Waits until the batch of a request has run, and writes the answer: on this thread if `is_inline` and the answer is
+    /// small, else on the pool for large work. `begun`: the time at which the request's first call of its form began.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of call_large, and the request's state")]
+    async fn after_batch(
+        self: &Arc<Self>,
+        queued: QueuedRequest,
+        begun: Instant,
+        is_inline: bool,
+        routes: &Arc<Routes>,
+        ask: Ask,
+        connection: &Arc<Connection>,
+        terms: Terms,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
+    ) -> Result<Outcome, NotRun> {
+        let since = Instant::now();
+        let ran = match self.ran(queued, ask.deadline).await {
+            Ok(ran) => ran,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let waited = since.elapsed();
+        let outcome = if is_inline && ran.num_bytes() <= INLINE_BYTES {
+            self.call_batched(routes, None, BatchPlace::of_ran(ran), connection, &terms, form).0
+        } else {
+            self.call_in(&self.large, routes, BatchPlace::of_ran(ran), ask, None, connection, terms, form).await?.0
+        };
+        Ok(outcome.map(|made| {
+            let answered = Answered { ran: made.answered.ran + waited, ..made.answered };
+            Made { answered, took: begun.elapsed(), ..made }
+        }))
+    }
+
+    /// Waits until the batch of a request has run.
+    async fn ran(&self, queued: QueuedRequest, deadline: Option<Instant>) -> Result<Ran, Failed> {
+        let mut queued = queued;
+        let received = match deadline {
+            None => (&mut queued.receiver).await,
+            Some(deadline) => match tokio::time::timeout_at(deadline.into(), &mut queued.receiver).await {
+                Ok(received) => received,
+                Err(_) => match queued.ticket.give_up() {
+                    Some(fault) => return Err(Failed::Refused(fault)),
+                    None => (&mut queued.receiver).await,
+                },
+            },
+        };
+        match received {
+            Ok(Ok((outputs, instead))) => Ok(queued.into_ran(outputs, instead)),
+            Ok(Err(declined)) => Err(self.failed(declined)),
+            Err(_) => {
+                self.statistics.count(Event::Panicked);
+                Err(Failed::Panicked)
+            }
+        }
+    }
+
+    /// Runs the handler of a wire format (form) on a thread of the given pool. Returns the request if it waits in a batch
+    /// queue now.
+    #[allow(clippy::too_many_arguments, reason = "the arguments of call_large, and where the form runs")]
     async fn call_in(
         self: &Arc<Self>,
         pool: &Pool,
+        routes: &Arc<Routes>,
+        place: BatchPlace,
         ask: Ask,
         announcement: Option<Announcement>,
         connection: &Arc<Connection>,
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
-    ) -> Result<Outcome, NotRun> {
+    ) -> Result<(Outcome, Option<QueuedRequest>), NotRun> {
+        let has_run = place.has_ran();
+        let routes = Arc::clone(routes);
         let may_wait = !std::ptr::eq(pool, &raw const self.large);
         let deadline = ask.deadline;
         let (sender, mut receiver) = oneshot::channel();
@@ -362,17 +491,18 @@ impl Shared {
                 // passed, so the request does not run.
                 _ if sender.is_closed() => return false,
                 Err(refusal) => NotRun::Refused(refusal),
-                Ok(_) if connection.is_full() => NotRun::Unread,
+                Ok(_) if !has_run && connection.is_full() => NotRun::Unread,
                 Ok(waited) => {
                     shared.statistics.waited(&model, waited);
                     let graph_limit = Some(Arc::clone(&shared.graph_limit));
-                    let waiting = Waiting { deadline, graph_limit };
-                    let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
-                    let outcome = shared.call(effort, &connection, &terms, form);
+                    let waiting = Waiting { deadline, graph_limit, batch: Some(place) };
+                    let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Queue(&waiting) };
+                    let outcome = shared.call_on(&routes, effort, true, &connection, &terms, form);
+                    let queued = waiting.batch.and_then(|place| place.take_queued());
                     // The thread drops its references to the server before it sends the answer, so that it neither
                     // keeps the async runtime alive nor is the last to drop the runtime.
-                    drop((shared, connection));
-                    let _ = sender.send(Ok(outcome));
+                    drop((shared, connection, routes));
+                    let _ = sender.send(Ok((outcome, queued)));
                     return true;
                 }
             };
@@ -392,7 +522,7 @@ impl Shared {
         told.unwrap_or_else(|_| {
             // The job has ended without an outcome: it panicked outside of Shared::call.
             self.statistics.count(Event::Panicked);
-            Ok(Err(Failed::Panicked))
+            Ok((Err(Failed::Panicked), None))
         })
     }
 

@@ -336,6 +336,8 @@ impl Statistics {
             declined: by(&[
                 ("too_large", E::DeclinedTooLarge),
                 ("waits", E::DeclinedWaits),
+                ("batches", E::DeclinedBatches),
+                ("queued", E::DeclinedQueued),
                 ("unusual", E::DeclinedUnusual),
                 ("denied", E::DeclinedDenied),
                 ("drawn", E::DeclinedDrawn),

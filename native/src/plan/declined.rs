@@ -5,8 +5,8 @@ use super::faults::{self, BoxedFault, Subject};
 
 /// The reason why the handler of a wire format did not answer a request.
 ///
-/// After [`Declined::TooLarge`] and [`Declined::Waits`] the edge calls the form again. After [`Declined::Fault`] it refuses
-/// the request. After any other variant, it forwards the request to the reference servers, which answer or refuse it.
+/// After [`Declined::TooLarge`], [`Declined::Waits`], [`Declined::Batches`] and [`Declined::Queued`] the edge calls the
+/// form again. After [`Declined::Fault`] it refuses the request. After any other variant, it forwards the request to the reference servers, which answer or refuse it.
 /// Metrics count each variant but the fault separately; a fault counts by its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Declined {
@@ -16,6 +16,11 @@ pub enum Declined {
     /// The request needs rows that must be read from a Valkey or Redis cluster, or from the disk. The edge runs it
     /// again, with [`crate::plan::Effort::Wait`], on the thread pool for requests that wait.
     Waits,
+    /// The request runs a graph that is batched. The edge calls the form again, with [`super::Effort::Queue`].
+    Batches,
+    /// The request waits in a batch queue ([`super::BatchPlace::take_queued`]). The edge calls the form again when its
+    /// batch has run.
+    Queued,
     /// The request uses a feature of the wire format that only the reference servers in Python read.
     Unusual,
     /// The request's bytes are no message of its method; the form returns the fault that names the message.
@@ -58,9 +63,10 @@ impl Declined {
         }
     }
 
-    /// Says whether a thread of a pool may run the request that a thread of connections declined.
+    /// Says whether the edge tries a request again that a thread of connections declined: on a thread of a pool, or in a
+    /// batch.
     #[must_use]
     pub fn is_for_a_pool(&self) -> bool {
-        matches!(self, Declined::TooLarge | Declined::Waits)
+        matches!(self, Declined::TooLarge | Declined::Waits | Declined::Batches)
     }
 }

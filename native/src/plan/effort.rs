@@ -1,8 +1,9 @@
-//! How much work a thread may do for a request, and the rows that an answer has in place of others.
+//! How much work a thread may do for a request, and what the request waits for.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::batch::BatchPlace;
 use super::faults::{self, BoxedFault};
 use super::graph_limit::{GraphLimit, GraphPermit};
 
@@ -15,6 +16,8 @@ pub enum Effort<'a> {
     /// The thread may do any amount of work, but must not wait for disks or other machines: it belongs to the pool for
     /// large work.
     Any,
+    /// As `Any`, and a predict whose graph is batched is left in the batch queue ([`Waiting::batch`]).
+    Queue(&'a Waiting),
     /// The thread may do any amount of work, and may wait for disks and other machines.
     Wait(&'a Waiting),
 }
@@ -26,8 +29,21 @@ impl<'a> Effort<'a> {
     pub fn graph_permit(self) -> Option<GraphPermit<'a>> {
         match self {
             Effort::Wait(waiting) => waiting.graph_limit.as_deref().map(GraphLimit::permit),
+            Effort::Small | Effort::Any | Effort::Queue(_) => None,
+        }
+    }
+
+    /// Returns what the request waits for; None if the thread must not wait.
+    #[must_use]
+    pub fn waiting(self) -> Option<&'a Waiting> {
+        match self {
+            Effort::Queue(waiting) | Effort::Wait(waiting) => Some(waiting),
             Effort::Small | Effort::Any => None,
         }
+    }
+
+    pub(super) fn batch(self) -> Option<&'a BatchPlace> {
+        self.waiting()?.batch.as_ref()
     }
 
     /// Checks that a request which has waited can still be answered in time.
@@ -43,7 +59,8 @@ impl<'a> Effort<'a> {
     }
 }
 
-/// Limits how long one request waits for rows of Valkey or Redis clusters and for a permit to run its graph.
+/// Limits how long one request waits for rows of Valkey or Redis clusters, for its batch and for a permit to run its
+/// graph.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// The time by which the request must be answered; None if only the time limits of the Valkey or Redis clusters
@@ -51,17 +68,6 @@ pub struct Waiting {
     pub deadline: Option<Instant>,
     /// The limit on graphs that the threads of the pool for waiting work run at the same time; None for no limit.
     pub graph_limit: Option<Arc<GraphLimit>>,
-}
-
-/// The counts of cached rows and of default rows that an answer has in place of one table's rows that could not be
-/// read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Instead {
-    /// The table's name.
-    pub table: String,
-    /// Number of distinct rows of the answer that are from the row cache, and may be older than the rows in the
-    /// cluster.
-    pub stale_rows: usize,
-    /// Number of distinct rows that could not be read and that the answer replaces by the feature's default row.
-    pub default_rows: usize,
+    /// The place where the request meets its batch; None: the request runs by itself.
+    pub batch: Option<BatchPlace>,
 }

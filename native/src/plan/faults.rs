@@ -68,6 +68,8 @@ pub struct Fault {
     pub text: String,
     /// The labels under which the fault is counted.
     pub subject: Subject,
+    /// Whether the server has too much work now, so that the client may send the request again.
+    pub may_retry: bool,
 }
 
 /// Target of the log's events for refusals: the log of Python gives them to the logger of their wire.
@@ -81,7 +83,7 @@ impl Fault {
     #[must_use]
     #[cold]
     pub fn new(code: Code, text: String) -> BoxedFault {
-        Box::new(Fault { code, text, subject: Subject::default() })
+        Box::new(Fault { code, text, subject: Subject::default(), may_retry: false })
     }
 
     /// Sets the model for which the fault counts, if none is set yet.
@@ -90,6 +92,13 @@ impl Fault {
         if self.subject.model.is_empty() {
             model.clone_into(&mut self.subject.model);
         }
+        self
+    }
+
+    /// Lets the client send the request again: the server has too much work now.
+    #[must_use]
+    pub fn for_later(mut self: Box<Self>) -> BoxedFault {
+        self.may_retry = true;
         self
     }
 
@@ -127,6 +136,26 @@ faults! {
     DeadlineExceeded late_for_run() "The deadline passed before the request was run.";
     ResourceExhausted answer_too_large(size: usize, rows: usize, limit: usize)
         "The answer would hold {size} bytes for {rows} rows, this server's limit is {limit} bytes; send fewer rows per request.";
+}
+
+// Batches. Source: `tensorflow_serving/batching/{batching_session.cc,batching_util.h}` (9d981c5),
+// `tensorflow/core/kernels/batching_util/shared_batch_scheduler.h` (2.21).
+faults! {
+    InvalidArgument task_too_large(rows: usize, limit: usize)
+        "Task size {rows} is larger than maximum input batch size {limit}";
+    Unavailable batch_queue_full(waiting: usize, most: usize)
+        "The batch scheduling queue to which this task was submitted is full; currently {waiting} batches enqueued and max_enqueued_batches is {most}";
+    Unavailable batch_queue_too_full(rows: usize, capacity: usize, waiting: usize, most: usize, open: usize, full: usize)
+        "The batch scheduling queue to which this task was submitted is full; task size is {rows} but scheduling capacity is only {capacity} (num_enqueued_batches={waiting}, max_enqueued_batches={most}, open_batch_size={open}, max_execution_batch_size={full})";
+    Unavailable no_batch_thread(why: &str) "The server can not start a thread for batches: {why}.";
+    DeadlineExceeded late_for_batch() "Run() timeout exceeded while waiting in batching queue";
+    InvalidArgument batch_without_inputs() "Batching Run() must have at least one input tensor";
+    InvalidArgument batch_of_scalar() "Batching Run() input tensors must have at least one dimension";
+    InvalidArgument batch_rows_differ() "Batching Run() input tensors must have equal 0th-dimension size";
+    FailedPrecondition batch_output_scalar() "Batched output tensor has 0 dimensions";
+    FailedPrecondition batch_output_rows()
+        "Batched output tensor's 0th dimension does not equal the sum of the 0th dimension sizes of the input tensors";
+    FailedPrecondition batch_outputs_differ() "Batched output tensors of one request differ in their shapes";
 }
 
 // Names of inputs and outputs.

@@ -4,12 +4,15 @@ use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
+use super::batch::BatchPlace;
 use super::declined::Declined;
-use super::effort::{Effort, Instead, Waiting};
+use super::effort::{Effort, Waiting};
 use super::feature_inputs::{FeatureInputs, feature_inputs, refused, uses};
 use super::inputs::{Dims, Inputs, Tensor};
+use super::instead::Instead;
 use super::paged_rows::read_table;
-use super::remote_rows::{self, RemoteRows};
+use super::remote_rows;
+use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
 use crate::tables::table::{OnBadId, OutputRows, Weights};
 
@@ -159,15 +162,23 @@ impl<'s, 'r> Features<'s, 'r> {
         Ok(Features { servable, plan, sent, remote: Vec::new() })
     }
 
-    /// Reads the rows of all features whose tables lie in clusters, together. Call this once, before the first `read`.
+    /// Reads the rows of all features whose tables lie in clusters, together; for a batch, takes those that its requests
+    /// have read. Call this once, before the first `read`.
     ///
     /// # Errors
     /// [`Declined::Fault`]: rows could not be read, or a table's policy refuses an id.
     pub fn read_remote(&mut self, effort: Effort<'_>) -> Result<(), Declined> {
-        if remote_rows::reads_any(self.servable, self.plan, &self.sent) {
+        if let Some(read) = effort.batch().and_then(BatchPlace::take_rows) {
+            self.remote = read.rows;
+        } else if remote_rows::reads_any(self.servable, self.plan, &self.sent) {
             self.remote = remote_rows::read(self.servable, self.plan, &self.sent, &|_| true, effort)?;
         }
         Ok(())
+    }
+
+    /// Returns the rows that `read_remote` has read, for the batch that the request joins.
+    pub(super) fn into_rows_read(self) -> RowsRead {
+        RowsRead { instead: self.instead(), rows: self.remote }
     }
 
     /// Returns the tables whose rows `read_remote` could not all read.

@@ -148,3 +148,6 @@ pub struct Tensor<'a> {
 /// The tensors of a request, one element for each input of the signature (see `Signature::input`); None for an input
 /// that the request lacks.
 pub type Inputs<'a> = SmallVec<[Option<Tensor<'a>>; 8]>;
+
+/// Pairs of a vocabulary's index and the number of an input's keys that the vocabulary lacks.
+pub(super) type UnknownKeyCounts = SmallVec<[(usize, usize); 2]>;

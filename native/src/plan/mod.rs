@@ -1,5 +1,6 @@
 //! Compiles the description of a model version, validates the inputs of a request, and runs its lookup or predict.
 
+mod batch;
 mod declined;
 mod description;
 mod effort;
@@ -8,36 +9,44 @@ mod feature_inputs;
 mod features;
 mod grant;
 mod graph_limit;
+mod graph_output;
 mod graph_refusal;
 mod inputs;
+mod instead;
 mod names;
 mod near_names;
 mod numbers;
 mod paged_rows;
 mod remote_rows;
 mod routes;
+mod rows_read;
 mod servable;
 #[cfg(test)]
 pub(crate) mod tests;
 mod validation;
 mod work;
 
+pub use batch::{BatchPlace, BatchResult, BatchTicket, QueuedRequest, Ran};
 pub use declined::Declined;
 pub use description::{
     Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
     TableDescription, VocabularyDescription,
 };
-pub use effort::{Effort, Instead, Waiting};
+pub use effort::{Effort, Waiting};
 pub use features::Features;
 pub use grant::Grant;
 pub use graph_limit::{GraphLimit, GraphPermit};
+pub use graph_output::{GraphOutput, OutputData};
 pub use graph_refusal::graph_refusal;
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
+pub use instead::Instead;
+pub use numbers::integers;
 pub use paged_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
+pub use rows_read::RowsRead;
 pub use servable::{
-    Counts, FeaturePlan, Graph, GraphOutput, InputPlan, InputRole, LookupKind, NeedsIds, OpenGraph, OutputData,
-    OutputPlan, RaggedNames, Servable, Signature, VersionMemory,
+    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, NeedsIds, OpenGraph, OutputPlan, RaggedNames,
+    Servable, Signature, VersionMemory,
 };
 pub use validation::check_names;
 pub use work::{OutputShape, Work};

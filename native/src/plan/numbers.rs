@@ -25,7 +25,8 @@ impl std::ops::Deref for NumberBytes<'_> {
 }
 
 /// Returns the numbers of an int64 or int32 tensor as int64.
-pub(super) fn integers<'t>(tensor: &'t Tensor<'_>) -> Cow<'t, [i64]> {
+#[must_use]
+pub fn integers<'t>(tensor: &'t Tensor<'_>) -> Cow<'t, [i64]> {
     match &tensor.data {
         Data::Ints(numbers) => Cow::Borrowed(numbers),
         Data::Raw(bytes) => Cow::Owned(widened(bytes, tensor.dtype)),

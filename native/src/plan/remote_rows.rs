@@ -8,38 +8,15 @@ use std::collections::hash_map::Entry;
 use std::time::Instant;
 
 use super::declined::Declined;
-use super::effort::{Effort, Instead};
+use super::effort::Effort;
 use super::faults::{self, BoxedFault};
 use super::feature_inputs::{FeatureInputs, bad_id};
+use super::instead::Instead;
+use super::rows_read::RemoteRows;
 use super::servable::{FeaturePlan, LookupKind, Servable, Signature};
 use crate::clusters::{self, Want};
 use crate::tables::memory::Memory;
-use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
-
-/// The distinct rows that one feature of a request reads from a Valkey or Redis cluster.
-pub(super) struct RemoteRows {
-    /// A small table with only the rows that the feature reads.
-    pub(super) table: Table,
-    /// Number of ids outside the remote table for which the policy reads another row, such as a default row.
-    pub(super) num_read_instead: usize,
-    /// Counts of the distinct rows that could not be read: of those that the row cache replaced, and of those that a
-    /// default row replaced.
-    num_stale: usize,
-    num_default: usize,
-    /// For each id of the request, its row in the small table `table`; -1 for a dropped id.
-    places: Vec<i64>,
-}
-
-impl RemoteRows {
-    /// The policy of a lookup in the small table `table`: the lookup drops the id -1.
-    pub(super) const POLICY: Policy = Policy { on_bad_id: OnBadId::DropNegative, default_row: 0 };
-
-    /// Returns, for each id of the request, the row of the small table `table` that holds its vector; -1 for a dropped
-    /// id.
-    pub(super) fn ids(&self) -> Ints<'_> {
-        Ints::of(&self.places)
-    }
-}
+use crate::tables::table::{Dtype, Ints, Policy, Table};
 
 /// Says whether a feature of the request reads a table whose rows lie in a Valkey or Redis cluster.
 pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<FeatureInputs<'_>>]) -> bool {
@@ -202,9 +179,7 @@ fn small_table(
         }
         _ => (octets, Vec::new()),
     };
-    let small = Table::new(table.dtype, count, table.embedding_dim, &Memory::of(rows), &Memory::of(scales));
-    let small = small.map_err(|_| Declined::NotNative)?;
-    Ok(RemoteRows { table: small, num_read_instead, num_stale: 0, num_default: 0, places })
+    RemoteRows::new(table, Memory::of(rows), Memory::of(scales), count, places, num_read_instead)
 }
 
 fn failure(table: &str, why: &str, deadline: Option<Instant>) -> BoxedFault {

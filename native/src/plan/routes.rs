@@ -46,6 +46,10 @@ pub struct ModelRoutes {
 }
 
 impl ModelRoutes {
+    fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
+        self.versions.iter().filter_map(|(_, servable)| servable.as_ref())
+    }
+
     /// Returns the servable of a version.
     ///
     /// # Errors
@@ -114,8 +118,16 @@ impl Routes {
         Err(version.unknown(model).into())
     }
 
+    /// Iterates over the servables of a model whose versions, perhaps with other tables, another table of routes lacks.
+    pub fn not_in<'r>(&'r self, other: &'r Routes, model: &str) -> impl Iterator<Item = &'r Arc<Servable>> {
+        let (own, other) = (self.model(model), other.model(model));
+        own.into_iter().flat_map(ModelRoutes::servables).filter(move |servable| {
+            !other.is_some_and(|other| other.servables().any(|one| one.is_same_version(servable)))
+        })
+    }
+
     /// Iterates over every published servable of every model.
     pub fn servables(&self) -> impl Iterator<Item = &Arc<Servable>> {
-        self.models.values().flat_map(|model| model.versions.iter().filter_map(|(_, servable)| servable.as_ref()))
+        self.models.values().flat_map(|model| model.servables())
     }
 }

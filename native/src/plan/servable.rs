@@ -3,18 +3,23 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::batch::{BatchPlace, QueuedRequest};
 use super::declined::Declined;
 use super::description::{
     Description, FeatureDescription, OutputDescription, RaggedDescription, SignatureDescription, SignatureKind,
     TableDescription,
 };
-use super::effort::{Effort, Instead};
+use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names as KnownNames};
-use super::inputs::{DataType, Dims, Inputs};
+use super::graph_output::GraphOutput;
+use super::inputs::{DataType, Inputs};
+use super::instead::Instead;
 use super::names::Names;
+use super::rows_read::RowsRead;
 use crate::clusters::{Clusters, RemoteTable};
 use crate::tables::hot_rows::HotRows;
 use crate::tables::map::{Map, Mark};
@@ -170,24 +175,6 @@ pub struct OutputPlan {
     pub row_bytes: usize,
 }
 
-/// The elements of one output of a graph.
-pub enum OutputData {
-    /// Numbers of the output tensor, little-endian, end to end, in memory that TensorFlow owns.
-    Numbers(Box<dyn AsRef<[u8]> + Send + Sync>),
-    /// The elements of an output of dtype string, in row-major order.
-    Strings(Vec<Vec<u8>>),
-}
-
-/// One output tensor of a predict's graph run.
-pub struct GraphOutput {
-    /// Dtype of the output tensor.
-    pub dtype: DataType,
-    /// Shape of the output tensor.
-    pub dims: Dims,
-    /// The elements of the output tensor: bytes of numbers, or strings.
-    pub data: OutputData,
-}
-
 /// The graph of one predict signature. Concurrency: any thread.
 pub trait Graph: Send + Sync + std::fmt::Debug {
     /// Looks up the vectors that the graph gets as inputs, runs the graph, and returns one output for each index in
@@ -207,6 +194,32 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
         wanted: &[usize],
         effort: Effort<'_>,
     ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined>;
+
+    /// Says whether requests for the graph wait in a queue to share runs.
+    fn is_batched(&self) -> bool {
+        false
+    }
+
+    /// Leaves a request in the graph's batch queue; the arguments are those of [`Graph::run`], but for the number of the
+    /// signature and the rows that the request has read from clusters. None: the request must run by itself.
+    ///
+    /// # Errors
+    /// The request does not fit into a batch, or too many batches wait.
+    fn queue(
+        &self,
+        _servable: &Arc<Servable>,
+        _signature: usize,
+        _inputs: &Inputs<'_>,
+        _rows: RowsRead,
+        _wanted: &[usize],
+        _deadline: Option<Instant>,
+    ) -> Result<Option<QueuedRequest>, BoxedFault> {
+        Ok(None)
+    }
+
+    /// Tells the graph whether new requests can reach it. Requests that wait for their batch no longer wait for others
+    /// if none can.
+    fn set_published(&self, _is_published: bool) {}
 }
 
 /// A function that opens the graph of a predict from `SignatureDescription::graph`; its error is one sentence of text.
@@ -248,16 +261,29 @@ impl Signature {
     /// this before they parse the inputs.
     ///
     /// # Errors
-    /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`]. [`Declined::Waits`]: the
-    /// graph is fed rows of a table in a cluster, and the effort is not [`Effort::Wait`].
+    /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`]; [`Declined::Batches`] if
+    /// its graph is batched. [`Declined::Waits`]: the graph is fed rows of a table in a cluster, and the effort is not
+    /// [`Effort::Wait`].
     #[inline]
     pub fn check_effort(&self, effort: Effort<'_>) -> Result<(), Declined> {
+        // A request that ran in a batch needs only its answer written.
+        let has_ran = effort.batch().is_some_and(BatchPlace::has_ran);
         match effort {
-            _ if self.graph.is_none() => Ok(()),
-            Effort::Small | Effort::Any if self.is_remote => Err(Declined::Waits),
+            _ if self.graph.is_none() || has_ran => Ok(()),
+            Effort::Small | Effort::Any | Effort::Queue(_) if self.is_remote => Err(Declined::Waits),
+            Effort::Small if self.is_batched() => Err(Declined::Batches),
             Effort::Small => Err(Declined::TooLarge),
-            Effort::Any | Effort::Wait(_) => Ok(()),
+            Effort::Any | Effort::Queue(_) | Effort::Wait(_) => Ok(()),
         }
+    }
+
+    /// Says whether requests for the signature wait in a queue to share runs of its graph.
+    #[must_use]
+    pub fn is_batched(&self) -> bool {
+        // A request reads its rows from clusters before it joins a batch, so that a slow cluster does not keep other
+        // requests from their runs. If the graph computes the ids, the request can not.
+        let reads_late = self.is_remote && self.num_computed > 0;
+        !reads_late && self.graph.as_ref().is_some_and(|graph| graph.is_batched())
     }
 
     /// Returns the index of the input with this name.
@@ -482,6 +508,19 @@ impl Servable {
         let paged_tables = pairs.map(|(paged, (before, now))| paged.clone().filter(|_| before.is_at(now))).collect();
         let shared = Arc::clone(&self.shared);
         Ok(Servable { paged_tables, shared, tables, remote_tables })
+    }
+
+    /// Tells the graphs of the version whether new requests can reach them.
+    pub fn set_published(&self, is_published: bool) {
+        for graph in self.shared.signatures.iter().filter_map(|signature| signature.graph.as_ref()) {
+            graph.set_published(is_published);
+        }
+    }
+
+    /// Says whether another servable is the same version: it may read other tables.
+    #[must_use]
+    pub fn is_same_version(&self, other: &Servable) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// Lets a pager read the pages of the tables that are larger than memory.

@@ -1,6 +1,7 @@
 //! Compares lookups with rows worked out by hand: row `i` of every table is `[10 i, 10 i + 1]`.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -114,7 +115,7 @@ fn nothing<'a>() -> Inputs<'a> {
 /// One output of an answer: its name, its shape and its numbers.
 type Found = (String, Vec<usize>, Vec<f32>);
 
-fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<Found>, Declined> {
+fn ask(servable: &Arc<Servable>, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<Found>, Declined> {
     let plan = &servable.signatures()[0];
     let wanted: Vec<usize> = wanted.iter().map(|name| plan.output(name.as_bytes()).expect("an output")).collect();
     let mut work = Work::prepare(servable, 0, inputs, &wanted, Effort::Any, 1 << 20)?;
@@ -134,7 +135,7 @@ fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<F
 
 #[test]
 fn a_lookup_answers_the_features_that_were_sent() {
-    let servable = toy();
+    let servable = Arc::new(toy());
     let mut inputs = nothing();
     inputs[0] = ints(&[4, 0]);
     let found = ask(&servable, inputs, &[]).expect("an answer");
@@ -144,7 +145,7 @@ fn a_lookup_answers_the_features_that_were_sent() {
 
 #[test]
 fn joined_outputs_stand_side_by_side() {
-    let servable = toy();
+    let servable = Arc::new(toy());
     let mut inputs = nothing();
     inputs[0] = ints(&[1, 2]);
     inputs[1] = ints(&[0, 2, 7]);
@@ -161,7 +162,7 @@ fn joined_outputs_stand_side_by_side() {
 
 #[test]
 fn sequences_and_blocks_are_flat_where_the_output_is() {
-    let servable = toy();
+    let servable = Arc::new(toy());
     let pair: Vec<u8> = [1_i64, 2, 3, 4].into_iter().flat_map(i64::to_le_bytes).collect();
     let mut inputs = nothing();
     let values = [3_i32, 1, 4, 2].into_iter().flat_map(i32::to_le_bytes).collect();
@@ -185,7 +186,7 @@ fn sequences_and_blocks_are_flat_where_the_output_is() {
 
 #[test]
 fn inputs_that_do_not_fit_are_declined() {
-    let servable = toy();
+    let servable = Arc::new(toy());
     let one = |slot: usize, tensor: Option<Tensor<'static>>| -> Inputs<'static> {
         let mut inputs = nothing();
         inputs[slot] = tensor;
@@ -220,7 +221,7 @@ fn inputs_that_do_not_fit_are_declined() {
 
 #[test]
 fn limits_and_effort_are_checked_before_rows_are_read() {
-    let servable = toy();
+    let servable = Arc::new(toy());
     let mut inputs = nothing();
     inputs[0] = ints(&[1, 2]);
     assert!(is_fault(Work::prepare(&servable, 0, inputs.clone(), &[], Effort::Any, 15).map(drop)));
@@ -232,12 +233,12 @@ fn limits_and_effort_are_checked_before_rows_are_read() {
     };
     assert_eq!((is_refused(&[], 63), is_refused(&[], 64)), (true, false));
     assert_eq!((is_refused(&[0], 15), is_refused(&[0], 16)), (true, false));
-    let servable = super::tests::servable(
+    let servable = Arc::new(super::tests::servable(
         json!([{"name": "lookup", "kind": "lookup", "max_rows": null, "graph": null,
             "inputs": [input("one", "int64", json!([null]), true)], "features": [feature("one", 0, json!({}))],
             "outputs": [output("one", &[0], false)]}]),
         &[(5, 1000)],
-    );
+    ));
     let many: Inputs<'_> = [ints(&[1; 1000])].into_iter().collect();
     assert_eq!(Work::prepare(&servable, 0, many, &[], Effort::Small, 1 << 30).err(), Some(Declined::TooLarge));
 }
@@ -255,6 +256,7 @@ fn keys_that_a_vocabulary_lacks_are_counted_once_for_an_input() {
         "features": [feature("one", 0, json!({})), feature("other", 0, json!({"table": 1}))],
         "outputs": [output("one", &[0], false), output("other", &[1], false)]});
     let servable = servable_with(json!([signature]), &[(5, 2), (5, 2)], json!([vocabulary]), Some(slots));
+    let servable = Arc::new(servable);
     let keys: Inputs<'_> = [ints(&[70, 71, 72])].into_iter().collect();
     let found = ask(&servable, keys, &[]).expect("an answer");
     assert!(found.iter().all(|(_, _, numbers)| numbers[..2] == [10.0, 11.0]));

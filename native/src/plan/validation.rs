@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::declined::Declined;
 use super::description::SignatureKind;
 use super::faults::{self, BoxedFault, Names};
-use super::inputs::{Data, DataType, Inputs, Tensor};
+use super::inputs::{Data, DataType, Inputs, Tensor, UnknownKeyCounts};
 use super::numbers::{int64_bytes, integers};
 use super::servable::{FeaturePlan, InputPlan, InputRole, RaggedNames, Servable, Signature};
 use crate::tables::table::Ints;
@@ -107,9 +107,6 @@ fn predict_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&s
         None => Ok(()),
     }
 }
-
-/// Pairs of a vocabulary's index and the number of an input's keys that the vocabulary lacks.
-pub(super) type UnknownKeyCounts = SmallVec<[(usize, usize); 2]>;
 
 /// Validates dtypes, ranks, sizes and id bounds of all tensors, and replaces keys by the ids that the vocabularies
 /// give.

@@ -1,21 +1,26 @@
 //! Validates the inputs of one request, runs its lookup or predict, and writes the numbers of its outputs.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
+use super::batch::{BatchPlace, Ran};
 use super::declined::Declined;
 use super::description::SignatureKind;
-use super::effort::{Effort, Instead};
+use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names};
 use super::feature_inputs::{FeatureInputs, check_rows, feature_inputs};
-use super::features::{Placement, read, vector_dims, vector_width};
-use super::inputs::{DataType, Dims, Inputs};
+use super::features::{Features, Placement, read, vector_dims, vector_width};
+use super::graph_output::{GraphOutput, OutputData};
+use super::inputs::{DataType, Dims, Inputs, UnknownKeyCounts};
+use super::instead::Instead;
 use super::paged_rows;
-use super::remote_rows::{self, RemoteRows};
-use super::servable::{GraphOutput, OutputData, Servable, Signature};
-use super::validation::{UnknownKeyCounts, check_names, count_rows, shape_faults, validate_tensors};
+use super::remote_rows;
+use super::rows_read::{RemoteRows, RowsRead};
+use super::servable::{Servable, Signature};
+use super::validation::{check_names, count_rows, shape_faults, validate_tensors};
 
 /// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
 /// this size takes some 100 microseconds, about as long as handing it to the pool and back.
@@ -82,7 +87,7 @@ impl<'s, 'r> Work<'s, 'r> {
     /// # Errors
     /// The reason why the handler declines the request; [`Declined`] says what the server then does.
     pub fn prepare(
-        servable: &'s Servable,
+        servable: &'s Arc<Servable>,
         signature: usize,
         inputs: Inputs<'r>,
         wanted: &[usize],
@@ -90,6 +95,9 @@ impl<'s, 'r> Work<'s, 'r> {
         max_response_bytes: usize,
     ) -> Result<Self, Declined> {
         let plan = &servable.signatures()[signature];
+        if let Some(ran) = effort.batch().and_then(BatchPlace::take_ran) {
+            return Ok(Work::of_ran(servable, signature, wanted, ran));
+        }
         plan.check_effort(effort)?;
         if plan.is_remote && !servable.has_clusters() {
             return Err(Declined::NotNative);
@@ -119,11 +127,22 @@ impl<'s, 'r> Work<'s, 'r> {
             if size > max_response_bytes {
                 return Err(faults::answer_too_large(size, rows, max_response_bytes).into());
             }
+            if let Some(place) = effort.batch() {
+                if plan.is_batched() {
+                    let deadline = effort.waiting().and_then(|waiting| waiting.deadline);
+                    let read = read_remote(servable, plan, &inputs, effort)?;
+                    let queued = graph.queue(servable, signature, &inputs, read, numbers, deadline);
+                    if let Some(queued) = queued? {
+                        place.leave(queued.with_validated(rows, work.unknown_keys));
+                        return Err(Declined::Queued);
+                    }
+                }
+                if !place.may_run() {
+                    return Err(Declined::TooLarge);
+                }
+            }
             let (outputs, instead) = graph.run(servable, plan, &inputs, numbers, effort)?;
-            let shapes = numbers.iter().zip(&outputs);
-            work.outputs = shapes
-                .map(|(&index, output)| OutputShape { output: index, dtype: output.dtype, dims: output.dims.clone() })
-                .collect();
+            work.outputs = graph_shapes(numbers, &outputs);
             work.content = Content::Predict { outputs, instead };
         } else {
             let sent = feature_inputs(plan, inputs)?;
@@ -152,6 +171,15 @@ impl<'s, 'r> Work<'s, 'r> {
             }
         }
         Ok(work)
+    }
+
+    /// Returns the work for a request whose graph has run in a batch.
+    fn of_ran(servable: &'s Servable, signature: usize, wanted: &[usize], ran: Ran) -> Self {
+        let Ran { outputs, instead, rows, unknown_keys } = ran;
+        let all: SmallVec<[usize; 8]> = (0..servable.signatures()[signature].outputs.len()).collect();
+        let shapes = graph_shapes(if wanted.is_empty() { &all } else { wanted }, &outputs);
+        let content = Content::Predict { outputs, instead };
+        Work { servable, signature, rows, outputs: shapes, content, unknown_keys }
     }
 
     /// Returns B, the number of rows of the validated request.
@@ -270,6 +298,31 @@ impl<'s, 'r> Work<'s, 'r> {
         });
         read.sum::<usize>() + written
     }
+}
+
+/// Reads the rows of a request that joins a batch from clusters.
+fn read_remote(
+    servable: &Servable,
+    plan: &Signature,
+    inputs: &Inputs<'_>,
+    effort: Effort<'_>,
+) -> Result<RowsRead, Declined> {
+    if !plan.is_remote {
+        return Ok(RowsRead::default());
+    }
+    let mut features = Features::new(servable, plan, inputs, Vec::new())?;
+    features.read_remote(effort)?;
+    Ok(features.into_rows_read())
+}
+
+/// Returns the shapes of a graph's outputs, whose indexes are `numbers`.
+fn graph_shapes(numbers: &[usize], outputs: &[GraphOutput]) -> SmallVec<[OutputShape; 4]> {
+    let shape = |(&index, output): (&usize, &GraphOutput)| OutputShape {
+        output: index,
+        dtype: output.dtype,
+        dims: output.dims.clone(),
+    };
+    numbers.iter().zip(outputs).map(shape).collect()
 }
 
 /// Returns the shapes of the outputs whose features were all sent; if the request names outputs, only of these outputs.

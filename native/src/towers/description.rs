@@ -20,8 +20,8 @@ pub struct GraphDescription {
     /// Names of operations that must run with the fetches of each request, such as assertions, which may refuse the
     /// request.
     pub targets: Vec<String>,
-    /// Maximal number of rows in a batch of several requests; 0 turns batching off.
-    pub batch_rows: usize,
+    /// The batching parameters of the signature (`batching::Parameters`); None: each request runs by itself.
+    pub batching: Option<serde_json::Value>,
 }
 
 /// The part of a graph that computes ids. It runs first, before the core looks up rows and runs the rest of the graph.

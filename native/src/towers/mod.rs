@@ -1,7 +1,7 @@
 //! Runs the graphs of predicts in TensorFlow, through its C API. A tower is a graph that was cut behind its lookups, so
 //! that the core looks the rows up; some graphs run whole.
 
-mod batch_queue;
+pub mod batching;
 pub mod c_api;
 mod description;
 pub mod session;
@@ -10,4 +10,5 @@ pub mod tensor;
 mod tests;
 mod tower;
 
+pub use batching::Batcher;
 pub use tower::{Tower, open};

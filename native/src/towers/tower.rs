@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
-use super::batch_queue::BatchQueue;
+use super::batching::Batcher;
 use super::description::{FedInput, FedRows, GraphDescription};
 use super::session::{Callable, GraphError, Session};
 use super::tensor::{AlignedBuffer, Tensor};
@@ -21,15 +20,6 @@ use crate::plan::{
 const MAX_CALLABLES: usize = 64;
 
 type OutputIndexes = SmallVec<[usize; 8]>;
-/// The outputs of one request of a batch.
-type Ran = Result<Vec<GraphOutput>, NotRun>;
-
-/// Why a request of a batch has no outputs.
-enum NotRun {
-    /// The graph refused the request, which was alone in its batch.
-    Refused(GraphError),
-    Declined(Declined),
-}
 
 /// The graph of one predict: a graph cut behind its lookups, which is fed vectors of features, or a whole graph.
 /// Concurrency: any thread.
@@ -39,14 +29,6 @@ pub struct Tower {
     /// The callable that computes ids; None if requests have all ids.
     computing: Option<Callable>,
     callables: RwLock<HashMap<OutputIndexes, Arc<Callable>>>,
-    batch_queue: Option<BatchQueue<Request, Ran>>,
-}
-
-/// A request in the batch queue: the callable that it runs, and the tensors, each of `rows` rows, that it feeds.
-struct Request {
-    callable: Arc<Callable>,
-    feeds: Vec<Tensor>,
-    rows: usize,
 }
 
 impl fmt::Debug for Tower {
@@ -56,10 +38,11 @@ impl fmt::Debug for Tower {
 }
 
 /// Prepares the graph of a predict in a session that is already open; `description` is a [`GraphDescription`] as JSON.
+/// `batcher` batches the requests of a graph whose description has batching parameters.
 ///
 /// # Errors
 /// A sentence: the description is not valid, its session is not open, or the session's graph lacks one of its tensors.
-pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, String> {
+pub fn open(description: &serde_json::Value, batcher: Option<&Batcher>) -> Result<Box<dyn plan::Graph>, String> {
     let description = GraphDescription::deserialize_from(description)?;
     let number = description.session;
     let session = Session::of_number(number).ok_or_else(|| format!("session {number} is not open"))?;
@@ -69,13 +52,16 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
         session.callable(&feeds, &fetches, &[])
     });
     let computing = computing.transpose().map_err(|error| error.to_string())?;
-    let batch_queue = (description.batch_rows > 0).then(|| BatchQueue::new(description.batch_rows));
-    let tower = Tower { session, description, computing, callables: RwLock::default(), batch_queue };
+    let tower = Tower { session, description, computing, callables: RwLock::default() };
     // The callable of all outputs is made when the version loads, so that the load fails, and not the first request, if
     // the graph lacks an output or feed.
     let all = (0..tower.description.outputs.len()).collect();
     tower.callable(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
-    Ok(Box::new(tower))
+    let batching = tower.description.batching.clone();
+    match (batcher, batching) {
+        (Some(batcher), Some(parameters)) => batcher.wrap(Box::new(tower), &parameters),
+        _ => Ok(Box::new(tower)),
+    }
 }
 
 impl GraphDescription {
@@ -169,79 +155,6 @@ impl Tower {
     }
 }
 
-impl Tower {
-    /// Runs a batch of requests for the same callable, and returns the outputs of each request.
-    fn run_batch(&self, requests: &[Request]) -> Vec<Ran> {
-        if let [only] = requests {
-            let ran = self.session.run(&only.callable, &only.feeds).map_err(NotRun::Refused);
-            return vec![ran.and_then(|fetched| graph_outputs(fetched).map_err(NotRun::Declined))];
-        }
-        let parts = self.join_feeds(requests).and_then(|(callable, feeds)| {
-            let fetched = self.session.run(callable, &feeds).map_err(|_| Declined::Graph)?;
-            split_outputs(fetched, requests)
-        });
-        // If the graph refuses one request, the whole batch fails, and the reference server then runs each request
-        // alone.
-        parts.map_or_else(
-            |declined| requests.iter().map(|_| Err(NotRun::Declined(declined.clone()))).collect(),
-            |all| all.into_iter().map(Ok).collect(),
-        )
-    }
-
-    fn join_feeds<'a>(&self, requests: &'a [Request]) -> Result<(&'a Callable, Vec<Tensor>), Declined> {
-        let first = requests.first().ok_or(Declined::Graph)?;
-        let rows: usize = requests.iter().map(|request| request.rows).sum();
-        let join = |number: usize, like: &Tensor| {
-            let parts: Vec<&[u8]> = requests.iter().filter_map(|r| r.feeds.get(number)).map(Tensor::bytes).collect();
-            let dims: Dims = [rows].into_iter().chain(like.dims().into_iter().skip(1)).collect();
-            Tensor::new(self.session.api(), like.dtype(), &signed_dims(&dims)?, AlignedBuffer::concatenated(&parts))
-                .ok_or(Declined::NotNative)
-        };
-        let feeds = first.feeds.iter().enumerate().map(|(number, like)| join(number, like));
-        Ok((&first.callable, feeds.collect::<Result<_, _>>()?))
-    }
-}
-
-/// Splits the outputs of a batch's graph run by request.
-fn split_outputs(fetched: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<GraphOutput>>, Declined> {
-    let rows: usize = requests.iter().map(|request| request.rows).sum();
-    let mut all: Vec<Vec<GraphOutput>> = requests.iter().map(|_| Vec::with_capacity(fetched.len())).collect();
-    for tensor in fetched {
-        let GraphOutput { dtype, dims, data } = graph_output(tensor).ok_or(Declined::NotNative)?;
-        let (Some((&found_rows, row_dims)), OutputData::Numbers(numbers)) = (dims.split_first(), data) else {
-            return Err(Declined::Graph);
-        };
-        if found_rows != rows {
-            return Err(Declined::Graph);
-        }
-        let numbers: Arc<Numbers> = Arc::from(numbers);
-        let row_bytes = product(row_dims)? * dtype.size();
-        let mut start = 0;
-        for (request, outputs) in requests.iter().zip(&mut all) {
-            let end = start + request.rows * row_bytes;
-            let part = OutputSlice { whole: Arc::clone(&numbers), range: start..end };
-            let dims = [request.rows].into_iter().chain(row_dims.iter().copied()).collect();
-            outputs.push(GraphOutput { dtype, dims, data: OutputData::Numbers(Box::new(part)) });
-            start = end;
-        }
-    }
-    Ok(all)
-}
-
-type Numbers = dyn AsRef<[u8]> + Send + Sync;
-
-/// The rows of one request within an output of a batch.
-struct OutputSlice {
-    whole: Arc<Numbers>,
-    range: Range<usize>,
-}
-
-impl AsRef<[u8]> for OutputSlice {
-    fn as_ref(&self) -> &[u8] {
-        (*self.whole).as_ref().get(self.range.clone()).unwrap_or_default()
-    }
-}
-
 impl plan::Graph for Tower {
     fn run(
         &self,
@@ -269,54 +182,15 @@ impl plan::Graph for Tower {
         }
         feeds.extend(carried);
         feeds.extend(fed_inputs);
-        let fetched = match (&self.batch_queue, rows_of(&feeds)) {
-            (Some(batch_queue), Some(rows)) if rows <= self.description.batch_rows => {
-                let request = Request { callable, feeds, rows };
-                let run = |requests: &[Request]| {
-                    // Only the thread that runs a batch takes a permit to run a graph; a thread that waits for a batch
-                    // holds none.
-                    let _permit = effort.graph_permit();
-                    self.run_batch(requests)
-                };
-                let ran = batch_queue.run(request, rows, can_join, run).ok_or(Declined::Graph)?;
-                ran.map_err(|not_run| match not_run {
-                    NotRun::Refused(error) => refused(signature, inputs, &error),
-                    NotRun::Declined(declined) => declined,
-                })
-            }
-            _ => {
-                let _permit = effort.graph_permit();
-                effort.check_deadline()?;
-                self.session
-                    .run(&callable, &feeds)
-                    .map_err(|error| refused(signature, inputs, &error))
-                    .and_then(graph_outputs)
-            }
-        }?;
+        let permit = effort.graph_permit();
+        effort.check_deadline()?;
+        let ran = self.session.run(&callable, &feeds);
+        let fetched = ran.map_err(|error| refused(signature, inputs, &error)).and_then(graph_outputs)?;
+        drop(permit);
         let mut outputs: HashMap<usize, GraphOutput> = sorted.iter().copied().zip(fetched).collect();
         let ran = wanted.iter().map(|number| outputs.remove(number));
         Ok((ran.collect::<Option<_>>().ok_or(Declined::NotNative)?, features.instead()))
     }
-}
-
-/// Returns the number of rows that all these tensors have; None if their numbers differ, or if a tensor can not be in a
-/// batch: a scalar, or a tensor of strings.
-fn rows_of(feeds: &[Tensor]) -> Option<usize> {
-    let mut rows = None;
-    for tensor in feeds {
-        let num_rows = *tensor.dims().first()?;
-        if *rows.get_or_insert(num_rows) != num_rows || tensor.dtype() == DataType::String as u32 {
-            return None;
-        }
-    }
-    rows
-}
-
-/// Says whether two requests can be in one batch: they fetch the same outputs, and their tensors have rows of the same
-/// dtypes and shapes.
-fn can_join(one: &Request, other: &Request) -> bool {
-    let is_like = |(a, b): (&Tensor, &Tensor)| a.dtype() == b.dtype() && a.dims().get(1..) == b.dims().get(1..);
-    Arc::ptr_eq(&one.callable, &other.callable) && one.feeds.iter().zip(&other.feeds).all(is_like)
 }
 
 /// Returns the shape of one tensor to which vectors of features are fed.

@@ -134,7 +134,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
     "graph_towers": ("0", False),
-    "tower_batch_rows": ("64", 64),
     "lookup_threads": ("4", 4),
     "max_bytes_in_flight": ("100000000", 100_000_000),
     "strict": ("true", True),
@@ -299,12 +298,6 @@ def test_warmup_requests_are_run_once_unless_told_otherwise() -> None:
     assert Settings().warmup_iterations == 1
     assert Settings(num_request_iterations_for_warmup=4).warmup_iterations == 4
     assert Settings(enable_model_warmup=False, num_request_iterations_for_warmup=4).warmup_iterations == 0
-
-
-def test_batched_requests_can_wait_together_over_http() -> None:
-    assert Settings(graph_threads=2, grpc_max_threads=8).http_graph_threads == 2
-    assert Settings(graph_threads=2, grpc_max_threads=8, enable_batching=True).http_graph_threads == 8
-    assert Settings(graph_threads=9, grpc_max_threads=8, enable_batching=True).http_graph_threads == 9
 
 
 def test_free_ports_may_be_asked_for_and_ports_may_be_off() -> None:

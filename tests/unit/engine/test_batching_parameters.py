@@ -21,28 +21,19 @@ def test_the_defaults_are_tensorflow_servings() -> None:
     assert (parameters.batch_rows, parameters.thread_pool_name) == (1000, "batch_threads")
 
 
-@pytest.mark.parametrize(("rows", "padded"), [(1, 2), (2, 2), (3, 8), (8, 8)])
-def test_a_batch_is_padded_to_the_next_allowed_size(rows: int, padded: int) -> None:
-    assert BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 8)).padded_rows(rows) == padded
-
-
-def test_without_allowed_sizes_nothing_is_padded() -> None:
-    assert BatchingParameters().padded_rows(3) == 3
-
-
 def test_split_batches_may_be_smaller_than_requests() -> None:
     parameters = BatchingParameters(max_batch_size=8, max_execution_batch_size=2)
     assert parameters.batch_rows == 8, "it counts only where requests are split, as in TensorFlow Serving"
     split = BatchingParameters(max_batch_size=8, max_execution_batch_size=2, enable_large_batch_splitting=True)
     split.check()
     assert split.batch_rows == 2
+    assert split.document["max_execution_batch_size"] == 2
+    assert parameters.document["max_execution_batch_size"] == 8
     assert BatchingParameters(max_batch_size=8, enable_large_batch_splitting=True).batch_rows == 8
 
 
-def test_no_waiting_batch_is_one_unless_requests_are_split() -> None:
-    parameters = BatchingParameters(max_enqueued_batches=0)
-    parameters.check()
-    assert parameters.max_waiting_batches == 1
+def test_no_waiting_batch_may_be_given_unless_requests_are_split() -> None:
+    BatchingParameters(max_enqueued_batches=0).check()
 
 
 @pytest.mark.parametrize(

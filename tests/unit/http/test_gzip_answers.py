@@ -60,6 +60,12 @@ def test_what_is_left_as_it_is(pieces: list[bytes], accepted: bytes, headers: di
     assert exchange(pieces, accepted, **headers) == (given, pieces)
 
 
+def test_large_json_that_is_sent_plain_says_on_what_it_depends() -> None:
+    for size, more in ((MIN_BYTES, {b"vary": b"Accept-Encoding"}), (MIN_BYTES - 1, {})):
+        headers, pieces = exchange([b"1" * size], b"br", content_type="application/json")
+        assert (headers, pieces) == ({b"content-type": b"application/json", **more}, [b"1" * size])
+
+
 @pytest.mark.parametrize(
     ("accepted", "expected"),
     [

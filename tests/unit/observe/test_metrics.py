@@ -9,6 +9,8 @@ from service.engine.admission import Held
 from service.engine.admission_limits import Limits
 from service.engine.servable import LoadedServable
 from service.errors import IdOutOfRange, Overloaded
+from service.observe.batch_metrics import Batches
+from service.observe.buckets import QUEUE, Times
 from service.observe.metrics import Metrics
 from service.tables.guarded_files import GuardedFiles
 from service.types import State, TableCounts, VersionStatus
@@ -180,7 +182,9 @@ def test_prometheus_clients_own_reader_finds_the_same() -> None:
     finish(metrics)
     finish(metrics, kind="predict", method="Predict", api="grpc", signature="serving_default")
     finish(metrics, error=IdOutOfRange("x"))
-    metrics.batches.processed(requests=1, rows=1, padding=0, queue_seconds=[0.1])
+    waits = Times(QUEUE)
+    waits.add(0.1)
+    metrics.batches = lambda: Batches(1, 1, {"": waits})
     text = metrics.render()[0].decode()
     # prometheus_client's parser appends _total to the name of every counter, as OpenMetrics wants.
     theirs = {

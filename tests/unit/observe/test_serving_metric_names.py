@@ -6,6 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import BackendFailure, IdOutOfRange, NotReady, Overloaded
+from service.observe.batch_metrics import Batches
+from service.observe.buckets import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.metrics import Metrics
 from service.types import State, VersionStatus
 from tests.unit.observe.reports import finish, new_metrics, read
@@ -149,13 +151,33 @@ def test_warm_ups_are_shown_until_their_version_ends() -> None:
     assert not any("/models/m/1" in line for line in block(metrics, name))
 
 
+def times(*seconds: float) -> Times:
+    """Returns a histogram of waits for a batch."""
+    found = Times(QUEUE)
+    for one in seconds:
+        found.add(one)
+    return found
+
+
+def rows(*numbers: int) -> Rows:
+    """Returns a histogram of numbers of rows."""
+    found = Rows(BATCH_ROWS)
+    for one in numbers:
+        found.add(one)
+    return found
+
+
 def test_batches() -> None:
     metrics = new_metrics()
-    metrics.batches.arrived(rows=2)
-    metrics.batches.arrived(rows=1)
-    metrics.batches.processed(requests=2, rows=3, padding=1, queue_seconds=[90e-6, 0.001], pool="batch_threads")
-    metrics.batches.processed(requests=1, rows=4, padding=0, queue_seconds=[3.0], pool="batch_threads")
-    metrics.batches.rejected(error=Overloaded("full"))
+    metrics.batches = lambda: Batches(
+        num_runs=2,
+        num_requests=3,
+        waits={"batch_threads": times(90e-6, 0.001, 3.0)},
+        padding={4: rows(1, 0)},
+        arrived=rows(2, 1),
+        run=rows(4, 4),
+        rejected={"UNAVAILABLE": 1},
+    )
     found = read(metrics)
     batching = ":tensorflow:serving:batching_session:"
     assert block(metrics, batching + "wrapped_run_count")[1:] == [f"{batching}wrapped_run_count{{}} 2"]

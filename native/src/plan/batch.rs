@@ -1,0 +1,147 @@
+//! The state of a request that waits in a batch queue, from its validation to its answer.
+
+use std::cell::Cell;
+use std::fmt;
+
+use tokio::sync::oneshot;
+
+use super::declined::Declined;
+use super::faults::BoxedFault;
+use super::graph_output::GraphOutput;
+use super::inputs::UnknownKeyCounts;
+use super::instead::Instead;
+use super::rows_read::RowsRead;
+
+/// The outputs of a request that ran in a batch, with the tables whose rows could not all be read; or the reason why the
+/// request has none.
+pub type BatchResult = Result<(Vec<GraphOutput>, Vec<Instead>), Declined>;
+
+/// A request's place in a batch queue. Dropping it removes the request from the queue.
+pub trait BatchTicket: Send {
+    /// Removes a request whose deadline has passed from the queue; returns the error for its client. None: a part of the
+    /// request runs already, so its caller waits for the end of the run.
+    fn give_up(&self) -> Option<BoxedFault>;
+}
+
+/// A request that waits in a batch queue. Dropping it removes the request from the queue.
+pub struct QueuedRequest {
+    /// Receives the outputs; it is closed if the run of the batch panicked.
+    pub receiver: oneshot::Receiver<BatchResult>,
+    /// The request's place in the queue.
+    pub ticket: Box<dyn BatchTicket>,
+    /// B, the number of rows of the request, and the numbers of its unknown keys.
+    validated: (usize, UnknownKeyCounts),
+}
+
+impl QueuedRequest {
+    /// Returns a queued request whose outputs come by `receiver`.
+    #[must_use]
+    pub fn new(receiver: oneshot::Receiver<BatchResult>, ticket: Box<dyn BatchTicket>) -> Self {
+        QueuedRequest { receiver, ticket, validated: Default::default() }
+    }
+
+    pub(super) fn with_validated(self, rows: usize, unknown_keys: UnknownKeyCounts) -> Self {
+        QueuedRequest { validated: (rows, unknown_keys), ..self }
+    }
+
+    /// Takes the validated request out of its queue, for [`BatchPlace::ran`].
+    #[must_use]
+    pub fn into_ran(self, outputs: Vec<GraphOutput>, instead: Vec<Instead>) -> Ran {
+        let (rows, unknown_keys) = self.validated;
+        Ran { outputs, instead, rows, unknown_keys }
+    }
+}
+
+/// A request that ran in a batch; its answer is not yet written.
+pub struct Ran {
+    pub(super) outputs: Vec<GraphOutput>,
+    pub(super) instead: Vec<Instead>,
+    pub(super) rows: usize,
+    pub(super) unknown_keys: UnknownKeyCounts,
+}
+
+impl Ran {
+    /// Returns how many bytes the outputs have.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        self.outputs.iter().map(GraphOutput::num_bytes).sum()
+    }
+}
+
+/// The place where one request meets its batch: the handler of a wire format (form) leaves a queued request here, and
+/// finds the outputs here when the edge calls the form again.
+#[derive(Default)]
+pub struct BatchPlace {
+    /// Whether the calling thread may run a graph that is not batched, or a request without rows.
+    may_run: bool,
+    queued: Cell<Option<QueuedRequest>>,
+    ran: Cell<Option<Ran>>,
+    /// The rows of clusters that the requests of a batch have read before they joined it.
+    rows: Cell<Option<RowsRead>>,
+}
+
+impl BatchPlace {
+    /// Returns a place for a request that was not yet queued.
+    #[must_use]
+    pub fn new(may_run: bool) -> Self {
+        BatchPlace { may_run, ..BatchPlace::default() }
+    }
+
+    /// Returns a place for a request that ran in a batch: the form only writes its answer.
+    #[must_use]
+    pub fn of_ran(ran: Ran) -> Self {
+        BatchPlace { ran: Cell::new(Some(ran)), ..BatchPlace::default() }
+    }
+
+    /// Returns a place for a batch whose requests have read these rows of clusters.
+    #[must_use]
+    pub fn of_rows(rows: RowsRead) -> Self {
+        BatchPlace { rows: Cell::new(Some(rows)), ..BatchPlace::default() }
+    }
+
+    /// Takes the queued request out of the place, after the form ended with [`Declined::Queued`].
+    #[must_use]
+    pub fn take_queued(&self) -> Option<QueuedRequest> {
+        self.queued.take()
+    }
+
+    /// Says whether the request of this place has run in a batch.
+    #[must_use]
+    pub fn has_ran(&self) -> bool {
+        let ran = self.ran.take();
+        let has_ran = ran.is_some();
+        self.ran.set(ran);
+        has_ran
+    }
+
+    pub(super) fn take_rows(&self) -> Option<RowsRead> {
+        self.rows.take()
+    }
+
+    pub(super) fn take_ran(&self) -> Option<Ran> {
+        self.ran.take()
+    }
+
+    pub(super) fn may_run(&self) -> bool {
+        self.may_run
+    }
+
+    pub(super) fn leave(&self, queued: QueuedRequest) {
+        self.queued.set(Some(queued));
+    }
+}
+
+impl fmt::Debug for BatchPlace {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "BatchPlace, may_run: {}", self.may_run)
+    }
+}
+
+/// Compares by identity: each place belongs to one request.
+impl PartialEq for BatchPlace {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for BatchPlace {}

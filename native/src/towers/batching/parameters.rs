@@ -1,0 +1,40 @@
+//! TensorFlow Serving's batching parameters, as `service/engine/batching_parameters.py` has checked them.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// The batching parameters of one signature's queue. All sizes are numbers of rows.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Parameters {
+    /// Maximal number of rows of a request; without splitting, also of a batch.
+    pub max_batch_size: usize,
+    /// Microseconds for which a batch that is not full waits for more requests.
+    pub batch_timeout_micros: u64,
+    /// Maximal number of waiting batches; 0 means 1, as in TensorFlow Serving.
+    pub max_enqueued_batches: usize,
+    /// The sizes to which batches are padded, in ascending order; empty: batches are not padded.
+    pub allowed_batch_sizes: Vec<usize>,
+    /// Whether inputs of unequal inner sizes share a batch, padded to the largest size.
+    pub pad_variable_length_inputs: bool,
+    /// Whether a request may be spread over several batches.
+    pub enable_large_batch_splitting: bool,
+    /// Number of rows with which a batch is full.
+    pub max_execution_batch_size: usize,
+}
+
+impl Parameters {
+    /// Returns how long a batch that is not full waits for more requests.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        Duration::from_micros(self.batch_timeout_micros)
+    }
+
+    /// Returns the smallest allowed batch size that holds `rows` rows; `rows` itself if there is none.
+    #[must_use]
+    pub fn padded_rows(&self, rows: usize) -> usize {
+        let place = self.allowed_batch_sizes.partition_point(|&size| size < rows);
+        self.allowed_batch_sizes.get(place).copied().unwrap_or(rows)
+    }
+}
