@@ -24,7 +24,7 @@ import pytest
 from model_export.remote.push import push
 from service.artifact.protos import message_class
 from service.remote.address import StoreAddress
-from tests.conformance.random_calls import Array, Call, Drawn, RandomCalls
+from tests.conformance.random_calls import Array, Call, Drawn, RandomCalls, spoil
 from tests.conformance.test_data_planes import Answers
 from tests.conformance.wires import PREDICT, fill_tensor, read_tensor
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess
@@ -86,7 +86,7 @@ class RandomPredicts(RandomCalls):
                 cells = [cells[max(a, 0) : max(b, 0)] for a, b in pairwise(inputs[f"{feature}__row_splits"].tolist())]
             (drawn.weights if part == "weights" else drawn.nested)[feature] = cells
         if self.has_faults and rng.random() < 0.3:
-            self._spoil(rng, drawn.arrays)
+            spoil(rng, drawn.arrays)
         return drawn
 
 
