@@ -81,11 +81,11 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"MAX_INFLATED: usize = ([^;]+);",
     ),
     "keys of a JSON document; colons in strings count too": (
-        "native/src/forms/json/cursor.rs",
+        "native/src/forms/json/document.rs",
         r"MAX_DOCUMENT_KEYS: usize = ([^;]+);",
     ),
     "lists and objects of a JSON document; brackets in strings count too": (
-        "native/src/forms/json/cursor.rs",
+        "native/src/forms/json/document.rs",
         r"MAX_DOCUMENT_LISTS: usize = ([^;]+);",
     ),
     "forwarded status, metrics and reloads that run, of each wire": (
