@@ -60,7 +60,7 @@ test: core  ## all tests: the native core's, then the rest in four processes; AR
 	  $(call cargo,cargo,$(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) cargo test --locked --quiet))
 	@# In their order, by which files with servers come first: one of them at the end would leave a processor idle.
 	@# Compiled modules are kept, also where the environment says otherwise: some 300 programs import them.
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(ARGS)
 
 check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(call cargo,cargo cargo-fmt,cargo fmt --check)

@@ -39,6 +39,9 @@ pub unsafe fn keep(lines: i32, standard_error: i32, buffer: *mut libc::c_void, b
     BUFFER_BYTES.store(buffer_bytes, Ordering::SeqCst);
     BUFFER.store(buffer.cast(), Ordering::SeqCst);
     for number in CRASHES {
+        if number == libc::SIGBUS && is_bus_error_handled()? {
+            continue;
+        }
         // SAFETY: `on_crash` has the type of a handler without SA_SIGINFO, and a `sigaction` struct of zeros is valid.
         // A thread whose stack is full has another one for the handler, if Python's faulthandler is enabled.
         let result = unsafe {
@@ -53,6 +56,20 @@ pub unsafe fn keep(lines: i32, standard_error: i32, buffer: *mut libc::c_void, b
         }
     }
     Ok(())
+}
+
+/// Says whether a handler with `SA_SIGINFO` stands for SIGBUS already. It is that of the guard of mapped files, without
+/// which a file that is cut short would end the process; installed later than this module's handler, it calls this one.
+fn is_bus_error_handled() -> io::Result<bool> {
+    // SAFETY: sigaction(2) without a new action only writes the current one, and a struct of zeros is valid.
+    let (result, found) = unsafe {
+        let mut found: libc::sigaction = std::mem::zeroed();
+        (libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut found), found)
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(found.sa_flags & libc::SA_SIGINFO != 0)
 }
 
 extern "C" fn on_crash(number: libc::c_int) {

@@ -160,6 +160,19 @@ def test_other_bus_errors_end_the_process_as_ever(file: Path, script: str, print
     assert ("Fatal Python error: Bus error" in done.stderr) == bool(options)
 
 
+@pytest.mark.slow
+@needs_guard
+def test_a_later_handler_of_crashes_leaves_the_guard(file: Path) -> None:
+    script = """
+from service import _native
+_native.keep_last_words(-1, -1, None)
+os.truncate(sys.argv[1], 0)
+print(octets.sum(), files.is_damaged, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", BEGIN + script, str(file)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "0 True"), done.stderr
+
+
 class Unguarded(mmap.mmap):
     """A map of the native core once its table of guarded maps is full."""
 

@@ -451,7 +451,7 @@ def test_both_kernels_give_the_same_bits_for_small_numbers(is_weighted: bool) ->
         for combiner, order, positive_only in itertools.product(COMBINERS.values(), orders, (False, True)):
             found = [np.full((6, dim), np.nan, np.float32) for _ in range(2)]
             for module, out in zip((kernels, numpy_kernels), found, strict=True):
-                stored = (kernels.FLOAT32, table.ctypes.data, 0, *table.shape)
+                stored = (kernels.FLOAT32, table.view(np.uint8).reshape(-1), np.empty(0, np.uint8), *table.shape)
                 options = (positive_only, combiner + order, False, 0, False, kernels.ERROR, 0)
                 assert module.combine(*stored, ids, splits, weights, *options, out) == kernels.OK
             one, other = (array.view(np.uint32) for array in found)
