@@ -6,8 +6,9 @@ use super::faults::{self, BoxedFault, Subject};
 /// The reason why the handler of a wire format did not answer a request.
 ///
 /// After [`Declined::TooLarge`], [`Declined::Waits`], [`Declined::Batches`] and [`Declined::Queued`] the edge calls the
-/// form again. After [`Declined::Fault`] it refuses the request. After any other variant, it forwards the request to the reference servers, which answer or refuse it.
-/// Metrics count each variant but the fault separately; a fault counts by its code.
+/// form again. After [`Declined::Fault`] it refuses the request. After any other variant, it forwards the request to the
+/// reference servers, which answer or refuse it. Metrics count each variant but the fault separately; a fault counts by
+/// its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Declined {
     /// The request takes too long for a thread that serves connections. The server tries it again, with
