@@ -137,7 +137,8 @@ fn the_bound_is_kept_and_rows_that_are_read_often_stay() {
     assert!(num_hot_there > 270, "{num_hot_there} of 300 rounds");
     let counts = pager.counts();
     assert!(counts.drops > 1000 && counts.bytes <= counts.max_bytes, "{counts:?}");
-    assert_eq!(counts.bytes / 4096, counts.reads - counts.drops);
+    // Where memory is short, the kernel drops pages, too.
+    assert!(counts.bytes / 4096 <= counts.reads - counts.drops, "{counts:?}");
 }
 
 #[test]
