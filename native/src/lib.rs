@@ -7,8 +7,8 @@
 //! `tests/test_house_rules.py` has the exact table. The modules `python` have the classes and functions that Python
 //! uses; no other module uses them.
 //!
-//! Each request that this crate can not answer with certainty is forwarded, unchanged, to the reference servers in
-//! Python, which answer or refuse it. So each error text exists once, in the reference servers.
+//! The errors of data requests are in `plan/faults.rs`. A request of a kind that this crate does not run is forwarded,
+//! unchanged, to the servers in Python, which answer or refuse it.
 
 pub mod admission;
 pub mod clusters;
