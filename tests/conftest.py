@@ -54,13 +54,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options --quick (leave tests out) and --parity-requests (number of random requests) to pytest."""
+    """Adds --quick, --parity-requests and --record-refusals to pytest."""
     parser.addoption("--quick", action="store_true", help="run in a minute, without the tests that take long to start")
     parser.addoption(
         "--parity-requests",
         type=int,
         default=200,
         help="random requests that the served answers are compared with TensorFlow's on (default 200)",
+    )
+    parser.addoption(
+        "--record-refusals",
+        action="store_true",
+        help="write the server's answers to tests/conformance/cases/refusals.json",
     )
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
-import httpx
 import numpy as np
 
 from service.artifact.protos import message_class
+from tests.conformance.wires import HttpClient
 
 Case = Mapping[str, Any]
 SERVICES = {"status": "ModelService"}
@@ -99,26 +99,7 @@ def send_grpc(channel: grpc.Channel, case: Case, *, as_content: bool = False) ->
     return _ANSWERS[case["call"]](response)
 
 
-class Exchanges(Protocol):
-    """A client over which send_rest() can send: HttpClient, or one of a server process."""
-
-    def exchange(self, method: str, path: str, body: bytes = b"") -> httpx.Response:
-        """Sends a request and returns the whole answer."""
-        ...
-
-
-@dataclass(frozen=True)
-class ProcessHttp:
-    """A client of a server process."""
-
-    client: httpx.Client
-
-    def exchange(self, method: str, path: str, body: bytes = b"") -> httpx.Response:
-        """Sends a request and returns the whole answer."""
-        return self.client.request(method, path, content=body)
-
-
-def send_rest(http: Exchanges, case: Case, layout: str = "") -> Any:
+def send_rest(http: HttpClient, case: Case, layout: str = "") -> Any:
     """Sends a case over REST; returns its outputs, results or answer, or Refused. layout is "columns" or "rows"."""
     spec = case["spec"]
     path = f"/v1/models/{spec['name']}"

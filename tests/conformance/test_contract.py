@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.conformance.contract_calls import ProcessHttp, expected, send_grpc, send_rest, wires_of
+from tests.conformance.contract_calls import expected, send_grpc, send_rest, wires_of
 from tests.conformance.wires import HttpClient
 from tests.integration.process import ServerProcess
 
@@ -25,15 +25,6 @@ def test_case(contract_http: HttpClient, contract_channel: grpc.Channel, case: d
         answer = send_grpc(contract_channel, case, as_content=wire == "grpc content")
     else:
         answer = send_rest(contract_http, case, wire)
-    assert answer == expected(case, wire)
-
-
-@pytest.mark.parametrize(("case", "wire"), FORMS.values(), ids=FORMS.keys())
-def test_the_core_answers_the_same(contract_core: ServerProcess, case: dict[str, Any], wire: str) -> None:
-    if wire.startswith("grpc"):
-        answer = send_grpc(contract_core.channel, case, as_content=wire == "grpc content")
-    else:
-        answer = send_rest(ProcessHttp(contract_core.http), case, wire)
     assert answer == expected(case, wire)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from service.artifact.protos import message_class
-from service.engine.engine import Engine
 from tests.conformance.contract_calls import fill_tensor
-from tests.grpc_servers import grpc_server
+from tests.integration.process import ServerProcess, server_of
 
+# Number of bytes of predict_request() with 60,000 values as content.
+LONGEST = 240_033
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 SERVICES = {
     "tensorflow.serving.PredictionService": ["Classify", "GetModelMetadata", "MultiInference", "Predict", "Regress"],
@@ -82,37 +84,29 @@ def test_details_are_cut_at_1024_bytes(contract_channel: grpc.Channel, length: i
     assert caught.value.details() == (text[:1024] + "...TRUNCATED" if is_cut else text)
 
 
-@pytest.fixture
-def serve(contract_engine: Engine) -> Any:
-    """Returns a function that starts a gRPC server with options, and returns a channel to it."""
-    started: list[Any] = []
-
-    def start(client: Any = (), **options: Any) -> grpc.Channel:
-        server = grpc_server(contract_engine, **options)
-        channel = grpc.insecure_channel(f"127.0.0.1:{server.start()}", options=client)
-        started.append((server, channel))
-        return channel
-
-    yield start
-    for server, channel in started:
-        channel.close()
-        server.stop(0)
+@pytest.fixture(scope="module")
+def flagged(contract_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Starts a server with flags of gRPC; its longest message has LONGEST bytes."""
+    flags = {"max_request_bytes": LONGEST, "grpc_socket_path": tmp_path_factory.mktemp("s") / "grpc"}
+    models, folder = {"half": contract_models / "half"}, tmp_path_factory.mktemp("flagged")
+    with server_of(models, folder, "--enable_serialization_as_tensor_content", **flags) as server:
+        yield server
 
 
-def test_answers_in_tensor_content_by_flag_and_by_request(serve: Any) -> None:
-    by_flag = serve(as_content=True).unary_unary(PREDICT)
+def test_answers_in_tensor_content_by_flag_and_by_request(flagged: ServerProcess) -> None:
+    by_flag = flagged.channel.unary_unary(PREDICT)
     answer = output(by_flag(predict_request([2.0]), timeout=60))
     assert answer.tensor_content == b"\x00\x00\x40\x40" and not answer.float_val
     answer = output(by_flag(predict_request([2.0]), timeout=60, metadata=(("x-tensor-encoding", "values"),)))
     assert list(answer.float_val) == [3.0] and not answer.tensor_content
 
 
-def test_messages_up_to_the_limit_that_is_set(serve: Any) -> None:
+def test_messages_up_to_the_limit_that_is_set(flagged: ServerProcess) -> None:
     values = [2.0] * 60_000
-    client = [("grpc.max_receive_message_length", -1)]
     request = predict_request(values, as_content=True)
-    call = serve(max_message_bytes=len(request), client=client).unary_unary(PREDICT)
-    assert len(output(call(request, timeout=60)).float_val) == len(values)
+    assert len(request) == LONGEST
+    call = flagged.channel.unary_unary(PREDICT)
+    assert len(output(call(request, timeout=60)).tensor_content) == 4 * len(values)
     with pytest.raises(grpc.RpcError) as caught:
         call(predict_request([*values, 2.0], as_content=True), timeout=60)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -130,20 +124,12 @@ def test_gzip_both_ways(contract_channel: grpc.Channel) -> None:
     assert rpc.code() is grpc.StatusCode.OK
 
 
-def test_a_unix_socket_beside_the_port(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path: Path = tmp_path_factory.mktemp("s") / "grpc"
-    channel = serve(socket_path=str(path))
+def test_a_unix_socket_beside_the_port(flagged: ServerProcess) -> None:
+    path = flagged.wait_for_log("settings")["grpc_socket_path"]
     with grpc.insecure_channel(f"unix:{path}") as local:
-        for each in (channel, local):
-            assert list(output(each.unary_unary(PREDICT)(predict_request([2.0]), timeout=60)).float_val) == [3.0]
-
-
-def test_channel_arguments_reach_grpc(serve: Any) -> None:
-    # grpcio's own limit refuses the request, although the server's limit on requests is larger.
-    channel = serve(channel_arguments=[("grpc.max_receive_message_length", 100)])
-    with pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(PREDICT)(predict_request([2.0] * 100), timeout=60)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for each in (flagged.channel, local):
+            answer = output(each.unary_unary(PREDICT)(predict_request([2.0]), timeout=60))
+            assert answer.tensor_content == b"\x00\x00\x40\x40"
 
 
 def test_a_deadline_that_has_passed(contract_channel: grpc.Channel) -> None:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.engine.engine import Engine
-from tests.conformance.wires import HttpClient, http_client
+from tests.conformance.wires import HttpClient
+from tests.integration.process import ServerProcess, server_of
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases" / "contract_rest.json").read_text())
 PREDICT = "/v1/models/half:predict"
 BODY = b'{"inputs": [[2.0]]}'
 
 pytestmark = pytest.mark.tf
+
+
+@pytest.fixture(scope="module")
+def flagged(contract_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpClient]:
+    """Starts a server with flags of the HTTP port; yields a client of it."""
+    models, folder = {"half": contract_models / "half"}, tmp_path_factory.mktemp("flagged")
+    flags = ("--rest_api_enable_cors_support", "--rest_api_strict_json", "--rest_api_gzip_min_bytes=1000")
+    with server_of(models, folder, *flags) as server:
+        yield HttpClient(server.http)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
@@ -61,19 +71,18 @@ def test_gzip_bodies_are_decoded(contract_http: HttpClient) -> None:
     assert response.status_code == 400
 
 
-def test_answers_are_compressed_for_who_asks(contract_engine: Engine) -> None:
+def test_answers_are_compressed_for_who_asks(flagged: HttpClient) -> None:
     large = json.dumps({"inputs": [2.0] * 1000}).encode()
-    with http_client(contract_engine, gzip_min_bytes=1000) as http:
-        for accepted in ("gzip", "identity", "gzip;q=0", "br, gzip;q=0.5"):
-            response = http.exchange("POST", PREDICT, large, {"Accept-Encoding": accepted})
-            encoding = None if accepted in ("identity", "gzip;q=0") else "gzip"
-            assert response.headers.get("content-encoding") == encoding
-            assert response.json() == {"outputs": [3.0] * 1000}
-        small = http.exchange("POST", PREDICT, BODY, {"Accept-Encoding": "gzip"})
-        assert "content-encoding" not in small.headers
+    for accepted in ("gzip", "identity", "gzip;q=0", "br, gzip;q=0.5"):
+        response = flagged.exchange("POST", PREDICT, large, {"Accept-Encoding": accepted})
+        encoding = None if accepted in ("identity", "gzip;q=0") else "gzip"
+        assert response.headers.get("content-encoding") == encoding
+        assert response.json() == {"outputs": [3.0] * 1000}
+    small = flagged.exchange("POST", PREDICT, BODY, {"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in small.headers
 
 
-def test_other_origins_are_let_in_by_the_flag(contract_engine: Engine, contract_http: HttpClient) -> None:
+def test_other_origins_are_let_in_by_the_flag(flagged: HttpClient, contract_http: HttpClient) -> None:
     asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
     allowed = {
         "access-control-allow-origin": "*",
@@ -81,12 +90,11 @@ def test_other_origins_are_let_in_by_the_flag(contract_engine: Engine, contract_
         "access-control-allow-headers": "Content-Type, X-Request-Id, traceparent, tracestate, baggage",
         "access-control-expose-headers": "X-Model-Version, X-Request-Id, X-Error-Code, Retry-After",
     }
-    with http_client(contract_engine, has_cors=True) as http:
-        answers = [
-            http.exchange("OPTIONS", PREDICT, headers=asked),
-            http.exchange("POST", PREDICT, BODY, asked),
-            http.exchange("POST", PREDICT, b"", asked),
-        ]
+    answers = [
+        flagged.exchange("OPTIONS", PREDICT, headers=asked),
+        flagged.exchange("POST", PREDICT, BODY, asked),
+        flagged.exchange("POST", PREDICT, b"", asked),
+    ]
     assert [answer.status_code for answer in answers] == [200, 200, 400]
     assert answers[0].content == b""
     for answer in answers:
@@ -97,16 +105,15 @@ def test_other_origins_are_let_in_by_the_flag(contract_engine: Engine, contract_
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_strict_json_has_no_bare_tokens(contract_engine: Engine) -> None:
+def test_strict_json_has_no_bare_tokens(flagged: HttpClient) -> None:
     examples = b'{"signature_name": "regress", "examples": [{"x": 1e39}]}'
-    with http_client(contract_engine, strict_json=True) as http:
-        response = http.exchange("POST", PREDICT, b'{"inputs": [1e39, 2]}')
-        assert (response.status_code, response.text) == (200, '{"outputs":[null,3.0]}')
-        response = http.exchange("POST", "/v1/models/half:regress", examples)
-        assert (response.status_code, response.text) == (200, '{"results":[null]}')
-        response = http.exchange("POST", PREDICT, b'{"inputs": [NaN]}')
-        assert response.status_code == 400
-        assert response.json()["error"].startswith("JSON Parse error: ")
+    response = flagged.exchange("POST", PREDICT, b'{"inputs": [1e39, 2]}')
+    assert (response.status_code, response.text) == (200, '{"outputs":[null,3.0]}')
+    response = flagged.exchange("POST", "/v1/models/half:regress", examples)
+    assert (response.status_code, response.text) == (200, '{"results":[null]}')
+    response = flagged.exchange("POST", PREDICT, b'{"inputs": [NaN]}')
+    assert response.status_code == 400
+    assert response.json()["error"].startswith("JSON Parse error: ")
 
 
 def test_the_canonical_code_comes_in_a_header(contract_http: HttpClient) -> None:
@@ -116,31 +123,9 @@ def test_the_canonical_code_comes_in_a_header(contract_http: HttpClient) -> None
     assert "x-error-code" not in contract_http.exchange("POST", PREDICT, BODY).headers
 
 
-def test_a_client_that_leaves_ends_nothing_else(contract_engine: Engine) -> None:
-    from service.http.http_app import create_http_app
-
-    app = create_http_app(
-        contract_engine,
-        metrics=lambda: (b"", "text/plain"),
-        max_body_bytes=1 << 20,
-        rest_api_timeout_s=60,
-        graph_threads=1,
-    )
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": PREDICT,
-        "raw_path": PREDICT.encode(),
-        "query_string": b"",
-        "headers": [],
-    }
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    assert not any(message.get("status", 0) >= 500 for message in sent)
+def test_a_client_that_leaves_ends_nothing_else(contract_core: ServerProcess, contract_http: HttpClient) -> None:
+    head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode()
+    for sent in (head, head + BODY[:5], head + BODY):
+        with socket.create_connection(("127.0.0.1", contract_core.http_port)) as client:
+            client.sendall(sent)
+    assert contract_http.exchange("POST", PREDICT, BODY).json() == {"outputs": [[3.0]]}

@@ -4,44 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from model_export.parity.fingerprint import fingerprint64
 from service.artifact.protos import message_class
-from service.artifact.tensor_proto import decode_tensor, encode_tensor
-from service.engine.call import Call
-from service.engine.engine import Engine
-from service.grpc.methods import service_methods
-from service.types import ModelRef
-from tests.conformance.oip_wires import OipGrpcWire, OipHttpWire
-from tests.conformance.wires import (
-    PREDICT,
-    EngineWire,
-    Failure,
-    GrpcWire,
-    HttpClient,
-    Request,
-    Wire,
-    fill_tensor,
-    grpc_channel,
-    http_client,
-)
-from tests.conftest import RecordingObserver, serving
+from service.artifact.tensor_proto import decode_tensor
+from service.engine.servable import Servable
+from service.loading.loader import ServableLoader
+from tests.conformance.conftest import wires_of_server
+from tests.conformance.wires import PREDICT, Failure, HttpClient, Request, Wire, fill_tensor
+from tests.exposition import read_exposition
+from tests.integration.process import ServerProcess, server_of
 from tests.toy_described import described_tables, write_described_model
 from tests.toy_model import stored_numbers
 
-TENSOR_WIRES = ("engine", "grpc", "oip json", "oip binary", "oip grpc")
+TENSOR_WIRES = ("grpc", "oip json", "oip binary", "oip grpc")
 
 
 @dataclass(frozen=True)
 class Served:
-    """The model "described" behind every wire that takes tensors, and a client of its HTTP interface."""
+    """The model "described" behind every wire that takes tensors, and a client of its HTTP interface.
 
-    engine: Engine
+    opened: the version, opened by the loader alone.
+    """
+
+    opened: Servable
+    server: ServerProcess
     wires: dict[str, Wire]
     http: HttpClient
 
@@ -88,16 +82,11 @@ def request(signature: str, inputs: dict[str, Any]) -> Request:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     base = tmp_path_factory.mktemp("described")
     write_described_model(base / "1")
-    engine = Engine(serving(base, name="described"), RecordingObserver())
-    with http_client(engine) as http, grpc_channel(engine) as channel:
-        wires: dict[str, Wire] = {
-            "engine": EngineWire(engine),
-            "grpc": GrpcWire(channel),
-            "oip json": OipHttpWire(http, is_binary=False),
-            "oip binary": OipHttpWire(http, is_binary=True),
-            "oip grpc": OipGrpcWire(channel, is_raw=True),
-        }
-        yield Served(engine, wires, http)
+    with (
+        server_of({"described": base}, tmp_path_factory.mktemp("served"), graph_signatures="off") as server,
+        closing(ServableLoader(frozenset({"serve"}), "off", 1)("described", 1, base / "1")) as opened,
+    ):
+        yield Served(opened, server, wires_of_server(server), HttpClient(server.http))
 
 
 NAMED = {"tag_values": [1, 2, 3], "tag_offsets": [0, 2, 2, 3]}
@@ -105,10 +94,9 @@ GENRES = [[1.5, 2.5, 1], [0, 0, 0], [3, 9, 1]]
 
 
 def test_every_signature_is_served_from_its_tables(served: Served) -> None:
-    with served.engine._registry.lease(ModelRef("described")) as servable:
-        assert servable.signature_faults == {}
-        assert {spec.kind for spec in servable.signatures.values()} == {"lookup"}
-        assert servable.signatures["named"].ragged.keys() == {"genre", "own"}
+    assert served.opened.signature_faults == {}
+    assert {spec.kind for spec in served.opened.signatures.values()} == {"lookup"}
+    assert served.opened.signatures["named"].ragged.keys() == {"genre", "own"}
 
 
 def test_freely_named_tensors_on_every_wire(served: Served) -> None:
@@ -186,12 +174,12 @@ def test_features_stand_side_by_side_in_an_output(served: Served) -> None:
 
 
 def test_a_feature_of_two_outputs_is_looked_up_once(served: Served) -> None:
-    def ids() -> int:
-        with served.engine._registry.lease(ModelRef("described")) as servable:
-            return servable.table_counts()["tag"].ids
+    def ids() -> float:
+        family = read_exposition(served.server.http.get("/metrics").text)["embedding_server_table_ids_total"]
+        return sum(value for (_, labels), value in family.samples.items() if ("table", "tag") in labels)
 
     before = ids()
-    served.wires["engine"].send(request("joined", JOINED))
+    served.wires["grpc"].send(request("joined", JOINED))
     assert ids() - before == 2
 
 
@@ -200,9 +188,10 @@ def test_an_output_is_answered_where_all_of_its_features_were_sent(served: Serve
     assert served.refusal("joined", user=[1]) == (
         'output "both" of signature "joined" joins several features. Missing but required: {tags}.'
     )
-    with pytest.raises(Exception, match='output "all" of signature "joined" joins .* Missing but required: {more}'):
-        with served.engine.bind(ModelRef("described"), "joined", Call("test")) as bound:
-            bound.run(request("joined", JOINED).arrays(), ("all",))
+    message = message_class("tensorflow.serving.PredictRequest").FromString(served.predict_request("joined", **JOINED))
+    message.output_filter.append("all")
+    with pytest.raises(grpc.RpcError, match='output "all" of signature "joined" joins .* Missing but required: {more}'):
+        served.server.channel.unary_unary(PREDICT)(message.SerializeToString(), timeout=60)
 
 
 def test_features_of_one_output_must_have_as_many_rows(served: Served) -> None:
@@ -256,7 +245,7 @@ def test_dropped_ids_do_not_count(served: Served) -> None:
 
 
 def test_nothing_is_left_of_a_cut_feature_without_ids(served: Served) -> None:
-    found = served.wires["engine"].send(request("empty", {"cut__values": [], "cut__row_splits": [0, 0, 0]}))
+    found = served.wires["grpc"].send(request("empty", {"cut__values": [], "cut__row_splits": [0, 0, 0]}))
     assert found["cut"].shape == (0, 3)
 
 
@@ -293,9 +282,8 @@ def test_ids_of_another_shape_are_refused(served: Served) -> None:
 
 
 def test_a_limit_on_answers_counts_every_id(served: Served) -> None:
-    with served.engine._registry.lease(ModelRef("described")) as servable:
-        # Signature "blocks" answers each request row with 1 + 2 + 3 table rows of two numbers.
-        assert sum(servable.signatures["blocks"].row_bytes.values()) == 4 * (2 + 4 + 6)
+    # Signature "blocks" answers each request row with 1 + 2 + 3 table rows of two numbers.
+    assert sum(served.opened.signatures["blocks"].row_bytes.values()) == 4 * (2 + 4 + 6)
 
 
 @pytest.mark.parametrize("as_content", [False, True])
@@ -303,7 +291,8 @@ def test_rows_are_answered_as_their_table_is_stored(served: Served, as_content: 
     data = served.predict_request(
         "stored", half=[2, 1], double=[9, 1], steps__values=[1, 2, 0], steps__row_splits=[0, 3]
     )
-    answer = service_methods(served.engine, as_content=as_content)[PREDICT](data, None)
+    metadata = (("x-tensor-encoding", "content" if as_content else "values"),)
+    answer = served.server.channel.unary_unary(PREDICT)(data, timeout=60, metadata=metadata)
     response = message_class("tensorflow.serving.PredictResponse").FromString(answer)
     found = {name: decode_tensor(name, tensor) for name, tensor in response.outputs.items()}
     double = described_tables()["double"]
@@ -340,17 +329,15 @@ def test_stored_rows_in_json_and_in_the_open_inference_protocol(served: Served) 
 def test_bfloat16_keeps_its_bits(served: Served) -> None:
     pytest.importorskip("ml_dtypes")
     bits = stored_numbers(described_tables()["brain"], "bfloat16")
-    with served.engine.bind(ModelRef("described"), "stored", Call("test")) as bound:
-        found = bound.run({"brain": np.array([2, -1, 1])})["brain"]
-    assert found.dtype.name == "bfloat16"
-    assert np.array_equal(found.view(np.uint16), np.stack([bits[2], 0 * bits[0], bits[1]]))
     assert served.post("stored", "lookup", features={"brain": [2]})[1] == {"embeddings": {"brain": [[2, 0.5]]}}
-    for as_content in (False, True):
-        tensor = message_class("tensorflow.TensorProto").FromString(
-            b"".join(encode_tensor("brain", found, as_content=as_content))
-        )
-        assert tensor.dtype == 14
-        assert np.array_equal(decode_tensor("brain", tensor).view(np.uint16), found.view(np.uint16))
+    for encoding in ("content", "values"):
+        call = served.server.channel.unary_unary(PREDICT)
+        data = served.predict_request("stored", brain=[2, -1, 1])
+        answer = call(data, timeout=60, metadata=(("x-tensor-encoding", encoding),))
+        tensor = message_class("tensorflow.serving.PredictResponse").FromString(answer).outputs["brain"]
+        found = decode_tensor("brain", tensor)
+        assert (tensor.dtype, found.dtype.name) == (14, "bfloat16")
+        assert np.array_equal(found.view(np.uint16), np.stack([bits[2], 0 * bits[0], bits[1]]))
 
 
 def test_hashed_keys_and_oov_rows_of_keras(served: Served) -> None:
@@ -371,8 +358,7 @@ def test_hashed_keys_and_oov_rows_of_keras(served: Served) -> None:
 
 
 def test_hashed_keys_are_no_strangers(served: Served) -> None:
-    with served.engine._registry.lease(ModelRef("described")) as servable:
-        vocabulary = servable.signatures["hashed"].inputs["word"].vocabulary
-        assert vocabulary is not None
-        vocabulary.ids_of(np.array([b"a", b"b"], object), "word")
-        assert vocabulary.strangers.total == 0  # type: ignore[attr-defined]
+    vocabulary = served.opened.signatures["hashed"].inputs["word"].vocabulary
+    assert vocabulary is not None
+    vocabulary.ids_of(np.array([b"a", b"b"], object), "word")
+    assert vocabulary.strangers.total == 0  # type: ignore[attr-defined]

@@ -23,16 +23,9 @@ import pytest
 from google.protobuf import text_format
 
 from service.artifact.protos import message_class
-from service.engine.engine import Engine
-from service.engine.load_rules import LoadRules
-from service.engine.model_set import ModelSet
-from service.engine.registry import Registry
-from service.errors import ServiceError
-from service.loading.loader import ServableLoader
 from service.types import State
-from service.wire.model_config_proto import parse_config_text
-from tests.conformance.wires import HTTP_STATUS_OF_CODE, HttpClient, grpc_channel, http_client
-from tests.conftest import RecordingObserver
+from tests.conformance.wires import HTTP_STATUS_OF_CODE, HttpClient
+from tests.integration.process import ServerProcess
 from tests.toy_model import SHARD, write_toy_model
 from tests.unit.artifact.test_tf_record import record
 
@@ -47,7 +40,7 @@ Told = tuple[Any, ...]
 
 
 class World:
-    """Folders, a set of models over them, and both wires.
+    """Folders, and a server of the models in them.
 
     base: the folder of all models; half: where the rest of a half copy waits.
     """
@@ -56,23 +49,20 @@ class World:
         self.base = base
         for name in case["add"]:
             self.add(name)
-        registry = Registry(lambda model, status: None)
-        rules = LoadRules(
-            load=ServableLoader(frozenset({"serve"}), "off", 1),
-            max_retries=0,
-            retry_interval_s=PATIENCE_S,
-            settle_s=case.get("settle_s", 0.0),
-        )
-        self.models = ModelSet(
-            registry,
-            rules,
-            poll_interval_s=0.02,
-            reload_timeout_s=case.get("timeout_s", PATIENCE_S),
-            allow_labels_for_unavailable=case.get("allow", False),
-        )
-        self.engine = Engine(
-            registry, RecordingObserver(), reload=lambda new, deadline_s, origin: self.models.reload(new, deadline_s)
-        )
+        self.file = base / "models.config"
+        self.file.write_text(self.text(case["list"]))
+        flags = {
+            "model_config_file": self.file,
+            "model_root": base,
+            "graph_signatures": "off",
+            "max_num_load_retries": 0,
+            "version_settle_s": case.get("settle_s", 0.0),
+            "file_system_poll_wait_seconds": 0.02,
+            "model_reload_timeout_s": case.get("timeout_s", PATIENCE_S),
+            "first_loads_timeout_s": 0,
+            "allow_version_labels_for_unavailable_models": str(case.get("allow", False)).lower(),
+        }
+        self.server = ServerProcess(**flags)
 
     def text(self, models: list[Any]) -> str:
         """Returns a model config file's text; a model in the list is an object, or its part of the text."""
@@ -210,25 +200,22 @@ class Grpc:
 
 @pytest.fixture
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    """The models and the server of one case of the contract, not started yet."""
+    """The models and the server of one case of the contract."""
     world = World(tmp_path, request.param)
-    yield world
-    assert world.models.stop(PATIENCE_S) == []
+    with world.server:
+        yield world
 
 
 @pytest.mark.parametrize(("world", "case"), [(c, c) for c in CASES], indirect=["world"], ids=[c["name"] for c in CASES])
 def test_case(world: World, case: dict[str, Any]) -> None:
-    configs = parse_config_text(world.text(case["list"]), "models.conf")
-    assert configs is not None
     if "refused" in case:
-        with pytest.raises(ServiceError) as caught:
-            world.models.start(configs)
-        assert [caught.value.code, caught.value.message] == case["refused"]
+        assert world.server.exit_code() == 2
+        _, text = case["refused"]
+        assert text in world.server.text()
         return
-    world.models.start(configs)
-    with http_client(world.engine) as http, grpc_channel(world.engine) as channel:
-        for number, step in enumerate(case["steps"]):
-            run(world, step, [Rest(http), Grpc(channel)], f"step {number} {step}")
+    server = world.server.answering()
+    for number, step in enumerate(case["steps"]):
+        run(world, step, [Rest(HttpClient(server.http)), Grpc(server.channel)], f"step {number} {step}")
 
 
 def run(world: World, step: dict[str, Any], wires: list[Any], what: str) -> None:

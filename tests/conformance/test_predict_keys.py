@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from service.artifact.bundle import read_bundle
-from service.engine.engine import Engine
-from service.engine.registry import Registry
-from service.loading.loader import ServableLoader
-from tests.conformance.wires import EngineWire, Failure, GrpcWire, HttpWire, Request, Wire, grpc_channel, http_client
-from tests.conftest import RecordingObserver
+from tests.conformance.conftest import wires_of_server
+from tests.conformance.wires import Failure, Request, Wire
+from tests.integration.process import server_of
 from tests.toy_model import MANIFEST
 
 pytestmark = pytest.mark.tf
@@ -72,20 +70,10 @@ def artifact(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def key_wires(artifact: Path) -> Iterator[dict[str, Wire]]:
+def key_wires(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Wire]]:
     """Yields every wire to a server that runs the graph."""
-    registry = Registry(lambda model, status: None)
-    registry.add_model("keys")
-    registry.start("keys", 1)
-    registry.publish(ServableLoader(frozenset({"serve"}), "auto", 1)("keys", 1, artifact))
-    engine = Engine(registry, RecordingObserver())
-    with http_client(engine) as http, grpc_channel(engine) as channel:
-        yield {
-            "engine": EngineWire(engine),
-            "http columns": HttpWire(http, "columns"),
-            "http rows": HttpWire(http, "rows"),
-            "grpc": GrpcWire(channel),
-        }
+    with server_of({"keys": artifact.parent}, tmp_path_factory.mktemp("served")) as server:
+        yield wires_of_server(server)
 
 
 def request(**features: list[Any]) -> Request:
@@ -93,7 +81,7 @@ def request(**features: list[Any]) -> Request:
     return Request("serving_default", {"word": ["red"], "code": [100], "row": [0]} | features, model="keys")
 
 
-@pytest.mark.parametrize("wire", ["engine", "http columns", "http rows", "grpc"])
+@pytest.mark.parametrize("wire", ["http columns", "http rows", "grpc"])
 def test_keys_known_or_not_reach_the_graph_unchanged(key_wires: dict[str, Wire], wire: str) -> None:
     def answer(**features: list[Any]) -> tuple[float, float]:
         outputs = key_wires[wire].send(request(**features))
@@ -105,7 +93,7 @@ def test_keys_known_or_not_reach_the_graph_unchanged(key_wires: dict[str, Wire],
     assert answer(row=[-9]) == (3 + 1000, 0), "the graph has its own way with ids below 0"
 
 
-@pytest.mark.parametrize("wire", ["engine", "http columns", "http rows", "grpc"])
+@pytest.mark.parametrize("wire", ["http columns", "http rows", "grpc"])
 def test_only_what_the_graph_has_no_policy_for_is_refused(key_wires: dict[str, Wire], wire: str) -> None:
     with pytest.raises(Failure, match='input "row": id 5 at position 0 is out of range, its table has ids 0 to 4'):
         key_wires[wire].send(request(row=[5]))

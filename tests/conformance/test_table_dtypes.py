@@ -6,48 +6,35 @@ int4 has no place for all of them: its answers are those of a float32 model of t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from service.engine.engine import Engine
+from tests.conformance.conftest import wires_of_server
 from tests.conformance.test_transports import CASES
-from tests.conformance.wires import (
-    EngineWire,
-    Failure,
-    GrpcWire,
-    HttpWire,
-    Request,
-    Wire,
-    grpc_channel,
-    http_client,
-    takes,
-)
-from tests.conftest import RecordingObserver, serving
+from tests.conformance.wires import Failure, HttpClient, Request, takes
+from tests.integration.process import server_of
 from tests.stored_tables import DTYPES
 from tests.toy_model import toy_tables_as, write_toy_model
 
 TOY_CASES = [case for case in CASES if Request(**case["request"]).model == "toy"]
-WIRES = ("engine", "http :lookup", "grpc")
+WIRES = ("http :lookup", "grpc")
 
 
 @pytest.fixture(scope="module", params=[dtype for dtype in DTYPES if dtype != "float32"])
 def few_bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Yields wires over the toy model with tables of another dtype, and a client of its HTTP interface."""
-    base = tmp_path_factory.mktemp(request.param)
-    write_toy_model(base / "1", dtype=request.param)
-    exact = tmp_path_factory.mktemp("exact")
-    write_toy_model(exact / "1", tables=toy_tables_as(request.param))
-    expected = EngineWire(Engine(serving(exact), RecordingObserver()))
-    engine = Engine(serving(base), RecordingObserver())
-    with http_client(engine) as http, grpc_channel(engine) as channel:
-        wires: dict[str, Wire] = {
-            "engine": EngineWire(engine),
-            "http :lookup": HttpWire(http, "lookup"),
-            "grpc": GrpcWire(channel),
-        }
-        yield request.param, wires, http, expected
+    """Yields wires over the toy model with tables of another dtype, a client of its HTTP interface, and a wire of the
+    same numbers as float32.
+    """
+    folder = tmp_path_factory.mktemp(request.param)
+    write_toy_model(folder / "toy" / "1", dtype=request.param)
+    write_toy_model(folder / "exact" / "1", tables=toy_tables_as(request.param))
+    models = {name: folder / name for name in ("toy", "exact")}
+    with server_of(models, folder, graph_signatures="off") as server:
+        wires = wires_of_server(server)
+        yield request.param, wires, HttpClient(server.http), wires["grpc"]
 
 
 @pytest.mark.parametrize("case", TOY_CASES, ids=[case["name"] for case in TOY_CASES])
@@ -59,7 +46,7 @@ def test_case(few_bits: Any, case: dict[str, Any]) -> None:
             continue
         outputs = wires[name].send(request)
         assert outputs.keys() == case["outputs"].keys()
-        told = case["outputs"] if dtype != "int4" or not takes("engine", request) else exact.send(request)
+        told = case["outputs"] if dtype != "int4" else exact.send(replace(request, model="exact"))
         for output, expected in told.items():
             # Nested lists of zero rows lack the width of a row, so the expected array gets the shape of the answer.
             wanted = np.array(expected, np.float32).reshape(outputs[output].shape)
@@ -69,9 +56,9 @@ def test_case(few_bits: Any, case: dict[str, Any]) -> None:
 def test_the_same_requests_are_refused(few_bits: Any) -> None:
     _, wires, _, _ = few_bits
     for case in TOY_CASES:
-        if "error" in case and takes("engine", Request(**case["request"])):
+        if "error" in case:
             with pytest.raises(Failure):
-                wires["engine"].send(Request(**case["request"]))
+                wires["grpc"].send(Request(**case["request"]))
 
 
 def test_tables_and_their_rows_are_told_and_read(few_bits: Any) -> None:

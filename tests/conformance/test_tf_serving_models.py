@@ -10,13 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from service.engine.engine import Engine
-from service.engine.registry import Registry
 from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
 from tests.conformance.contract_calls import Case, send_grpc, send_rest
-from tests.conformance.wires import HttpClient, grpc_channel, http_client
-from tests.conftest import RecordingObserver
+from tests.conformance.wires import HttpClient
+from tests.integration.process import ServerProcess, server_of
 
 pytestmark = pytest.mark.tf
 
@@ -37,31 +35,28 @@ HALVES = [name for name in MODELS if name.startswith("half")]
 
 
 @pytest.fixture(scope="module")
-def engine(tf: Any, tf_serving_testdata: Path) -> Engine:
-    """An engine of those models of TensorFlow Serving's tests that TensorFlow can load."""
-    registry = Registry(lambda name, status: None)
-    load = ServableLoader(frozenset({"serve"}), "auto", 1)
-    for name, (folder, versions) in MODELS.items():
-        registry.add_model(name)
+def server(tf_serving_testdata: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Starts a server of those models of TensorFlow Serving's tests that TensorFlow can load."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, (source, versions) in MODELS.items():
+        (folder / name).mkdir()
         for version in versions:
-            digits = "1" if folder.startswith("matrix") else f"{version:08}"
-            registry.start(name, version)
-            registry.publish(load(name, version, tf_serving_testdata / folder / digits))
-    return Engine(registry, RecordingObserver())
+            digits = "1" if source.startswith("matrix") else f"{version:08}"
+            (folder / name / str(version)).symlink_to(tf_serving_testdata / source / digits)
+    with server_of({name: folder / name for name in MODELS}, folder) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
-def http(engine: Engine) -> Iterator[HttpClient]:
-    """Yields a client of the HTTP application."""
-    with http_client(engine) as client:
-        yield client
+def http(server: ServerProcess) -> HttpClient:
+    """Returns a client of the HTTP port."""
+    return HttpClient(server.http)
 
 
 @pytest.fixture(scope="module")
-def channel(engine: Engine) -> Iterator[grpc.Channel]:
-    """Yields a channel to a gRPC server of the engine."""
-    with grpc_channel(engine) as channel:
-        yield channel
+def channel(server: ServerProcess) -> grpc.Channel:
+    """Returns a channel to the gRPC port."""
+    return server.channel
 
 
 def latest(name: str) -> dict[str, Any]:

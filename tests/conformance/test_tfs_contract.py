@@ -7,7 +7,6 @@ servables/tensorflow/{predict_util,get_model_metadata_impl}.cc (9d981c5).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,16 @@ import pytest
 from google.protobuf import json_format
 
 from service.artifact.protos import message_class
-from service.engine.engine import Engine
-from tests.conformance.wires import HttpClient, grpc_channel
+from tests.conformance.wires import HttpClient
+from tests.integration.process import ServerProcess
 
 CASES = json.loads((Path(__file__).parent / "cases" / "tfs_contract.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def channel(shared_engine: Engine) -> Iterator[grpc.Channel]:
-    """Yields a channel to a server of the toy model."""
-    with grpc_channel(shared_engine) as channel:
-        yield channel
+def channel(shared_core: ServerProcess) -> grpc.Channel:
+    """Returns a channel to a server of the toy model."""
+    return shared_core.channel
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "path" in c], ids=lambda c: c["name"])

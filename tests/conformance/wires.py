@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,12 +12,6 @@ import httpx
 import numpy as np
 
 from service.artifact.protos import message_class
-from service.engine.call import Call
-from service.engine.engine import Engine
-from service.errors import ServiceError
-from service.http.http_app import create_http_app
-from service.types import ModelRef
-from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
@@ -87,12 +79,12 @@ class Request:
 
 
 OIP_WIRES = ("oip json", "oip binary", "oip grpc", "oip grpc contents")
-WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc", *OIP_WIRES)
+WIRES = ("http :lookup", "http columns", "http rows", "grpc", *OIP_WIRES)
 
 
 def takes(wire_name: str, request: Request) -> bool:
     """Says whether a wire has a form for a request: raw tensors need columns, rows need equal positive counts."""
-    if wire_name in ("engine", "grpc", *OIP_WIRES):
+    if wire_name in ("grpc", *OIP_WIRES):
         return True
     if request.inputs is not None:
         return wire_name == "http columns"
@@ -130,26 +122,6 @@ def _array(name: str, value: Any, id_dtype: str) -> np.ndarray:
     if name.endswith("__weights") or any(isinstance(item, float) for item in flat):
         return np.array(value, np.float32)
     return np.array(value, "int64" if name.endswith("__row_splits") else id_dtype)
-
-
-class EngineWire:
-    """Calls the engine directly, without a wire."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def code(self, canonical: str) -> str:
-        """Returns the canonical code itself."""
-        return canonical
-
-    def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Binds a request in the engine and runs it; returns the outputs."""
-        try:
-            ref = ModelRef(request.model, request.version)
-            with self._engine.bind(ref, request.signature, Call("test")) as bound:
-                return bound.run(request.arrays())
-        except ServiceError as error:
-            raise Failure(error.code, error.message) from error
 
 
 class GrpcWire:
@@ -197,7 +169,7 @@ def read_tensor(tensor: Any) -> np.ndarray:
 
 
 class HttpWire:
-    """Sends one JSON form to the ASGI application.
+    """Posts requests in one JSON form.
 
     layout: "lookup" (:lookup), "columns" (:predict with inputs) or "rows" (:predict with instances).
     """
@@ -243,10 +215,10 @@ class HttpWire:
 
 
 class HttpClient:
-    """A blocking client of the HTTP application, without a socket."""
+    """A blocking client of a server process."""
 
-    def __init__(self, app: Any, runner: asyncio.Runner) -> None:
-        self._app, self._runner = app, runner
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
 
     def post(self, path: str, body: str) -> tuple[int, Any]:
         """Sends a POST; returns the status and the parsed body."""
@@ -254,7 +226,6 @@ class HttpClient:
 
     def request(self, method: str, path: str, body: str = "") -> tuple[int, Any]:
         """Returns status and parsed body."""
-
         response = self.exchange(method, path, body.encode())
         return response.status_code, response.json()
 
@@ -262,31 +233,4 @@ class HttpClient:
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         """Sends a request and returns the whole answer."""
-
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                return await client.request(method, path, content=body, headers=headers)
-
-        return self._runner.run(send())
-
-
-@contextmanager
-def http_client(engine: Engine, **more: Any) -> Iterator[HttpClient]:
-    """Yields a client of the HTTP application over an engine."""
-    options = {"max_body_bytes": 1 << 20, "rest_api_timeout_s": 60, "graph_threads": 1} | more
-    app = create_http_app(engine, metrics=lambda: (b"", "text/plain"), **options)
-    with asyncio.Runner() as runner:
-        yield HttpClient(app, runner)
-
-
-@contextmanager
-def grpc_channel(engine: Engine) -> Iterator[grpc.Channel]:
-    """Yields a channel to a gRPC server over an engine."""
-    server = grpc_server(engine)
-    port = server.start()
-    try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield channel
-    finally:
-        server.stop(0)
+        return self._client.request(method, path, content=body, headers=headers)

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import httpx
 
-from tests.integration.process import PATIENCE_S, ROOT, environment, until, unused_ports
+from tests.integration.process import PATIENCE_S, ROOT, environment, skip_without_core, until, unused_ports
 
 _LIMIT = """
 import json, os, resource, sys
@@ -42,6 +42,7 @@ def limited(
     The ports are chosen here, because the log, which names them, goes to `stderr`. `prefix` is a command that runs the
     server's command line.
     """
+    skip_without_core(settings)
     http_port, grpc_port = unused_ports(2)
     given = {
         "host": "127.0.0.1",

@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import grpc
 import httpx
+import pytest
 
 from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor, read_tensor
@@ -27,13 +29,18 @@ from tests.conformance.wires import fill_tensor, read_tensor
 ROOT = Path(__file__).parents[2]
 # Longest wait in seconds: enough for a slow machine to import TensorFlow. A passing test never waits so long.
 PATIENCE_S = 120
-# Data planes that can be tested on this machine: the native one only if the native core is built.
-DATA_PLANES = ("native", "python") if importlib.util.find_spec("service._native") else ("python",)
+HAS_CORE = importlib.util.find_spec("service._native") is not None
 
 
 def environment(**more: str) -> dict[str, str]:
     """Returns this process's environment without the server's variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("EMB_")} | more
+
+
+def skip_without_core(settings: Mapping[str, object]) -> None:
+    """Skips a test that starts a server where the core is not built, unless the server is the reference."""
+    if not HAS_CORE and settings.get("data_plane") != "reference":
+        pytest.skip("the core is not built here: see CONTRIBUTING.md")
 
 
 @contextmanager
@@ -55,6 +62,7 @@ class ServerProcess:
     """
 
     def __init__(self, *flags: str, **settings: object) -> None:
+        skip_without_core(settings)
         given = {"host": "127.0.0.1", "port": "auto", "rest_api_port": "auto", "log_format": "json"} | settings
         arguments = [f"--{name}={value}" for name, value in given.items()]
         self._process = subprocess.Popen(
@@ -167,6 +175,31 @@ class ServerProcess:
     ) -> dict[str, Any]:
         """Calls Predict and returns the float outputs."""
         return predict_grpc(self.channel, inputs, signature, model=model, timeout_s=timeout_s)
+
+
+@contextmanager
+def server_of(
+    models: Mapping[str, Path], folder: Path, *flags: str, more: str = "", **settings: object
+) -> Iterator[ServerProcess]:
+    """Starts a server of all versions of some models, and waits until each model answers.
+
+    Args:
+      models: model name -> base path. folder: gets the list of models. more: further entries of that list.
+    """
+    entry = 'config {{ name: "{}" base_path: "{}" model_platform: "tensorflow" model_version_policy {{ all {{}} }} }}'
+    listed = " ".join(entry.format(name, base) for name, base in models.items())
+    file = folder / "models.config"
+    file.write_text(f"model_config_list {{ {listed} {more} }}")
+    with ServerProcess(*flags, model_config_file=file, **settings) as server:
+        server.answering()
+        for name, base in models.items():
+            for version in os.listdir(base):
+                until(partial(_is_available, server, name, int(version)))
+        yield server
+
+
+def _is_available(server: ServerProcess, model: str, version: int) -> bool:
+    return server.http.get(f"/v2/models/{model}/versions/{version}/ready").status_code == 200
 
 
 def predict_grpc(

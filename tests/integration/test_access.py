@@ -1,4 +1,4 @@
-"""A server with callers refuses requests without the right for them, on all routes, methods, wires and data planes."""
+"""A server with callers refuses requests without the right for them, on all routes, methods and wires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from embedding_client import AsyncEmbeddingClient, EmbeddingClient
 from embedding_client.errors import Refused
 from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.toy_model import write_toy_model
 
 TOKENS = {name: f"{name}-token-that-nobody-may-see" for name in ("user", "reader", "boss")}
@@ -42,7 +42,7 @@ ANSWER = [[1.0, 10.0]]
 class Guarded:
     """A server of models "shown" and "hidden". Rights: user predicts on "shown", reader sees "shown", boss has all."""
 
-    def __init__(self, folder: Path, stack: ExitStack, plane: str) -> None:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.auth, self.models = folder / "auth.toml", folder / "models.conf"
         self.socket = folder / "grpc.sock"
         for name in ("shown", "hidden"):
@@ -68,7 +68,6 @@ class Guarded:
                 admin_port="auto",
                 grpc_socket_path=self.socket,
                 graph_signatures="off",
-                data_plane=plane,
                 log_level="debug",
             )
         ).answering()
@@ -109,10 +108,10 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {TOKENS.get(token, token)}"} if token else {}
 
 
-@pytest.fixture(scope="module", params=DATA_PLANES)
-def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with ExitStack() as stack:
-        yield Guarded(tmp_path_factory.mktemp("guarded"), stack, request.param)
+        yield Guarded(tmp_path_factory.mktemp("guarded"), stack)
 
 
 def spec(message: str, model: str, **more: Any) -> Any:

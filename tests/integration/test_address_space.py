@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -17,9 +16,6 @@ from tests.integration.limited import LOOKUP, limited
 from tests.integration.process import PATIENCE_S, ServerProcess, until, unused_ports
 from tests.toy_model import write_toy_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
-)
 _SERVING = "/tensorflow.serving."
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _SIZE = 60 << 20

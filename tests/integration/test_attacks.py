@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import importlib.util
 import json
 import re
 import select
@@ -32,9 +31,6 @@ from tests.integration.h2_client import Answer, H2Client, framed
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.integration.raw_http import BODY, LOOKUP, answer, connect, endless, post, rest, send, status
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
-)
 CLOSE = b"connection: close"
 CHUNKED = LOOKUP + b"transfer-encoding: chunked\r\n\r\n"
 _STATUS = "/tensorflow.serving.ModelService/GetModelStatus"

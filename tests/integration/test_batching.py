@@ -17,10 +17,9 @@ from service.artifact.protos import message_class
 from tests.conformance.wires import PREDICT, fill_tensor, read_tensor
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.tower_model import TAGS, USERS
 
-needs_core = pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built")
 PREFIX = ":tensorflow:serving:batching_session:"
 REQUESTS = 60
 # The parameters of the models: "quick" has TensorFlow Serving's usual ones; "full" runs a batch only once it has 48
@@ -136,7 +135,6 @@ def request_of(number: int) -> dict[str, Any]:
     }
 
 
-@needs_core
 @pytest.mark.tf
 def test_interleaved_clients_of_both_wires_get_the_answers_of_an_unbatched_run(
     server: ServerProcess, version: Path, tf: Any
@@ -173,7 +171,6 @@ def test_interleaved_clients_of_both_wires_get_the_answers_of_an_unbatched_run(
     assert server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]["grpc"] == 0
 
 
-@needs_core
 @pytest.mark.tf
 def test_predicts_with_lookups_share_runs_and_get_their_own_rows(server: ServerProcess) -> None:
     users, tags = np.array(USERS), np.array(TAGS)
@@ -194,7 +191,6 @@ def test_predicts_with_lookups_share_runs_and_get_their_own_rows(server: ServerP
         assert (outputs_of(call)["rows"] / 2).tolist() == [rows[name] for name in names]
 
 
-@needs_core
 @pytest.mark.tf
 def test_requests_wait_together_without_a_thread_for_each(server: ServerProcess) -> None:
     runs = counted(server, f"{PREFIX}wrapped_run_count")
@@ -209,7 +205,6 @@ def test_requests_wait_together_without_a_thread_for_each(server: ServerProcess)
     assert counted(server, f"{PREFIX}wrapped_run_count") == runs + 1
 
 
-@needs_core
 @pytest.mark.tf
 def test_requests_of_other_shapes_and_outputs_are_not_joined(server: ServerProcess) -> None:
     runs = counted(server, f"{PREFIX}wrapped_run_count")
@@ -220,7 +215,6 @@ def test_requests_of_other_shapes_and_outputs_are_not_joined(server: ServerProce
     assert counted(server, f"{PREFIX}wrapped_run_count") == runs + 3
 
 
-@needs_core
 @pytest.mark.tf
 def test_what_is_refused_is_refused_in_tensorflow_servings_words(server: ServerProcess) -> None:
     def refused(inputs: dict[str, Any], signature: str) -> tuple[grpc.StatusCode, str]:
@@ -252,7 +246,6 @@ def test_what_is_refused_is_refused_in_tensorflow_servings_words(server: ServerP
     )
 
 
-@needs_core
 @pytest.mark.tf
 def test_a_request_that_the_graph_refuses_spoils_no_other(server: ServerProcess) -> None:
     words = [b"%d" % number for number in range(16)]
@@ -267,7 +260,6 @@ def test_a_request_that_the_graph_refuses_spoils_no_other(server: ServerProcess)
             assert outputs_of(call)["y"].tolist() == [number]
 
 
-@needs_core
 @pytest.mark.tf
 def test_a_graphs_refusal_has_the_words_of_an_unbatched_run(server: ServerProcess, version: Path) -> None:
     # The shape of the client's input stands in the text, and not that of the batch, which is padded to 4 rows.
@@ -288,7 +280,6 @@ def test_a_graphs_refusal_has_the_words_of_an_unbatched_run(server: ServerProces
     assert server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]["grpc"] == 0
 
 
-@needs_core
 @pytest.mark.tf
 def test_a_large_request_is_split_and_put_together_again(server: ServerProcess) -> None:
     calls = [
@@ -299,7 +290,6 @@ def test_a_large_request_is_split_and_put_together_again(server: ServerProcess) 
         assert outputs_of(call)["y"].tolist() == (request * 2).tolist()
 
 
-@needs_core
 @pytest.mark.tf
 def test_a_flood_fills_the_queue_and_every_request_is_answered_or_refused(server: ServerProcess) -> None:
     calls = [start(server, "small", "wide", {"x": np.array([n], np.float32)}) for n in range(1000)]
@@ -318,7 +308,6 @@ def test_a_flood_fills_the_queue_and_every_request_is_answered_or_refused(server
     assert outputs_of(start(server, "small", "wide", {"x": np.zeros(1, np.float32)}))["y"].tolist() == [0]
 
 
-@needs_core
 @pytest.mark.tf
 def test_a_request_whose_client_left_is_not_run(server: ServerProcess) -> None:
     arrived = counted(server, f"{PREFIX}input_batch_size|_count")
@@ -335,7 +324,6 @@ def test_a_request_whose_client_left_is_not_run(server: ServerProcess) -> None:
     assert counted(server, f"{PREFIX}processed_batch_size|_sum") == runs + 48
 
 
-@needs_core
 @pytest.mark.tf
 def test_requests_that_wait_while_their_model_is_unloaded_or_the_server_stops_are_answered(
     version: Path, tmp_path: Path
@@ -381,8 +369,3 @@ def test_parameters_that_can_not_be_used_stop_the_start(serve: Serve, tmp_path: 
     unused = serve(batching_parameters_file=file)
     assert unused.exit_code() == 2
     assert "is set without setting --enable_batching" in unused.text()
-
-
-def test_the_servers_in_python_say_that_they_do_not_batch(serve: Serve) -> None:
-    server = serve(enable_batching="true", data_plane="python").ready()
-    assert server.wait_for_log("--enable_batching has no effect: the servers in Python answer each request by itself")

@@ -23,7 +23,7 @@ import pytest
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.limited import limited, lookup
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.integration.silent import full_pipe, needs_mounts, silent_disk, silent_names, silent_server
 from tests.integration.test_request_log import config
 
@@ -56,12 +56,11 @@ def ends(process: subprocess.Popen[Any] | ServerProcess) -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_a_log_that_nobody_reads(base: Path, plane: str, log_format: str) -> None:
+def test_a_log_that_nobody_reads(base: Path, log_format: str) -> None:
     with (
         full_pipe() as (reading, writing),
-        limited(base, stdout=writing, stderr=writing, data_plane=plane, log_format=log_format) as (process, http),
+        limited(base, stdout=writing, stderr=writing, log_format=log_format) as (process, http),
     ):
         # The log lines of so many refused requests are longer than the pipe.
         for _ in range(10):
@@ -109,10 +108,9 @@ def test_a_log_that_is_read_again_has_every_line_that_was_not_dropped(base: Path
 
 
 @needs_mounts
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_the_disk_of_the_request_log(serve: Serve, base: Path, tmp_path: Path, plane: str) -> None:
+def test_the_disk_of_the_request_log(serve: Serve, base: Path, tmp_path: Path) -> None:
     models = config(tmp_path, base)
-    server = serve(f"--model_config_file={models}", model_base_path="", drain_timeout_s=2, data_plane=plane)
+    server = serve(f"--model_config_file={models}", model_base_path="", drain_timeout_s=2)
     server.ready()
     with silent_disk(tmp_path / "log"):
         is_served(server.http, "toy")
@@ -125,12 +123,11 @@ def test_the_disk_of_the_request_log(serve: Serve, base: Path, tmp_path: Path, p
 
 
 @needs_mounts
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_the_disk_of_the_journal(serve: Serve, tmp_path: Path, plane: str) -> None:
+def test_the_disk_of_the_journal(serve: Serve, tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     journals.mkdir()
     flags: dict[str, object] = {"delta_journal_dir": journals, "delta_poll_wait_seconds": 0.05}
-    server = serve(admin_port="auto", drain_timeout_s=2, data_plane=plane, **flags).ready()
+    server = serve(admin_port="auto", drain_timeout_s=2, **flags).ready()
     url = f"http://127.0.0.1:{server.admin_port}/v1/models/default/tables/user:upsert"
 
     answers = []

@@ -15,7 +15,7 @@ import pytest
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.h2_client import H2Client, framed
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.toy_model import write_toy_model
 
 LIMIT, REQUEST = 32 << 20, 4 << 20
@@ -25,8 +25,8 @@ LARGE_BODY = b'{"features": {"user": [1]}}'.ljust(REQUEST)
 IDS = [1] * 50_000
 
 
-@pytest.fixture(scope="module", params=DATA_PLANES)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the models "flooded" and "other" that may hold LIMIT bytes."""
     folder = tmp_path_factory.mktemp("shares")
     write_toy_model(folder / "model" / "1")
@@ -34,7 +34,6 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     models = " ".join(one % (name, folder / "model") for name in ("flooded", "other"))
     (folder / "models.config").write_text(f"model_config_list {{ {models} }}")
     settings: dict[str, object] = {
-        "data_plane": request.param,
         "model_config_file": folder / "models.config",
         "graph_signatures": "off",
         "max_bytes_in_flight": LIMIT,
@@ -96,8 +95,6 @@ def test_half_received_bodies_leave_room_for_another_model(server: ServerProcess
 
 
 def test_half_received_messages_leave_room_for_another_model(server: ServerProcess) -> None:
-    if server.http.get("/v1/statusz").json()["data_plane"]["kind"] == "python":
-        pytest.skip("grpcio receives messages by itself and accounts for none")
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name = "flooded"
     request.output_filter.append("x" * (REQUEST - 100))
@@ -113,11 +110,10 @@ def test_half_received_messages_leave_room_for_another_model(server: ServerProce
         assert_the_other_is_answered(server)
 
 
-@pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built")
 def test_a_refused_client_that_acknowledges_no_settings_keeps_no_thread_busy(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "1")
     limits = {"max_bytes_in_flight": 1 << 20, "max_request_bytes": 1 << 20, "rest_api_stall_timeout_s": 3600}
-    with ServerProcess(model_base_path=tmp_path, graph_signatures="off", data_plane="native", **limits) as server:
+    with ServerProcess(model_base_path=tmp_path, graph_signatures="off", **limits) as server:
         server.ready()
         # This client reads nothing, so it acknowledges no SETTINGS frame.
         with closing((client := H2Client(server.grpc_port)).socket):

@@ -14,7 +14,7 @@ import pytest
 
 from service.artifact.protos import message_class
 from tests.certificates import Authority, Issued, ssl_config
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, predict_grpc, until
+from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until
 from tests.toy_model import write_toy_model
 
 AUTHORITY = Authority()
@@ -39,21 +39,19 @@ rights = ["metadata"]
 TOKEN = "the-token-of-the-boss"
 
 
-@pytest.fixture(scope="module", params=[(plane, name) for plane in DATA_PLANES for name in ("CN:ranker", "DNS:ranker")])
+@pytest.fixture(scope="module", params=["CN:ranker", "DNS:ranker"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with TLS and client certificates on both wires, and one caller who is known by a certificate."""
     folder = tmp_path_factory.mktemp("certificates")
     write_toy_model(folder / "model" / "1")
     (folder / "ssl.conf").write_text(ssl_config(AUTHORITY.issue(), AUTHORITY))
-    plane, name = request.param
-    (folder / "auth.toml").write_text(CALLERS.format(name=name, digest=sha256(TOKEN.encode()).hexdigest()))
+    (folder / "auth.toml").write_text(CALLERS.format(name=request.param, digest=sha256(TOKEN.encode()).hexdigest()))
     with ServerProcess(
         model_base_path=folder / "model",
         graph_signatures="off",
         ssl_config_file=folder / "ssl.conf",
         rest_api_ssl_config_file=folder / "ssl.conf",
         auth_config=folder / "auth.toml",
-        data_plane=plane,
     ) as process:
         process.answering().wait_for_log("loaded")
         yield process

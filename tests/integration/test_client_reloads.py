@@ -12,7 +12,7 @@ import pytest
 from service.artifact.protos import message_class
 from service.engine.model_config import UNTOLD
 from tests.integration.conftest import Serve, add_version
-from tests.integration.process import DATA_PLANES, ServerProcess, until
+from tests.integration.process import ServerProcess, until
 from tests.integration.test_models import ask, reload
 
 STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
@@ -32,10 +32,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("data_plane", DATA_PLANES)
-def test_a_request_log_is_written_only_below_its_root(
-    serve: Serve, base: Path, tmp_path: Path, data_plane: str
-) -> None:
+def test_a_request_log_is_written_only_below_its_root(serve: Serve, base: Path, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "out").symlink_to(tmp_path)
@@ -43,7 +40,7 @@ def test_a_request_log_is_written_only_below_its_root(
     victim.write_bytes(b"old")
     before = files_of(tmp_path)
     entry = {"name": "default", "base_path": str(base)}
-    server = serve(data_plane=data_plane, request_log_root=logs, request_log_files=1).ready()
+    server = serve(request_log_root=logs, request_log_files=1).ready()
     for prefix in (tmp_path / "victim", logs / ".." / "victim", logs / "out" / "victim", logs):
         code, text = reload(server, entry | log_to(prefix))
         assert code == "PERMISSION_DENIED", prefix

@@ -14,11 +14,10 @@ import pytest
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
-from tests.integration.process import DATA_PLANES, ServerProcess, environment, until, unused_ports
+from tests.integration.process import ServerProcess, environment, until, unused_ports
 from tests.toy_model import rewrite_manifest
 
 pytestmark = pytest.mark.tf
-by_plane = pytest.mark.parametrize("plane", DATA_PLANES)
 SHOWN = "lookups are answered while the version is LOADING"
 LOADING = "version 1 is LOADING, and only its lookups are answered"
 USER_1 = {"user": [[2.0, 3.0]]}
@@ -106,13 +105,10 @@ def looked_up(server: ServerProcess) -> float:
     return sum(value for (_, labels), value in family.samples.items() if ("table", "user") in labels)
 
 
-@by_plane
 def test_lookups_are_answered_before_tensorflow_is_loaded_and_predicts_when_it_is(
-    serve: Serve, models: Path, let_go: Callable[[], None], plane: str
+    serve: Serve, models: Path, let_go: Callable[[], None]
 ) -> None:
-    server = serve(
-        model_base_path=models, graph_signatures="auto", data_plane=plane, first_loads_timeout_s=3600
-    ).answering()
+    server = serve(model_base_path=models, graph_signatures="auto", first_loads_timeout_s=3600).answering()
     assert lookup(server) == lookup(server, "/versions/1") == (200, USER_1)
     assert "libtensorflow" not in Path(f"/proc/{server.pid}/maps").read_text()
     assert states(server) == {1: "LOADING"}
@@ -174,15 +170,14 @@ def test_a_version_that_fails_answers_no_more_and_a_second_one_is_published_whol
     assert [record for record in server.records if record["message"] == SHOWN and record["version"] == 3] == []
 
 
-@by_plane
 def test_ports_open_when_models_have_loaded_without_early_lookups_and_the_end_does_not_wait_for_that(
-    serve: Serve, models: Path, tmp_path: Path, let_go: Callable[[], None], plane: str
+    serve: Serve, models: Path, tmp_path: Path, let_go: Callable[[], None]
 ) -> None:
     # Without its manifest, a version has no lookups that could be answered before the graph is loaded.
     graphs = shutil.copytree(models, tmp_path / "graphs")
     shutil.rmtree(graphs / "1" / "assets.extra")
     http_port, grpc_port = unused_ports(2)
-    given: dict[str, Any] = {"graph_signatures": "auto", "data_plane": plane}
+    given: dict[str, Any] = {"graph_signatures": "auto"}
     given |= {"rest_api_port": http_port, "port": grpc_port, "version_settle_s": 0}
 
     def is_open(port: int) -> bool:

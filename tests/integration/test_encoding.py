@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import http.client
-import importlib.util
 import json
 import shutil
 import socket
@@ -33,9 +32,6 @@ from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.integration.raw_http import BODY, LOOKUP, answer, connect, post, status
 from tests.toy_model import write_toy_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
-)
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIMIT = 8 << 20
 CLOSE = b"connection: close"

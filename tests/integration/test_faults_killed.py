@@ -9,10 +9,9 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pytest
 
 from tests.integration.conftest import Serve
-from tests.integration.process import DATA_PLANES, PATIENCE_S, until
+from tests.integration.process import PATIENCE_S, until
 from tests.integration.steady_clients import FEATURES
 
 URL = "/v1/models/default:lookup"
@@ -54,14 +53,13 @@ class Persistent:
         self._thread.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_a_server_killed_under_load_is_restarted_in_its_place(serve: Serve, base: Path, plane: str) -> None:
-    first = serve(data_plane=plane).ready()
+def test_a_server_killed_under_load_is_restarted_in_its_place(serve: Serve, base: Path) -> None:
+    first = serve().ready()
     with Persistent(first.http_port) as one, Persistent(first.http_port) as other:
         until(lambda: min(one.num_answers, other.num_answers) > 20)
         os.kill(first.pid, signal.SIGKILL)
         first.exit_code()
-        second = serve(data_plane=plane, port=first.grpc_port, rest_api_port=first.http_port).ready()
+        second = serve(port=first.grpc_port, rest_api_port=first.http_port).ready()
         before = one.num_answers, other.num_answers
         until(lambda: one.num_answers > before[0] + 20 and other.num_answers > before[1] + 20)
     assert one.wrong == other.wrong == []

@@ -20,7 +20,7 @@ import pytest
 
 from tests.integration.conftest import add_version
 from tests.integration.limited import LOOKUP, limited, lookup, used_while_idle_s
-from tests.integration.process import DATA_PLANES, PATIENCE_S, until
+from tests.integration.process import PATIENCE_S, until
 from tests.toy_model import MANIFEST
 
 ROW_1 = [[1, 10]]
@@ -28,12 +28,11 @@ ROW_1 = [[1, 10]]
 Shared = tuple[Path, httpx.Client, Iterator[int]]
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path, plane: str) -> None:
+def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path) -> None:
     limits = {resource.RLIMIT_FSIZE: os.sysconf("SC_PAGESIZE")}
     with (
         open("/dev/full", "wb") as full,
-        limited(base, limits=limits, stderr=full, data_plane=plane) as (
+        limited(base, limits=limits, stderr=full) as (
             process,
             http,
         ),
@@ -56,10 +55,9 @@ def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path) -> Non
             until(lambda: lookup(http, [1]) == [[2, 20]])
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path, plane: str) -> None:
+def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path) -> None:
     with ExitStack() as stack:
-        process, http = stack.enter_context(limited(base, limits={resource.RLIMIT_NOFILE: 80}, data_plane=plane))
+        process, http = stack.enter_context(limited(base, limits={resource.RLIMIT_NOFILE: 80}))
         assert lookup(http, [1]) == ROW_1
         address = (http.base_url.host, http.base_url.port)
         # These are more connections than the server may have descriptors.

@@ -16,7 +16,7 @@ import pytest
 from service.artifact.protos import message_class
 from tests.conformance.wires import PREDICT, fill_tensor
 from tests.integration.h2_client import Answer, H2Client, framed
-from tests.integration.process import DATA_PLANES, ServerProcess
+from tests.integration.process import ServerProcess
 from tests.toy_model import write_toy_model
 
 # A field that PredictRequest does not have: protobuf ignores it, and the core forwards the request for it.
@@ -25,12 +25,12 @@ GZIP = (("x-response-encoding", "gzip"),)
 THREADS, CALLS = 8, 150
 
 
-@pytest.fixture(scope="module", params=DATA_PLANES)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Starts a server of the toy model with each data plane."""
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Starts a server of the toy model."""
     base: Path = tmp_path_factory.mktemp("model")
     write_toy_model(base / "1")
-    with ServerProcess(data_plane=request.param, model_base_path=base, graph_signatures="off") as started:
+    with ServerProcess(model_base_path=base, graph_signatures="off") as started:
         yield started.ready()
 
 
@@ -56,12 +56,10 @@ def plain(answer: Answer) -> tuple[bytes, bool]:
     return gzip.decompress(answer.data[5:]) if is_compressed else answer.data[5:], is_compressed
 
 
-@pytest.mark.parametrize("is_forwarded", [False, True], ids=["answered", "forwarded"])
 @pytest.mark.parametrize("is_sent_compressed", [False, True], ids=["plain", "gzip"])
-def test_flags_headers_and_bodies_agree(server: ServerProcess, is_forwarded: bool, is_sent_compressed: bool) -> None:
-    is_core = server.http.get("/v1/statusz").json()["data_plane"]["kind"] == "native"
+def test_flags_headers_and_bodies_agree(server: ServerProcess, is_sent_compressed: bool) -> None:
     for rows in (1, 1000, 20_000):
-        sent = message(rows) + UNKNOWN_FIELD * is_forwarded
+        sent = message(rows)
         body, headers = framed(sent), {}
         if is_sent_compressed:
             body, headers = compressed(sent), {"grpc_encoding": "gzip"}
@@ -73,9 +71,7 @@ def test_flags_headers_and_bodies_agree(server: ServerProcess, is_forwarded: boo
                 answers.append(plain(client.answer(stream)))
         (expected, is_first_compressed), (found, is_compressed) = answers
         assert found == expected and expected[:3] != b"\x1f\x8b\x08" and not is_first_compressed
-        # The core alone compresses, so it never asks the server to which it forwards a request for compression.
-        # Without the core, grpcio compresses each message that gets smaller.
-        assert is_compressed == (not is_forwarded if is_core else len(found) > 100)
+        assert is_compressed
 
 
 def test_many_answers_at_a_time_are_compressed_once(server: ServerProcess) -> None:

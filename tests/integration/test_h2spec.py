@@ -6,7 +6,6 @@ answers. Together they test every way of ending a stream.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from collections.abc import Iterator
@@ -20,12 +19,9 @@ from tests.toy_model import write_toy_model
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT.parent / "shared" / "tools"
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("service._native") is None, reason="the native core is not built here"),
-    pytest.mark.skipif(
-        not (TOOLS / "h2spec").exists(), reason="no ../shared/tools: h2spec is not part of this repository"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not (TOOLS / "h2spec").exists(), reason="no ../shared/tools: h2spec is not part of this repository"
+)
 PATH = "/tensorflow.serving.PredictionService/Predict"
 # The sections whose test case does not apply to this server, with the reason.
 ANSWERED = "the request before is answered by then: its stream is closed, counts no more, and takes no windows"

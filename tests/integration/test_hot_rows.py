@@ -6,17 +6,13 @@ import json
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.integration.conftest import Serve
-from tests.integration.process import DATA_PLANES
 
 HOT = "/v1/models/default/tables/{}:hot"
 
 
-@pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built")
 def test_hot_rows_over_http_in_a_file_and_in_metrics(serve: Serve, tmp_path: Path) -> None:
-    server = serve(data_plane="native", hot_rows_dir=tmp_path / "hot").ready()
+    server = serve(hot_rows_dir=tmp_path / "hot").ready()
     # A request has 32 ids of table "user", of which 24 are row 3. The server samples one id of 32.
     body = {"features": {"user": [3] * 24 + [1] * 8, "tags_sum": [["red", "red", "absent"]]}}
     for _ in range(400):
@@ -42,13 +38,12 @@ def test_hot_rows_over_http_in_a_file_and_in_metrics(serve: Serve, tmp_path: Pat
     rows = [json.loads(line) for line in (tmp_path / "hot" / "default" / "1.jsonl").read_text().splitlines()]
     assert {(row["table"], row["id"]) for row in rows} >= {("user", 3), ("user", 1), ("tag", 1)}
     # A new server reads these hot rows from the file while it loads the version.
-    again = serve(data_plane="native", hot_rows_dir=tmp_path / "hot").ready()
+    again = serve(hot_rows_dir=tmp_path / "hot").ready()
     assert again.wait_for_log("read hot rows")["rows"] == len(rows)
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_without_sampling_there_is_an_error(serve: Serve, plane: str) -> None:
-    server = serve(data_plane=plane, hot_rows="false").ready()
+def test_without_sampling_there_is_an_error(serve: Serve) -> None:
+    server = serve(hot_rows="false").ready()
     response = server.http.get(HOT.format("user"))
     assert response.status_code == 501 and "--hot_rows" in response.json()["error"]
     assert "embedding_server_table_hot_share" not in server.http.get("/metrics").text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -19,9 +18,6 @@ from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.integration.raw_http import BODY, answer, connect, post, status
 from tests.toy_model import write_toy_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
-)
 LOOKUP = "/v1/models/default:lookup"
 ROWS = {"embeddings": {"user": [[1.0, 10.0], [2.0, 20.0]]}}
 LIMIT = 16 << 20

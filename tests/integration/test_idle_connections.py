@@ -169,9 +169,8 @@ def test_the_default_is_longer_than_every_common_balancers() -> None:
     assert Settings().rest_api_keep_alive_s > max(IDLE_S.values())
 
 
-@pytest.mark.parametrize("data_plane", ["native", "python"])
-def test_the_longest_idle_connection_makes_room_for_a_new_one(serve: Serve, data_plane: str) -> None:
-    server = serve(data_plane=data_plane, max_connections=4).answering()
+def test_the_longest_idle_connection_makes_room_for_a_new_one(serve: Serve) -> None:
+    server = serve(max_connections=4).answering()
     server.wait_for_log("loaded")
     with ExitStack() as stack:
         held = [stack.enter_context(connect(server)) for _ in range(4)]
@@ -195,8 +194,7 @@ def test_the_longest_idle_connection_makes_room_for_a_new_one(serve: Serve, data
         assert rest(held[0]) == b"", "the connection that was idle for longest is closed"
         for sock in (*held[1:], newest[0]):
             _ask(sock)
-    if data_plane == "native":
-        until(lambda: _dropped(server).get("idle", 0) >= 1)
+    until(lambda: _dropped(server).get("idle", 0) >= 1)
 
 
 def _ask(sock: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +14,6 @@ from tests.integration.process import ServerProcess
 from tests.integration.raw_http import BODY, LOOKUP, answer, connect, post, status
 from tests.toy_model import write_toy_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
-)
 CLOSE = b"connection: close"
 HEAD_BYTES, URL_BYTES, REQUEST_BYTES, MAX_K, MAX_QUERIES = 16 << 10, 8 << 10, 2 << 20, 5, 3
 HEADERS, HEADER_LIST_BYTES, KEYS, LISTS, DEPTH = 100, 64 << 10, 1 << 18, 1 << 19, 64

@@ -14,7 +14,7 @@ import pytest
 from service.observe.gone_models import SHOWN_SCRAPES
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
-from tests.integration.process import DATA_PLANES, ServerProcess, until
+from tests.integration.process import ServerProcess, until
 from tests.integration.test_models import reload
 
 NUM_MODELS = 60
@@ -61,11 +61,8 @@ def test_threads_do_not_grow_with_the_models(serve: Serve, entries: list[dict[st
         until(lambda name=entry["name"]: server.lookup({"user": [1]}, model=name) == {"user": [[2, 20]]})
 
 
-@pytest.mark.parametrize("data_plane", DATA_PLANES)
-def test_the_metrics_of_a_removed_model_end_after_some_scrapes(
-    serve: Serve, entries: list[dict[str, Any]], data_plane: str
-) -> None:
-    server = serve(data_plane=data_plane).ready()
+def test_the_metrics_of_a_removed_model_end_after_some_scrapes(serve: Serve, entries: list[dict[str, Any]]) -> None:
+    server = serve().ready()
     assert reload(server, *entries[:10]) == ("0", "")
     for entry in entries[:10]:
         name = entry["name"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import threading
 from pathlib import Path
@@ -18,9 +17,6 @@ from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until
 from tests.toy_described import write_described_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("service._native") is None, reason="the native core is not built: see CONTRIBUTING.md"
-)
 W1 = {
     "user": np.array([1, 4], np.int64),
     "tags__values": np.array([0, 1, 2], np.int64),
@@ -46,21 +42,19 @@ def status_of(server: ServerProcess, path: str) -> int:
     return server.http.get(path).status_code
 
 
-def test_lookups_are_answered_by_the_core_as_python_answers_them(serve: Serve) -> None:
-    answers = {}
-    for plane in ("native", "python"):
-        server = serve(data_plane=plane).ready()
-        found = server.predict_grpc(W1, "lookup")
-        answers[plane] = {name: array.tolist() for name, array in found.items()}
-        assert data_plane(server)["kind"] == plane
-        assert data_plane(server).get("forwarded", {"grpc": 0})["grpc"] == 0
-    assert answers["native"] == answers["python"]
-    assert answers["native"]["user"] == [[1, 10], [4, 40]]
+def test_lookups_are_answered_by_the_core(serve: Serve) -> None:
+    server = serve().ready()
+    found = server.predict_grpc(W1, "lookup")
+    assert found["user"].tolist() == [[1, 10], [4, 40]]
+    assert data_plane(server)["kind"] == "native"
+    assert data_plane(server)["forwarded"]["grpc"] == 0
 
 
 def test_the_status_page_names_signatures_that_are_forwarded_and_why(serve: Serve, tmp_path: Path) -> None:
     write_described_model(tmp_path / "described" / "1")
-    server = serve(model_base_path=tmp_path / "described", data_plane="native").ready()
+    server = serve(
+        model_base_path=tmp_path / "described",
+    ).ready()
     (version,) = server.http.get("/v1/statusz").json()["models"]["default"]["versions"]
     assert version["forwarded"].keys() == {"bounded", "stored"}
     assert "has max_norm" in version["forwarded"]["bounded"]
@@ -70,7 +64,7 @@ def test_the_status_page_names_signatures_that_are_forwarded_and_why(serve: Serv
 
 
 def test_what_the_core_does_not_answer_comes_from_the_reference_servers(serve: Serve) -> None:
-    server = serve(data_plane="native").ready()
+    server = serve().ready()
     assert server.lookup({"user": [2]}) == {"user": [[2, 20]]}
     paths = (
         "/v1/models/default",
@@ -93,7 +87,7 @@ def test_what_the_core_does_not_answer_comes_from_the_reference_servers(serve: S
 
 
 def test_each_request_is_counted_once(serve: Serve) -> None:
-    server = serve(data_plane="native").ready()
+    server = serve().ready()
     for _ in range(3):
         server.predict_grpc(W1, "lookup")
     server.lookup({"user": [2]})
@@ -102,7 +96,7 @@ def test_each_request_is_counted_once(serve: Serve) -> None:
 
 
 def test_a_reload_under_load_answers_from_one_version_or_the_other(serve: Serve, base: Path) -> None:
-    server = serve(data_plane="native").ready()
+    server = serve().ready()
     stop, failures, seen = threading.Event(), list[BaseException](), set[float]()
 
     def ask() -> None:
@@ -127,7 +121,7 @@ def test_a_reload_under_load_answers_from_one_version_or_the_other(serve: Serve,
 
 
 def test_rows_that_change_are_seen_by_the_core(serve: Serve, tmp_path: Path) -> None:
-    server = serve(data_plane="native", delta_journal_dir=tmp_path / "journal", admin_port="auto").ready()
+    server = serve(delta_journal_dir=tmp_path / "journal", admin_port="auto").ready()
     assert server.admin_port is not None
     for number in range(1, 5):
         body = {"ids": [1], "rows": [[number, number]]}
@@ -141,7 +135,7 @@ def test_rows_that_change_are_seen_by_the_core(serve: Serve, tmp_path: Path) -> 
 
 
 def test_a_drain_lets_requests_end_and_leaves_nothing_behind(serve: Serve, tmp_path: Path) -> None:
-    server = serve(data_plane="native", grpc_socket_path=tmp_path / "grpc.sock").ready()
+    server = serve(grpc_socket_path=tmp_path / "grpc.sock").ready()
     server.predict_grpc(W1, "lookup")
     assert (tmp_path / "grpc.sock").exists()
     server.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Searches for nearest rows in a whole server, over both wires and both data planes."""
+"""Searches for nearest rows in a whole server, over both wires."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ import pytest
 
 from embedding_client import EmbeddingClient
 from embedding_client.errors import InvalidRequest, NotFound
-from tests.integration.process import DATA_PLANES, ServerProcess, until
+from tests.integration.process import ServerProcess, until
 from tests.toy_model import toy_tables, write_toy_model
 
 PATH = "/v1/models/toy/tables/tag:neighbors"
 BUILD_SECONDS = "embedding_server_neighbor_index_build_seconds"
 
 
-@pytest.fixture(scope="module", params=DATA_PLANES)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Serves the toy model by each data plane, with at most 5 nearest rows a search."""
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Serves the toy model with at most 5 nearest rows a search."""
     base = tmp_path_factory.mktemp("toy")
     write_toy_model(base / "1")
-    with ServerProcess(
-        model_name="toy", model_base_path=base, graph_signatures="off", data_plane=request.param, neighbors_max_k=5
-    ) as process:
+    with ServerProcess(model_name="toy", model_base_path=base, graph_signatures="off", neighbors_max_k=5) as process:
         yield process.answering()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
-from tests.integration.process import DATA_PLANES, ServerProcess, until
+from tests.integration.process import ServerProcess, until
 from tests.toy_model import write_toy_model
 from tests.unit.observe.test_dashboards import expressions, metrics_of
 
@@ -21,9 +21,9 @@ SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
-@pytest.fixture(scope="module", params=DATA_PLANES)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Starts a server of each data plane; with its limit, every request is slow."""
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Starts a server; with its limit, every request is slow."""
     base = tmp_path_factory.mktemp("models") / "toy"
     write_toy_model(base / "3")
     with ServerProcess(
@@ -31,7 +31,6 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         model_base_path=base,
         model_name="toy",
         graph_signatures="off",
-        data_plane=request.param,
     ) as running:
         yield running.ready()
 

@@ -13,14 +13,10 @@ import pytest
 
 from loadtest.bench.larger_than_memory import rows_of, write_model
 from loadtest.memory_group import MemoryGroup, NoMemoryGroup
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess
+from tests.integration.process import PATIENCE_S, ServerProcess
 from tests.tower_model import TAGS, USERS
 
-pytestmark = [
-    pytest.mark.tf,
-    pytest.mark.slow,
-    pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built"),
-]
+pytestmark = [pytest.mark.tf, pytest.mark.slow]
 
 _LIMIT_MIB = 256
 # Number of rows of 64 float32 whose table is twice as large as the memory limit: 2,097,152.
@@ -48,7 +44,7 @@ def group() -> Iterator[MemoryGroup]:
 
 def _started(group: MemoryGroup, model: Path, **settings: object) -> ServerProcess:
     with group.inside():
-        return ServerProcess(model_base_path=model, graph_signatures="off", data_plane="native", **settings)
+        return ServerProcess(model_base_path=model, graph_signatures="off", **settings)
 
 
 def _metric(server: ServerProcess, name: str) -> float:
@@ -121,7 +117,7 @@ def _waits(server: ServerProcess) -> int:
 
 
 def test_a_table_that_fits_is_not_paged(model: Path) -> None:
-    with ServerProcess(model_base_path=model, graph_signatures="off", data_plane="native") as server:
+    with ServerProcess(model_base_path=model, graph_signatures="off") as server:
         server.ready()
         assert _is_right(server, np.arange(100))
         assert "embedding_server_paged" not in server.http.get("/metrics").text
@@ -141,7 +137,7 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.nda
 
 
 def _paged(base: Path, rule: str = "on", **settings: object) -> ServerProcess:
-    flags = {"paged_tables": rule, "paged_tables_mib": 1, "data_plane": "native", "graph_signatures": "off"}
+    flags = {"paged_tables": rule, "paged_tables_mib": 1, "graph_signatures": "off"}
     return ServerProcess(model_base_path=base, **(flags | settings))
 
 

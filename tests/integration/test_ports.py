@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.integration.conftest import Serve
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc
 
 INPUTS: dict[str, Any] = {
     "user": np.array([1]),
@@ -72,9 +72,8 @@ def is_healthy(*flags: str) -> bool:
     return subprocess.run(command, cwd=ROOT, env=environment(), timeout=PATIENCE_S).returncode == 0
 
 
-@pytest.mark.parametrize("data_plane", DATA_PLANES)
-def test_0_is_off_as_in_tensorflow_serving(serve: Serve, data_plane: str, tmp_path: Path) -> None:
-    grpc_only = serve(data_plane=data_plane, rest_api_port=0)
+def test_0_is_off_as_in_tensorflow_serving(serve: Serve, tmp_path: Path) -> None:
+    grpc_only = serve(rest_api_port=0)
     ports = grpc_only.wait_for_log("listening")
     assert ports.keys().isdisjoint({"http_port", "admin_port"})
     assert listening_ports(grpc_only.pid) == {ports["grpc_port"]}
@@ -82,13 +81,13 @@ def test_0_is_off_as_in_tensorflow_serving(serve: Serve, data_plane: str, tmp_pa
     assert asks(f"127.0.0.1:{ports['grpc_port']}")
     assert is_healthy("--rest_api_port=0", f"--port={ports['grpc_port']}")
 
-    http_only = serve(data_plane=data_plane, port=0).ready()
+    http_only = serve(port=0).ready()
     assert http_only.grpc_port is None
     assert listening_ports(http_only.pid) == {http_only.http_port}
     assert http_only.lookup({"user": [1]}) == {"user": [[1, 10]]}
 
     path = tmp_path / "grpc.sock"
-    socket_only = serve(data_plane=data_plane, port=0, rest_api_port=0, grpc_socket_path=path)
+    socket_only = serve(port=0, rest_api_port=0, grpc_socket_path=path)
     assert socket_only.wait_for_log("listening").keys().isdisjoint({"http_port", "grpc_port", "admin_port"})
     socket_only.wait_for_log("loaded")
     assert asks(f"unix:{path}")
@@ -101,10 +100,9 @@ def test_0_is_off_as_in_tensorflow_serving(serve: Serve, data_plane: str, tmp_pa
 
 
 @needs_ipv6
-@pytest.mark.parametrize("data_plane", DATA_PLANES)
 @pytest.mark.parametrize("host", ["::", "[::]", "0.0.0.0,::", "127.0.0.1,[::1]"])
-def test_both_families_reach_a_server(serve: Serve, data_plane: str, host: str) -> None:
-    server = serve(data_plane=data_plane, host=host, admin_port="auto", admin_host="127.0.0.1,::1").answering()
+def test_both_families_reach_a_server(serve: Serve, host: str) -> None:
+    server = serve(host=host, admin_port="auto", admin_host="127.0.0.1,::1").answering()
     server.wait_for_log("loaded")
     _ask_by_both(server)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.contract_calls import ProcessHttp, Refused, send_grpc, send_rest
+from tests.conformance.contract_calls import Refused, send_grpc, send_rest
 from tests.conformance.contract_models import PREDICT, sign
-from tests.integration.process import DATA_PLANES, ServerProcess
+from tests.conformance.wires import HttpClient
+from tests.integration.process import ServerProcess
 
 pytestmark = pytest.mark.tf
 
@@ -33,11 +34,11 @@ def base(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=DATA_PLANES)
-def servers(request: pytest.FixtureRequest, base: Path) -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    """Starts two servers with each data plane, the second with --strict_shapes."""
-    given: dict[str, object] = {"data_plane": request.param, "model_base_path": base}
-    with ServerProcess(**given) as usual, ServerProcess(strict_shapes="true", **given) as strict:  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def servers(base: Path) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Starts two servers, the second with --strict_shapes."""
+    strictly = ServerProcess(model_base_path=base, strict_shapes="true")
+    with ServerProcess(model_base_path=base) as usual, strictly as strict:
         yield usual.ready(), strict.ready()
 
 
@@ -46,7 +47,7 @@ def ask(server: ServerProcess, **inputs: Any) -> Any:
     case = {"call": "predict", "spec": {"name": "default"}, "inputs": RIGHT | inputs, "dtypes": {"ids": "int64"}}
     # JSON has no name for a single output, so the case names it.
     case["outputs"] = {"score": []}
-    over_grpc, over_http = send_grpc(server.channel, case), send_rest(ProcessHttp(server.http), case, "columns")
+    over_grpc, over_http = send_grpc(server.channel, case), send_rest(HttpClient(server.http), case, "columns")
     if isinstance(over_grpc, Refused):
         assert (over_grpc.code, over_http.code) == ("INVALID_ARGUMENT", 400)
         over_grpc, over_http = over_grpc.text, over_http.text

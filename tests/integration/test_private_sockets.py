@@ -16,12 +16,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.integration.conftest import Serve
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess, until
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built: NO SOCKET WAS PRIVATE"),
-]
+pytestmark = pytest.mark.slow
 
 
 def private_sockets(server: ServerProcess) -> dict[str, list[int]]:
@@ -169,9 +166,8 @@ def test_a_socket_path_in_use_is_not_stolen(serve: Serve, tmp_path: Path) -> Non
     assert "there is a file that is no socket" in fourth.text() and path.read_text() == "a file"
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_signals_that_end_nothing(serve: Serve, plane: str) -> None:
-    server = serve(data_plane=plane).ready()
+def test_signals_that_end_nothing(serve: Serve) -> None:
+    server = serve().ready()
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
         server.signal(number)
         assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}

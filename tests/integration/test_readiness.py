@@ -13,10 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
-from tests.integration.process import DATA_PLANES, ServerProcess, until
+from tests.integration.process import ServerProcess, until
 from tests.toy_model import write_toy_model
 
-by_plane = pytest.mark.parametrize("plane", DATA_PLANES)
 SERVICES = ("", "tensorflow.serving.PredictionService", "inference.GRPCInferenceService")
 
 
@@ -80,9 +79,8 @@ def models(tmp_path: Path) -> Path:
     return config
 
 
-@by_plane
-def test_a_model_that_never_loads_or_is_lost_takes_no_server_away(serve: Serve, models: Path, plane: str) -> None:
-    server = serve(model_base_path="", model_config_file=models, data_plane=plane).answering()
+def test_a_model_that_never_loads_or_is_lost_takes_no_server_away(serve: Serve, models: Path) -> None:
+    server = serve(model_base_path="", model_config_file=models).answering()
     shows(server, True, True, False)
     problem = f"cannot read its folder {models.parent / 'b'}: No such file or directory"
     assert server.http.get("/readyz").json() == {"status": "ready", "problems": {"b": problem}}
@@ -100,9 +98,8 @@ def test_a_model_that_never_loads_or_is_lost_takes_no_server_away(serve: Serve, 
     assert server.http.get("/healthz").status_code == 200
 
 
-@by_plane
-def test_strict_readiness_needs_every_model(serve: Serve, models: Path, plane: str) -> None:
-    server = serve("--strict_readiness", model_base_path="", model_config_file=models, data_plane=plane).answering()
+def test_strict_readiness_needs_every_model(serve: Serve, models: Path) -> None:
+    server = serve("--strict_readiness", model_base_path="", model_config_file=models).answering()
     shows(server, False, True, False)
     write_toy_model(models.parent / "incoming")
     (models.parent / "b").mkdir()
@@ -110,9 +107,8 @@ def test_strict_readiness_needs_every_model(serve: Serve, models: Path, plane: s
     shows(server, True, True, True)
 
 
-@by_plane
-def test_every_wire_fails_readiness_before_the_server_drains(serve: Serve, models: Path, plane: str) -> None:
-    server = serve(model_base_path="", model_config_file=models, data_plane=plane, shutdown_delay_s=600).answering()
+def test_every_wire_fails_readiness_before_the_server_drains(serve: Serve, models: Path) -> None:
+    server = serve(model_base_path="", model_config_file=models, shutdown_delay_s=600).answering()
     shows(server, True, True, False)
     server.signal(signal.SIGTERM)
     server.wait_for_log("draining")

@@ -23,15 +23,12 @@ from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
 from service.remote.row_cache import FRESH_S
 from tests.conformance.wires import fill_tensor, read_tensor
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess
+from tests.integration.process import PATIENCE_S, ServerProcess
 from tests.integration.remote_readers import Readers
 from tests.integration.test_remote_push import large, layout_of
 from tests.valkey_cluster import Cluster, needs_program, until
 
-pytestmark = [
-    needs_program,
-    pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built: NO READ OF THE CORE RAN"),
-]
+pytestmark = needs_program
 
 ROWS = 20_000
 _PATIENT = "?timeout_ms=60000&node_timeout_ms=20000"
@@ -57,7 +54,6 @@ def serving(cluster: Cluster, folder: Path, options: str = _PATIENT, **flags: ob
         model_name="toy",
         model_base_path=folder.parent,
         graph_signatures="off",
-        data_plane="native",
         remote_tables=f"user={cluster.address}{options}",
         **flags,
     )

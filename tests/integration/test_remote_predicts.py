@@ -27,15 +27,11 @@ from service.remote.address import StoreAddress
 from tests.conformance.random_calls import Array, Call, Drawn, RandomCalls, spoil
 from tests.conformance.test_data_planes import Answers
 from tests.conformance.wires import PREDICT, fill_tensor, read_tensor
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess
+from tests.integration.process import PATIENCE_S, ServerProcess
 from tests.mixed_model import COLORS, NUM_ITEMS, NUM_USERS, write_mixed_model
 from tests.valkey_cluster import Cluster, needs_program, until
 
-pytestmark = [
-    pytest.mark.tf,
-    needs_program,
-    pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built: NO PREDICT OF THE CORE RAN"),
-]
+pytestmark = [pytest.mark.tf, needs_program]
 
 _REMOTE = {"strict": "error", "gentle": "default_row", "cached": "stale"}
 # Long timeouts: on a busy machine, a slow node must not look like a dead one.
@@ -165,7 +161,6 @@ def served(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served
             push(version, StoreAddress.parse(cluster.address), model=model)
         server = ServerProcess(
             model_config_file=folder / "models.config",
-            data_plane="native",
             remote_tables=";".join(tables),
             remote_cache_bytes=1 << 20,
             enable_batching="true",

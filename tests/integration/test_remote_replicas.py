@@ -15,7 +15,7 @@ from model_export.remote.push import push
 from service.errors import TableUnreachable
 from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
-from tests.integration.process import DATA_PLANES, ServerProcess
+from tests.integration.process import ServerProcess
 from tests.integration.test_remote_changes import Server
 from tests.integration.test_remote_core import ROWS, read, serving
 from tests.integration.test_remote_push import large, layout_of
@@ -158,7 +158,6 @@ def _reads(server: Server, row: int) -> list[list[float]] | str:
         return "unreachable"
 
 
-@pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built: NO READ OF THE CORE RAN")
 def test_the_core_reads_no_row_of_a_replica_that_is_cut_off(stage: Stage, written: tuple[Path, np.ndarray]) -> None:
     folder, rows = written
     (row,) = stage.own[:1]

@@ -19,7 +19,7 @@ from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
 from service.remote.clients import node_client, store_client
 from tests.certificates import Authority
-from tests.integration.process import DATA_PLANES, ServerProcess
+from tests.integration.process import ServerProcess
 from tests.integration.remote_readers import Readers
 from tests.integration.test_remote_changes import Server
 from tests.integration.test_remote_faults import reopened
@@ -32,7 +32,6 @@ _PASSWORD = "first/pass@word;?"
 _ESCAPED = "first%2Fpass%40word%3B%3F"
 # The commands that docs/scaling.md requires of a cluster's user for a server without upserts.
 _READ_COMMANDS = "+getrange +get +xrange +xrevrange +hkeys +cluster|shards +info +ping +readonly".split()
-needs_core = pytest.mark.skipif("native" not in DATA_PLANES, reason="no native core is built: NO READ OF THE CORE RAN")
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +160,7 @@ def _reads(server: Server) -> bool:
 
 def core(folder: Path, address: str) -> ServerProcess:
     """Returns a server whose native core reads the table "user" from a cluster."""
-    names = {"model_name": "toy", "model_base_path": folder.parent, "graph_signatures": "off", "data_plane": "native"}
+    names = {"model_name": "toy", "model_base_path": folder.parent, "graph_signatures": "off"}
     return ServerProcess(**names, remote_tables=f"user={address}", file_system_poll_wait_seconds=0.2)
 
 
@@ -175,7 +174,6 @@ def forwarded(server: ServerProcess) -> int:
     return server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]["grpc"]
 
 
-@needs_core
 def test_the_core_reads_over_tls_as_an_acl_user_that_may_only_read(
     cluster: Cluster, authority: Path, tmp_path: Path
 ) -> None:
@@ -195,7 +193,6 @@ def test_the_core_reads_over_tls_as_an_acl_user_that_may_only_read(
         assert (readers.wrong, readers.failures, forwarded(server)) == (0, [], 0)
 
 
-@needs_core
 def test_the_core_takes_a_changed_password_from_its_file(cluster: Cluster, authority: Path, tmp_path: Path) -> None:
     folder, rows = large(tmp_path / "toy" / "1", 20_000)
     secret = tmp_path / "password"
@@ -216,7 +213,6 @@ def test_the_core_takes_a_changed_password_from_its_file(cluster: Cluster, autho
         assert (readers.wrong, readers.failures, forwarded(server)) == (0, [], 0)
 
 
-@needs_core
 def test_the_core_names_credentials_and_authorities_that_are_refused(
     cluster: Cluster, authority: Path, tmp_path: Path
 ) -> None:

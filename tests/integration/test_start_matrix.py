@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.limited import limited, lookup
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ROOT, environment
+from tests.integration.process import PATIENCE_S, ROOT, environment
 
 pytestmark = pytest.mark.slow
 ROW_1 = [[1, 10]]
@@ -38,10 +38,9 @@ def contained(base: Path, *command: str) -> list[str]:
 
 
 @needs_root
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_a_read_only_root_without_a_temporary_folder(base: Path, plane: str) -> None:
+def test_a_read_only_root_without_a_temporary_folder(base: Path) -> None:
     given = {"prefix": contained(base), "variables": {"PYTHONPATH": str(ROOT)}, "model_base_path": "/mnt"}
-    with limited(data_plane=plane, **given) as (process, http):  # type: ignore[arg-type]
+    with limited(**given) as (process, http):  # type: ignore[arg-type]
         assert lookup(http, [1]) == ROW_1
         assert http.get("/metrics").status_code == http.get("/v1/models/default").status_code == 200
         process.send_signal(signal.SIGTERM)
@@ -60,18 +59,16 @@ def test_a_user_without_a_name_or_a_home(base: Path) -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_sixty_four_descriptors(base: Path, plane: str) -> None:
-    with limited(base, limits={resource.RLIMIT_NOFILE: 64}, data_plane=plane) as (process, http):
+def test_sixty_four_descriptors(base: Path) -> None:
+    with limited(base, limits={resource.RLIMIT_NOFILE: 64}) as (process, http):
         assert lookup(http, [1]) == ROW_1
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("plane", DATA_PLANES)
-def test_closed_standard_streams(base: Path, plane: str) -> None:
+def test_closed_standard_streams(base: Path) -> None:
     closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
-    with limited(base, prefix=closing, data_plane=plane) as (process, http):
+    with limited(base, prefix=closing) as (process, http):
         assert lookup(http, [1]) == ROW_1
         assert http.post("/v1/models/default:lookup", json={"features": {"user": [77]}}).status_code == 400
         assert os.readlink(f"/proc/{process.pid}/fd/0") == os.devnull
@@ -104,7 +101,6 @@ def half_a_processor() -> Iterator[Path]:
         group.rmdir()
 
 
-@pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built")
 def test_half_a_processor_has_one_thread(base: Path) -> None:
     with half_a_processor() as group:
         joining = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]

@@ -25,7 +25,7 @@ import pytest
 from embedding_client import AsyncEmbeddingClient, EmbeddingClient
 from embedding_client.targets import Tls
 from tests.certificates import Authority, Issued, ssl_config
-from tests.integration.process import DATA_PLANES, PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until
 from tests.toy_model import write_toy_model
 
 AUTHORITY, STRANGER = Authority(), Authority("stranger")
@@ -39,14 +39,12 @@ class Secured:
     """A server of which some ports speak TLS.
 
     verifying: the wires that let in AUTHORITY's clients only.
-    is_native: the native core answers, which ends handshakes that take too long, and tells of those that fail.
     """
 
     process: ServerProcess
     file: Path
     wires: tuple[Wire, ...]
     verifying: tuple[Wire, ...]
-    is_native: bool
 
     def port(self, wire: Wire) -> int:
         """Returns the server's port for a wire."""
@@ -59,10 +57,11 @@ class Secured:
         os.replace(hidden, self.file)
 
 
-SERVERS: dict[str, tuple[dict[str, object], tuple[Wire, ...], tuple[Wire, ...]]] = {
-    **{plane: ({"data_plane": plane}, ("grpc", "http"), ("grpc", "http")) for plane in DATA_PLANES},
-    "gRPC alone": ({"data_plane": "python"}, ("grpc",), ("grpc",)),
-    "any client": ({"data_plane": DATA_PLANES[0]}, ("grpc", "http"), ()),
+# Name -> the wires with TLS, and those that let in clients of AUTHORITY only.
+SERVERS: dict[str, tuple[tuple[Wire, ...], tuple[Wire, ...]]] = {
+    "both": (("grpc", "http"), ("grpc", "http")),
+    "gRPC alone": (("grpc",), ("grpc",)),
+    "any client": (("grpc", "http"), ()),
 }
 
 
@@ -71,7 +70,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Starts a server with TLS on these ports and on a Unix socket."""
     folder = tmp_path_factory.mktemp("tls")
     write_toy_model(folder / "model" / "1")
-    settings, wires, verifying = SERVERS[request.param]
+    wires, verifying = SERVERS[request.param]
     file = folder / "ssl.conf"
     file.write_text(ssl_config(AUTHORITY.issue(), AUTHORITY if verifying else None))
     flags = {"grpc": "ssl_config_file", "http": "rest_api_ssl_config_file"}
@@ -83,16 +82,14 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "grpc_socket_path": folder / "socket",
         **{flags[wire]: file for wire in wires},
     }
-    with ServerProcess(**(given | settings)) as process:
+    with ServerProcess(**given) as process:
         process.answering().wait_for_log("loaded")
-        secured = Secured(process, file, wires, verifying, settings["data_plane"] == "native")
+        secured = Secured(process, file, wires, verifying)
         if "http" in wires:
             process.http.close()
             process.http = http_client(secured, CLIENT)
         until(lambda: process.http.get("/readyz").status_code == 200)
         yield secured
-        # uvicorn waits up to 30 s until an idle client closes its TLS connection, so the test closes it first.
-        process.http.close()
         process.signal(15)
         assert process.exit_code() == 0
         # The server expected all that the tests sent: it logged no traceback and no destroyed task.
@@ -220,12 +217,12 @@ def test_a_client_without_a_certificate_of_the_authority_is_let_in_only_where_cl
             assert lookup(client) == ROWS
     now = metric(server, "embedding_server_tls_handshakes_failed_total")
     for wire in server.verifying:
-        assert not server.is_native or now[wire] > failed[wire]
+        assert now[wire] > failed[wire]
 
 
 def test_a_client_with_a_long_chain_is_refused(server: Secured) -> None:
-    if not server.is_native or not server.verifying:
-        pytest.skip("only the native core, where it verifies clients, limits the certificates of a client")
+    if "http" not in server.verifying:
+        pytest.skip("the number of a client's certificates is limited where clients are verified")
     for count in (3, 4):
         longer = Issued(CLIENT.key, CLIENT.cert + STRANGER.pem * count)
         with secured(server, "http", context(longer)) as connection:
@@ -256,7 +253,7 @@ def test_a_client_that_never_ends_its_handshake_is_ended(server: Secured) -> Non
     with pytest.raises(ssl.SSLWantReadError):
         context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
     # The first connection sends half of a TLS hello, the others send nothing.
-    wires = ["grpc", "grpc", "http"] if server.is_native else ["grpc", "grpc"]
+    wires = ["grpc", *server.wires]
     with ExitStack() as stack:
         half, *silent = (
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", server.port(wire)), PATIENCE_S)))

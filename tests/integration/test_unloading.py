@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Serve
-from tests.integration.process import DATA_PLANES, ServerProcess, until
+from tests.integration.process import ServerProcess, until
 from tests.integration.test_reload import versions
 
 # Python imports this module at its start; a threshold of 0 ends automatic garbage collections.
@@ -30,7 +30,6 @@ def held(server: ServerProcess, base: Path, newest: int) -> list[str]:
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("data_plane", DATA_PLANES)
 @pytest.mark.parametrize("graph_signatures", ["auto", "off"])
 def test_an_unloaded_version_leaves_no_map_and_no_descriptor_without_the_collector(
     serve: Serve,
@@ -38,16 +37,13 @@ def test_an_unloaded_version_leaves_no_map_and_no_descriptor_without_the_collect
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     graph_signatures: str,
-    data_plane: str,
 ) -> None:
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "sitecustomize.py").write_text(NEVER_COLLECTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "start"))
     towers, incoming = tmp_path / "towers", tmp_path / "incoming"
     shutil.copytree(tower_version, towers / "1")
-    server = serve(
-        model_base_path=towers, graph_signatures=graph_signatures, data_plane=data_plane, max_num_load_retries=0
-    ).ready()
+    server = serve(model_base_path=towers, graph_signatures=graph_signatures, max_num_load_retries=0).ready()
     for version in range(2, 7):
         shutil.copytree(tower_version, incoming)
         incoming.rename(towers / str(version))
