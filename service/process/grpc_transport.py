@@ -50,10 +50,6 @@ def create_reference_grpc_server(
         access,
         abstract_name=name.removeprefix("\0"),
         forwarding=forwarding,
-        # The reference gRPC server listens on --grpc_socket_path itself, because the native core can not: gRPC clients
-        # send the percent-encoded path of a Unix socket as :authority, which is no valid authority (RFC 3986), so that
-        # the core's HTTP/2 library refuses the request.
-        socket_path=settings.grpc_socket_path,
     )
 
 

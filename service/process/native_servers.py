@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from service.access.access import Access
@@ -23,7 +24,7 @@ from service.access.tls_ports import Wires
 from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
 from service.engine.engine import Engine
-from service.native.edge import Edge
+from service.native.edge import Edge, Listeners
 from service.native.forwarded import Forwarding
 from service.native.route_publisher import RoutePublisher
 from service.native.statistics import NativeStatistics
@@ -114,7 +115,12 @@ class NativeServers:
         Until complete() has returned, requests that the core forwards are refused as unavailable.
         """
         ports = Ports(self._bound["http"].number, self._bound["grpc"].number)
-        self._edge = self._open_edge({wire: port.listen() for wire, port in self._bound.items()})
+        listeners: dict[str, list[socket.socket | Path]] = {
+            wire: list(port.listen()) for wire, port in self._bound.items()
+        }
+        if self._settings.grpc_socket_path:
+            listeners["grpc"].append(Path(self._settings.grpc_socket_path))
+        self._edge = self._open_edge(listeners)
         threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
         self._publish_health()
         return ports
@@ -155,7 +161,7 @@ class NativeServers:
         await self._http.begun.wait()
         self._serving.add_done_callback(lambda _: self._on_end())
 
-    def _open_edge(self, listeners: dict[str, list[socket.socket]]) -> Edge:
+    def _open_edge(self, listeners: Listeners) -> Edge:
         settings, metrics = self._settings, self._metrics
         edge = Edge(
             settings,

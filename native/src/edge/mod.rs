@@ -23,6 +23,7 @@ mod http2;
 mod http_over_http2;
 mod inflating;
 mod instead;
+mod local_authority;
 mod preface;
 mod refusal_log;
 mod refusal_pause;

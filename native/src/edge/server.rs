@@ -29,6 +29,7 @@ use super::encoding::Compressors;
 use super::encrypted::Encrypted;
 use super::events::Event;
 use super::health::Health;
+use super::local_authority::LocalAuthority;
 use super::refusal_log::LogPace;
 use super::refusal_pause::Pauses;
 use super::shared::Shared;
@@ -576,7 +577,7 @@ async fn accept_one(hub: &Arc<Hub>, wire: Wire, listener: &Listener) -> io::Resu
         Listener::Unix(listener, _) => {
             let (stream, _) = listener.accept().await?;
             // A Unix socket is plaintext, as in grpcio: the permissions of its file say which users may connect.
-            hub.admit(wire, stream, "unix:".into(), None);
+            hub.admit(wire, LocalAuthority::new(stream), "unix:".into(), None);
         }
     }
     Ok(())
