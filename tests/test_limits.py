@@ -133,7 +133,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     ),
     "strings of a gRPC message": ("native/src/forms/built_size.rs", r"MAX_STRINGS: usize = ([^;]+);"),
     "strings of a JSON document; two quotes count as one": (
-        "service/wire/json_document.py",
+        "service/wire/json_body.py",
         r"MAX_STRINGS = ([^\n]+)",
     ),
     "empty DATA frames of a connection": ("h2", "0.4.20"),

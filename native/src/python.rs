@@ -15,10 +15,18 @@ use pyo3::types::PyBytes;
 
 use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
 use crate::forms::{self, Answered, Call};
+use crate::plan::faults::Code;
 use crate::plan::{self, Declined, Description, Effort, ModelRoutes, Routes, VersionMemory, Waiting};
 use crate::python_tables::{Map, Mark, memories};
 use crate::tables::paged;
 use crate::{clusters, last_words, towers};
+
+pyo3::create_exception!(
+    _native,
+    Unanswered,
+    pyo3::exceptions::PyException,
+    "The name of a canonical code and a text: why the core does not answer a request with an answer of the model."
+);
 
 /// One version of a model, compiled for requests. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
@@ -74,6 +82,30 @@ impl Servable {
         Ok(Servable { inner: Arc::new(moved) })
     }
 
+    /// Returns the answer to a `PredictRequest` that names this model: the work of a request that arrives at the gRPC
+    /// port, but never in a batch, and with an answer of any size. The servable need not be published.
+    ///
+    /// Raises `Unanswered`.
+    fn answer<'py>(&self, py: Python<'py>, request: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        let versions = vec![(self.inner.version(), Some(Arc::clone(&self.inner)))];
+        let model = ModelRoutes { versions, labels: vec![], problem: String::new(), log_rate: 0.0 };
+        let routes = Routes::default().with(HashMap::from([(self.inner.model().to_owned(), model)]), &[]);
+        let answered = py.detach(|| {
+            let waiting = Waiting::default();
+            let call = Call {
+                routes: &routes,
+                effort: Effort::Wait(&waiting),
+                max_response_bytes: usize::MAX,
+                as_content: true,
+                strict_json: false,
+                grant: None,
+                log_draw: None,
+            };
+            forms::predict_proto::answer(&call, request)
+        });
+        answered.map(|answered| PyBytes::new(py, &answered.body)).map_err(|declined| unanswered(&declined))
+    }
+
     /// Returns how many requests and routing tables use the servable.
     #[getter]
     fn num_leases(&self) -> usize {
@@ -108,6 +140,23 @@ impl Servable {
         let unknown_keys = self.inner.unknown_keys().iter();
         unknown_keys.map(|count| count.load(Relaxed)).collect()
     }
+}
+
+fn unanswered(declined: &Declined) -> PyErr {
+    let (code, text) = match declined {
+        Declined::Fault(fault) => (fault.code, fault.text.as_str()),
+        Declined::Graph => (Code::Internal, "TensorFlow failed to run the graph"),
+        Declined::Damaged => (Code::DataLoss, "a mapped file was damaged while it was read"),
+        Declined::NotNative => (Code::Unimplemented, "the core does not run this signature"),
+        Declined::TooLarge
+        | Declined::Waits
+        | Declined::Batches
+        | Declined::Queued
+        | Declined::Unusual
+        | Declined::Malformed
+        | Declined::Drawn => (Code::Unimplemented, "the core does not read requests of this form"),
+    };
+    Unanswered::new_err((code.name(), text.to_owned()))
 }
 
 /// The hot rows of a table, as `Servable::hot_rows` returns them.
@@ -677,6 +726,7 @@ fn keep_last_words(lines: i32, standard_error: i32, buffer: Option<PyBuffer<u8>>
 /// Adds the classes and functions of this file to the Python module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Servable>()?;
+    module.add("Unanswered", module.py().get_type::<Unanswered>())?;
     module.add_class::<Clusters>()?;
     module.add_class::<Pager>()?;
     module.add_class::<Batcher>()?;

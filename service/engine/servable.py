@@ -61,6 +61,12 @@ class NoFiles:
 class NativeServable(Protocol):
     """A servable that the native core has compiled, to answer requests without Python. Concurrency: any thread."""
 
+    def answer(self, request: bytes) -> bytes:
+        """Runs a PredictRequest that names this model as the gRPC port does, but never in a batch; returns the
+        PredictResponse. Blocks. Raises ServiceError.
+        """
+        ...
+
     @property
     def num_holders(self) -> int:
         """Number of requests and published routes in the native core that use the servable."""

@@ -17,7 +17,7 @@ from service.wire import oip_models
 from service.wire.grpc_api import API, Handler
 from service.wire.oip_models import encode_document, model_ref
 from service.wire.oip_proto import decode_infer_inputs, decode_infer_request, encode_infer_response
-from service.wire.predict_proto import parse_message
+from service.wire.proto_message import parse_message
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."

@@ -16,7 +16,8 @@ from service.grpc.inference_methods import inference_methods
 from service.grpc.neighbor_search import is_search, search
 from service.wire.grpc_api import API, MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler
 from service.wire.model_config_proto import decode_reload_request, encode_reload_response
-from service.wire.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
+from service.wire.predict_proto import decode_inputs, decode_request, encode_response, read_model_spec
+from service.wire.proto_message import parse_message
 from service.wire.status import encode_statuses
 
 # Path of a TensorFlow Serving method that this server lacks -> the error text of its status UNIMPLEMENTED.

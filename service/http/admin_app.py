@@ -30,7 +30,7 @@ from service.http.errors import error_response, service_error_response
 from service.http.request_id import RequestIdMiddleware, RequestIds
 from service.http.routing import add_route, model_ref, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
-from service.wire.json_lookup import encode_tables
+from service.wire.json_table_view import encode_tables
 
 # Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20

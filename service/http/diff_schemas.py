@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from service.http.json_schema import BOOLEAN, INTEGER, STRING, Json, an_object, array_of, enum_of, ref
+from service.http.json_schema import BOOLEAN, INTEGER, NUMBER, STRING, Json, an_object, array_of, enum_of, ref
 
-_NUMBER: Json = {"type": "number"}
 _NUMBER_OR_NULL: Json = {"type": ["number", "null"]}
 
 
@@ -15,7 +14,7 @@ def _or_null(name: str) -> Json:
 DIFFS: dict[str, Json] = {
     "DiffHistogram": an_object(
         {
-            "edges": array_of(_NUMBER, "One more than the bins."),
+            "edges": array_of(NUMBER, "One more than the bins."),
             "counts": array_of(INTEGER, "The outer bins also count the values beyond."),
         }
     ),
@@ -40,7 +39,7 @@ DIFFS: dict[str, Json] = {
             "median_unaligned_cosine": _NUMBER_OR_NULL,
             "equal": INTEGER,
             "drifted": INTEGER | {"description": "Rows whose cosine is below drifted_cosine."},
-            "percent": _NUMBER,
+            "percent": NUMBER,
             "worst": array_of(ref("DriftedRow")),
         }
     ),
@@ -50,8 +49,8 @@ DIFFS: dict[str, Json] = {
             "queries": INTEGER,
             "is_hottest": BOOLEAN | {"description": "Whether the queries are the hottest rows, and not a sample."},
             "pool": INTEGER,
-            "overlap": _NUMBER | {"description": "Mean share of a row's old neighbours that are new ones too."},
-            "chance": _NUMBER | {"description": "The overlap of unrelated tables."},
+            "overlap": NUMBER | {"description": "Mean share of a row's old neighbours that are new ones too."},
+            "chance": NUMBER | {"description": "The overlap of unrelated tables."},
         }
     ),
     "TableDiff": an_object(
@@ -75,7 +74,7 @@ DIFFS: dict[str, Json] = {
             "notes": array_of(STRING),
             "drift_percent": _NUMBER_OR_NULL
             | {"description": "Largest `percent` of an aligned table: the number that --max_drift judges."},
-            "drifted_cosine": _NUMBER,
+            "drifted_cosine": NUMBER,
         },
         {"predictions": {"type": "null", "description": "Only `model-export diff` runs recorded requests."}},
     ),

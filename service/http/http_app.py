@@ -113,7 +113,7 @@ def create_http_app(
     )
     # The most used routes are added first, because the router tries routes in their order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
-    add_neighbor_routes(app, engine, calls, strict_json=strict_json)
+    add_neighbor_routes(app, engine, calls)
     add_hot_rows_route(app, engine)
     # The route that compares versions is added before the status route, whose pattern also matches paths like
     # /versions/1:diff.

@@ -8,6 +8,7 @@ Json = dict[str, Any]
 
 STRING: Json = {"type": "string"}
 INTEGER: Json = {"type": "integer"}
+NUMBER: Json = {"type": "number"}
 BOOLEAN: Json = {"type": "boolean"}
 
 

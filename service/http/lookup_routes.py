@@ -25,8 +25,8 @@ from service.wire.json_lookup import (
     decode_rows,
     encode_lookup,
     encode_rows,
-    encode_tables,
 )
+from service.wire.json_table_view import encode_tables
 
 
 def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows: int, *, strict_json: bool) -> None:

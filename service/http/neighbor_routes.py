@@ -18,17 +18,13 @@ from service.types import ModelRef
 from service.wire.json_neighbors import decode_neighbors, encode_neighbors
 
 
-def add_neighbor_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
-    """Adds the HTTP route that finds nearest rows.
-
-    Args:
-      strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
-    """
+def add_neighbor_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
+    """Adds the HTTP route that finds nearest rows."""
 
     async def neighbors(request: Request) -> Response:
         """Returns the rows of a table that are nearest to each row or vector that the request names."""
         ref = model_ref(request)
-        work = partial(_neighbors, strict_json, engine, ref, request.path_params["table"])
+        work = partial(_neighbors, engine, ref, request.path_params["table"])
         return json_response(await calls.search(request, ref.name, work))
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
@@ -36,13 +32,11 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_js
         add_route(app, path + "/tables/{table}:neighbors", neighbors, "POST", described_neighbors(path))
 
 
-def _neighbors(
-    strict_json: bool, engine: Engine, ref: ModelRef, table: str, body: bytes, call: Call
-) -> Answered[bytes]:
+def _neighbors(engine: Engine, ref: ModelRef, table: str, body: bytes, call: Call) -> Answered[bytes]:
     try:
-        query = decode_neighbors(body, strict=strict_json)
+        query = decode_neighbors(body)
     except ServiceError as error:
         engine.reject(error, call, model=ref.name)
         raise
     found = engine.neighbors(ref, table, query, call)
-    return Answered(encode_neighbors(found, strict=strict_json), found.version)
+    return Answered(encode_neighbors(found), found.version)

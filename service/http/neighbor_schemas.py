@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from service.engine.neighbors import METRICS
-from service.http.json_schema import BOOLEAN, INTEGER, STRING, Json, an_object, array_of, enum_of, ref
+from service.http.json_schema import BOOLEAN, INTEGER, NUMBER, STRING, Json, an_object, array_of, enum_of, ref
 
 _KEYS: Json = {"anyOf": [array_of(STRING), array_of(INTEGER), array_of(ref("Base64"))]}
 _QUERIES: dict[str, Json] = {
     "ids": array_of(INTEGER, "Rows whose neighbours are wanted."),
     "keys": _KEYS | {"description": "The same by keys of the table's vocabulary."},
-    "vectors": array_of(ref("Vector"), "Vectors whose neighbours are wanted, as long as the table's rows."),
+    "vectors": array_of(array_of(NUMBER), "Vectors whose neighbours are wanted, as long as the table's rows."),
 }
 _OPTIONS: dict[str, Json] = {
     "k": INTEGER | {"description": "Most neighbours of each query; 10 if there is none."},
@@ -36,14 +36,14 @@ NEIGHBORS: dict[str, Json] = {
     "NeighborsResponse": an_object(
         {
             "ids": array_of(array_of(INTEGER), "For each query the nearest rows, the nearest first."),
-            "scores": array_of(array_of(ref("Float")), "The metric of each of them."),
+            "scores": array_of(array_of({"type": ["number", "null"]}), "Their scores; null if infinite."),
         },
         {
             "keys": array_of(
                 array_of({"anyOf": [STRING, INTEGER, ref("Base64"), {"type": "null"}]}),
                 "Their keys, if the table has a vocabulary; null for a row without a key.",
             ),
-            "recall": ref("Float")
+            "recall": NUMBER
             | {"description": "Share of the ten nearest rows that the index finds; without it all rows were compared."},
         },
     ),

@@ -14,7 +14,6 @@ from service.errors import ArtifactError
 from service.graph.lazy import LazyBackend
 from service.graph.savedmodel import open_savedmodel
 from service.loading.towers import open_towers
-from service.loading.warmup import warm_up
 from service.tables.backend import OpenedLookups
 from service.types import Backend, SignatureSpec
 
@@ -44,9 +43,7 @@ class GraphOpening:
     def predicts(
         self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]
     ) -> dict[str, Backend]:
-        """Returns the backends of a version's graph signatures, and runs each once as warm-up unless graphs are opened
-        lazily; raises ArtifactError.
-        """
+        """Returns the backends of a version's graph signatures; raises ArtifactError."""
         specs = {name: lookups.signatures[name] for name in names}
         if self.is_lazy:
             # A graph that a client's first request opens (a lazy graph) runs whole: its lookups are not taken out,
@@ -80,8 +77,6 @@ class GraphOpening:
                 # The whole graph can not be loaded, and only signatures that contradict their manifest entry need it.
                 # The version is served without these signatures.
                 logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
-        for backend in {id(backend): backend for backend in backends.values()}.values():
-            warm_up(backend, {name: specs[name] for name in names if backends.get(name) is backend})
         return backends
 
     def _open_now(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from service.artifact.manifest import Manifest
 from service.artifact.saved_model_config import check_saved_model_config
 from service.artifact.signature_def import SERVE_TAGS, read_signatures
+from service.artifact.tf_record import WARMUP_PATH
 from service.artifact.version_tree import check_tree
 from service.deltas.rules import DeltaRules
 from service.engine.batching_parameters import BatchingParameters
@@ -26,6 +27,7 @@ from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
+from service.loading.warmup import warm_up
 from service.tables.backend import OpenedLookups, open_lookups
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
@@ -151,14 +153,13 @@ class ServableLoader:
 
             check_ops(path / "saved_model.pb", self.tags)
         servable, lookups = self._open(name, version, path)
-        # With --graph_signatures=lazy, a client's first request opens a graph, so the warm-up skips its signatures.
-        cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
         try:
             batching = None if self.batching is None else self.batching.parameters_of(path)
-            if self.warmup_iterations:
-                self._warm_up(servable, path, cold)
             if self.compile_native is not None:
                 servable = self.compile_native(servable, lookups, _native_graphs(servable, lookups, batching))
+                self._warm_up(servable, lookups, path)
+            elif self.warmup_iterations and (path / WARMUP_PATH).exists():
+                logger.warning("warm-up requests are not replayed without the native core", extra={"path": str(path)})
             self.fill_caches(servable, path)
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
@@ -171,7 +172,16 @@ class ServableLoader:
             raise
         return servable
 
-    def _warm_up(self, servable: Servable, path: Path, cold: frozenset[str]) -> None:
+    def _warm_up(self, servable: Servable, lookups: OpenedLookups | None, path: Path) -> None:
+        # With --graph_signatures=lazy, a client's first request opens a graph, so the warm-up skips its signatures.
+        is_lazy = {name for name, backend in servable.backends.items() if isinstance(backend, LazyBackend)}
+        cold = frozenset(servable.signatures.keys() - servable.backends.keys() | servable.forwarded.keys() | is_lazy)
+        if lookups is not None:
+            warm_up(servable, sorted(servable.backends.keys() - lookups.lookup_names - cold))
+        if self.warmup_iterations:
+            self._replay_requests(servable, path, cold)
+
+    def _replay_requests(self, servable: Servable, path: Path, cold: frozenset[str]) -> None:
         started_s = time.monotonic()
         records, status = 0, "OK"
         try:
@@ -189,9 +199,6 @@ class ServableLoader:
                     seconds=time.monotonic() - started_s,
                     records=records,
                 )
-
-    def _graph_names(self, servable: Servable) -> frozenset[str]:
-        return frozenset(n for n, backend in servable.backends.items() if isinstance(backend, LazyBackend))
 
     def _open(self, name: str, version: int, path: Path) -> tuple[Servable, OpenedLookups | None]:
         signatures = read_signatures(path / "saved_model.pb", self.tags)

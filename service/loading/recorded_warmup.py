@@ -6,7 +6,7 @@ Source: tensorflow_serving/servables/tensorflow/saved_model_warmup.cc, saved_mod
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,10 @@ from service.artifact.proto_fields import check_num_fields
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH, read_records
 from service.engine.inference import CLASSIFY_METHOD, INPUTS, REGRESS_METHOD, result_of, wanted_outputs
 from service.engine.servable import Servable
-from service.engine.validation import checked
 from service.errors import ArtifactError, InvalidRequest, MalformedPayload, ServiceError
-from service.types import Array, Tensors
 from service.wire.example_proto import decode_examples, decode_examples_request, decode_multi_inference
-from service.wire.predict_proto import decode_inputs, decode_request, parse_message
+from service.wire.predict_proto import decode_response, encode_request
+from service.wire.proto_message import parse_message
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +35,11 @@ _EXAMPLE_METHODS = {
 
 
 def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: frozenset[str] = frozenset()) -> int:
-    """Runs each warm-up request of a version `iterations` times; ignores the model, version and answer in its record.
-
-    Returns the number of records.
+    """Runs each warm-up request of a version `iterations` times in the native core, which will answer the version's
+    requests; ignores the model, version and answer in its record. Returns the number of records.
 
     Args:
-      cold: signatures that are not run, such as those with a graph that is not open yet.
+      cold: signatures that are not run: those with a graph that is not open yet, and those that the core does not run.
 
     Raises:
       ArtifactError: the file is broken or too long, or one of its requests fails: the version is not served then.
@@ -81,40 +79,40 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
         return False
     request = getattr(log, kind).request
     # The model's name in a warm-up record is replaced by the name of the version's model, because it may be missing or
-    # another model's.
+    # another model's. The version that the record names is ignored, too.
     for message in request.tasks if kind == "multi_inference_log" else [request]:
         message.model_spec.name = servable.name
-    data = request.SerializeToString()
-    # The warm-up neither runs nor checks records of the signatures in `cold`, whose graphs are opened later.
-    warm = servable.backends.keys() - cold
-    runs = _predict_runs(servable, data, warm) if kind == "predict_log" else _example_runs(servable, kind, data, warm)
+        message.model_spec.ClearField("version_choice")
+    # The warm-up neither runs nor checks records of the signatures in `cold`.
+    is_predict = kind == "predict_log"
+    runs = _predict_runs(servable, request, cold) if is_predict else _example_runs(servable, kind, request, cold)
     for run in runs:
         for _ in range(iterations):
-            results = servable.backends[run.signature_name].run(run.signature_name, run.inputs, run.outputs)
-            run.check(results)
+            assert servable.native is not None
+            run.check(servable.native.answer(run.request))
     return bool(runs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One signature run that a warm-up record asks for. check: raises if the outputs are no valid answer."""
+    """One signature run that a warm-up record asks for, as a PredictRequest. check: raises if the PredictResponse is no
+    valid answer.
+    """
 
-    signature_name: str
-    inputs: Tensors
-    outputs: tuple[str, ...]
-    check: Callable[[dict[str, Array]], object]
+    request: bytes
+    check: Callable[[bytes], object]
 
 
-def _predict_runs(servable: Servable, data: bytes, warm: Set[str]) -> list[_Run]:
-    request = decode_request(data)
-    spec = servable.signature(request.signature_name)
-    if spec.name not in warm:
+def _predict_runs(servable: Servable, request: Any, cold: frozenset[str]) -> list[_Run]:
+    if servable.signature(request.model_spec.signature_name).name in cold:
         return []
-    inputs, _ = checked(spec, decode_inputs(request))
-    return [_Run(spec.name, inputs, request.output_filter or tuple(spec.outputs), lambda results: None)]
+    # The core refuses unknown fields, which a log of a newer client may have.
+    request.DiscardUnknownFields()
+    return [_Run(request.SerializeToString(), lambda response: None)]
 
 
-def _example_runs(servable: Servable, kind: str, data: bytes, warm: Set[str]) -> list[_Run]:
+def _example_runs(servable: Servable, kind: str, message: Any, cold: frozenset[str]) -> list[_Run]:
+    data = message.SerializeToString()
     if kind == "multi_inference_log":
         multi = decode_multi_inference(data)
         if multi.problem:
@@ -129,8 +127,13 @@ def _example_runs(servable: Servable, kind: str, data: bytes, warm: Set[str]) ->
     runs = []
     for signature_name, method_name in methods:
         spec = servable.signature(signature_name)
-        if spec.name not in warm:
+        if spec.name in cold:
             continue
-        check = partial(result_of, method_name, num_examples=examples.size)
-        runs.append(_Run(spec.name, {INPUTS: examples}, wanted_outputs(spec, method_name), check))
+        wanted = wanted_outputs(spec, method_name)
+        check = partial(_check, method_name, examples.size)
+        runs.append(_Run(encode_request(servable.name, spec.name, {INPUTS: examples}, wanted), check))
     return runs
+
+
+def _check(method_name: str, num_examples: int, response: bytes) -> None:
+    result_of(method_name, decode_response(response), num_examples)

@@ -7,25 +7,31 @@ for that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
-from service.types import Array, Backend, SignatureSpec, TensorSpec
+from service.engine.servable import Servable
+from service.errors import ServiceError
+from service.types import Array, SignatureSpec, TensorSpec
+from service.wire.predict_proto import encode_request
 
 logger = logging.getLogger(__name__)
 
 
-def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
-    """Runs each graph signature once on a row of made-up values: id 0, a key of a vocabulary, zeros, empty strings.
+def warm_up(servable: Servable, names: Iterable[str]) -> None:
+    """Runs each named signature once on a row of made-up values: id 0, a key of a vocabulary, zeros, empty strings.
 
-    A signature that refuses such a row stays cold; the version is served all the same.
+    The core runs it, as it will run requests. A signature that refuses such a row stays cold; the version is served all
+    the same.
     """
-    for name, spec in signatures.items():
+    for name in names:
+        assert servable.native is not None
+        row = _one_row(servable.signatures[name])
         try:
-            backend.run(name, _one_row(spec), tuple(spec.outputs))
-        except Exception as error:
-            logger.info("signature is not warmed up", extra={"signature": name, "reason": str(error)})
+            servable.native.answer(encode_request(servable.name, name, row))
+        except ServiceError as error:
+            logger.info("signature is not warmed up", extra={"signature": name, "reason": error.message})
 
 
 def _one_row(spec: SignatureSpec) -> dict[str, Array]:

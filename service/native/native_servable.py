@@ -9,6 +9,18 @@ from typing import TYPE_CHECKING
 
 from service.engine.hot_rows import FeatureCounts, SampledRows, summed
 from service.engine.servable import NativeServable, Servable, sums_of_counts
+from service.errors import (
+    BackendFailure,
+    DataLoss,
+    DeadlineExceeded,
+    GraphUnavailable,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    ServiceError,
+    TableUnreachable,
+    Unimplemented,
+)
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.native.description import Described, describe
 from service.native.left_out import left_out
@@ -20,6 +32,18 @@ if TYPE_CHECKING:
     from service import _native
 
 logger = logging.getLogger(__name__)
+
+# Code of a refusal by the core -> the error that stands for it in Python.
+_ERRORS: Mapping[str, type[ServiceError]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "NOT_FOUND": NotFound,
+    "FAILED_PRECONDITION": GraphUnavailable,
+    "RESOURCE_EXHAUSTED": PayloadTooLarge,
+    "UNAVAILABLE": TableUnreachable,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "UNIMPLEMENTED": Unimplemented,
+    "DATA_LOSS": DataLoss,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +58,21 @@ class CompiledServable:
     compiled: _native.Servable
     described: Described
     earlier: NativeServable | None = None
+
+    def answer(self, request: bytes) -> bytes:
+        """Returns the core's PredictResponse for a PredictRequest that names this model. Blocks.
+
+        Raises:
+          ServiceError: the core refuses the request, or does not run the signature; the class is the first with the
+            refusal's code.
+        """
+        from service import _native
+
+        try:
+            return self.compiled.answer(request)
+        except _native.Unanswered as error:
+            code, text = error.args
+            raise _ERRORS.get(code, BackendFailure)(text) from error
 
     @property
     def num_holders(self) -> int:

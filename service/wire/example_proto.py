@@ -15,7 +15,8 @@ from service.artifact.protos import message_class
 from service.engine.inference import Classification, Regression
 from service.errors import InvalidRequest
 from service.types import DEFAULT_SIGNATURE, Array, ModelRef
-from service.wire.predict_proto import parse_message, read_model_spec
+from service.wire.predict_proto import read_model_spec
+from service.wire.proto_message import parse_message
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from service.errors import MalformedPayload, PayloadTooLarge
+from service.errors import MalformedPayload
 from service.types import Array
+from service.wire.json_body import bound_tokens
 from service.wire.json_text import json_type, parse_fault, shown
 
 # Pattern that finds "Inf", the short form of Infinity that rapidjson accepts. It matches strings too, so that "Inf"
@@ -25,31 +26,8 @@ _INT_CHARS = 20
 _INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
 
 
-# Largest number of keys, of lists and objects, and of strings, of a JSON document: parsed, a key takes some 180 bytes,
-# a list or object some 90, and a string some 60, however short the text is.
-MAX_KEYS = 1 << 18
-MAX_LISTS = 1 << 19
-MAX_STRINGS = 1 << 22
 # Number of an array's elements that are written at once: some 0.7 ms of work.
 _NUMBERS_AT_ONCE = 1 << 14
-
-
-def bound_tokens(body: bytes) -> None:
-    """Refuses a JSON document that would take far more memory than its text.
-
-    Raises:
-      PayloadTooLarge: more than MAX_KEYS colons, MAX_LISTS lists and objects, or MAX_STRINGS strings.
-    """
-    # Keys, lists, objects and strings are estimated by counting colons, brackets and quotes, even those inside strings:
-    # this takes only a few percent of the parser's time.
-    if len(body) <= MAX_KEYS:
-        return
-    if body.count(b":") > MAX_KEYS:
-        raise PayloadTooLarge(f"The JSON document has more than {MAX_KEYS} keys; send columns, or fewer rows.")
-    if body.count(b"[") + body.count(b"{") > MAX_LISTS:
-        raise PayloadTooLarge(f"The JSON document has more than {MAX_LISTS} lists and objects; send fewer rows.")
-    if body.count(b'"') > 2 * MAX_STRINGS:
-        raise PayloadTooLarge(f"The JSON document has more than {MAX_STRINGS} strings; send fewer rows.")
 
 
 def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:

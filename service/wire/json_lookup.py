@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 
 from service.errors import InputMismatch, MalformedPayload
 from service.types import (
     Array,
     SignatureSpec,
-    TableInfo,
     TensorSpec,
 )
 from service.wire.json_arrays import add_ragged, dense_array, feature_names, ragged_owner
@@ -120,11 +118,6 @@ def encode_rows(rows: Array, *, strict: bool = False) -> bytes:
       strict: writes null for NaN and infinity, which plain JSON lacks.
     """
     return dump({"rows": np.ascontiguousarray(rows)}, strict=strict)
-
-
-def encode_tables(tables: list[TableInfo]) -> bytes:
-    """Encodes {"tables": [{...}, ...]}."""
-    return orjson.dumps({"tables": tables})
 
 
 def _object(document: Mapping[str, Any], key: str, *, required: bool = False) -> Mapping[str, Any]:

@@ -10,7 +10,6 @@ Source: tensorflow_serving/util/json_tensor.cc (9d981c5).
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -22,6 +21,7 @@ from service.engine.validation import graph_dtype_name
 from service.errors import InputMismatch, InvalidRequest, MalformedPayload
 from service.types import Array, RaggedNames, SignatureSpec
 from service.wire.json_arrays import add_ragged, dense_array, feature_names, ragged_owner
+from service.wire.json_body import text_or_base64
 from service.wire.json_document import describe, dump, parse_object
 from service.wire.json_refusals import is_base64, refuse_columns, refuse_rows
 from service.wire.json_text import shown
@@ -198,17 +198,6 @@ def plain_array(name: str, array: Array) -> Any:
     if array.dtype.kind not in "biuf":
         raise InputMismatch(f"Failed to write JSON value for tensor type: {graph_dtype_name(array.dtype.name)}")
     return np.ascontiguousarray(array) if array.ndim else array[()]
-
-
-def text_or_base64(item: bytes | str, *, as_bytes: bool = False) -> Any:
-    """Returns a JSON value for a string: text, or {"b64": ...} if as_bytes is True or the bytes are not UTF-8."""
-    data = item.encode() if isinstance(item, str) else item
-    if not as_bytes:
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            pass
-    return {"b64": base64.b64encode(data).decode()}
 
 
 def _check_rows(outputs: Mapping[str, Array]) -> None:

@@ -18,7 +18,7 @@ from service.engine.model_config import PLATFORM, ModelConfig, RequestLogConfig
 from service.engine.version_policy import All, Latest, Specific, VersionPolicy
 from service.errors import InvalidRequest
 from service.remote.address import remote_tables
-from service.wire.predict_proto import parse_message
+from service.wire.proto_message import parse_message
 
 _MODEL_TYPE_TENSORFLOW = 1
 # Pattern of the marker "#@" before a field that only this server's model config has; TensorFlow Serving reads such a

@@ -19,7 +19,8 @@ import orjson
 from service.errors import InputMismatch, MalformedPayload
 from service.types import Array, TensorSpec
 from service.wire.json_arrays import dense_array
-from service.wire.json_document import bound_tokens, describe, dump, parse_object
+from service.wire.json_body import bound_tokens
+from service.wire.json_document import describe, dump, parse_object
 from service.wire.oip_models import REFUSED_PARAMETERS, SIGNATURE_PARAMETER
 from service.wire.oip_tensors import (
     BF16,

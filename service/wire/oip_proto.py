@@ -26,7 +26,7 @@ from service.wire.oip_tensors import (
     numpy_dtype,
     reshaped,
 )
-from service.wire.predict_proto import parse_message
+from service.wire.proto_message import parse_message
 
 # Datatype of a tensor -> the field of InferTensorContents that has its values; FP16 and BF16 have no such field.
 _CONTENTS: Mapping[str, str] = {

@@ -5,17 +5,16 @@ Source: tensorflow_serving/apis/{predict,model}.proto (9d981c5).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from service.artifact.protobuf_wire import tag, varint
-from service.artifact.protos import MessageClass, message_class
+from service.artifact.protos import message_class
 from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor, encode_tensor
-from service.errors import InvalidRequest, MalformedPayload
+from service.errors import InvalidRequest
 from service.types import Array, ModelRef
+from service.wire.proto_message import parse_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +30,6 @@ class PredictRequest:
     output_filter: tuple[str, ...]
     tensors: Mapping[str, Any]
     num_bytes: int
-
-
-def parse_message(full_name: str, data: bytes) -> MessageClass:
-    """Parses bytes as a protobuf message of the given type; raises MalformedPayload if they are no such message."""
-    message = message_class(full_name)()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise MalformedPayload(f"The request is not a valid {full_name} message.") from error
-    return message
 
 
 def decode_request(data: bytes) -> PredictRequest:
@@ -79,6 +68,24 @@ def decode_inputs(request: PredictRequest) -> dict[str, Array]:
         arrays[name] = array = decode_tensor(name, tensor, max_elements)
         max_elements -= array.size
     return arrays
+
+
+def encode_request(
+    model: str, signature_name: str, inputs: Mapping[str, Array], output_filter: Iterable[str] = ()
+) -> bytes:
+    """Encodes a PredictRequest for the latest version of a model; without output_filter for all outputs."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = model, signature_name
+    for name, array in inputs.items():
+        request.inputs[name].ParseFromString(b"".join(encode_tensor(name, array)))
+    request.output_filter.extend(output_filter)
+    return bytes(request.SerializeToString())
+
+
+def decode_response(data: bytes) -> dict[str, Array]:
+    """Converts the outputs of a PredictResponse to arrays, by name; raises MalformedPayload."""
+    outputs = parse_message("tensorflow.serving.PredictResponse", data).outputs
+    return {name: decode_tensor(name, tensor, max(len(data), MAX_SPREAD_ELEMENTS)) for name, tensor in outputs.items()}
 
 
 def encode_response(

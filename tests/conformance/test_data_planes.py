@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from service.wire.json_document import MAX_KEYS, MAX_LISTS
+from service.wire.json_body import MAX_KEYS, MAX_LISTS
 from tests.conformance.random_calls import Call, RandomCalls
 from tests.integration.process import ServerProcess
 from tests.toy_described import write_described_model

@@ -15,7 +15,8 @@ from embedding_client.types import State, TableDescription, TensorDescription, V
 from service import types
 from service.artifact.signature_def import metadata_json
 from service.types import SignatureSpec, TableInfo, TensorSpec
-from service.wire.json_lookup import encode_lookup, encode_rows, encode_tables
+from service.wire.json_lookup import encode_lookup, encode_rows
+from service.wire.json_table_view import encode_tables
 from service.wire.json_tensor import encode_predict
 from service.wire.status import statuses_json
 from tests.unit.client.test_grpc_calls import answer

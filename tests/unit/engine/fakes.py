@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from service.engine.servable import Servable
-from service.types import Array, SignatureSpec, Tensors, TensorSpec
+from service.types import Array, ModelRef, SignatureSpec, Tensors, TensorSpec
+from service.wire.predict_proto import decode_inputs, decode_request, encode_response
 
 
 class FakeBackend:
@@ -40,6 +41,26 @@ class FakeBackend:
         self.closed += 1
 
 
+class FakeNative:
+    """A compiled servable that answers Predict requests with the outputs of a function, and keeps what was asked.
+
+    runs: signature, inputs and output filter of each request. refs: the model and version that each request named.
+    """
+
+    def __init__(self, outputs: Callable[[Tensors], Mapping[str, Array]] = lambda inputs: {}) -> None:
+        self.runs: list[tuple[str, dict[str, Array], tuple[str, ...]]] = []
+        self.refs: list[ModelRef] = []
+        self._outputs = outputs
+
+    def answer(self, request: bytes) -> bytes:
+        """Records a PredictRequest and returns its PredictResponse."""
+        parsed = decode_request(request)
+        inputs = decode_inputs(parsed)
+        self.refs.append(parsed.ref)
+        self.runs.append((parsed.signature_name, inputs, parsed.output_filter))
+        return encode_response(self._outputs(inputs), model=parsed.ref.name, version=1, signature_name="")
+
+
 def predict_spec(name: str = "serving_default", **inputs: TensorSpec) -> SignatureSpec:
     """Returns a predict signature with outputs y and z, and the input x unless others are given."""
     return SignatureSpec(
@@ -54,7 +75,8 @@ def predict_spec(name: str = "serving_default", **inputs: TensorSpec) -> Signatu
 def servable(version: int = 1, name: str = "m", backend: Any = None, **more: Any) -> Servable:
     """Returns a servable with one predict signature."""
     spec = predict_spec()
-    return Servable(name, version, {spec.name: spec}, {spec.name: backend or FakeBackend()}, **more)
+    signatures = more.pop("signatures", {spec.name: spec})
+    return Servable(name, version, signatures, {spec.name: backend or FakeBackend()}, **more)
 
 
 X = np.array([1.0, 2.0], np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from service.artifact import proto_fields
 from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
 from service.engine.servable import Servable
-from service.errors import ArtifactError
+from service.errors import ArtifactError, InputMismatch
 from service.loading.loader import ServableLoader
 from service.loading.recorded_warmup import replay_requests
-from service.types import SignatureSpec, TensorSpec
+from service.native.choice import has_core
+from service.native.native_servable import compile_native
+from service.types import ModelRef, SignatureSpec, TensorSpec
 from tests.toy_model import proto_field, write_toy_model
 from tests.unit.artifact.test_tf_record import record
-from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
+from tests.unit.engine.fakes import FakeBackend, FakeNative, predict_spec, servable
 
 
 def predict_log(signature: str = "", model: str = "anything", **inputs: list[float]) -> bytes:
@@ -45,33 +48,39 @@ def write(artifact: Path, *logs: bytes) -> Path:
     return path
 
 
-def replay(artifact: Path, backend: FakeBackend, **more: Any) -> None:
+def replay(artifact: Path, native: FakeNative, **more: Any) -> None:
     """Replays on a model x -> y, z."""
-    replay_requests(servable(backend=backend), artifact, **({"iterations": 1} | more))
+    replay_requests(servable(native=native), artifact, **({"iterations": 1} | more))
 
 
 def test_without_a_file_nothing_is_run(tmp_path: Path) -> None:
-    backend = FakeBackend()
-    replay(tmp_path, backend)
-    assert backend.runs == []
+    native = FakeNative()
+    replay(tmp_path, native)
+    assert native.runs == []
 
 
 def test_each_request_is_run_as_it_was_recorded(tmp_path: Path) -> None:
-    write(tmp_path, predict_log(x=[1.0, 2.0]), b"", predict_log("serving_default", model="", x=[3.0]))
-    backend = FakeBackend()
-    replay(tmp_path, backend, iterations=2)
-    assert [(name, run["x"].tolist(), outputs) for name, run, outputs in backend.runs] == [
-        ("serving_default", [1.0, 2.0], ("y", "z")),
-        ("serving_default", [1.0, 2.0], ("y", "z")),
-        ("serving_default", [3.0], ("y", "z")),
-        ("serving_default", [3.0], ("y", "z")),
+    of_version = message_class("tensorflow.serving.PredictionLog")()
+    of_version.ParseFromString(predict_log("serving_default", model="", x=[3.0]))
+    of_version.predict_log.request.model_spec.version.value = 7
+    of_version.predict_log.request.output_filter.append("y")
+    # Field 15 of a PredictRequest is unknown.
+    of_version.predict_log.request.MergeFromString(proto_field(15, b"new"))
+    write(tmp_path, predict_log(x=[1.0, 2.0]), b"", of_version.SerializeToString())
+    native = FakeNative()
+    replay(tmp_path, native, iterations=2)
+    assert [(name, run["x"].tolist(), outputs) for name, run, outputs in native.runs] == [
+        ("", [1.0, 2.0], ()),
+        ("", [1.0, 2.0], ()),
+        ("serving_default", [3.0], ("y",)),
+        ("serving_default", [3.0], ("y",)),
     ]
+    assert set(native.refs) == {ModelRef("m")}
 
 
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        (predict_log(), "warmup record number 2 failed: input size does not match signature: 0!=1"),
         (predict_log("nope", x=[1.0]), 'warmup record number 2 failed: Serving signature key "nope" not found.'),
         (b"\xff\xff", "Failed to parse warmup record: number 2 from "),
         (b"\x2a\x00", "Unsupported log_type for warmup: 5"),
@@ -81,7 +90,7 @@ def test_each_request_is_run_as_it_was_recorded(tmp_path: Path) -> None:
 def test_a_record_that_fails_is_named(tmp_path: Path, log: bytes, reason: str) -> None:
     path = write(tmp_path, predict_log(x=[1.0]), log)
     with pytest.raises(ArtifactError) as caught:
-        replay(tmp_path, FakeBackend())
+        replay(tmp_path, FakeNative())
     assert reason in caught.value.message and str(path) in caught.value.message
 
 
@@ -98,33 +107,38 @@ def test_a_record_of_too_many_fields_is_refused_before_it_is_parsed(
         replay_requests(servable(1), tmp_path, 1)
 
 
-def test_a_backend_that_fails_on_a_record_fails_the_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"), [(InputMismatch("bad x"), "bad x"), (RuntimeError("no"), "RuntimeError: no")]
+)
+def test_a_record_that_the_core_refuses_fails_the_load(tmp_path: Path, error: Exception, text: str) -> None:
     write(tmp_path, predict_log(x=[1.0]))
 
     def fail(inputs: Any) -> dict[str, np.ndarray]:
-        raise RuntimeError("no kernel")
+        raise error
 
-    with pytest.raises(ArtifactError, match="warmup record number 1 failed: RuntimeError: no kernel"):
-        replay(tmp_path, FakeBackend(fail))
+    with pytest.raises(ArtifactError, match=f"warmup record number 1 failed: {text}$"):
+        replay(tmp_path, FakeNative(fail))
 
 
 def test_a_thousand_records_are_the_most(tmp_path: Path) -> None:
-    backend = FakeBackend()
+    native = FakeNative()
     write(tmp_path, *[predict_log(x=[1.0])] * MAX_WARMUP_RECORDS)
-    replay(tmp_path, backend)
-    assert len(backend.runs) == 1000
+    replay(tmp_path, native)
+    assert len(native.runs) == 1000
     path = write(tmp_path, *[predict_log(x=[1.0])] * (MAX_WARMUP_RECORDS + 1))
     with pytest.raises(ArtifactError, match=rf"^Number of warmup records exceeds the maximum \(1000\) at {path}$"):
-        replay(tmp_path, backend)
+        replay(tmp_path, native)
 
 
-def test_what_can_not_run_here_or_is_to_stay_cold_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_to_stay_cold_is_passed_over(tmp_path: Path) -> None:
     # The second recorded request lacks the input of its signature.
-    write(tmp_path, predict_log(x=[1.0]), predict_log())
-    backend = FakeBackend()
-    replay(tmp_path, backend, cold=frozenset({"serving_default"}))
-    replay_requests(Servable("m", 1, {"serving_default": predict_spec()}, {}), tmp_path, 1)
-    assert backend.runs == []
+    write(tmp_path, predict_log(x=[1.0]), predict_log(), examples_log("classify_log", signature=""))
+    native = FakeNative()
+    replay(tmp_path, native, cold=frozenset({"serving_default"}))
+    replay_requests(
+        Servable("m", 1, {"serving_default": predict_spec()}, {}), tmp_path, 1, frozenset({"serving_default"})
+    )
+    assert native.runs == []
 
 
 def examples_spec(outputs: tuple[str, ...]) -> SignatureSpec:
@@ -139,12 +153,12 @@ def examples_spec(outputs: tuple[str, ...]) -> SignatureSpec:
     )
 
 
-def examples_log(kind: str, method_name: str = "") -> bytes:
-    """Returns a PredictionLog of a request of this kind, with two examples, for signature "kinds"."""
+def examples_log(kind: str, method_name: str = "", signature: str = "kinds") -> bytes:
+    """Returns a PredictionLog of a request of this kind, with two examples, for a signature."""
     log = message_class("tensorflow.serving.PredictionLog")()
     request = getattr(log, kind).request
     spec = request.tasks.add(method_name=method_name).model_spec if method_name else request.model_spec
-    spec.signature_name = "kinds"
+    spec.signature_name = signature
     for _ in range(2):
         request.input.example_list.examples.add()
     return bytes(log.SerializeToString())
@@ -164,11 +178,11 @@ def test_requests_of_examples_are_run_too(tmp_path: Path, log: bytes, outputs: t
         "scores": np.zeros([2, 1], np.float32),
         "outputs": np.zeros([2, 1], np.float32),
     }
-    backend = FakeBackend(lambda inputs: answers)
-    model = Servable("m", 1, {"kinds": examples_spec(outputs)}, {"kinds": backend})
+    native = FakeNative(lambda inputs: answers)
+    model = Servable("m", 1, {"kinds": examples_spec(outputs)}, {"kinds": FakeBackend()}, native=native)
     write(tmp_path, log)
     assert replay_requests(model, tmp_path, 1) == 1
-    assert [(name, run["inputs"].tolist(), asked) for name, run, asked in backend.runs] == [
+    assert [(name, run["inputs"].tolist(), asked) for name, run, asked in native.runs] == [
         ("kinds", [b"", b""], outputs)
     ]
     answers["outputs"] = answers["scores"] = np.zeros([3, 1], np.float32)
@@ -176,32 +190,47 @@ def test_requests_of_examples_are_run_too(tmp_path: Path, log: bytes, outputs: t
         replay_requests(model, tmp_path, 1)
 
 
-def lookup_log(user: int) -> bytes:
-    """Returns the bytes of a record with a lookup in the toy model."""
+def lookup_log(user: int | None) -> bytes:
+    """Returns the bytes of a record with a lookup in the toy model; None: the lookup lacks its ids."""
     log = message_class("tensorflow.serving.PredictionLog")()
     log.predict_log.request.model_spec.signature_name = "lookup"
-    tensor = log.predict_log.request.inputs["user"]
-    tensor.dtype = 9
-    tensor.tensor_shape.dim.add(size=1)
-    tensor.int64_val.append(user)
+    if user is not None:
+        tensor = log.predict_log.request.inputs["user"]
+        tensor.dtype = 9
+        tensor.tensor_shape.dim.add(size=1)
+        tensor.int64_val.append(user)
     return bytes(log.SerializeToString())
 
 
+@pytest.mark.skipif(not has_core(), reason="the native core is not built")
 def test_a_version_is_served_only_if_its_records_run(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1")
     write(artifact, lookup_log(1))
-    loader = ServableLoader(frozenset({"serve"}), "off", 1)
-    loader("toy", 1, artifact).close()
-    write(artifact, lookup_log(10**6))
-    with pytest.raises(ArtifactError, match="warmup record number 1 failed: "):
-        loader("toy", 1, artifact)
-    ServableLoader(frozenset({"serve"}), "off", 1, warmup_iterations=0)("toy", 1, artifact).close()
+    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native=compile_native)
+    servable = loader("toy", 1, artifact)
+    assert servable.all_table_counts()["user"].ids == 1, "the core has run the record"
+    servable.close()
+    for user, reason in (
+        (10**6, "id 1000000 at position 0 is out of range"),
+        (None, "needs at least one feature of: tags,"),
+    ):
+        write(artifact, lookup_log(user))
+        with pytest.raises(ArtifactError, match=f"warmup record number 1 failed: .*{reason}"):
+            loader("toy", 1, artifact)
+    replace(loader, warmup_iterations=0)("toy", 1, artifact).close()
 
 
+@pytest.mark.skipif(not has_core(), reason="the native core is not built")
 def test_tells_how_a_replay_ended(tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     artifact = write_toy_model(tmp_path / "1")
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, on_warmup=lambda **warmup: told.append(warmup))
+    loader = ServableLoader(
+        frozenset({"serve"}),
+        "off",
+        1,
+        on_warmup=lambda **warmup: told.append(warmup),
+        compile_native=compile_native,
+    )
     loader("toy", 1, artifact)
     assert told == [], "there was nothing to replay"
     write(artifact, b"", b"")
@@ -215,3 +244,10 @@ def test_tells_how_a_replay_ended(tmp_path: Path) -> None:
         of_version | {"status": "OK", "records": 2},
         of_version | {"status": "FAILED_PRECONDITION", "records": 0},
     ]
+
+
+def test_without_the_core_records_are_not_replayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    artifact = write_toy_model(tmp_path / "1")
+    write(artifact, b"\xff\xff")
+    ServableLoader(frozenset({"serve"}), "off", 1)("toy", 1, artifact).close()
+    assert "warm-up requests are not replayed without the native core" in caplog.messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import read_signatures
@@ -14,23 +15,14 @@ from service.loading.warmup import warm_up
 from service.tables.backend import open_lookups
 from service.types import Array, SignatureSpec, Tensors, TensorSpec, ragged_features
 from tests.toy_policies import write_policy_model
+from tests.unit.engine.fakes import FakeNative, servable
 
 
-class Recorder:
-    """A backend that remembers the inputs with which it was run."""
-
-    def __init__(self, refused: str = "") -> None:
-        self.refused = refused
-        self.runs: dict[str, Tensors] = {}
-
-    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        if signature_name == self.refused:
-            raise InvalidRequest("no")
-        self.runs[signature_name] = inputs
-        return {}
-
-    def close(self) -> None:
-        """Nothing to free."""
+def warmed(**signatures: SignatureSpec) -> dict[str, Tensors]:
+    """Warms up signatures; returns the inputs with which each was run."""
+    native = FakeNative()
+    warm_up(servable(native=native, signatures=signatures), signatures)
+    return {name: inputs for name, inputs, _ in native.runs}
 
 
 def signature(name: str, **inputs: TensorSpec) -> SignatureSpec:
@@ -49,13 +41,12 @@ PARSE = signature("parse", examples=TensorSpec("examples", "string", (None,)))
 
 
 def test_each_signature_runs_once_on_a_valid_row() -> None:
-    backend = Recorder()
-    warm_up(backend, {"rank": RANK, "parse": PARSE})
-    _, rows = checked(RANK, backend.runs["rank"])
+    runs = warmed(rank=RANK, parse=PARSE)
+    _, rows = checked(RANK, runs["rank"])
     assert rows == 1
-    assert set(backend.runs["rank"]) == {"user", "age", "tags__values", "tags__row_splits"}
-    assert backend.runs["rank"]["age"].shape == (1, 2)
-    np.testing.assert_array_equal(backend.runs["parse"]["examples"], np.array([b""], object))
+    assert set(runs["rank"]) == {"user", "age", "tags__values", "tags__row_splits"}
+    assert runs["rank"]["age"].shape == (1, 2)
+    np.testing.assert_array_equal(runs["parse"]["examples"], np.array([b""], object))
 
 
 def test_keys_are_of_the_vocabulary(tmp_path: Path) -> None:
@@ -65,11 +56,10 @@ def test_keys_are_of_the_vocabulary(tmp_path: Path) -> None:
     signature = open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb")).signatures[
         "serving_default"
     ]
-    backend = Recorder()
-    warm_up(backend, {"rank": signature})
-    _, rows = checked(signature, backend.runs["rank"])
+    runs = warmed(rank=signature)
+    _, rows = checked(signature, runs["rank"])
     assert rows == 1
-    assert {name: array.tolist() for name, array in backend.runs["rank"].items() if "row_splits" not in name} == {
+    assert {name: array.tolist() for name, array in runs["rank"].items() if "row_splits" not in name} == {
         "drop_negative__values": [0],
         "words__values": [b"red"],
         "codes__values": [100],
@@ -77,7 +67,14 @@ def test_keys_are_of_the_vocabulary(tmp_path: Path) -> None:
     }
 
 
-def test_a_signature_that_refuses_the_row_is_left_cold() -> None:
-    backend = Recorder(refused="rank")
-    warm_up(backend, {"rank": RANK, "parse": PARSE})
-    assert set(backend.runs) == {"parse"}
+def test_a_signature_that_refuses_the_row_is_left_cold(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse_users(inputs: Tensors) -> dict[str, Array]:
+        if "user" in inputs:
+            raise InvalidRequest("no")
+        return {}
+
+    native = FakeNative(refuse_users)
+    caplog.set_level("INFO")
+    warm_up(servable(native=native, signatures={"rank": RANK, "parse": PARSE}), ["rank", "parse"])
+    assert [name for name, _, _ in native.runs] == ["rank", "parse"]
+    assert caplog.messages == ["signature is not warmed up"]

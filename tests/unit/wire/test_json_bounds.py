@@ -3,7 +3,8 @@
 import pytest
 
 from service.errors import PayloadTooLarge
-from service.wire.json_document import MAX_KEYS, MAX_LISTS, MAX_STRINGS, parse_object
+from service.wire.json_body import MAX_KEYS, MAX_LISTS, MAX_STRINGS
+from service.wire.json_document import parse_object
 
 
 def document(keys: int, lists: int) -> bytes:

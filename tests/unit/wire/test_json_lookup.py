@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from service.errors import InputMismatch, MalformedPayload, ServiceError
-from service.types import TableInfo
 from service.wire.json_lookup import (
     decode_features,
     decode_lookup,
     decode_rows,
     encode_lookup,
     encode_rows,
-    encode_tables,
 )
 from tests.unit.wire.specs import LOOKUP, Keys, ragged, spec, vector
 
@@ -96,19 +94,3 @@ def test_rows_go_both_ways() -> None:
 def test_rows_take_one_flat_list(body: bytes) -> None:
     with pytest.raises(ServiceError, match="ids"):
         decode_rows(body)
-
-
-def test_tables_are_listed_with_all_that_is_known() -> None:
-    info = TableInfo("t", 3, 2, "float32", 24, ("a", "b"))
-    assert json.loads(encode_tables([info])) == {
-        "tables": [
-            {
-                "name": "t",
-                "vocabulary_size": 3,
-                "embedding_dim": 2,
-                "dtype": "float32",
-                "nbytes": 24,
-                "features": ["a", "b"],
-            }
-        ]
-    }
