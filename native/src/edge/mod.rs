@@ -24,6 +24,7 @@ mod http_over_http2;
 mod inflating;
 mod instead;
 mod preface;
+mod records;
 mod refusal_log;
 mod refusal_pause;
 mod refusals;
@@ -42,6 +43,7 @@ pub use access::{Access, Caller};
 pub use config::{Config, Listen, Wire};
 pub use dispatch::{Cors, Dispatch, Method, Target, target};
 pub use health::Health;
+pub use records::{LogEntry, Records};
 pub use sampling::Tracing;
 pub use server::Server;
 pub use snapshot::{
