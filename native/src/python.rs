@@ -13,7 +13,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
+use crate::edge::{
+    self, Access, Caller, Cors, Dispatch, Limits, Listen, LogEntry, Method, Records, Snapshot, Target, Tracing, Wire,
+};
 use crate::forms::{self, Answered, Call};
 use crate::plan::faults::Code;
 use crate::plan::{self, Declined, Description, Effort, ModelRoutes, Routes, VersionMemory, Waiting};
@@ -286,6 +288,9 @@ impl Pager {
 /// run it; versions by label; the fraction of requests to log; why no version is AVAILABLE, "" if one is.
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64, String)>;
 
+/// The records that [`Server::take_records`] returns to Python.
+type PythonRecords = (Vec<(String, i64, String, u64, Py<PyBytes>)>, String, HashMap<String, u64>, u64);
+
 /// Converts Python's list of models to routes by name.
 #[must_use]
 pub fn routes_of(models: &PythonRoutes) -> HashMap<String, ModelRoutes> {
@@ -353,7 +358,7 @@ impl Forms {
             as_content: self.as_content,
             strict_json: self.strict_json,
             grant: None,
-            log_draw: None,
+            log: None,
         }
     }
 }
@@ -371,6 +376,8 @@ pub struct Server {
     inner: ArcSwapOption<edge::Server>,
     /// The last values of all counters, taken when Python called `close`.
     last: ArcSwapOption<Snapshot>,
+    /// The records of sampled requests, of which some may be left after `close`.
+    records: ArcSwapOption<Records>,
 }
 
 #[pymethods]
@@ -383,7 +390,8 @@ impl Server {
         let dispatch = Arc::new(PlainForms { max_table_rows: config.max_table_rows });
         let config = config.edge()?;
         let server = py.detach(|| edge::Server::start(config, dispatch))?;
-        Ok(Server { inner: ArcSwapOption::from_pointee(server), last: ArcSwapOption::empty() })
+        let records = ArcSwapOption::from(Some(server.records()));
+        Ok(Server { inner: ArcSwapOption::from_pointee(server), last: ArcSwapOption::empty(), records })
     }
 
     /// Returns the ports of the TCP listeners of each wire.
@@ -452,6 +460,23 @@ impl Server {
         }
     }
 
+    /// Returns the records of sampled requests; waits for some at most `timeout_s` seconds. None: the server has answered
+    /// its last request, and all records are taken. The tuple has entries for request logs (model, version, signature,
+    /// second since 1970, a `PredictionLog` without its metadata), the spans as JSON text (edge/records.rs), how many entries
+    /// were dropped, by model, and how many spans.
+    fn take_records(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<PythonRecords>> {
+        let Some(server) = self.records.load_full() else { return Ok(None) };
+        let timeout = Duration::from_secs_f64(timeout_s.clamp(0.0, 3600.0));
+        let Some(taken) = py.detach(|| server.take(timeout)) else { return Ok(None) };
+        let spans = serde_json::to_string(&taken.spans).map_err(value_error)?;
+        let entry = |one: LogEntry| {
+            let log = PyBytes::new(py, &one.log).unbind();
+            (one.model, one.version, one.signature, one.answered_s, log)
+        };
+        let entries = taken.entries.into_iter().map(entry).collect();
+        Ok(Some((entries, spans, taken.dropped_entries, taken.dropped_spans)))
+    }
+
     /// Returns the values of all counters as JSON text (edge/snapshot.rs); after `close`, the values at the time of
     /// that call.
     fn statistics(&self) -> PyResult<String> {
@@ -492,6 +517,7 @@ impl Server {
                 // `cut` closes the connections here, because the drop below does not close them while a thread in
                 // `drain` still has a reference to the server.
                 server.cut();
+                server.records().close();
             }
             drop(server);
         });
@@ -536,7 +562,17 @@ impl Dispatch for PlainForms {
                 let servable = Arc::clone(call.find(model, version)?);
                 // A `:rows` request runs no signature, and the statistics ignore the 0 in `signature`.
                 let (ran, instead) = (Duration::ZERO, Vec::new());
-                Ok(Answered { body, rows: 0, servable, signature: 0, ran, json_length: None, instead })
+                Ok(Answered {
+                    body,
+                    rows: 0,
+                    servable,
+                    signature: 0,
+                    ran,
+                    json_length: None,
+                    instead,
+                    began: Instant::now(),
+                    record: None,
+                })
             }
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
             Method::Predict | Method::ModelInfer => Err(Declined::Unusual),
@@ -560,6 +596,7 @@ struct ServerConfig {
     tls: Tls,
     access: Option<Vec<Caller>>,
     tracing: Option<Tracing>,
+    has_log_answers: bool,
     seal: String,
     as_content: bool,
     strict_json: bool,
@@ -658,6 +695,7 @@ impl ServerConfig {
             },
             access: self.access.map(|callers| Access::new(&callers)).transpose().map_err(value_error)?,
             tracing: self.tracing,
+            has_log_answers: self.has_log_answers,
             seal: self.seal,
             as_content: self.as_content,
             strict_json: self.strict_json,

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from service.engine import request_context
 from service.engine.inference import Classification, Regression
 from service.types import Array, SignatureSpec, Tensors
 
@@ -16,7 +15,7 @@ class Draw:
 
     Args:
       rate: the share of requests that is chosen, 0 to 1.
-      source: returns numbers from 0 to below 1, for requests without a number from the native core.
+      source: returns numbers from 0 to below 1.
     """
 
     __slots__ = ("rate", "_source")
@@ -27,10 +26,7 @@ class Draw:
 
     def is_chosen(self) -> bool:
         """Says whether the current request is to be recorded in the model's request log."""
-        drawn = request_context.draws.get().log
-        # The native core draws a number for a request that it forwards to Python. Both compare it with the rate, so
-        # that they choose the same requests.
-        return (self._source() if drawn is None else drawn) < self.rate
+        return self._source() < self.rate
 
 
 class Recorder(Protocol):
@@ -58,4 +54,17 @@ class Recorder(Protocol):
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
         """Records a request with serialized tf.Examples that was chosen for the request log, and its answer."""
+        ...
+
+    def answered(self, version: int, signature_name: str, answered_s: int, log: bytes) -> None:
+        """Records a request that the native core has answered.
+
+        Args:
+          answered_s: seconds since 1970.
+          log: a serialized PredictionLog that lacks its log_metadata.
+        """
+        ...
+
+    def note_dropped(self, count: int) -> None:
+        """Counts requests that the native core chose for the request log and dropped."""
         ...

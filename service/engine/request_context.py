@@ -1,14 +1,13 @@
-"""Holds context variables of the current request: its id, its traceparent header, and the native core's random numbers.
+"""Holds context variables of the current request: its id, and its traceparent header.
 
-Transports set all three as a request begins, in the context that works on it; logs, spans and samples read them. None
-is reset at the end: the next request in the same context sets its own.
+Transports set both as a request begins, in the context that works on it; logs and spans read them. Neither is reset at
+the end: the next request in the same context sets its own.
 """
 
 from __future__ import annotations
 
 import re
 from contextvars import ContextVar
-from typing import NamedTuple
 
 # Pattern of a client's request id: only harmless characters, because the id gets into logs and answers' headers.
 _SANE = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -23,26 +22,10 @@ request_id: ContextVar[bytes] = ContextVar("request_id", default=b"")
 traceparent: ContextVar[bytes] = ContextVar("traceparent", default=b"")
 
 
-class Draws(NamedTuple):
-    """The random numbers that the native core drew for a request, to decide about its log record and its trace.
-
-    log: decides whether the request is logged, from 0 to below 1; None: the core drew nothing.
-    trace_id: the trace id for a request without a parent; 0: the core drew nothing.
-    """
-
-    log: float | None = None
-    trace_id: int = 0
-
-
-NO_DRAWS = Draws()
-draws: ContextVar[Draws] = ContextVar("draws", default=NO_DRAWS)
-
-
-def enter(own_id: bytes, parent: bytes = b"", drawn: Draws = NO_DRAWS) -> None:
-    """Sets the context variables of a request: its id, its traceparent, and the native core's random numbers."""
+def enter(own_id: bytes, parent: bytes = b"") -> None:
+    """Sets the context variables of a request: its id, and its traceparent."""
     request_id.set(own_id)
     traceparent.set(parent)
-    draws.set(drawn)
 
 
 def sane_id(value: bytes) -> bytes:

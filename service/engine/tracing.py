@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from service.types import SignatureSpec
 
@@ -25,4 +26,10 @@ class Tracing(Protocol):
 
     def run(self, spec: SignatureSpec, model: str, version: int) -> AbstractContextManager[None]:
         """Opens a trace span for a lookup or for a run of a graph."""
+        ...
+
+    def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Makes the trace spans of requests that the native core has answered; SpanRecord in edge/records.rs has the
+        fields.
+        """
         ...

@@ -37,7 +37,7 @@ class ContextGuard:
         # auth_context has the type Any, because a key can have several values, and grpcio's type stubs allow only one.
         auth_context: Any = context.auth_context()
         try:
-            names = names_of_auth_context(auth_context) | self._forwarding.read(headers).names
+            names = names_of_auth_context(auth_context) | self._forwarding.names(headers)
             return self._guard.grant(path, values, names)
         except Unauthenticated as error:
             code, text = self._refusals(error)

@@ -20,7 +20,6 @@ from service.grpc.grpcio_guard import (
     ContextGuard,
     GuardedHealth,
     GuardedReflection,
-    headers_of,
 )
 from service.grpc.guard import Guard
 from service.grpc.refusals import Refusals, retry_hint
@@ -94,14 +93,14 @@ class GrpcServer:
         if guard is None:
             self._health = health.Health()
             self._reflection = Reflection(SERVICES, descriptor_pool())
-            methods = _MethodTable(engine, as_content=as_content, forwarding=forwarding)
+            methods = _MethodTable(engine, as_content=as_content)
         else:
             known, by_context = guard, ContextGuard(guard, forwarding)
             self._health = GuardedHealth(by_context)
             self._reflection = GuardedReflection(by_context, SERVICES, descriptor_pool())
 
             def of_caller(grant: Grant) -> grpc.GenericRpcHandler:
-                return _MethodTable(known.engine_of(grant), as_content=as_content, forwarding=forwarding)
+                return _MethodTable(known.engine_of(grant), as_content=as_content)
 
             methods = CallerTable(by_context, of_caller)
         make = partial(
@@ -219,8 +218,8 @@ class _MethodTable(grpc.GenericRpcHandler):
     The handler is also chosen by the form of answer in the request's metadata: choosing later would cost each request.
     """
 
-    def __init__(self, engine: Engine, *, as_content: bool, forwarding: Forwarding) -> None:
-        serve = _Serve(engine, forwarding)
+    def __init__(self, engine: Engine, *, as_content: bool) -> None:
+        serve = _Serve(engine)
         self._as_content = as_content
         self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
         for in_content in (False, True):
@@ -252,9 +251,8 @@ class _Serve:
     Concurrency: any thread.
     """
 
-    def __init__(self, engine: Engine, forwarding: Forwarding) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._forwarding = forwarding
         self._refusals = Refusals()
 
     def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -283,8 +281,7 @@ class _Serve:
         own_id = request_context.sane_id(str(named.get(request_context.REQUEST_ID, "")).encode("latin-1", "replace"))
         if own_id:
             context.send_initial_metadata(((request_context.REQUEST_ID, own_id.decode()),))
-        headers = self._forwarding.read(headers_of(context))
-        request_context.enter(own_id or request_context.trace_id(parent), parent, headers.draws)
+        request_context.enter(own_id or request_context.trace_id(parent), parent)
 
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         if not request_context.request_id.get():

@@ -78,7 +78,7 @@ class AccessMiddleware:
             authorization = authorization_of(scope["headers"])
             if authorization is None and (grant := self._grant_of_session(scope)) is not None:
                 return grant
-            names = names_of(scope) | self._forwarding.read(scope["headers"]).names
+            names = names_of(scope) | self._forwarding.names(scope["headers"])
             return self._callers.authenticate(authorization, names)
         except Unauthenticated:
             path = scope["path"]

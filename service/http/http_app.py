@@ -145,7 +145,7 @@ def create_http_app(
     app.add_middleware(SecurityHeadersMiddleware)
     if spans is not None:
         app.add_middleware(spans)
-    app.add_middleware(RequestIdMiddleware, ids=RequestIds(forwarding))
+    app.add_middleware(RequestIdMiddleware, ids=RequestIds())
     app.add_middleware(PathCaseMiddleware)
     return app
 

@@ -14,20 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.engine import request_context
 from service.http.errors import unexpected_error_response
-from service.native.forwarded import NO_FORWARDING, Forwarding
 
 
 class RequestIds:
     """The source of request ids: the client's X-Request-Id, else the trace id of its traceparent, else a new id.
 
     Concurrency: any thread.
-
-    Args:
-      forwarding: reads the random numbers that the native core drew for a request.
     """
 
-    def __init__(self, forwarding: Forwarding = NO_FORWARDING) -> None:
-        self._forwarding = forwarding
+    def __init__(self) -> None:
         # New ids are a random prefix of this process and a counter: they are unique, and cheaper than a UUID per
         # request.
         self._prefix = secrets.token_hex(6).encode() + b"-"
@@ -42,7 +37,7 @@ class RequestIds:
             elif name == b"traceparent":
                 parent = value
         own_id = own_id or request_context.trace_id(parent) or self.next()
-        request_context.enter(own_id, parent, self._forwarding.read(headers).draws)
+        request_context.enter(own_id, parent)
         return own_id
 
     def next(self) -> bytes:

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 # Type of the native core's listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
+# Type of the records of sampled requests: entries for request logs (model, version, signature, second since 1970, a
+# PredictionLog without its metadata), the spans as JSON, how many entries were dropped, by model, and how many spans.
+Records = tuple[list[tuple[str, int, str, int, bytes]], str, dict[str, int], int]
 
 
 class Edge:
@@ -98,6 +101,12 @@ class Edge:
         """All statistics of the native core, as the JSON text that edge/snapshot.rs writes."""
         return self._server.statistics()
 
+    def take_records(self, timeout_s: float) -> Records | None:
+        """Returns the records of sampled requests; waits at most timeout_s seconds for some. None: the core is closed,
+        and all records are taken.
+        """
+        return self._server.take_records(timeout_s)
+
     def retire(self, model: str, version: int) -> str:
         """Removes a version's counters from the native core, and returns them as JSON."""
         return self._server.retire(model, version)
@@ -137,6 +146,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
         "large_threads": settings.num_threads,
         "as_content": settings.enable_serialization_as_tensor_content,
         "max_table_rows": max_table_rows,
+        "has_log_answers": settings.request_log_answers,
         "strict_json": settings.rest_api_strict_json,
         "cors": list(settings.cors_origins) or cors,
         "bucket_limits_s": REQUEST.limits_s,

@@ -6,30 +6,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
 from urllib.parse import unquote
 
 from service.access.peer import NO_NAMES
-from service.engine.request_context import NO_DRAWS, Draws
 
 # The prefix and the endings of the headers that the native core adds to the requests that it forwards. The file
 # native/src/edge/shared.rs has the same names.
 _PREFIX = b"x-embedding-server-"
-_SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id"
-
-
-@dataclass(frozen=True, slots=True)
-class CoreHeaders:
-    """The values of the native core's headers in one forwarded request.
-
-    names: names of known callers in the client's verified certificate.
-    """
-
-    names: frozenset[str] = NO_NAMES
-    draws: Draws = NO_DRAWS
-
-
-_NOTHING = CoreHeaders()
+_SEAL, _NAMES = b"seal", b"names"
 
 
 class Forwarding:
@@ -48,21 +32,19 @@ class Forwarding:
         found = next((value for key, value in headers if key == name), "")
         return hmac.compare_digest(found if isinstance(found, bytes) else found.encode(), self._seal)
 
-    def read(self, headers: Iterable[tuple[bytes, bytes]]) -> CoreHeaders:
-        """Returns the values of the native core's headers; empty ones if the secret in the headers is not the core's.
+    def names(self, headers: Iterable[tuple[bytes, bytes]]) -> frozenset[str]:
+        """Returns the names of known callers in the client's verified certificate; none if the headers lack the core's
+        secret.
 
         Args:
           headers: pairs of a name in lower case and a value.
         """
         if not self._seal:
-            return _NOTHING
+            return NO_NAMES
         found = {name[len(_PREFIX) :]: value for name, value in headers if name.startswith(_PREFIX)}
         if not hmac.compare_digest(found.get(_SEAL, b""), self._seal):
-            return _NOTHING
-        names = found.get(_NAMES, b"").decode("ascii").split()
-        draw = found.get(_LOG_DRAW)
-        draws = Draws(None if draw is None else float(draw), int(found.get(_TRACE_ID, b"0"), 16))
-        return CoreHeaders(frozenset(map(unquote, names)), draws)
+            return NO_NAMES
+        return frozenset(map(unquote, found.get(_NAMES, b"").decode("ascii").split()))
 
 
 NO_FORWARDING = Forwarding()

@@ -29,11 +29,11 @@ class RoutePublisher:
     """The registry's callback that sends routes to the core. Concurrency: one caller at a time; attach by any thread.
 
     Args:
-      recorders: the request recorders, by model; the core draws and forwards the requests to record.
+      recorders: the request recorders, by model; the core draws the requests to record.
     """
 
     def __init__(self, recorders: Mapping[str, Recorder]) -> None:
-        self._recorders = recorders
+        self.recorders = recorders
         self._lock = threading.Lock()
         self._routes: dict[str, Route] = {}
         self._server: TakesRoutes | None = None
@@ -60,7 +60,7 @@ class RoutePublisher:
                 self._server.change_routes(changed, gone)
 
     def _log_rate(self, model: str) -> float:
-        recorder = self._recorders.get(model)
+        recorder = self.recorders.get(model)
         return 0.0 if recorder is None else recorder.draw.rate
 
     def attach(self, server: TakesRoutes) -> None:

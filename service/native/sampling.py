@@ -1,4 +1,4 @@
-"""Reads the sampling rates of OpenTelemetry's sampler for the native core, which forwards sampled requests to Python.
+"""Reads the sampling rates of OpenTelemetry's sampler for the native core, which tells Python of sampled requests.
 
 Source: opentelemetry.io/docs/specs/otel/trace/sdk, the descriptions of the built-in samplers.
 """
@@ -21,7 +21,8 @@ def trace_shares(description: str) -> dict[str, float]:
     """Returns the sampling rates in an OpenTelemetry sampler's description, named like the fields of Tracing in
     native/src/edge/sampling.rs.
 
-    For a sampler that the core does not know all rates are 1: the core forwards all requests, and the sampler decides.
+    For a sampler that the core does not know all rates are 1: the core tells Python of all requests, and the sampler
+    decides.
 
     >>> trace_shares("TraceIdRatioBased{0.25}")
     {'root': 0.25, 'sampled_parent': 0.25, 'unsampled_parent': 0.25}
@@ -30,9 +31,8 @@ def trace_shares(description: str) -> dict[str, float]:
         return dict(zip(_NAMES, map(_share, found.groups()), strict=True))
     if re.fullmatch(_LEAF, description):
         return dict.fromkeys(_NAMES, _share(description))
-    logger.warning(
-        "the native core forwards all requests: it does not know the sampler", extra={"sampler": description}
-    )
+    extra = {"sampler": description}
+    logger.warning("the native core does not know the sampler: it records the spans of all requests", extra=extra)
     return dict.fromkeys(_NAMES, 1.0)
 
 

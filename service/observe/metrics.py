@@ -13,7 +13,7 @@ from service.observe.attention import ReadFiles
 from service.observe.batch_metrics import Batches
 from service.observe.gone_models import GoneModels
 from service.observe.hot_rows_metrics import hot_rows_lines
-from service.observe.metric_text import CONTENT_TYPE
+from service.observe.metric_text import CONTENT_TYPE, family, sample
 from service.observe.own_metric_names import batch_lines, request_lines, servable_lines
 from service.observe.reload_metrics import ReloadCounter
 from service.observe.request_metrics import Notes, RequestCounter
@@ -29,6 +29,7 @@ class Metrics:
 
     requests: the engine's Observer of finished requests. warmups, admission, auth, tls: counters that the parts of the
       server report to.
+    dropped_spans: returns how many requests for traces the native core has dropped.
     held: returns the bytes and rows in flight, set once the engine exists; limits: the limits on these.
 
     Args:
@@ -56,6 +57,7 @@ class Metrics:
         self.admission = AdmissionCounter()
         self.held: Callable[[], Mapping[str, Held]] = dict
         self.limits: Limits | None = None
+        self.dropped_spans: Callable[[], int] = int
         self.auth = ReloadCounter()
         self.tls = TlsCounter()
         self._loaded = loaded
@@ -90,7 +92,7 @@ class Metrics:
         self._gone.note(self._models(), scrapes=1)
         now, ever = self.requests.read()
         lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
-        lines += self.tls.lines()
+        lines += self.tls.lines() + _trace_lines(self.dropped_spans())
         batches = self.batches()
         lines += batch_lines(batches)
         lines += self.admission.lines(self.held(), self.limits) + self.auth.lines() + delta_lines(self._loaded())
@@ -112,3 +114,9 @@ class Metrics:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         return partial(generate_latest, registry)
+
+
+def _trace_lines(dropped: int) -> list[str]:
+    name = "embedding_server_trace_requests_dropped_total"
+    about = "Requests chosen for a trace whose spans were dropped, because too many wait for Python."
+    return [*family(name, "counter", about), sample(name, "", float(dropped))]

@@ -14,11 +14,11 @@ from service.engine.model_config import RequestLogConfig
 from service.engine.recording import Draw
 from service.observe.record_files import RecordFiles
 from service.types import Array, SignatureSpec, Tensors
-from service.wire.prediction_log import Subject, encode_metadata, examples_record, predict_record
+from service.wire.prediction_log import Subject, core_record, encode_metadata, examples_record, predict_record
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 1000
+MAX_QUEUED = 10_000
 MAX_QUEUED_BYTES = 64 << 20
 
 
@@ -76,7 +76,7 @@ class ModelLog:
         subject, metadata = self._subject(spec, version)
         kept = outputs if self._has_answers else None
         make = partial(predict_record, inputs=inputs, output_filter=output_filter, outputs=kept)
-        self._put([*inputs.values(), *(kept or {}).values()], lambda: make(subject, metadata()))
+        self._put(sum(map(_size, [*inputs.values(), *(kept or {}).values()])), lambda: make(subject, metadata()))
 
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
@@ -84,7 +84,17 @@ class ModelLog:
         """Queues a log record of a request with tf.Examples, with its answer if the request log keeps answers."""
         subject, metadata = self._subject(spec, version)
         make = partial(examples_record, examples=examples, result=result, has_answer=self._has_answers)
-        self._put([examples], lambda: make(subject, metadata()))
+        self._put(_size(examples), lambda: make(subject, metadata()))
+
+    def answered(self, version: int, signature_name: str, answered_s: int, log: bytes) -> None:
+        """Queues a log record of a request that the native core has answered."""
+        subject = Subject(self._model, version, signature_name)
+        self._put(len(log), lambda: core_record(self._metadata(subject, answered_s), log))
+
+    def note_dropped(self, count: int) -> None:
+        """Counts requests that the native core chose for the log and dropped."""
+        with self._news:
+            self._dropped += count
 
     def counts(self) -> LogCounts:
         """Returns how many of the requests sampled for the log were written and dropped, and whether an error has ended
@@ -110,12 +120,12 @@ class ModelLog:
     def _subject(self, spec: SignatureSpec, version: int) -> tuple[Subject, Callable[[], bytes]]:
         subject = Subject(self._model, version, spec.name)
         at_s = int(self._now())
-        return subject, partial(
-            encode_metadata, subject, sampling_rate=self.draw.rate, tags=self._tags, timestamp_s=at_s
-        )
+        return subject, partial(self._metadata, subject, at_s)
 
-    def _put(self, arrays: list[Array], make: Callable[[], bytes]) -> None:
-        size = sum(map(_size, arrays))
+    def _metadata(self, subject: Subject, at_s: int) -> bytes:
+        return encode_metadata(subject, sampling_rate=self.draw.rate, tags=self._tags, timestamp_s=at_s)
+
+    def _put(self, size: int, make: Callable[[], bytes]) -> None:
         with self._news:
             if (
                 self._is_stopped

@@ -8,23 +8,21 @@ opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables, semant
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import SpanKind
 from starlette.types import ASGIApp
 
-from service.engine import request_context
 from service.engine.servable import Servable
 from service.observe.http_spans import HttpSpans
-from service.observe.spans import Spans
+from service.observe.spans import DrawnIds, Spans
 from service.types import SignatureSpec
 
 _STOP_S = 5.0
@@ -44,9 +42,10 @@ class OtelTracing:
         resource = Resource.create(dict(attributes))
         if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "embedding-server"}))
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=DrawnIds())
+        drawn = DrawnIds()
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=drawn)
         self._provider.add_span_processor(BatchSpanProcessor(_exporter(protocol)))
-        self._spans = Spans(self._provider.get_tracer("embedding-server"))
+        self._spans = Spans(self._provider.get_tracer("embedding-server"), drawn)
 
     @property
     def sampler(self) -> str:
@@ -70,6 +69,11 @@ class OtelTracing:
         with self._spans.spanned(name, {"model": model, "version": version, "signature": spec.name}, SpanKind.INTERNAL):
             yield
 
+    def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Makes the trace spans of requests that the native core has answered."""
+        for request in requests:
+            self._spans.answered(request)
+
     def loading(self, load: Callable[[str, int, Path], Servable]) -> Callable[[str, int, Path], Servable]:
         """Wraps a loader of versions, so that each load has a trace span."""
 
@@ -91,16 +95,6 @@ class OtelTracing:
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-stop", daemon=True)
         thread.start()
         thread.join(_STOP_S)
-
-
-class DrawnIds(RandomIdGenerator):
-    """The source of trace ids: the id that the native core drew for a request, else a random one. So the core and
-    OpenTelemetry's sampler agree whether to trace.
-    """
-
-    def generate_trace_id(self) -> int:
-        """Returns the trace id that the native core drew for the request, else a random id."""
-        return request_context.draws.get().trace_id or super().generate_trace_id()
 
 
 def _exporter(protocol: Protocol) -> SpanExporter:

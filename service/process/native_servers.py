@@ -26,6 +26,7 @@ from service.configuration.start_error import StartError
 from service.engine.engine import Engine
 from service.native.edge import Edge, Listeners
 from service.native.forwarded import Forwarding
+from service.native.records import SampledRequests
 from service.native.route_publisher import RoutePublisher
 from service.native.statistics import NativeStatistics
 from service.observe.metrics import Metrics
@@ -83,6 +84,8 @@ class NativeServers:
         self._routes = routes
         self._metrics = metrics
         self._recent = recent
+        self._sampled = SampledRequests(routes.recorders, engine.tracing)
+        metrics.dropped_spans = lambda: self._sampled.dropped_spans
         self._tls = tls
         self._callers = None if access is None else access.callers
         self._sampler = None if engine.tracing is None else engine.tracing.sampler
@@ -122,6 +125,7 @@ class NativeServers:
             listeners["grpc"].append(Path(self._settings.grpc_socket_path))
         self._edge = self._open_edge(listeners)
         threading.Thread(target=self._collect, name="native-statistics", daemon=True).start()
+        self._sampled.start(self._edge)
         self._publish_health()
         return ports
 
@@ -267,6 +271,7 @@ class NativeServers:
             if self._statistics is not None:
                 self._statistics.stop()
             await in_own_thread(self._edge.close, "close")
+            await in_own_thread(self._sampled.stop, "records")
         if self._http is not None and self._grpc is not None:
             self._http.should_exit = True
             stopping = in_own_thread(partial(self._grpc.stop, timeout_s), "grpc-stop")

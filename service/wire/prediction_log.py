@@ -77,6 +77,11 @@ def examples_record(
     return _record(metadata, _CLASSIFY if isinstance(result, Classification) else _REGRESS, log)
 
 
+def core_record(metadata: bytes, log: bytes) -> bytes:
+    """Returns a PredictionLog record; log: a serialized PredictionLog of the native core, which lacks the metadata."""
+    return _field(_METADATA, metadata) + log
+
+
 def encode_metadata(subject: Subject, *, sampling_rate: float, tags: Sequence[str], timestamp_s: int) -> bytes:
     """Encodes a LogMetadata."""
     message = message_class("tensorflow.serving.LogMetadata")()

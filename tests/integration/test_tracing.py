@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def test_new_traces_are_sampled(collector: Collector, start: Start) -> None:
     assert {span.parent_span_id for span in mine if span.name == "lookup"} == requests
 
 
-def test_the_core_answers_requests_that_are_not_sampled(collector: Collector, start: Start) -> None:
+def test_only_sampled_requests_are_traced(collector: Collector, start: Start) -> None:
     server = start(protocol="grpc", OTEL_TRACES_SAMPLER="parentbased_always_off", OTEL_SERVICE_NAME="answers").ready()
     plane = server.http.get("/v1/statusz").json()["data_plane"]
     if plane["kind"] != "native":
@@ -144,29 +145,35 @@ def test_the_core_answers_requests_that_are_not_sampled(collector: Collector, st
         assert predict(server, 1, "") == grpc.StatusCode.OK
     assert lookup(server, traceparent=parent(5000, is_sampled=True)) == 200
     after = server.http.get("/v1/statusz").json()["data_plane"]
-    # The core forwarded two HTTP requests: the sampled lookup, and one of the two requests for the status page.
-    assert after["forwarded"]["http"] - plane["forwarded"]["http"] == 2
+    # The core forwarded one of the two requests for the status page.
+    assert after["forwarded"]["http"] - plane["forwarded"]["http"] == 1
     assert after["forwarded"]["grpc"] == plane["forwarded"]["grpc"] == 0
-    assert after["declined"]["drawn"] == 1
     until(lambda: SPAN_OF_LOOKUP in of_trace(collector, 5000))
+    own = [s for r, s in collector.spans if r["service.name"] == "answers"]
+    assert {s.trace_id for s in own} == {(5000).to_bytes(16, "big")}
 
 
-def test_requests_are_drawn_once(collector: Collector, start: Start) -> None:
-    ratio = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5", "OTEL_SERVICE_NAME": "once"}
-    server = start(protocol="grpc", **ratio).ready()
+def test_the_core_answers_sampled_requests(collector: Collector, start: Start) -> None:
+    server = start(protocol="grpc", OTEL_TRACES_SAMPLER="always_on", OTEL_SERVICE_NAME="all").ready()
     plane = server.http.get("/v1/statusz").json()["data_plane"]
     if plane["kind"] != "native":
         pytest.skip("there is no core")
-    for _ in range(60):
+    for _ in range(20):
         assert predict(server, 1, "") == grpc.StatusCode.OK
+        assert lookup(server, 99) == 400
+        assert predict(server, 99, "") == grpc.StatusCode.INVALID_ARGUMENT
+        assert server.http.post("/v1/models/toy/tables/user:rows", json={"ids": [1]}).status_code == 200
     after = server.http.get("/v1/statusz").json()["data_plane"]
-    num_drawn = after["declined"]["drawn"]
-    assert num_drawn == after["forwarded"]["grpc"]
+    assert after["forwarded"]["grpc"] == 0 and after["forwarded"]["http"] - plane["forwarded"]["http"] == 1
     server.signal(15)
     assert server.exit_code() == 0
-    spans = [s for r, s in collector.spans if r["service.name"] == "once" and s.name == SPAN_OF_PREDICT]
-    # The reference server traced each request that the core sampled, and no other.
-    assert len(spans) == num_drawn
+    spans = [s for r, s in collector.spans if r["service.name"] == "all"]
+    names = Counter(s.name for s in spans)
+    assert (names[SPAN_OF_PREDICT], names[SPAN_OF_LOOKUP], names["lookup"]) == (40, 20, 20)
+    assert names["POST /v1/models/{model}/tables/{table}:rows"] == 20
+    assert {attributes(s)["http.response.status_code"] for s in spans if s.name == SPAN_OF_LOOKUP} == {400}
+    roots = [s.trace_id for s in spans if not s.parent_span_id]
+    assert len(set(roots)) == len(roots)
 
 
 def test_a_collector_that_is_gone_is_no_trouble(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ fn ask_routes<T>(routes: &Routes, answer: impl Fn(&Call<'_>) -> Result<T, Declin
             as_content: !is_plain,
             strict_json: !is_plain,
             grant: None,
-            log_draw: None,
+            log: None,
         });
     }
 }

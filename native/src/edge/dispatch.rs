@@ -74,6 +74,26 @@ pub struct Target<'a> {
     pub json_length: Option<usize>,
 }
 
+impl Target<'_> {
+    /// Returns the pattern of the paths to which this one belongs.
+    #[must_use]
+    pub fn route(&self) -> String {
+        let root = if self.method == Method::Infer { "/v2" } else { "/v1" };
+        let version = match self.version {
+            Version::Latest => "",
+            Version::Number(_) => "/versions/{version}",
+            Version::Label(_) => "/labels/{label}",
+        };
+        let end = match self.method {
+            Method::Infer => "/infer",
+            Method::Rows => "/tables/{table}:rows",
+            Method::HttpPredict => ":predict",
+            _ => ":lookup",
+        };
+        format!("{root}/models/{{model}}{version}{end}")
+    }
+}
+
 /// Answers the requests that the native core can answer alone. Methods may run on any thread. If a method panics, only
 /// its request fails.
 pub trait Dispatch: Send + Sync + 'static {

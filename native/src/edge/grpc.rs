@@ -19,7 +19,6 @@ use super::grpc_task::{declined_small, serve_call};
 use super::health;
 use super::inflating;
 use super::request_id;
-use super::sampling::Draws;
 use super::shared::{Failed, Shared};
 use crate::admission::limits::INLINE_BYTES;
 use crate::plan::{Declined, Effort};
@@ -58,8 +57,7 @@ pub fn begin(
         }
         first = Some(data);
     }
-    let draws = Draws::new(shared.tracing.as_ref());
-    let plain = plain(shared, connection, &head, draws);
+    let plain = plain(shared, connection, &head);
     if let Some(plain) = &plain
         && !plain.terms.accepted.is_required()
         && !connection.is_full()
@@ -84,7 +82,7 @@ pub fn begin(
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::Refused(fault)) => Reply::Fault(fault),
                 Err(Failed::Declined(declined)) => {
-                    let mut incoming = Incoming::new(shared, connection, head, body, draws);
+                    let mut incoming = Incoming::new(shared, connection, head, body);
                     if let Err(status) = incoming.hold_head() {
                         refuse(&incoming, respond, &status);
                         return None;
@@ -106,7 +104,7 @@ pub fn begin(
             return None;
         }
     }
-    let mut incoming = Incoming::new(shared, connection, head, body, draws);
+    let mut incoming = Incoming::new(shared, connection, head, body);
     if let Err(status) = incoming.hold_head() {
         refuse(&incoming, respond, &status);
         return None;
@@ -147,13 +145,14 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
 
 /// Checks the headers of a call; returns None if the core runs no lookup or predict for the call, but forwards it,
 /// refuses it, or answers a health check.
-fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
+fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Option<Plain> {
     let method = Method::of_path(head.uri.path())?;
     if head.method != http::Method::POST {
         return None;
     }
-    let terms = shared.terms(&head.headers, connection, draws)?;
-    let mut plain = Plain { method, terms, request_id: None };
+    let terms = shared.terms(&head.headers, connection)?;
+    let traced = shared.tracing.as_ref().and_then(|tracing| tracing.begin(&head.headers)).map(Arc::new);
+    let mut plain = Plain { method, terms, request_id: None, traced };
     let mut is_grpc = false;
     for (name, value) in &head.headers {
         match name.as_str() {

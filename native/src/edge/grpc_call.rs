@@ -16,8 +16,10 @@ use super::encoding::Encoded;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::instead;
+use super::records::{RunRecord, SpanRecord, times_ns};
 use super::refusals;
-use super::sampling::Draws;
+use super::request_id;
+use super::sampling::Traced;
 use super::shared::{self, HeldHead, Made, Shared, Terms};
 use crate::admission::account::{Hold, Shares};
 use crate::admission::fair_queue::Ask;
@@ -36,6 +38,8 @@ pub struct Plain {
     pub terms: Terms,
     // The request id that the call's client chose; the answer's headers return it.
     pub request_id: Option<HeaderValue>,
+    // The trace for which the call is sampled.
+    pub traced: Option<Arc<Traced>>,
 }
 
 /// One gRPC call that the core has received and not yet answered.
@@ -44,7 +48,6 @@ pub struct Incoming {
     pub connection: Arc<Connection>,
     pub head: Parts,
     pub body: RecvStream,
-    pub draws: Draws,
     pub begun: Instant,
     // Counts the bytes of the body that were read, and of its inflated form, against the limit on bytes in flight.
     pub hold: Hold,
@@ -60,19 +63,12 @@ pub struct Incoming {
 
 impl Incoming {
     /// Creates the record of a received gRPC call, and counts the call as open on its connection.
-    pub fn new(
-        shared: &Arc<Shared>,
-        connection: &Arc<Connection>,
-        head: Parts,
-        body: RecvStream,
-        draws: Draws,
-    ) -> Self {
+    pub fn new(shared: &Arc<Shared>, connection: &Arc<Connection>, head: Parts, body: RecvStream) -> Self {
         Incoming {
             shared: Arc::clone(shared),
             connection: Arc::clone(connection),
             head,
             body,
-            draws,
             begun: Instant::now(),
             hold: Hold::default(),
             heads: None,
@@ -194,6 +190,10 @@ pub fn send(
     let status = match reply {
         Reply::Answer(Made { answered, body, debt, took }) => {
             shared.statistics.succeeded(plain.method, &answered, took, || id(plain));
+            if let Some(traced) = &plain.traced {
+                let run = RunRecord::of(plain.method, &answered);
+                shared.records.trace(span(head, traced, own_id(head, plain), run, None));
+            }
             connection.note_handed(body.len());
             let coding = body.coding();
             let Some(payload) = Payload::message(body, debt) else {
@@ -223,7 +223,40 @@ pub fn send(
             (id, status)
         }
     };
-    let _ = respond.send_response(status.1.head(Some(&status.0)), true);
+    let (id, status) = status;
+    let _ = respond.send_response(status.head(Some(&id)), true);
+    if let Some(traced) = &plain.traced {
+        shared.records.trace(span(head, traced, id, None, Some(status)));
+    }
+}
+
+/// Returns the request id that the call brought, or its trace's id; "" if it has neither.
+fn own_id(head: &Parts, plain: &Plain) -> String {
+    let own = plain.request_id.clone().or_else(|| request_id::traced(&head.headers));
+    own.and_then(|id| id.to_str().ok().map(str::to_owned)).unwrap_or_default()
+}
+
+/// Returns the data of a call's trace span, which ends now.
+fn span(
+    head: &Parts,
+    traced: &Traced,
+    request_id: String,
+    run: Option<RunRecord>,
+    refusal: Option<Status>,
+) -> SpanRecord {
+    let (code, text) = refusal.map_or(("", String::new()), |status| (status.code.name(), status.text));
+    SpanRecord {
+        name: head.uri.path().to_owned(),
+        path: String::new(),
+        parent: traced.parent.clone(),
+        trace_id: format!("{:032x}", traced.trace_id),
+        request_id,
+        times_ns: times_ns(traced.begun, Instant::now()),
+        status: 0,
+        code,
+        text,
+        run,
+    }
 }
 
 /// Returns true if `data` is a gRPC health check that the core answers with SERVING.

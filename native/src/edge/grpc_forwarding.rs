@@ -125,7 +125,7 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         Err(refusal) => return refuse(&incoming, respond, &shared.refuse(&model, refusal, late)),
     };
     shared.statistics.count(Event::ForwardedGrpc);
-    shared.mark(&mut incoming.head.headers, &incoming.connection, incoming.draws);
+    shared.mark(&mut incoming.head.headers, &incoming.connection);
     let is_served = shared.grpc_upstream.forward(incoming.head, incoming.body, begun, respond, permit, LOST).await;
     if !is_served {
         shared.statistics.count(Event::UpstreamFailedGrpc);

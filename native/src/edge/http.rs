@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -26,8 +26,9 @@ use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::inflating;
 use super::instead;
+use super::records::{RunRecord, SpanRecord, times_ns};
 use super::refusals;
-use super::sampling::Draws;
+use super::sampling::Traced;
 use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
 use crate::admission::account::{Hold, Shares};
@@ -190,12 +191,12 @@ struct Plain {
 }
 
 /// Checks the headers of a request; returns None if the request must be forwarded to the reference server.
-fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
+fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Option<Plain> {
     if head.method != http::Method::POST {
         return None;
     }
     target(head.uri.path())?;
-    let mut terms = shared.terms(&head.headers, connection, draws)?;
+    let mut terms = shared.terms(&head.headers, connection)?;
     terms.accepted = Accepted::of(&head.headers);
     let mut json_length = None;
     for (name, value) in &head.headers {
@@ -251,7 +252,8 @@ pub fn too_many_headers(open: Open) -> Response<Answer> {
 pub struct Exchange {
     pub shared: Arc<Shared>,
     pub connection: Arc<Connection>,
-    draws: Draws,
+    // The run of a lookup or graph that gave the answer, if the request is traced.
+    run: OnceLock<RunRecord>,
 }
 
 /// The body of a request, as far as the server has read it.
@@ -276,19 +278,44 @@ enum Gathered {
 impl Exchange {
     /// Begins the exchange of a request on this connection.
     pub fn new(shared: Arc<Shared>, connection: Arc<Connection>) -> Self {
-        let draws = Draws::new(shared.tracing.as_ref());
-        Exchange { shared, connection, draws }
+        Exchange { shared, connection, run: OnceLock::new() }
     }
 
     /// Returns the answer to a request; refuses one that is malformed.
     pub async fn checked(&self, head: Parts, body: RequestBody, open: Open) -> Response<Answer> {
         // A CONNECT request is never forwarded: the reference server's parser would read the body of a CONNECT as
         // further requests.
-        if has_one_host(&head) && head.method != http::Method::CONNECT {
-            self.respond(head, body, open).await
-        } else {
-            self.malformed(Event::MalformedHttp, open)
+        if !has_one_host(&head) || head.method == http::Method::CONNECT {
+            return self.malformed(Event::MalformedHttp, open);
         }
+        let Some((traced, name, path)) = self.traced(&head) else {
+            return self.respond(head, body, open).await;
+        };
+        let response = Box::pin(self.respond(head, body, open)).await;
+        if let Content::Whole(_) = response.body().content {
+            let id = response.headers().get(super::request_id::REQUEST_ID).and_then(|id| id.to_str().ok());
+            self.shared.records.trace(SpanRecord {
+                name,
+                path,
+                trace_id: format!("{:032x}", traced.trace_id),
+                request_id: id.unwrap_or_default().to_owned(),
+                times_ns: times_ns(traced.begun, Instant::now()),
+                parent: traced.parent,
+                status: response.status().as_u16(),
+                code: "",
+                text: String::new(),
+                run: self.run.get().cloned(),
+            });
+        }
+        response
+    }
+
+    /// Returns the trace of a data request that is sampled for one, with its span's name and its path.
+    fn traced(&self, head: &Parts) -> Option<(Traced, String, String)> {
+        let tracing = self.shared.tracing.as_ref().filter(|_| head.method == http::Method::POST)?;
+        let found = target(head.uri.path())?;
+        let traced = tracing.begin(&head.headers)?;
+        Some((traced, format!("POST {}", found.route()), head.uri.path().to_owned()))
     }
 
     async fn respond(&self, mut head: Parts, mut body: RequestBody, open: Open) -> Response<Answer> {
@@ -298,7 +325,7 @@ impl Exchange {
         if let Some(text) = self.health(&head, &body) {
             return self.page(&head.headers, text, open);
         }
-        let plain = plain(&self.shared, &self.connection, &head, self.draws);
+        let plain = plain(&self.shared, &self.connection, &head);
         // The core reads a request's body, up to the limit on its size, before it forwards the request, so that a slow
         // client does not hold a slot of the reference server.
         if plain.is_none() && body.is_end_stream() && lane(&head) == Lane::Control {
@@ -375,6 +402,11 @@ impl Exchange {
         }
         match outcome {
             Ok(Made { answered, body, debt, took }) => {
+                if self.shared.tracing.is_some()
+                    && let Some(run) = RunRecord::of(method, &answered)
+                {
+                    let _ = self.run.set(run);
+                }
                 let id = self.shared.ids.of_http(&head.headers);
                 self.shared
                     .statistics
@@ -629,7 +661,7 @@ impl Exchange {
         };
         shared.statistics.count(Event::ForwardedHttp);
         let headers = head.headers.clone();
-        shared.mark(&mut head.headers, &self.connection, self.draws);
+        shared.mark(&mut head.headers, &self.connection);
         // The future of a forwarded request is boxed, so that the futures of requests that the core answers itself stay
         // small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;

@@ -25,6 +25,7 @@ mod inflating;
 mod instead;
 mod local_authority;
 mod preface;
+mod records;
 mod refusal_log;
 mod refusal_pause;
 mod refusals;
@@ -43,6 +44,7 @@ pub use access::{Access, Caller};
 pub use config::{Config, Listen, Wire};
 pub use dispatch::{Cors, Dispatch, Method, Target, target};
 pub use health::Health;
+pub use records::{LogEntry, Records};
 pub use sampling::Tracing;
 pub use server::Server;
 pub use snapshot::{

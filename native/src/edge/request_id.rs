@@ -51,7 +51,9 @@ pub fn is_sane(id: &[u8]) -> bool {
     (1..=64).contains(&id.len()) && id.iter().all(is_plain)
 }
 
-fn traced(headers: &HeaderMap) -> Option<HeaderValue> {
+/// Returns the trace id in the last `traceparent` header; None if there is none, or it is malformed.
+#[must_use]
+pub fn traced(headers: &HeaderMap) -> Option<HeaderValue> {
     let parent = headers.get_all(TRACEPARENT).iter().next_back()?;
     HeaderValue::from_bytes(trace_id(parent.as_bytes())?).ok()
 }

@@ -1,7 +1,7 @@
-//! Chooses the requests that are sampled for a trace or a request log, and draws the random numbers for this choice.
-//!
-//! The core forwards sampled requests to the reference server, which traces and logs them. Every forwarded request
-//! carries its numbers. The reference server applies the same rates to the same numbers, so both make the same choice.
+//! Chooses the requests that are sampled for a trace. Python makes their spans from what the core tells it: it starts
+//! them with the drawn trace id, so that OpenTelemetry's sampler, which decides by the id, makes the same choice.
+
+use std::time::Instant;
 
 use http::HeaderMap;
 use serde::Deserialize;
@@ -25,46 +25,48 @@ pub struct Tracing {
     pub unsampled_parent: f64,
 }
 
-/// The random numbers of one request, which decide whether it is sampled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draws {
-    /// The trace id for a request without a parent trace; 0 if the server records no traces.
+/// A request that is sampled for a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Traced {
+    /// When the request's headers had come.
+    pub begun: Instant,
+    /// The trace id that is drawn for a request without a parent trace.
     pub trace_id: u128,
-    /// A random number from 0 to below 1: the request is logged if this number is below the model's log rate.
-    pub log: f64,
-}
-
-impl Draws {
-    /// Draws the random numbers that decide whether a request is sampled for a trace or a log.
-    #[must_use]
-    pub fn new(tracing: Option<&Tracing>) -> Self {
-        // The drawn trace id is never 0, because 0 is not a valid trace id.
-        let trace_id = if tracing.is_some() { fastrand::u128(1..) } else { 0 };
-        Draws { trace_id, log: fastrand::f64() }
-    }
+    /// The client's `traceparent`; "" if it sent none.
+    pub parent: String,
 }
 
 impl Tracing {
-    /// Returns true if the request must be forwarded, because the reference server may record a trace of it.
+    /// Decides whether a request is sampled for a trace. Python's sampler decides about a request whose headers the core
+    /// does not understand.
     #[must_use]
-    pub fn may_sample(&self, headers: &HeaderMap, draws: Draws) -> bool {
+    pub fn begin(&self, headers: &HeaderMap) -> Option<Traced> {
+        // The drawn trace id is never 0, because 0 is not a valid trace id.
+        self.begin_as(headers, fastrand::u128(1..))
+    }
+
+    fn begin_as(&self, headers: &HeaderMap, drawn: u128) -> Option<Traced> {
         let mut parents = headers.get_all(TRACEPARENT).iter();
-        let Some(parent) = parents.next().map(http::HeaderValue::as_bytes) else {
-            return is_below(draws.trace_id, self.root);
+        let parent = parents.next_back();
+        let is_sampled = match parent.map(http::HeaderValue::as_bytes) {
+            None => is_below(drawn, self.root),
+            Some(_) if parents.next().is_some() => true,
+            Some(parent) => self.is_parent_sampled(parent).unwrap_or(true),
         };
-        // The core reads only a single `traceparent` header of version 00; requests with other ones are forwarded to
-        // the reference server.
-        let Some(id) = trace_id(parent).filter(|_| parents.next().is_none() && parent.len() == 55) else {
-            return true;
-        };
-        if !parent.starts_with(b"00") {
-            return true;
-        }
-        let hex = |digits: &[u8]| std::str::from_utf8(digits).ok().and_then(|text| u128::from_str_radix(text, 16).ok());
-        let (Some(id), Some(flags)) = (hex(id), hex(&parent[53..])) else {
-            return true;
-        };
-        is_below(id, if flags & 1 == 1 { self.sampled_parent } else { self.unsampled_parent })
+        let text = |value: &http::HeaderValue| value.as_bytes().iter().map(|&byte| char::from(byte)).collect();
+        is_sampled.then(|| Traced {
+            begun: Instant::now(),
+            trace_id: drawn,
+            parent: parent.map(text).unwrap_or_default(),
+        })
+    }
+
+    /// Says whether a request with this `traceparent` is sampled; None if the core does not understand it.
+    fn is_parent_sampled(&self, parent: &[u8]) -> Option<bool> {
+        let id = trace_id(parent).filter(|_| parent.len() == 55 && parent.starts_with(b"00"))?;
+        let hex = |digits: &[u8]| u128::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+        let (id, flags) = (hex(id)?, hex(&parent[53..])?);
+        Some(is_below(id, if flags & 1 == 1 { self.sampled_parent } else { self.unsampled_parent }))
     }
 }
 
@@ -90,7 +92,7 @@ mod tests {
         for parent in parents {
             headers.append(TRACEPARENT, HeaderValue::from_str(parent).expect("a header"));
         }
-        tracing.may_sample(&headers, Draws { trace_id, log: 0.0 })
+        tracing.begin_as(&headers, trace_id).is_some()
     }
 
     #[test]
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn unusual_parents_are_forwarded() {
+    fn unusual_parents_are_left_to_python() {
         let never = Tracing { root: 0.0, sampled_parent: 0.0, unsampled_parent: 0.0 };
         let plain = format!("00-{ID}-b7ad6b7169203331-01");
         assert!(!sampled(&never, &[&plain], 1));
@@ -126,21 +128,19 @@ mod tests {
             assert!(sampled(&never, &[parent], 1), "{parent}");
         }
         assert!(sampled(&never, &[&plain, &plain], 1));
+        let headers = [(TRACEPARENT, "x"), (TRACEPARENT, &plain)].map(|(name, value)| {
+            (http::HeaderName::from_static(name), HeaderValue::from_str(value).expect("a header"))
+        });
+        assert_eq!(never.begin(&headers.into_iter().collect()).expect("it is sampled").parent, plain);
     }
 
     #[test]
     fn draws_are_even_and_never_no_id() {
         let tracing = Tracing { root: 0.1, sampled_parent: 1.0, unsampled_parent: 0.0 };
         fastrand::seed(7);
-        let draws: Vec<Draws> = (0..10_000).map(|_| Draws::new(Some(&tracing))).collect();
-        let traced = draws.iter().filter(|draws| tracing.may_sample(&HeaderMap::new(), **draws)).count();
-        let logged = draws.iter().filter(|draws| draws.log < 0.1).count();
-        let both = draws.iter().filter(|d| d.log < 0.1 && tracing.may_sample(&HeaderMap::new(), **d)).count();
-        // With seed 7, the counts `traced`, `logged` and `both` are fixed. Each is a draw from a binomial distribution
-        // of n = 10,000 and p = 0.1, 0.1 and 0.01.
-        assert!((900..1100).contains(&traced) && (900..1100).contains(&logged), "{traced} {logged}");
-        assert!((60..140).contains(&both), "{both}");
-        assert!(draws.iter().all(|draws| draws.trace_id != 0 && (0.0..1.0).contains(&draws.log)));
-        assert_eq!(Draws::new(None).trace_id, 0);
+        let traced: Vec<Traced> = (0..10_000).filter_map(|_| tracing.begin(&HeaderMap::new())).collect();
+        // With seed 7, the count is fixed. It is a draw from a binomial distribution of n = 10,000 and p = 0.1.
+        assert!((900..1100).contains(&traced.len()), "{}", traced.len());
+        assert!(traced.iter().all(|traced| traced.trace_id != 0 && traced.parent.is_empty()));
     }
 }

@@ -30,6 +30,7 @@ use super::encrypted::Encrypted;
 use super::events::Event;
 use super::health::Health;
 use super::local_authority::LocalAuthority;
+use super::records::Records;
 use super::refusal_log::LogPace;
 use super::refusal_pause::Pauses;
 use super::shared::Shared;
@@ -120,6 +121,8 @@ impl Server {
         let shared = Arc::new(Shared {
             access: ArcSwapOption::from_pointee(config.access),
             tracing: config.tracing,
+            has_log_answers: config.has_log_answers,
+            records: Arc::default(),
             seal: config.seal,
             as_content: config.as_content,
             strict_json: config.strict_json,
@@ -231,6 +234,12 @@ impl Server {
     /// plaintext.
     pub fn set_tls(&self, wire: Wire, config: Option<Arc<ServerConfig>>) {
         self.hub.tls(wire).store(config);
+    }
+
+    /// Returns the queue of the records of sampled requests.
+    #[must_use]
+    pub fn records(&self) -> Arc<Records> {
+        Arc::clone(&self.hub.shared.records)
     }
 
     /// Returns the current values of all counters of the server, with gauges such as the bytes in flight.

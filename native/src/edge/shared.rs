@@ -17,10 +17,11 @@ use super::encoding::{Accepted, Compressors, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::health::{FRESH, Health};
+use super::records::Records;
 use super::refusal_log::LogPace;
 use super::refusal_pause::Pauses;
 use super::request_id::RequestIds;
-use super::sampling::{Draws, Tracing};
+use super::sampling::Tracing;
 use super::statistics::Statistics;
 use crate::admission::account::Account;
 use crate::admission::fair_queue::{Ask, Refusal};
@@ -28,7 +29,7 @@ use crate::admission::gate::Gates;
 use crate::admission::large::{Announcement, LazyPool, Pool};
 use crate::admission::limits::{INLINE_BYTES, LARGE_HEAD_BYTES, Limits};
 use crate::admission::long_calls::LongCalls;
-use crate::forms::{Answered, Call};
+use crate::forms::{Answered, Call, LogTerms};
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::faults::BoxedFault;
 use crate::plan::{BatchPlace, Declined, Effort, Grant, GraphLimit, QueuedRequest, Ran, Routes, Waiting};
@@ -38,12 +39,6 @@ pub const OWN_HEADERS: &str = "x-embedding-server-";
 /// Header of forwarded requests, which tells the reference server in Python which names in the client's verified
 /// certificate belong to known callers.
 pub const NAMES_HEADER: &str = "x-embedding-server-names";
-/// Header with the random number by which the reference server decides whether to write the request to the model's
-/// request log.
-pub const LOG_DRAW_HEADER: &str = "x-embedding-server-log-draw";
-/// Header that tells the reference server the trace id that the core drew, in 32 hexadecimal digits; it counts only for
-/// a request without a parent trace.
-pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
 /// Header that proves to the reference server that the core wrote the other headers, because clients may also connect
 /// to the reference server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
@@ -61,6 +56,10 @@ pub struct Shared {
     pub access: ArcSwapOption<Access>,
     /// Sampling rates, which decide for how many requests a trace is recorded; None if tracing is off.
     pub tracing: Option<Tracing>,
+    /// Whether the records of request logs have answers too.
+    pub has_log_answers: bool,
+    /// The records of sampled requests, which Python takes.
+    pub records: Arc<Records>,
     /// Secret text that proves to the reference server that the core wrote the headers of [`OWN_HEADERS`].
     pub seal: String,
     /// Whether a gRPC Predict answer has its floats in `tensor_content`, unless its request chooses the encoding.
@@ -147,7 +146,6 @@ pub struct Terms {
     /// The compressions that the client accepts for the answer.
     pub accepted: Accepted,
     grant: Option<Arc<Grant>>,
-    log_draw: f64,
 }
 
 impl Terms {
@@ -206,8 +204,8 @@ impl Shared {
     }
 
     /// Returns the properties of a request that decide in which form the core answers it; None if the reference server
-    /// must refuse or trace the request.
-    pub fn terms(&self, headers: &HeaderMap, connection: &Connection, draws: Draws) -> Option<Terms> {
+    /// must refuse the request.
+    pub fn terms(&self, headers: &HeaderMap, connection: &Connection) -> Option<Terms> {
         let grant = match &*self.access.load() {
             None => None,
             Some(access) => {
@@ -218,15 +216,11 @@ impl Shared {
                 Some(Arc::clone(grant?))
             }
         };
-        if self.tracing.is_some_and(|tracing| tracing.may_sample(headers, draws)) {
-            self.statistics.count(Event::DeclinedDrawn);
-            return None;
-        }
-        Some(Terms { as_content: self.as_content, accepted: Accepted::default(), grant, log_draw: draws.log })
+        Some(Terms { as_content: self.as_content, accepted: Accepted::default(), grant })
     }
 
     /// Removes the client's headers whose prefix is reserved for the core, and adds the core's own headers.
-    pub fn mark(&self, headers: &mut HeaderMap, connection: &Connection, draws: Draws) {
+    pub fn mark(&self, headers: &mut HeaderMap, connection: &Connection) {
         let is_own = |name: &HeaderName| name.as_str().starts_with(OWN_HEADERS);
         if headers.keys().any(is_own) {
             let own: Vec<_> = headers.keys().filter(|name| is_own(name)).cloned().collect();
@@ -240,10 +234,6 @@ impl Shared {
                 headers.insert(HeaderName::from_static(name), value);
             }
         };
-        add(LOG_DRAW_HEADER, &draws.log.to_string());
-        if draws.trace_id != 0 {
-            add(TRACE_ID_HEADER, &format!("{:032x}", draws.trace_id));
-        }
         if let Some(access) = &*self.access.load()
             && !connection.names().is_empty()
         {
@@ -291,7 +281,7 @@ impl Shared {
             as_content: terms.as_content,
             strict_json: self.strict_json,
             grant: terms.grant.as_deref(),
-            log_draw: Some(terms.log_draw),
+            log: Some(LogTerms { draw: fastrand::f64(), has_answers: self.has_log_answers }),
         };
         // A panic leaves no servable half-changed: a handler only reads a servable, and changes only its counters and
         // caches.
@@ -301,7 +291,10 @@ impl Shared {
             Ok::<_, Declined>((answered, body))
         };
         match catch_unwind(AssertUnwindSafe(make)) {
-            Ok(Ok((answered, body))) => {
+            Ok(Ok((mut answered, body))) => {
+                if let Some(log) = answered.record.take() {
+                    self.records.log(&answered, *log);
+                }
                 // An answer's bytes count as unread as soon as the wire format's handler (form) has made them. The
                 // connection's task looks at no finished call while its socket is full, so the pool's threads would
                 // meanwhile make the answers of all its other calls.
@@ -437,7 +430,11 @@ impl Shared {
             self.call_in(&self.large, routes, BatchPlace::of_ran(ran), ask, None, connection, terms, form).await?.0
         };
         Ok(outcome.map(|made| {
-            let answered = Answered { ran: made.answered.ran + waited, ..made.answered };
+            let answered = Answered {
+                ran: made.answered.ran + waited,
+                began: made.answered.began.checked_sub(waited).unwrap_or(begun),
+                ..made.answered
+            };
             Made { answered, took: begun.elapsed(), ..made }
         }))
     }

@@ -340,7 +340,6 @@ impl Statistics {
                 ("queued", E::DeclinedQueued),
                 ("unusual", E::DeclinedUnusual),
                 ("denied", E::DeclinedDenied),
-                ("drawn", E::DeclinedDrawn),
                 ("not_native", E::DeclinedNotNative),
                 ("damaged", E::DeclinedDamaged),
                 ("graph", E::DeclinedGraph),
@@ -479,6 +478,8 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
+
     use crate::plan::{Servable, VersionMemory};
 
     fn answered(version: i64) -> Answered {
@@ -500,6 +501,8 @@ mod tests {
             ran: Duration::from_millis(1),
             json_length: None,
             instead: Vec::new(),
+            began: Instant::now(),
+            record: None,
         }
     }
 

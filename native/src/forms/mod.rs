@@ -2,13 +2,17 @@
 
 pub mod built_size;
 pub mod predict_proto;
+mod predict_response;
 pub mod protobuf;
+pub mod record;
 mod tensor_proto;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+
+pub use record::{LogRecord, LogTerms};
 
 pub use crate::plan::Version;
 use crate::plan::faults;
@@ -38,18 +42,15 @@ pub struct Call<'a> {
     pub strict_json: bool,
     /// The models that the caller of the request may run; None: all models.
     pub grant: Option<&'a Grant>,
-    /// A random number from 0 to below 1; if it is below the model's log rate, the core forwards the request to be
-    /// logged. None if no request is logged.
-    pub log_draw: Option<f64>,
+    /// How the request is logged if it is drawn for the log of its model; None if no request is logged.
+    pub log: Option<LogTerms>,
 }
 
 impl<'a> Call<'a> {
-    /// Returns the servable of a model's version, if the caller may run the model, the core can run the version, and the
-    /// request is not drawn for a log.
+    /// Returns the servable of a model's version, if the caller may run the model and the core can run the version.
     ///
     /// # Errors
-    /// [`Declined::Drawn`], [`Declined::NotNative`]; [`Declined::Fault`] for an unknown name, or a model that the caller may not
-    /// run.
+    /// [`Declined::NotNative`]; [`Declined::Fault`] for an unknown name, or a model that the caller may not run.
     pub fn find(&self, model: &str, version: Version<'_>) -> Result<&'a Arc<Servable>, Declined> {
         if let Some(grant) = self.grant
             && !grant.allows(model)
@@ -62,12 +63,13 @@ impl<'a> Call<'a> {
             };
             return Err(fault.into());
         }
-        if let Some(routes) = self.routes.model(model)
-            && self.log_draw.is_some_and(|draw| draw < routes.log_rate)
-        {
-            return Err(Declined::Drawn);
-        }
         self.routes.find(model, version)
+    }
+
+    /// Returns the fraction of a model's requests that are logged.
+    #[must_use]
+    pub fn log_rate(&self, model: &str) -> f64 {
+        self.routes.model(model).map_or(0.0, |routes| routes.log_rate)
     }
 }
 
@@ -87,20 +89,24 @@ pub struct Answered {
     pub json_length: Option<usize>,
     /// The tables for which the answer has cached or default rows, because some of their rows could not be read.
     pub instead: Vec<Instead>,
+    /// When the lookup or the graph run began.
+    pub began: Instant,
+    /// The request's record for the log of its model; None if the request is not drawn for it.
+    pub record: Option<Box<LogRecord>>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn routes(log_rate: f64) -> Routes {
+    fn routes() -> Routes {
         let (versions, labels) = (vec![(3, None)], vec![("stable".to_owned(), 3)]);
-        let model = crate::plan::ModelRoutes { versions, labels, problem: String::new(), log_rate };
+        let model = crate::plan::ModelRoutes { versions, labels, problem: String::new(), log_rate: 0.0 };
         Routes::default().with([("m".to_owned(), model)].into(), &[])
     }
 
-    fn refused(routes: &Routes, grant: Option<&Grant>, log_draw: Option<f64>, model: &str) -> Declined {
-        let call = Call { grant, log_draw, ..oip_fixture::call(routes) };
+    fn refused(routes: &Routes, grant: Option<&Grant>, model: &str) -> Declined {
+        let call = Call { grant, ..oip_fixture::call(routes) };
         call.find(model, Version::Latest).expect_err("it has no servable")
     }
 
@@ -110,27 +116,14 @@ mod tests {
 
     #[test]
     fn callers_find_the_models_that_they_may_run() {
-        let (routes, other) = (routes(1.0), Grant::new(["n*"]));
-        assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), unknown("m"));
+        let (routes, other) = (routes(), Grant::new(["n*"]));
+        assert_eq!(refused(&routes, Some(&other), "m"), unknown("m"));
         let reader = Grant::new(["n*"]).of_caller("reader", ["m"]);
         let fault = faults::no_right("reader", "m").of_model("m");
-        assert_eq!(refused(&routes, Some(&reader), Some(0.0), "m"), Declined::Fault(fault));
+        assert_eq!(refused(&routes, Some(&reader), "m"), Declined::Fault(fault));
         // A caller without the right to run a model gets the same result whether the model exists or not.
-        assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), unknown("absent"));
-        assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), unknown("no"));
-        assert_eq!(refused(&routes, Some(&Grant::new(["m"])), Some(0.0), "m"), Declined::Drawn);
-    }
-
-    #[test]
-    fn requests_are_drawn_at_the_rate_of_their_model() {
-        for (rate, draw, expected) in [
-            (0.0, Some(0.0), Declined::NotNative),
-            (0.5, Some(0.4), Declined::Drawn),
-            (0.5, Some(0.5), Declined::NotNative),
-            (1.0, Some(0.999), Declined::Drawn),
-            (1.0, None, Declined::NotNative),
-        ] {
-            assert_eq!(refused(&routes(rate), None, draw, "m"), expected, "{rate} {draw:?}");
-        }
+        assert_eq!(refused(&routes, Some(&other), "absent"), unknown("absent"));
+        assert_eq!(refused(&routes, Some(&other), "no"), unknown("no"));
+        assert_eq!(refused(&routes, Some(&Grant::new(["m"])), "m"), Declined::NotNative);
     }
 }

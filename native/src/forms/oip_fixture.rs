@@ -140,7 +140,7 @@ pub fn call(routes: &Routes) -> Call<'_> {
         as_content: false,
         strict_json: false,
         grant: None,
-        log_draw: None,
+        log: None,
     }
 }
 

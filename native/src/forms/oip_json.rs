@@ -19,6 +19,7 @@ use super::json::floats::{self, NonFinite};
 use super::oip_binary::{
     SIGNATURE_PARAMETER, append_binary, append_numbers, binary_size, datatype_of, find, inputs_and_outputs,
 };
+use super::record::Recording;
 use super::{Answered, Call, Version};
 use crate::plan::{DataType, Declined, Effort, OutputShape, Servable, Signature, Work, faults};
 
@@ -88,6 +89,8 @@ fn run(
     let (inputs, wanted) = inputs_and_outputs(signature, tensors, &names)?;
     let formats = OutputFormats::of(&request, &wanted);
     let started = Instant::now();
+    let recording = Recording::begin(call, servable, signature_index, &inputs, &wanted);
+    let began = started;
     let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     let mut ran = started.elapsed();
     if call.effort == Effort::Small && json_numbers(&work, &formats) > SMALL_JSON_NUMBERS {
@@ -135,6 +138,7 @@ fn run(
             append_binary(&mut work, i, &mut out)?;
         }
     }
+    let record = recording.map(|recording| recording.end(&mut work, servable, signature_index)).transpose()?;
     let instead = work.finish()?;
     ran += started.elapsed();
     Ok(Answered {
@@ -145,6 +149,8 @@ fn run(
         ran,
         json_length,
         instead,
+        began,
+        record,
     })
 }
 

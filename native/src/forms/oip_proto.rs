@@ -21,6 +21,7 @@ use super::protobuf::{
     Fields, Value, delimited_len, extend_varints, read_varint, varint_len, write_delimited, write_delimited_header,
     write_varint,
 };
+use super::record::Recording;
 use super::{Answered, Call};
 use crate::plan::{Data, DataType, Declined, Dims, Effort, Servable, Strings, Tensor, Work, faults};
 
@@ -55,6 +56,7 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
     let tensors = request.tensors()?.into_iter().map(|(name, tensor)| (Cow::Borrowed(name), tensor));
     let (inputs, wanted) = inputs_and_outputs(signature, tensors, &request.outputs)?;
     let started = Instant::now();
+    let recording = Recording::begin(call, servable, signature_index, &inputs, &wanted);
     let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     let rows = work.rows();
 
@@ -89,6 +91,7 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
         write_delimited_header(&mut out, 6, output.num_bytes);
         append_binary(&mut work, i, &mut out)?;
     }
+    let record = recording.map(|recording| recording.end(&mut work, servable, signature_index)).transpose()?;
     let instead = work.finish()?;
     Ok(Answered {
         body: Bytes::from(out),
@@ -98,6 +101,8 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
         ran: started.elapsed(),
         json_length: None,
         instead,
+        began: started,
+        record,
     })
 }
 

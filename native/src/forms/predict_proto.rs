@@ -10,19 +10,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::built_size::{check_num_messages, check_num_strings};
-use super::protobuf::{
-    Fields, Value, delimited_len, set_once, text, varint_field_len, write_delimited, write_delimited_header,
-    write_varint_field,
-};
-use super::tensor_proto::{Allowance, MessageLayout, read_tensor};
+use super::predict_response::write_response;
+use super::protobuf::{Fields, Value, set_once, text};
+use super::record::Recording;
+use super::tensor_proto::{Allowance, read_tensor};
 use super::{Answered, Call};
 use crate::plan::{
-    Data, DataType, Declined, Dims, Effort, Inputs, OutputShape, Servable, Signature, Tensor, Version, Work,
-    check_names, faults,
+    Data, DataType, Declined, Dims, Effort, Inputs, Servable, Signature, Tensor, Version, Work, check_names, faults,
 };
 
 /// A request with more bytes is parsed on the thread pool for large work; parsing integers of this many bytes takes
@@ -53,8 +50,10 @@ fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) 
     let (inputs, wanted) = read(message, signature)?;
 
     let started = Instant::now();
+    let recording = Recording::begin(call, servable, index, &inputs, &wanted);
     let mut work = Work::prepare(servable, index, inputs, &wanted, call.effort, call.max_response_bytes)?;
-    let body = write(&mut work, servable, signature, call.as_content)?;
+    let body = write_response(&mut work, servable, signature, call.as_content)?;
+    let record = recording.map(|recording| recording.end(&mut work, servable, index)).transpose()?;
     let rows = work.rows();
     let instead = work.finish()?;
     Ok(Answered {
@@ -65,6 +64,8 @@ fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) 
         ran: started.elapsed(),
         json_length: None,
         instead,
+        began: started,
+        record,
     })
 }
 
@@ -209,52 +210,6 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
         }
     }
     Ok((key.unwrap_or_default(), value.unwrap_or_default()))
-}
-
-/// Writes a `PredictResponse` into one allocation of exactly its size.
-fn write(
-    work: &mut Work<'_, '_>,
-    servable: &Servable,
-    signature: &Signature,
-    as_content: bool,
-) -> Result<Bytes, Declined> {
-    let shapes: SmallVec<[OutputShape; 4]> = work.outputs().into();
-    let mut outputs = SmallVec::<[Output; 4]>::new();
-    for (index, shape) in shapes.iter().enumerate() {
-        let name = signature.outputs.get(shape.output).map_or("", |output| &output.name);
-        let tensor = MessageLayout::of(work, index, shape, as_content)?;
-        let entry_len = delimited_len(1, name.len()) + delimited_len(2, tensor.len);
-        outputs.push(Output { name, tensor, entry_len });
-    }
-    let (model, version) = (servable.model().as_bytes(), servable.version().cast_unsigned());
-    let version_len = varint_field_len(1, version);
-    let spec_len =
-        delimited_len(1, model.len()) + delimited_len(2, version_len) + delimited_len(3, signature.name.len());
-    let outputs_len: usize = outputs.iter().map(|output| delimited_len(1, output.entry_len)).sum();
-    let size = outputs_len + delimited_len(2, spec_len);
-
-    let mut body = Vec::with_capacity(size);
-    for (index, (output, shape)) in outputs.iter().zip(&shapes).enumerate() {
-        write_delimited_header(&mut body, 1, output.entry_len);
-        write_delimited(&mut body, 1, output.name.as_bytes());
-        write_delimited_header(&mut body, 2, output.tensor.len);
-        output.tensor.write(work, index, shape, &mut body)?;
-    }
-    write_delimited_header(&mut body, 2, spec_len);
-    write_delimited(&mut body, 1, model);
-    write_delimited_header(&mut body, 2, version_len);
-    write_varint_field(&mut body, 1, version);
-    write_delimited(&mut body, 3, signature.name.as_bytes());
-    debug_assert_eq!(body.len(), size);
-    Ok(Bytes::from(body))
-}
-
-/// One entry in the map of outputs of a `PredictResponse`.
-struct Output<'a> {
-    name: &'a str,
-    tensor: MessageLayout,
-    /// Size in bytes of the entry in the map of outputs, without its tag and length.
-    entry_len: usize,
 }
 
 #[cfg(test)]

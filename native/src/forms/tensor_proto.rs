@@ -459,6 +459,41 @@ impl MessageLayout {
     }
 }
 
+/// Appends the `TensorProto` of an input tensor, with typed values.
+pub fn write_input(to: &mut Vec<u8>, tensor: &Tensor<'_>) {
+    write_varint_field(to, DTYPE, tensor.dtype as u64);
+    write_delimited_header(to, SHAPE, tensor.dims.iter().map(|&size| delimited_len(2, dim_len(size))).sum());
+    for &size in &tensor.dims {
+        write_delimited_header(to, 2, dim_len(size));
+        write_varint_field(to, 1, size as u64);
+    }
+    let field = field_of_values(tensor.dtype);
+    let mut numbers = |bytes: &[u8]| match tensor.dtype {
+        _ if bytes.is_empty() => {}
+        DataType::Float32 | DataType::Float64 | DataType::Bool => write_delimited(to, field, bytes),
+        dtype => write_delimited(to, field, &pack(bytes, dtype)),
+    };
+    match &tensor.data {
+        Data::Raw(bytes) => numbers(bytes),
+        Data::Bytes(bytes) => numbers(bytes),
+        Data::Floats(floats) => numbers(&floats.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>()),
+        Data::Ints(integers) => {
+            let mut packed = Vec::with_capacity(integers.len());
+            for number in integers {
+                write_varint(&mut packed, number.cast_unsigned());
+            }
+            if !packed.is_empty() {
+                write_delimited(to, field, &packed);
+            }
+        }
+        Data::Strings(strings) => {
+            for one in &strings.parts {
+                write_delimited(to, STRING_VAL, one);
+            }
+        }
+    }
+}
+
 /// Returns the size in bytes of a `Dim` message, which holds one size of a tensor's shape.
 fn dim_len(size: usize) -> usize {
     varint_field_len(1, size as u64)

@@ -26,8 +26,6 @@ pub enum Declined {
     Unusual,
     /// The request's bytes are no message of its method; the form returns the fault that names the message.
     Malformed,
-    /// The request is sampled for a trace or a request log, which only the reference servers write.
-    Drawn,
     /// Only the reference servers can answer the request, for example because the core does not run its signature, or
     /// because it asks for rows of a float64 table.
     NotNative,

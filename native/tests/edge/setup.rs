@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use _native::edge::{Config, Dispatch, Limits, Listen, Method, Server, Target, Wire};
 use _native::forms::{Answered, Call, Version};
@@ -75,6 +75,8 @@ impl Words {
             ran: Duration::from_micros(5),
             json_length: (verb == "binary").then_some(4),
             instead: Vec::new(),
+            began: Instant::now(),
+            record: None,
         })
     }
 }

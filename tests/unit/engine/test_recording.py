@@ -34,6 +34,14 @@ class Kept:
         """See Recorder."""
         raise AssertionError("no Examples here")
 
+    def answered(self, *request: Any) -> None:
+        """See Recorder."""
+        raise AssertionError("the core answers nothing here")
+
+    def note_dropped(self, count: int) -> None:
+        """See Recorder."""
+        raise AssertionError("the core drops nothing here")
+
 
 def ask(engine: Engine) -> None:
     """Runs a lookup of the toy model, as the HTTP or gRPC server does."""

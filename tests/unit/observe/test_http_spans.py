@@ -1,4 +1,4 @@
-"""Requests for models are traced over both APIs, and health checks are not."""
+"""Requests for models are traced over both APIs, by the core and by Python, and health checks are not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-pytest.importorskip("opentelemetry.trace")
+pytest.importorskip("opentelemetry.sdk.trace")
+
+from opentelemetry.sdk.trace import TracerProvider, sampling
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
 
 from service.observe.http_spans import HttpSpans
+from service.observe.spans import DrawnIds, Spans
 
 
 class Recorded:
@@ -47,3 +53,50 @@ def test_checks_of_health_are_not_traced() -> None:
 
     asyncio.run(ask())
     assert spans.paths == traced
+
+
+class _OfGrpc(sampling.Sampler):
+    """A sampler that no name in the environment gives: it drops HTTP requests."""
+
+    def should_sample(
+        self, parent: Any, trace_id: int, name: str, kind: Any = None, attributes: Any = None, links: Any = None
+    ) -> Any:
+        is_dropped = name.startswith("POST")
+        decision = sampling.Decision.DROP if is_dropped else sampling.Decision.RECORD_AND_SAMPLE
+        return sampling.SamplingResult(decision, attributes)
+
+    def get_description(self) -> str:
+        return "OfGrpc"
+
+
+def _answered(**more: Any) -> dict[str, Any]:
+    run = {"model": "m", "version": 3, "signature": "s", "is_lookup": False, "times_ns": [110, 150]}
+    request = {"name": "/a.B/C", "path": "", "parent": "", "trace_id": "0" * 31 + "7", "request_id": "id"}
+    return {**request, "times_ns": [100, 200], "status": 0, "code": "", "text": "", "run": run, **more}
+
+
+def test_requests_of_the_core_become_spans_unless_the_sampler_drops_them() -> None:
+    kept, drawn = InMemorySpanExporter(), DrawnIds()
+    provider = TracerProvider(sampler=_OfGrpc(), id_generator=drawn)
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    spans = Spans(provider.get_tracer("t"), drawn)
+    spans.answered(_answered())
+    path = "/v1/models/m:lookup"
+    spans.answered(_answered(name="POST /v1/models/{model}:lookup", path=path, status=200, run=None))
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    spans.answered(_answered(code="UNAVAILABLE", text="later", run=None, parent=parent))
+    run, request, refused = kept.get_finished_spans()
+    assert (run.name, run.start_time, run.end_time) == ("graph run", 110, 150)
+    assert run.parent == request.context
+    assert dict(run.attributes or {}) == {"model": "m", "version": 3, "signature": "s"}
+    assert (request.name, request.start_time, request.end_time, request.context.trace_id) == ("a.B/C", 100, 200, 7)
+    assert request.parent is None and request.kind is SpanKind.SERVER
+    assert dict(request.attributes or {}) == {
+        "rpc.system": "grpc",
+        "rpc.service": "a.B",
+        "rpc.method": "C",
+        "request.id": "id",
+    }
+    assert f"{refused.context.trace_id:032x}" in parent
+    assert (refused.attributes or {})["error.type"] == "UNAVAILABLE"
+    assert (refused.status.status_code, refused.status.description) == (StatusCode.ERROR, "later")

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::floats::{NonFinite, write_numbers, write_string, write_strings};
+use crate::forms::record::Recording;
 use crate::forms::{Answered, Call};
 use crate::plan::faults;
 use crate::plan::{DataType, Declined, Effort, Inputs, OutputShape, Servable, Work};
@@ -71,6 +72,7 @@ pub fn answer(
     layout: JsonLayout,
 ) -> Result<Answered, Declined> {
     let started = Instant::now();
+    let recording = Recording::begin(call, servable, signature, &inputs, &[]);
     let mut work = Work::prepare(servable, signature, inputs, &[], call.effort, call.max_response_bytes)?;
     let count = work.outputs().iter().map(size).sum();
     check_numbers(call.effort, count)?;
@@ -80,6 +82,7 @@ pub fn answer(
         Ok(Output { name: &plan.outputs[shape.output].name, shape, values: values(&mut work, index, shape)? })
     });
     let outputs = outputs.collect::<Result<SmallVec<[Output<'_>; 4]>, Declined>>()?;
+    let record = recording.map(|recording| recording.end(&mut work, servable, signature)).transpose()?;
     let rows = work.rows();
     let instead = work.finish()?;
     let ran = started.elapsed();
@@ -93,6 +96,8 @@ pub fn answer(
         ran,
         json_length: None,
         instead,
+        began: started,
+        record,
     })
 }
 

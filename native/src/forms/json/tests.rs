@@ -39,7 +39,7 @@ fn ask(routes: &Routes, form: Form, effort: Effort<'_>, body: &[u8]) -> Result<S
         as_content: false,
         strict_json: false,
         grant: None,
-        log_draw: None,
+        log: None,
     };
     let body = match form {
         Form::Lookup => lookup_json::answer(&call, "m", Version::Latest, body)?.body,

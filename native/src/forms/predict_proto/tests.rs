@@ -8,6 +8,7 @@ use prost::Message;
 use serde_json::json;
 
 use super::*;
+use crate::forms::protobuf::write_delimited;
 use crate::forms::tensor_proto::tests::ProstTensor;
 use crate::plan::tests::is_fault;
 use crate::plan::tests::{feature, input, output, servable, toy};
@@ -68,7 +69,7 @@ fn call(routes: &Routes, as_content: bool) -> Call<'_> {
         as_content,
         strict_json: false,
         grant: None,
-        log_draw: None,
+        log: None,
     }
 }
 

@@ -1,0 +1,85 @@
+//! Writes a request and its answer for the log of its model: a `PredictLog`, as an entry of a `PredictionLog`. A request
+//! of any form is written as the `PredictRequest` that has the same meaning.
+//!
+//! Source: `tensorflow_serving/apis/{prediction_log,predict,model}.proto` (9d981c5).
+
+use super::Call;
+use super::predict_response::{write_response, write_spec};
+use super::protobuf::{delimited_len, write_delimited, write_delimited_header};
+use super::tensor_proto::write_input;
+use crate::plan::{Declined, Inputs, Servable, Work};
+
+/// Field number of `PredictionLog.predict_log`.
+const PREDICT_LOG: u32 = 6;
+
+/// How a server logs requests; see [`super::Call`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogTerms {
+    /// A random number from 0 to below 1: the request is logged if this number is below its model's log rate.
+    pub draw: f64,
+    /// Whether records have answers too.
+    pub has_answers: bool,
+}
+
+/// The record of an answered request: a serialized `PredictionLog` that lacks its `log_metadata`.
+#[derive(Debug)]
+pub struct LogRecord(pub Vec<u8>);
+
+/// A request that is drawn for the log of its model, and whose answer is not written yet.
+pub struct Recording {
+    /// The serialized `PredictRequest`.
+    request: Vec<u8>,
+    has_answers: bool,
+}
+
+impl Recording {
+    /// Returns the request of a signature, if it is drawn for the log; `wanted` has the indexes of the outputs that the
+    /// request names.
+    #[must_use]
+    pub fn begin(
+        call: &Call<'_>,
+        servable: &Servable,
+        signature: usize,
+        inputs: &Inputs<'_>,
+        wanted: &[usize],
+    ) -> Option<Self> {
+        let terms = call.log.filter(|terms| terms.draw < call.log_rate(servable.model()))?;
+        let plan = servable.signatures().get(signature)?;
+        let mut request = Vec::new();
+        write_spec(&mut request, 1, servable, plan);
+        for (input, tensor) in plan.inputs.iter().zip(inputs) {
+            let Some(tensor) = tensor else { continue };
+            let mut proto = Vec::new();
+            write_input(&mut proto, tensor);
+            write_delimited_header(&mut request, 2, delimited_len(1, input.name.len()) + delimited_len(2, proto.len()));
+            write_delimited(&mut request, 1, input.name.as_bytes());
+            write_delimited(&mut request, 2, &proto);
+        }
+        for output in wanted.iter().filter_map(|&index| plan.outputs.get(index)) {
+            write_delimited(&mut request, 3, output.name.as_bytes());
+        }
+        Some(Recording { request, has_answers: terms.has_answers })
+    }
+
+    /// Returns the record of the request and its answer.
+    ///
+    /// # Errors
+    /// As [`Work::fill`], which this calls again for each output.
+    pub fn end(
+        self,
+        work: &mut Work<'_, '_>,
+        servable: &Servable,
+        signature: usize,
+    ) -> Result<Box<LogRecord>, Declined> {
+        let mut log = Vec::with_capacity(self.request.len() + 16);
+        write_delimited(&mut log, 1, &self.request);
+        if self.has_answers
+            && let Some(plan) = servable.signatures().get(signature)
+        {
+            write_delimited(&mut log, 2, &write_response(work, servable, plan, false)?);
+        }
+        let mut record = Vec::with_capacity(log.len() + 16);
+        write_delimited(&mut record, PREDICT_LOG, &log);
+        Ok(Box::new(LogRecord(record)))
+    }
+}
