@@ -16,7 +16,9 @@ of `half`, `brain` and `double` (V=3, D=2) are [i, i / 4] in float16, bfloat16 a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -133,17 +135,46 @@ VOCABULARIES: dict[str, dict[str, Any]] = {
 }
 
 
+# Signature -> feature -> the name of its table, and its entry in the manifest.
+Features = Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]]
+
+
 def write_described_model(folder: Path) -> Path:
     """Writes a version folder of the described toy model, and returns the folder."""
+    outputs: dict[str, dict[str, TensorInfo]] = {
+        "blocks": {"any": (_FLOAT, (-1, -1, 2)), "two": (_FLOAT, (-1, 4)), "wide": (_FLOAT, (-1, 6))}
+    }
+    return write_lookup_model(
+        folder, described_tables(), _FEATURES, dtypes=_DTYPES, joined=_JOINED, outputs=outputs, words=VOCABULARIES
+    )
+
+
+def write_lookup_model(
+    folder: Path,
+    tables: Mapping[str, np.ndarray],
+    features: Features,
+    *,
+    dtypes: Mapping[str, str] = MappingProxyType({}),
+    joined: Mapping[str, Mapping[str, list[str]]] = MappingProxyType({}),
+    outputs: Mapping[str, Mapping[str, TensorInfo]] = MappingProxyType({}),
+    words: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Path:
+    """Writes a version folder with lookup signatures, whose graph does nothing; returns the folder.
+
+    Args:
+      tables: the tables as float32 or float64 numbers. dtypes: of those that are not stored as float32.
+      features: the features of each signature; `joined` has the outputs that join several of them.
+      outputs: the outputs whose shape or dtype is not that of one feature's vectors.
+      words: the vocabularies of the signature "hashed", by feature.
+    """
     for name in ("variables", "assets", "assets.extra"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    stored = {
-        variable_name(name): stored_numbers(table, _DTYPES.get(name, "float32"))
-        for name, table in described_tables().items()
-    }
-    entries = write_bundle(folder / "variables" / "variables", stored, dtypes={variable_name("brain"): "bfloat16"})
+    stored = {variable_name(name): stored_numbers(table, dtypes.get(name, "float32")) for name, table in tables.items()}
+    bfloat16 = {variable_name(name): dtype for name, dtype in dtypes.items() if dtype == "bfloat16"}
+    entries = write_bundle(folder / "variables" / "variables", stored, dtypes=bfloat16)
     (folder / "assets" / "words.txt").write_text("".join(f"{word}\n" for word in WORDS))
-    (folder / "saved_model.pb").write_bytes(saved_model(described_signatures()))
+    signatures = _signatures(tables, features, dtypes, joined, outputs)
+    (folder / "saved_model.pb").write_bytes(saved_model(signatures))
     manifest = {
         "format_version": 4,
         "tables": {
@@ -151,26 +182,26 @@ def write_described_model(folder: Path) -> Path:
                 "variable": variable_name(name),
                 "vocabulary_size": table.shape[0],
                 "embedding_dim": table.shape[1],
-                "dtype": _DTYPES.get(name, "float32"),
+                "dtype": dtypes.get(name, "float32"),
                 "file": SHARD.as_posix(),
                 **entries[variable_name(name)],
             }
-            for name, table in described_tables().items()
+            for name, table in tables.items()
         },
-        "vocabularies": {name: {"file": "assets/words.txt", **fields} for name, fields in VOCABULARIES.items()},
+        "vocabularies": {name: {"file": "assets/words.txt", **fields} for name, fields in words.items()},
         "features": {
-            f"{name}": {"table": table} | ({"vocabulary": name} if signature == "hashed" else {})
-            for signature, features in _FEATURES.items()
-            for name, (table, _) in features.items()
+            name: {"table": table} | ({"vocabulary": name} if name in words else {})
+            for of_signature in features.values()
+            for name, (table, _) in of_signature.items()
         },
         "signatures": {
             signature: {
                 "kind": "lookup",
                 "device": "cpu",
-                "features": {name: fields for name, (_, fields) in features.items()},
-                "concatenated": _JOINED.get(signature, {}),
+                "features": {name: dict(fields) for name, (_, fields) in of_signature.items()},
+                "concatenated": joined.get(signature, {}),
             }
-            for signature, features in _FEATURES.items()
+            for signature, of_signature in features.items()
         },
     }
     manifest["files"] = {
@@ -180,15 +211,21 @@ def write_described_model(folder: Path) -> Path:
     return folder
 
 
-def described_signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo]]]:
-    """Returns (inputs, outputs) of each signature of the described model, each tensor as (DataType number, shape)."""
+def _signatures(
+    tables: Mapping[str, np.ndarray],
+    features: Features,
+    dtypes: Mapping[str, str],
+    joined: Mapping[str, Mapping[str, list[str]]],
+    other_outputs: Mapping[str, Mapping[str, TensorInfo]],
+) -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo]]]:
+    """Returns (inputs, outputs) of each signature, each tensor as (DataType number, shape)."""
     numbers = {"float16": _HALF, "bfloat16": _BFLOAT16, "float64": _DOUBLE}
-    dims = {name: table.shape[1] for name, table in described_tables().items()}
+    dims = {name: table.shape[1] for name, table in tables.items()}
     found = {}
-    for signature, features in _FEATURES.items():
+    for signature, of_signature in features.items():
         inputs: dict[str, TensorInfo] = {}
         outputs: dict[str, TensorInfo] = {}
-        for name, (table, fields) in features.items():
+        for name, (table, fields) in of_signature.items():
             is_text = signature == "hashed" and name != "code"
             inputs[fields["ids"]] = (_STRING if is_text else _INT64, _IDS_SHAPES.get(name, (-1,)))
             if "row_splits" in fields:
@@ -198,9 +235,10 @@ def described_signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, T
             if "output" in fields:
                 length = fields.get("max_sequence_length")
                 shape = (-1, dims[table]) if length is None else (-1, length, dims[table])
-                outputs[fields["output"]] = (numbers.get(_DTYPES.get(table, ""), _FLOAT), shape)
-        for name, parts in _JOINED.get(signature, {}).items():
-            outputs[name] = (_FLOAT, (-1, sum(dims[features[part][0]] for part in parts)))
-        found[signature] = (inputs, outputs)
-    found["blocks"][1].update(any=(_FLOAT, (-1, -1, 2)), two=(_FLOAT, (-1, 4)), wide=(_FLOAT, (-1, 6)))
+                is_stored = "combiner" not in fields and "max_norm" not in fields
+                dtype = numbers.get(dtypes.get(table, ""), _FLOAT) if is_stored else _FLOAT
+                outputs[fields["output"]] = (dtype, shape)
+        for name, parts in joined.get(signature, {}).items():
+            outputs[name] = (_FLOAT, (-1, sum(dims[of_signature[part][0]] for part in parts)))
+        found[signature] = (inputs, {**outputs, **other_outputs.get(signature, {})})
     return found

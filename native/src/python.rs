@@ -186,6 +186,12 @@ impl Clusters {
         self.inner.forget(model, version, table, rows.as_deref());
     }
 
+    /// Replaces the bytes of default rows of a table, because they have changed in the table's cluster.
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
+    fn set_default_rows(&self, model: &str, version: i64, table: &str, rows: Vec<(usize, Vec<u8>)>) {
+        self.inner.set_default_rows(model, version, table, &rows);
+    }
+
     /// Records that the server has just read all changes of a table, so that the table's cached rows are valid for a
     /// while.
     fn heard(&self, model: &str, version: i64, table: &str) {
@@ -557,23 +563,7 @@ impl Dispatch for PlainForms {
         match target.method {
             Method::HttpPredict => forms::tensorflow_json::answer(call, model, version, body),
             Method::Lookup => forms::lookup_json::answer(call, model, version, body),
-            Method::Rows => {
-                let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
-                let servable = Arc::clone(call.find(model, version)?);
-                // A `:rows` request runs no signature, and the statistics ignore the 0 in `signature`.
-                let (ran, instead) = (Duration::ZERO, Vec::new());
-                Ok(Answered {
-                    body,
-                    rows: 0,
-                    servable,
-                    signature: 0,
-                    ran,
-                    json_length: None,
-                    instead,
-                    began: Instant::now(),
-                    record: None,
-                })
-            }
+            Method::Rows => forms::table_rows::answer(call, model, version, table, self.max_table_rows, body),
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
             Method::Predict | Method::ModelInfer => Err(Declined::Unusual),
         }

@@ -424,7 +424,7 @@ def _cross_check(manifest: Manifest) -> None:
                     f"manifest: signature {name!r}, feature {key!r}: its vocabulary drops unknown keys, so on_bad_id "
                     f"must drop them too, not {lookup.on_bad_id!r}"
                 )
-            if "default_row" in (lookup.on_bad_id, lookup.on_empty_row) and lookup.default_row >= rows:
+            if lookup.default_row >= rows:
                 raise ArtifactError(f"manifest: signature {name!r}, feature {key!r}: default_row is not in the table")
     paths = [
         *manifest.files,

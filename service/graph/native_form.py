@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from service.tables.plan import FeaturePlan
+from service.types import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,13 @@ class NativeGraph:
     features: the lookups, by position.
     document: the description that native/src/towers/description.rs reads.
     computed: tensors of ids that the graph computes; features name them as their ids inputs.
+    vocabularies: the vocabularies of features whose inputs hold keys, by the feature's number.
     """
 
     features: tuple[FeaturePlan, ...]
     document: Mapping[str, Any]
     computed: tuple[str, ...] = ()
+    vocabularies: Mapping[int, Vocabulary] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.savedmodel import SavedModelBackend
-from service.graph.table_rows import ComputedRows, RowSource
+from service.graph.table_rows import ComputedRows, FeatureRows, RowSource
 from service.graph.tower import TowerBackend
 from service.tables.plan import FeaturePlan
 from service.types import SignatureSpec
@@ -19,20 +19,21 @@ _ID_DTYPES = ("int64", "int32")
 def native_tower(
     tower: TowerBackend,
     name: str,
-    plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None],
+    plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan],
 ) -> NativeGraph | PythonOnly:
     """Returns the description of a cut signature's remaining graph for the native core, or why only Python can run it.
 
     Args:
-      plan_of: returns the lookup that gives a source's float32 rows; None if no single lookup does.
+      plan_of: returns the lookup that gives a source's rows.
     """
     cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
     plans: dict[str, FeaturePlan] = {}
+    vocabularies = {}
     for tensor, source in cut.sources.items():
         plan = plan_of(cut.spec, source)
-        if plan is None:
-            return PythonOnly(f"no single lookup gives the rows of {tensor}")
-        if not isinstance(source, ComputedRows) and not _reads_integers(cut.spec, plan):
+        if isinstance(source, FeatureRows) and source.claim.vocabulary is not None:
+            vocabularies[len(plans)] = source.claim.vocabulary
+        elif not isinstance(source, ComputedRows) and not _reads_integers(cut.spec, plan):
             return PythonOnly(f'ids "{plan.feature.ids}" or their row splits are neither int64 nor int32')
         plans[tensor] = plan
     if any(tensor in names for names in sparse.values() for tensor in cut.inputs | cut.id_inputs):
@@ -64,7 +65,7 @@ def native_tower(
         "batching": None,
     }
     fed = cut.inputs | cut.id_inputs
-    return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors), fed)
+    return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors, vocabularies), fed)
 
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:

@@ -144,6 +144,8 @@ class RemoteTables:
         if address.on_unavailable == "default_row":
             defaults |= _defaults(reader, manifest, name)
             changes.listeners.append(_reading_again(reader, defaults))
+            if cache is not None:
+                changes.listeners.append(lambda _: cache.set_default_rows((model, version, name), defaults))
         elif address.on_unavailable == "stale":
             if cache is None or not cache.holds_rows:
                 raise ArtifactError(
@@ -305,8 +307,7 @@ def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Ar
     lookups = [one for signature in manifest.signatures.values() for one in signature.features.items()]
     # Row 0 is always read too: RemoteTable.stored_rows(), which reads for no feature, returns it in place of an
     # unreadable row.
-    size = manifest.tables[table].vocabulary_size
-    wanted = sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
+    wanted = sorted({0, *(one.default_row for name, one in lookups if name in features)})
     found = reader.read(np.array(wanted, np.int64))
     if found.is_missing.any():
         raise ArtifactError(f"default rows of table {table!r} can not be read: {found.why}")

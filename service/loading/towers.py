@@ -140,23 +140,19 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
 
-def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
-    """Returns a plan by which the native core computes the float32 rows for one input of a graph without its lookups.
-
-    None if one lookup can not compute them, such as from keys of a vocabulary or from a table that is not float32.
-    """
+def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan:
+    """Returns a plan by which the native core computes the rows for one input of a graph without its lookups."""
     table = source.table
     # open_towers() takes only reads of mapped and remote tables out of a graph.
     assert isinstance(table, MappedTable | RemoteTable)
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # _claims() sets `lookup` of each claim to a FeatureLookup.
-        plan = lookup.plan.features[lookup.name]
-        return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
-    if table.info.dtype != "float32":
-        return None
+        return lookup.plan.features[lookup.name]
+    # The graph reads single rows as they are stored; open_towers() leaves reads of other dtypes in the graph.
+    dtype = table.info.dtype
     if isinstance(source, ComputedRows):
-        return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
-    sizes = spec.inputs[source.input_name].shape
-    # The core gets no lookup plan for ids of rank 0, which have no rows, or of unknown rank, which may be 0.
-    return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None
+        return FeaturePlan(LookupFeature(source.tensor), table, None, dtype=dtype, ids_rank=None)
+    shape = spec.inputs[source.input_name].shape
+    ids_rank = None if shape is None else len(shape)
+    return FeaturePlan(LookupFeature(source.input_name), table, None, dtype=dtype, ids_rank=ids_rank)

@@ -36,6 +36,10 @@ class Clusters:
         """Removes [N] int64 rows of a table, which changed in its cluster, from the native core's cache; None: all."""
         self.core.forget(*subject, None if ids is None else ids.tolist())
 
+    def set_default_rows(self, subject: Subject, rows: Mapping[int, Array]) -> None:
+        """Replaces default rows of a table, [row_bytes] uint8 by row number, which changed in its cluster."""
+        self.core.set_default_rows(*subject, [(row, octets.tobytes()) for row, octets in rows.items()])
+
     def heard(self, subject: Subject) -> None:
         """Extends the time for which cached rows of a table are valid: the server has read all changes of the table."""
         self.core.heard(*subject)

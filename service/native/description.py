@@ -1,6 +1,6 @@
 """Describes a servable's lookups and graphs for the native core: the JSON that native/src/plan/description.rs reads.
 
-Arrays are named by their places in `Described.buffers`, which the core keeps as long as it reads them. A signature that
+Arrays are named by their places in `Described.buffers`, which the core keeps as long as it reads them. A predict that
 the core can not answer is left out (left_out.py says why), and the core forwards its requests to the reference servers.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.engine.hot_rows import FeatureIds, summed
 from service.graph.native_form import NativeGraph
-from service.native.left_out import lookup_fault, predict_fault
+from service.native.left_out import predict_fault
 from service.remote.row_cache import FRESH_S
 from service.tables.backend import OpenedLookups
 from service.tables.guarded_files import GuardedFiles
@@ -26,7 +26,7 @@ from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
-from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, Array, SignatureSpec, TableCounts, TensorSpec
+from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, Array, SignatureSpec, TableCounts, TensorSpec, Vocabulary
 
 ServedTable = MappedTable | RemoteTable
 _NO_OCTETS = np.empty(0, np.uint8)
@@ -101,7 +101,7 @@ def describe(
     has_hot_rows: bool = False,
     strict_shapes: bool = False,
 ) -> Described | None:
-    """Describes a version for the native core; returns None if the core can answer none of its signatures.
+    """Describes a version for the native core; returns None if the core can answer none of its signatures and tables.
 
     Args:
       lookups: the lookups of the version's manifest, if it has one.
@@ -115,8 +115,6 @@ def describe(
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
         assert lookups is not None
         spec, plan = lookups.signatures[name], lookups.backend.plan(name)
-        if lookup_fault(spec, plan):
-            continue
         ordered = _ordered(plan)
         features[name] = tuple(feature for _, feature in ordered)
         written.append(writer.signature(spec, plan, ordered))
@@ -124,7 +122,7 @@ def describe(
         if not predict_fault(signatures[name], graph):
             features[name] = graph.features
             written.append(writer.predict(signatures[name], graph))
-    if not written:
+    if not written and not writer.table_names:
         return None
     known = lookups.signatures if lookups is not None else signatures
     document = {
@@ -134,7 +132,6 @@ def describe(
         "vocabularies": writer.vocabularies(),
         "signatures": written,
         "other_signatures": sorted(known.keys() - {one["name"] for one in written}),
-        "other_tables": [] if lookups is None else sorted({*lookups.tables, *lookups.remote} - set(writer.table_names)),
         "has_serving_default": DEFAULT_SIGNATURE in known,
         "has_hot_rows": has_hot_rows,
         "strict_shapes": strict_shapes,
@@ -158,7 +155,7 @@ def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
 
 
 class _Writer:
-    """The writer of a description's JSON; it numbers the tables and vocabularies that signatures read, and arrays.
+    """The writer of a description's JSON; it numbers tables, the vocabularies that signatures read, and arrays.
 
     buffers: the arrays that the JSON names by their places in this list.
     """
@@ -167,14 +164,14 @@ class _Writer:
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
         self._is_paged = lookups is not None and lookups.is_paged
         self.buffers: list[Array] = []
-        self._table_numbers: dict[str, int] = {}
+        self._table_numbers = {name: number for number, name in enumerate(self._tables)}
         self._vocabularies: list[OpenedVocabulary] = []
         by_table = {} if lookups is None else lookups.backend.vocabularies
         self._key_tables = {id(one): table for table, vocabularies in by_table.items() for one in vocabularies}
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """The names of the tables that signatures in the description read, in the order of the tables' numbers."""
+        """The names of the version's tables, in the order of their numbers."""
         return tuple(self._table_numbers)
 
     @property
@@ -207,7 +204,7 @@ class _Writer:
             "outputs": [
                 {
                     "name": name,
-                    "dtype": "float32",
+                    "dtype": spec.outputs[name].dtype,
                     "parts": [numbers[part] for part in plan.outputs[name].parts],
                     "is_flat": _is_flat(plan, plan.outputs[name]),
                 }
@@ -227,7 +224,10 @@ class _Writer:
             "name": spec.name,
             "kind": "predict",
             "inputs": [self._input(tensor) for tensor in spec.inputs.values()],
-            "features": [self._feature(spec, feature, inputs) for feature in graph.features],
+            "features": [
+                self._feature(spec, feature, inputs, graph.vocabularies.get(number))
+                for number, feature in enumerate(graph.features)
+            ],
             "outputs": [
                 {
                     "name": name,
@@ -253,7 +253,7 @@ class _Writer:
             "is_optional": tensor.is_optional,
             "vocabulary_size": tensor.vocabulary_size,
             "bounds": tensor.bounds,
-            "vocabulary": self._vocabulary_number(tensor),
+            "vocabulary": self._vocabulary_number(tensor.vocabulary),
             "takes_keys": tensor.takes_keys,
             "takes_strings": tensor.takes_strings,
         }
@@ -296,8 +296,7 @@ class _Writer:
             },
         }
 
-    def _vocabulary_number(self, tensor: TensorSpec) -> int | None:
-        found = tensor.vocabulary
+    def _vocabulary_number(self, found: Vocabulary | None) -> int | None:
         if not isinstance(found, StringVocabulary | IntegerVocabulary):
             return None
         for number, known in enumerate(self._vocabularies):
@@ -306,14 +305,16 @@ class _Writer:
         self._vocabularies.append(found)
         return len(self._vocabularies) - 1
 
-    def _feature(self, spec: SignatureSpec, plan: FeaturePlan, inputs: Mapping[str, int]) -> dict[str, Any]:
+    def _feature(
+        self, spec: SignatureSpec, plan: FeaturePlan, inputs: Mapping[str, int], vocabulary: Vocabulary | None = None
+    ) -> dict[str, Any]:
         lookup = plan.feature
         return {
             "name": _json_name(spec, lookup),
             "ids": inputs[lookup.ids],
             "row_splits": None if lookup.row_splits is None else inputs[lookup.row_splits],
             "weights": None if lookup.weights is None else inputs[lookup.weights],
-            "table": self._table_numbers.setdefault(plan.table.info.name, len(self._table_numbers)),
+            "table": self._table_numbers[plan.table.info.name],
             "combiner": lookup.combiner,
             "summation": lookup.summation,
             "on_bad_id": lookup.on_bad_id,
@@ -324,7 +325,11 @@ class _Writer:
             "truncates": lookup.on_too_many_ids == "truncate",
             "length": lookup.max_sequence_length or 0,
             "ids_rank": plan.ids_rank,
-            "needs_ids": _needs_ids(lookup),
+            "vocabulary": self._vocabulary_number(vocabulary),
+            "dtype": plan.dtype,
+            "max_norm": lookup.max_norm,
+            "on_empty_row": lookup.on_empty_row,
+            "trailing_empty_rows": lookup.trailing_empty_rows,
         }
 
 
@@ -341,18 +346,14 @@ def _ragged_names(spec: SignatureSpec, inputs: Mapping[str, int]) -> list[dict[s
     ]
 
 
-def _needs_ids(lookup: LookupFeature) -> str:
-    if lookup.on_empty_row != "zeros":
-        return "all"
-    return "last" if lookup.trailing_empty_rows == "cut" else "none"
-
-
 def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
     if lookup.row_splits is None:
         return lookup.ids
     same = [one for one in spec.ragged_names if one[1:3] == (lookup.ids, lookup.row_splits)]
     with_weights = [one for one in same if one.weights == lookup.weights]
-    return (with_weights or same)[0].feature
+    # A feature without a name for both is sent as two inputs.
+    found = with_weights or same
+    return found[0].feature if found else lookup.ids
 
 
 def _remote(table: RemoteTable) -> dict[str, Any]:

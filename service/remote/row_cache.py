@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from service.remote.counts import Subject
@@ -24,6 +24,9 @@ class RowCache(Protocol):
 
     def forget(self, subject: Subject, ids: Array | None) -> None:
         """Removes [N] int64 changed rows of a table from this cache of rows; None: all its rows. Must not raise."""
+
+    def set_default_rows(self, subject: Subject, rows: Mapping[int, Array]) -> None:
+        """Replaces default rows of a table, [row_bytes] uint8 by row number, which changed there. Must not raise."""
 
     def heard(self, subject: Subject) -> None:
         """Extends the time for which cached rows of a table are valid: all its changes were read. Must not raise."""

@@ -50,17 +50,23 @@ def test_lookups_are_answered_by_the_core(serve: Serve) -> None:
     assert data_plane(server)["forwarded"]["grpc"] == 0
 
 
-def test_the_status_page_names_signatures_that_are_forwarded_and_why(serve: Serve, tmp_path: Path) -> None:
+def test_no_lookup_is_forwarded(serve: Serve, tmp_path: Path) -> None:
     write_described_model(tmp_path / "described" / "1")
     server = serve(
         model_base_path=tmp_path / "described",
     ).ready()
     (version,) = server.http.get("/v1/statusz").json()["models"]["default"]["versions"]
-    assert version["forwarded"].keys() == {"bounded", "stored"}
-    assert "has max_norm" in version["forwarded"]["bounded"]
-    page = server.http.get("/v1/statusz", headers={"accept": "text/html"}).text
-    assert "Signatures that the native core forwards to Python" in page
-    assert "has max_norm" in page
+    assert version.get("forwarded", {}) == {}
+    before = data_plane(server)["forwarded"]["http"]
+    for signature, inputs, wanted in (
+        ("bounded", {"bag__values": [8, 1], "bag__row_splits": [0, 1, 2]}, [[6, 8], [3, 4]]),
+        ("stored", {"steps__values": [1], "steps__row_splits": [0, 1]}, [[[1 + 1e-12, 0.25 + 1e-12], [0, 0]]]),
+        ("empty", {"row__values": [-1], "row__row_splits": [0, 1]}, [[2, 4, 1]]),
+    ):
+        body = {"signature_name": signature, "inputs": inputs}
+        assert server.http.post("/v1/models/default:predict", json=body).json() == {"outputs": wanted}
+    # Only the questions for the status page are forwarded.
+    assert data_plane(server)["forwarded"]["http"] == before + 1
 
 
 def test_what_the_core_does_not_answer_comes_from_the_reference_servers(serve: Serve) -> None:

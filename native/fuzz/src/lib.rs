@@ -89,7 +89,7 @@ fn input(name: &str, dtype: &str, shape: Value, is_optional: bool) -> Value {
 fn feature(name: &str, ids: usize, more: &Value) -> Value {
     let mut one = json!({"name": name, "ids": ids, "row_splits": null, "weights": null, "table": 0, "combiner": null,
         "summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": false, "positive_only": false,
-        "max_ids": 0, "truncates": false, "length": 0, "ids_rank": 1, "needs_ids": "none"});
+        "max_ids": 0, "truncates": false, "length": 0, "ids_rank": 1});
     for (key, value) in more.as_object().expect("an object") {
         one[key] = value.clone();
     }

@@ -84,6 +84,11 @@ impl Clusters {
         self.named(model, version, table).for_each(|one| one.forget(rows));
     }
 
+    /// Replaces the bytes of a table's default rows, because these rows have changed in the table's cluster.
+    pub fn set_default_rows(&self, model: &str, version: i64, table: &str, rows: &[(usize, Vec<u8>)]) {
+        self.named(model, version, table).for_each(|one| one.set_default_rows(rows));
+    }
+
     /// Calls [`RemoteTable::heard`] for an open table, because the server has just read all changes of this table.
     pub fn heard(&self, model: &str, version: i64, table: &str) {
         self.named(model, version, table).for_each(|one| one.heard());

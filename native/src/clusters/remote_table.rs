@@ -1,11 +1,11 @@
 //! One table of one model version whose rows lie in a Valkey or Redis cluster: the commands that read the rows, and the
 //! counts of these reads.
 
-use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use redis_protocol::redis_keyslot;
@@ -80,10 +80,7 @@ pub struct RemoteTable {
     num_rows: u64,
     row_bytes: usize,
     block_rows: usize,
-    default_rows: Vec<(usize, Vec<u8>)>,
-    /// Whether a default row has changed, or may have changed, in the Valkey or Redis cluster since its bytes were
-    /// copied to this server.
-    has_old_default_rows: AtomicBool,
+    default_rows: RwLock<Vec<(usize, Vec<u8>)>>,
     /// Whether [`Self::read_stale`] may replace a row that can not be read by the table's cached row, however old.
     pub(super) serves_stale: bool,
     /// For how long cached rows of this table are valid after the server last read the table's changes; None: always.
@@ -154,8 +151,7 @@ impl RemoteTable {
             num_rows: rows as u64,
             row_bytes: *row_bytes,
             block_rows: (*block_rows).max(1),
-            default_rows: default_rows.clone(),
-            has_old_default_rows: AtomicBool::new(false),
+            default_rows: RwLock::new(default_rows.clone()),
             serves_stale: *serves_stale,
             fresh: description.fresh_ms.map(Duration::from_millis),
             opened: Instant::now(),
@@ -188,16 +184,20 @@ impl RemoteTable {
     /// Returns the bytes of the default row with this number, which replace a row that can not be read; None: there is
     /// no such default row, and the read fails.
     #[must_use]
-    pub fn default_row(&self, row: usize) -> Option<&[u8]> {
-        self.default_rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| &**bytes)
+    pub fn default_row(&self, row: usize) -> Option<Vec<u8>> {
+        let rows = self.default_rows.read().unwrap_or_else(PoisonError::into_inner);
+        rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| bytes.clone())
     }
 
-    /// Says whether a default row has changed, or may have changed, in the Valkey or Redis cluster since its bytes were
-    /// copied to this server. Then the reference server, which reads default rows again, answers a request that needs a
-    /// default row.
-    #[must_use]
-    pub fn has_old_default_rows(&self) -> bool {
-        self.has_old_default_rows.load(Relaxed)
+    /// Replaces the bytes of default rows, because these rows have changed in the Valkey or Redis cluster. Rows of
+    /// another size, and rows that are no default rows, stay as they are.
+    pub(super) fn set_default_rows(&self, changed: &[(usize, Vec<u8>)]) {
+        let mut rows = self.default_rows.write().unwrap_or_else(PoisonError::into_inner);
+        for (number, bytes) in changed.iter().filter(|(_, bytes)| bytes.len() == self.row_bytes) {
+            if let Some(row) = rows.iter_mut().find(|row| row.0 == *number) {
+                row.1.clone_from(bytes);
+            }
+        }
     }
 
     /// Adds to the count of rows that a default row replaced, because they could not be read.
@@ -282,13 +282,8 @@ impl RemoteTable {
         }
     }
 
-    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache; records that
-    /// the default rows are old if one of them is among these rows.
+    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
-        let mut defaults = self.default_rows.iter().map(|(number, _)| *number as u64);
-        if ids.is_none_or(|ids| defaults.any(|number| ids.contains(&number))) {
-            self.has_old_default_rows.store(true, Relaxed);
-        }
         let Some(cache) = &self.cache else { return };
         self.changes.fetch_add(1, SeqCst);
         match ids {

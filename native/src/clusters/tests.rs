@@ -141,11 +141,12 @@ fn a_row_that_is_not_there_is_never_made_up() {
     let (rows, left, why) = read_one(&table, &[5, 25, 35, 20]);
     assert_eq!((left, why.as_str()), (vec![1, 3], "its rows are not in the cluster"));
     assert_eq!((&rows[..8], &rows[16..24]), (&row(5)[..], &row(35)[..]));
-    assert_eq!((table.default_row(3), table.default_row(4)), (Some(&row(3)[..]), None));
-    table.forget(Some(&[4]));
-    assert!(!table.has_old_default_rows());
-    table.forget(Some(&[4, 3]));
-    assert!(table.has_old_default_rows(), "the copy of the default row is old");
+    assert_eq!((table.default_row(3), table.default_row(4)), (Some(row(3).to_vec()), None));
+    let changed = [(3, row(9).to_vec()), (4, row(9).to_vec())];
+    clusters.set_default_rows("m", 1, "t", &changed);
+    assert_eq!((table.default_row(3), table.default_row(4)), (Some(row(9).to_vec()), None));
+    clusters.set_default_rows("m", 1, "t", &[(3, vec![0])]);
+    assert_eq!(table.default_row(3), Some(row(9).to_vec()), "no row has one byte");
     assert_eq!(clusters.counts()[0].errors, 1);
 }
 

@@ -2,6 +2,9 @@
 //!
 //! The reference implementation is `service/wire/json_lookup.py`.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 
 use super::json::explain;
@@ -9,11 +12,11 @@ use super::json::floats::{NonFinite, write_numbers};
 use super::json::nested::{Leaves, Nested};
 use super::json::outputs::{check_body, check_numbers, text_buffer};
 use super::json::reader::read_ids;
-use super::{Call, Version};
+use super::{Answered, Call, Version};
 use crate::plan::{DataType, Declined, faults, read_table};
-use crate::tables::table::{Dtype, Ints, LookupError, OnBadId, OutputRows, Policy};
+use crate::tables::table::{Ints, OutputRows};
 
-/// Returns the body of the answer to a `:rows` request. The counts of looked-up ids do not change, because those belong
+/// Returns the answer to a `:rows` request. The counts of looked-up ids do not change, because those belong
 /// to signatures.
 ///
 /// `max_rows` is the server's limit on the number of ids in one request.
@@ -27,7 +30,7 @@ pub fn answer(
     table: &str,
     max_rows: usize,
     body: &[u8],
-) -> Result<Bytes, Declined> {
+) -> Result<Answered, Declined> {
     check_body(call.effort, body)?;
     let ids = match read_ids(body).map(Nested::into_dense) {
         Ok(Some((Leaves::Ints(ids), dims))) if dims.len() == 1 => ids,
@@ -39,37 +42,35 @@ pub fn answer(
     }
     let servable = call.find(model, version)?;
     let number = servable.find_table(table)?;
-    let table = &servable.tables()[number];
-    if table.dtype == Dtype::Float64 || servable.is_remote(number) {
-        return Err(Declined::NotNative);
-    }
-    let row_bytes = table.embedding_dim * 4;
-    let num_bytes = ids.len().checked_mul(row_bytes).ok_or(Declined::NotNative)?;
+    let dim = servable.tables()[number].embedding_dim;
+    let row_bytes = dim * 4;
+    let num_bytes = ids
+        .len()
+        .checked_mul(row_bytes)
+        .ok_or_else(|| faults::answer_too_large(usize::MAX, ids.len(), call.max_response_bytes))?;
     check_numbers(call.effort, num_bytes / 4)?;
-    let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
-    read_table(servable, number, Ints::of(&ids), policy, call.effort)?;
     let mut rows = Vec::with_capacity(num_bytes);
     let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
-    table
-        .gather(Ints::of(&ids), policy, out)
-        .map_err(|error| refused(error, &ids, servable.vocabulary_size(number)))?;
-    // SAFETY: gather() has written every row, so all `num_bytes` bytes of the vector are initialised.
+    let instead = read_table(servable, number, Ints::of(&ids), out, call.effort)?;
+    // SAFETY: read_table() has written every row, so all `num_bytes` bytes of the vector are initialised.
     unsafe { rows.set_len(num_bytes) };
     if servable.is_damaged() {
         return Err(Declined::Damaged);
     }
     let mut body = text_buffer(num_bytes / 4);
     body.extend_from_slice(b"{\"rows\":");
-    let dims = [ids.len(), table.embedding_dim];
-    write_numbers(DataType::Float32, &dims, &rows, NonFinite::of(call.strict_json), &mut body);
+    write_numbers(DataType::Float32, &[ids.len(), dim], &rows, NonFinite::of(call.strict_json), &mut body);
     body.push(b'}');
-    Ok(Bytes::from(body))
-}
-
-/// Returns the error for an id that has no row in the table.
-#[cold]
-fn refused(error: LookupError, ids: &[i64], vocabulary_size: usize) -> Declined {
-    let (LookupError::BadId(position) | LookupError::TooMany(position)) = error;
-    let last = i64::try_from(vocabulary_size).unwrap_or(i64::MAX) - 1;
-    ids.get(position).map_or(Declined::NotNative, |&id| faults::bad_id("ids", id, position, last).into())
+    Ok(Answered {
+        body: Bytes::from(body),
+        rows: 0,
+        servable: Arc::clone(servable),
+        // A `:rows` request runs no signature, and the statistics ignore this number.
+        signature: 0,
+        ran: Duration::ZERO,
+        json_length: None,
+        instead,
+        began: Instant::now(),
+        record: None,
+    })
 }

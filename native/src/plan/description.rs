@@ -16,7 +16,7 @@ pub struct Description {
     pub model: String,
     /// Version number.
     pub version: i64,
-    /// Tables that the version's lookups read.
+    /// Tables of the version.
     pub tables: Vec<TableDescription>,
     /// Vocabularies that the version's signatures use.
     pub vocabularies: Vec<VocabularyDescription>,
@@ -25,9 +25,6 @@ pub struct Description {
     /// Names of the version's signatures that the core does not run.
     #[serde(default)]
     pub other_signatures: Vec<String>,
-    /// Names of the version's tables that no signature of the core reads.
-    #[serde(default)]
-    pub other_tables: Vec<String>,
     /// Whether the version has a signature `serving_default`, even if only the reference server runs it.
     #[serde(default)]
     pub has_serving_default: bool,
@@ -201,9 +198,49 @@ pub struct FeatureDescription {
     pub length: usize,
     /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if any rank except 0 is allowed.
     pub ids_rank: Option<usize>,
-    /// The rows of a request that must have an id, or else the request is forwarded to the reference server: "none",
-    /// "last" (the last row) or "all".
-    pub needs_ids: String,
+    /// Index of the vocabulary that maps the keys in the input of a predict's feature to ids; None if the input has ids.
+    #[serde(default)]
+    pub vocabulary: Option<usize>,
+    /// Dtype of the feature's vectors: float32, or the table's own, whose rows are then copied as they are stored.
+    #[serde(default = "float32")]
+    pub dtype: DataType,
+    /// The largest norm of a table row: a longer row is scaled down to this norm before it is weighted and combined.
+    #[serde(default)]
+    pub max_norm: Option<f32>,
+    /// The vector of a row in which no id counts.
+    #[serde(default)]
+    pub on_empty_row: OnEmptyRow,
+    /// Whether the vectors of such rows at the end of a request are kept or left out.
+    #[serde(default)]
+    pub trailing_empty_rows: TrailingEmptyRows,
+}
+
+/// The vector of an empty row of a feature with a combiner: a row without ids, or whose ids were all dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnEmptyRow {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// NaN in each column.
+    Nan,
+    /// The feature's default row.
+    DefaultRow,
+}
+
+/// The rule for rows at the end of a request in which no id counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrailingEmptyRows {
+    /// They have vectors, as all empty rows.
+    #[default]
+    Keep,
+    /// They are left out.
+    Cut,
+}
+
+fn float32() -> DataType {
+    DataType::Float32
 }
 
 /// The description of one output of a signature.

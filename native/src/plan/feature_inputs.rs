@@ -2,12 +2,12 @@
 
 use smallvec::SmallVec;
 
-use super::declined::Declined;
+use super::description::SignatureKind;
 use super::faults::{self, BoxedFault};
-use super::inputs::{Dims, Inputs};
+use super::inputs::{Dims, Inputs, Tensor};
 use super::numbers::{NumberBytes, number_bytes};
-use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
-use crate::tables::table::{Ints, LookupError};
+use super::servable::{FeaturePlan, LookupKind, Servable, Signature};
+use crate::tables::table::{Ints, LookupError, Weights};
 
 /// The ids, row splits and weights of one feature in a request, all validated, except that ids may lie outside the
 /// table.
@@ -17,6 +17,8 @@ pub(super) struct FeatureInputs<'r> {
     pub(super) sizes: Dims,
     splits: Option<NumberBytes<'r>>,
     pub(super) weights: Option<NumberBytes<'r>>,
+    /// The number of rows up to the last one with an id that counts, for a feature that cuts the rows after it.
+    kept: Option<usize>,
 }
 
 impl FeatureInputs<'_> {
@@ -28,15 +30,50 @@ impl FeatureInputs<'_> {
         self.splits.as_deref().map(Ints::new)
     }
 
+    /// Returns B, the number of rows that the request has for the feature.
     pub(super) fn rows(&self) -> usize {
         self.splits().map_or(self.sizes[0], |splits| splits.len() - 1)
     }
+
+    /// Returns the number of rows that the feature's vectors have in an answer.
+    pub(super) fn kept_rows(&self) -> usize {
+        self.kept.unwrap_or_else(|| self.rows())
+    }
+
+    /// Says whether an id counts in a row of a feature with a combiner: it is neither dropped, nor cut off, nor left out
+    /// for its weight. An id that the policy refuses counts.
+    pub(super) fn has_ids(&self, feature: &FeaturePlan, row: usize) -> bool {
+        let (Some(splits), LookupKind::Combine(how)) = (self.splits(), feature.lookup) else { return true };
+        let position = |row: usize| usize::try_from(splits.get(row)).unwrap_or(0);
+        let (start, mut end) = (position(row), position(row + 1));
+        if how.max_ids > 0 && end - start > how.max_ids {
+            if !how.truncates {
+                return true;
+            }
+            end = start + how.max_ids;
+        }
+        let (ids, size) = (self.ids(), feature.vocabulary_size as u64);
+        let weights = self.weights.as_deref().map(Weights::new).filter(|_| how.positive_only);
+        (start..end).any(|i| {
+            let id = ids.get(i);
+            let replaced = if id.cast_unsigned() < size { Ok(Some(id)) } else { feature.policy.replacement(id, size) };
+            match replaced {
+                Ok(None) => false,
+                Err(_) => true,
+                // A denormal weight is zero, as in the kernels.
+                Ok(Some(_)) => weights.is_none_or(|weights| weights.get(i) >= f32::MIN_POSITIVE),
+            }
+        })
+    }
 }
 
+/// Takes the tensors of each feature out of a request's inputs. For each feature, `of_keys` may have the ids that its
+/// vocabulary gives for its keys.
 pub(super) fn feature_inputs<'r>(
     plan: &Signature,
     mut inputs: Inputs<'r>,
-) -> Result<SmallVec<[Option<FeatureInputs<'r>>; 8]>, Declined> {
+    mut of_keys: impl Iterator<Item = Option<Tensor<'r>>>,
+) -> SmallVec<[Option<FeatureInputs<'r>>; 8]> {
     // Several features may read one input: the last of these features takes the input's tensor, the others clone it.
     let mut sent = SmallVec::new();
     for (f, feature) in plan.features.iter().enumerate() {
@@ -46,7 +83,8 @@ pub(super) fn feature_inputs<'r>(
             let tensor = if is_last(index) { inputs[index].take() } else { inputs[index].clone() };
             tensor.map(|tensor| (tensor.dims.clone(), number_bytes(tensor)))
         };
-        let Some((sizes, ids)) = take_or_clone(feature.ids) else {
+        let of_keys = of_keys.next().flatten().map(|ids| (ids.dims.clone(), number_bytes(ids)));
+        let Some((sizes, ids)) = of_keys.or_else(|| take_or_clone(feature.ids)) else {
             sent.push(None);
             continue;
         };
@@ -54,13 +92,13 @@ pub(super) fn feature_inputs<'r>(
         // An empty tensor of weights is the input's default, and means weight 1 for every id.
         let weights =
             feature.weights.and_then(&mut take_or_clone).map(|(_, weights)| weights).filter(|w| !w.is_empty());
-        let one = FeatureInputs { ids, sizes, splits, weights };
-        if !has_needed_ids(feature, &one) {
-            return Err(Declined::NotNative);
+        let mut one = FeatureInputs { ids, sizes, splits, weights, kept: None };
+        if feature.cuts_empty_rows {
+            one.kept = Some((0..one.rows()).rev().find(|&row| one.has_ids(feature, row)).map_or(0, |row| row + 1));
         }
         sent.push(Some(one));
     }
-    Ok(sent)
+    sent
 }
 
 /// Checks the numbers of rows of the features in the outputs of an answer, in their order; `outputs` has the indexes of
@@ -83,19 +121,7 @@ pub(super) fn uses(feature: &FeaturePlan, input: usize) -> bool {
     feature.ids == input || feature.row_splits == Some(input) || feature.weights == Some(input)
 }
 
-fn has_needed_ids(feature: &FeaturePlan, sent: &FeatureInputs<'_>) -> bool {
-    let Some(splits) = sent.splits() else { return true };
-    let last = splits.len() - 1;
-    let first = match feature.needs_ids {
-        NeedsIds::None => return true,
-        NeedsIds::Last => last.saturating_sub(1),
-        NeedsIds::All => 0,
-    };
-    (first..last).all(|row| splits.get(row) < splits.get(row + 1))
-}
-
-/// Returns the error for an id that a feature's policy refuses, or for a row with too many ids. `first` is the position
-/// in the request of the lookup's first id.
+/// Returns the error for an id that a feature's policy refuses, or for a row with too many ids.
 #[cold]
 pub(super) fn refused(
     servable: &Servable,
@@ -103,32 +129,41 @@ pub(super) fn refused(
     feature: &FeaturePlan,
     sent: &FeatureInputs<'_>,
     error: LookupError,
-    first: usize,
-) -> Declined {
-    let Some(input) = plan.inputs.get(feature.ids).map(|input| &*input.name) else {
-        // The graph computed the ids, so its own error says more to the client.
-        return Declined::NotNative;
-    };
+) -> BoxedFault {
+    let input = plan.inputs.get(feature.ids);
+    let is_graphs = plan.kind == SignatureKind::Predict && feature.vocabulary.is_none();
+    let name = input.map_or("", |input| &*input.name);
     match error {
-        LookupError::BadId(at) => bad_id(servable, feature, input, sent.ids(), first + at).into(),
+        LookupError::BadId(_) if is_graphs && input.is_none_or(|input| input.vocabulary_size.is_none()) => {
+            not_in_table(feature, sent)
+        }
+        LookupError::BadId(at) => bad_id(servable, feature, name, sent.ids(), at),
         LookupError::TooMany(row) => {
-            let (Some(splits), LookupKind::Combine(how)) = (sent.splits(), feature.lookup) else {
-                return Declined::NotNative;
-            };
-            faults::too_many_ids(input, row, splits.get(row + 1) - splits.get(row), how.max_ids).into()
+            let count = sent.splits().map_or(0, |splits| splits.get(row + 1) - splits.get(row));
+            let max_ids = if let LookupKind::Combine(how) = feature.lookup { how.max_ids } else { 0 };
+            faults::too_many_ids(name, row, count, max_ids)
         }
     }
 }
 
+/// Returns the error that TensorFlow's gather has for the first id without a row; no manifest describes such ids.
+fn not_in_table(feature: &FeaturePlan, sent: &FeatureInputs<'_>) -> BoxedFault {
+    let size = feature.vocabulary_size;
+    let is_bad = |id: i64| id.cast_unsigned() >= size as u64;
+    let mut at = sent.ids().iter().position(is_bad).unwrap_or(0);
+    let id = sent.ids().get(at);
+    let mut places: SmallVec<[String; 4]> = SmallVec::new();
+    for &size in sent.sizes.iter().rev() {
+        places.insert(0, (at % size).to_string());
+        at /= size;
+    }
+    let brackets = if places.is_empty() { String::new() } else { format!("[{}]", places.join(",")) };
+    faults::not_in_table(&brackets, id, size)
+}
+
 /// Returns the error for the id at a position, which lies outside the feature's table.
 #[cold]
-pub(super) fn bad_id(
-    servable: &Servable,
-    feature: &FeaturePlan,
-    input: &str,
-    ids: Ints<'_>,
-    position: usize,
-) -> BoxedFault {
+fn bad_id(servable: &Servable, feature: &FeaturePlan, input: &str, ids: Ints<'_>, position: usize) -> BoxedFault {
     let last = i64::try_from(servable.vocabulary_size(feature.table)).unwrap_or(i64::MAX) - 1;
     faults::bad_id(input, ids.get(position), position, last)
 }

@@ -1,6 +1,7 @@
 //! Looks up the vectors of one feature, and writes them to an answer or to a tensor that is fed to a graph.
 
 use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -8,13 +9,15 @@ use super::batch::BatchPlace;
 use super::declined::Declined;
 use super::effort::{Effort, Waiting};
 use super::feature_inputs::{FeatureInputs, feature_inputs, refused, uses};
-use super::inputs::{Dims, Inputs, Tensor};
+use super::feature_lookup::{Placement, look_up};
+use super::inputs::{DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
 use super::instead::Instead;
-use super::paged_rows::read_table;
+use super::paged_rows::read_feature;
 use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
-use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
-use crate::tables::table::{OnBadId, OutputRows, Weights};
+use super::servable::{FeaturePlan, LookupKind, Servable, Signature};
+use super::small_table::{Reading, SmallTable};
+use super::validation::ids_of_keys;
 
 pub(super) fn vector_dims(
     servable: &Servable,
@@ -23,12 +26,11 @@ pub(super) fn vector_dims(
     is_flat: bool,
 ) -> Result<Dims, Declined> {
     let dim = servable.tables()[feature.table].embedding_dim;
-    let rows = sent.rows();
     let mut dims: Dims = match feature.lookup {
-        LookupKind::Combine(_) => [rows, dim].into_iter().collect(),
-        LookupKind::Sequence { length } => [rows, length, dim].into_iter().collect(),
+        LookupKind::Combine(_) => [sent.kept_rows(), dim].into_iter().collect(),
+        LookupKind::Sequence { length } => [sent.rows(), length, dim].into_iter().collect(),
         LookupKind::Gather { ids_rank } => {
-            if sent.sizes.is_empty() || ids_rank.is_some_and(|rank| sent.sizes.len() != rank) {
+            if ids_rank.is_some_and(|rank| sent.sizes.len() != rank) {
                 return Err(Declined::NotNative);
             }
             sent.sizes.iter().copied().chain([dim]).collect()
@@ -52,14 +54,6 @@ pub(super) fn vector_width(
     vector_dims(servable, feature, sent, is_flat).map_or(0, |dims| dims[dims.len() - 1])
 }
 
-/// The position of one feature's vectors in an output's memory: `skip` is the offset of the first vector, `stride` the
-/// distance from one row to the next, both in bytes.
-pub(super) struct Placement {
-    pub(super) skip: usize,
-    pub(super) stride: usize,
-    pub(super) is_flat: bool,
-}
-
 /// Writes the vectors of one feature to an output's memory; returns how many ids lie outside the table. `remote` has the
 /// rows of a table in a cluster.
 pub(super) fn read(
@@ -71,56 +65,22 @@ pub(super) fn read(
     to: &mut [MaybeUninit<u8>],
     placement: &Placement,
 ) -> Result<usize, Declined> {
-    let (table, ids, policy, read_instead) = match remote {
-        None => (&servable.tables()[feature.table], sent.ids(), feature.policy, 0),
-        Some(rows) => (&rows.table, rows.ids(), RemoteRows::POLICY, rows.num_read_instead),
+    let reading = match remote {
+        None => Reading {
+            table: &servable.tables()[feature.table],
+            ids: sent.ids(),
+            policy: feature.policy,
+            num_read_instead: 0,
+        },
+        Some(rows) => rows.small.reading(),
     };
-    let row_bytes = table.embedding_dim * 4;
-    let looked = match feature.lookup {
-        LookupKind::Gather { .. } if placement.is_flat && sent.sizes.len() == 2 => {
-            let (rows, per_row) = (sent.sizes[0], sent.sizes[1]);
-            let mut missing = 0;
-            for row in 0..rows {
-                let out = OutputRows::new(to, placement.skip + row * placement.stride, row_bytes, row_bytes, per_row);
-                let first = row * per_row;
-                missing += table
-                    .gather(ids.slice(first, first + per_row), policy, out)
-                    .map_err(|error| refused(servable, plan, feature, sent, error, first))?;
-            }
-            Ok(missing)
-        }
-        LookupKind::Gather { .. } => {
-            table.gather(ids, policy, OutputRows::new(to, placement.skip, placement.stride, row_bytes, ids.len()))
-        }
-        LookupKind::Combine(how) => {
-            let splits = sent.splits().ok_or(Declined::NotNative)?;
-            let weights = sent.weights.as_deref().map(Weights::new);
-            let out = OutputRows::new(to, placement.skip, placement.stride, row_bytes, splits.len() - 1);
-            table.combine(ids, splits, weights, &how, policy, out)
-        }
-        LookupKind::Sequence { length } => {
-            let splits = sent.splits().ok_or(Declined::NotNative)?;
-            let width = length * row_bytes;
-            // If a sequence is not flattened, its rows of vectors lie end to end in the output, because
-            // Servable::compile refuses a description in which such an output has a second feature.
-            let stride = if placement.is_flat { placement.stride } else { width };
-            table.sequence(
-                ids,
-                splits,
-                length,
-                policy,
-                OutputRows::new(to, placement.skip, stride, width, splits.len() - 1),
-            )
-        }
+    let looked = if feature.copies_rows {
+        SmallTable::of_float32(reading, feature.max_norm, feature.default_row_if_read().is_some())
+            .and_then(|small| look_up(feature, sent, small.reading(), to, placement))
+    } else {
+        look_up(feature, sent, reading, to, placement)
     };
-    let missing = looked.map_err(|error| refused(servable, plan, feature, sent, error, 0))? + read_instead;
-    let drops = matches!(feature.policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
-    if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
-        // The policy has dropped ids, perhaps all ids of a row that must have at least one id. Only the reference
-        // server handles such a row.
-        return Err(Declined::NotNative);
-    }
-    Ok(missing)
+    looked.map_err(|error| refused(servable, plan, feature, sent, error).into())
 }
 
 /// The feature inputs of one predict request; the graph's code writes their vectors to the tensors that the graph is
@@ -129,6 +89,7 @@ pub struct Features<'s, 'r> {
     servable: &'s Servable,
     plan: &'s Signature,
     sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
+    unknown_keys: UnknownKeyCounts,
     /// For each feature, the rows that were read from a Valkey or Redis cluster; empty before `read_remote`, or if no
     /// feature has its table in a cluster.
     remote: Vec<Option<RemoteRows>>,
@@ -138,8 +99,7 @@ impl<'s, 'r> Features<'s, 'r> {
     /// Wraps inputs that [`Work::prepare`] has validated, and the id tensors that the graph has computed.
     ///
     /// # Errors
-    /// A row has no id although it must have one, or the graph computed another number of id tensors than the signature
-    /// says.
+    /// The graph computed another number of id tensors than the signature says, or ids that do not fill their shape.
     pub fn new(
         servable: &'s Servable,
         plan: &'s Signature,
@@ -153,13 +113,30 @@ impl<'s, 'r> Features<'s, 'r> {
             let is_read = plan.features.iter().any(|feature| uses(feature, index));
             tensor.as_ref().filter(|_| is_read).cloned()
         });
-        let sent = feature_inputs(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
+        let tensors: Inputs<'r> = of_features.chain(computed.into_iter().map(Some)).collect();
+        let mut unknown_keys = UnknownKeyCounts::new();
+        let mut of_keys: Vec<Option<Tensor<'r>>> = Vec::new();
+        for feature in &plan.features {
+            let is_same = |other: &FeaturePlan| (other.ids, other.vocabulary) == (feature.ids, feature.vocabulary);
+            let ids = match (feature.vocabulary, plan.inputs.get(feature.ids)) {
+                (Some(vocabulary), Some(input)) => match plan.features[..of_keys.len()].iter().position(is_same) {
+                    Some(earlier) => of_keys[earlier].clone(),
+                    None => tensors[feature.ids]
+                        .clone()
+                        .map(|keys| ids_of_keys(servable, input, vocabulary, keys, &mut unknown_keys))
+                        .transpose()?,
+                },
+                _ => None,
+            };
+            of_keys.push(ids);
+        }
+        let sent = feature_inputs(plan, tensors, of_keys.into_iter());
         if sent.iter().flatten().any(|one| one.sizes.iter().product::<usize>() != one.ids().len()) {
             // If an id tensor has fewer int64 ids than its shape says, for example because the graph computed int32
             // ids, the request is declined: a lookup would leave a part of its output unwritten.
             return Err(Declined::NotNative);
         }
-        Ok(Features { servable, plan, sent, remote: Vec::new() })
+        Ok(Features { servable, plan, sent, unknown_keys, remote: Vec::new() })
     }
 
     /// Reads the rows of all features whose tables lie in clusters, together; for a batch, takes those that its requests
@@ -181,10 +158,23 @@ impl<'s, 'r> Features<'s, 'r> {
         RowsRead { instead: self.instead(), rows: self.remote }
     }
 
+    /// Adds the keys that vocabularies of features lack to the counts. Call this once, when the graph has run.
+    pub fn count_unknown_keys(&self) {
+        for &(vocabulary, count) in &self.unknown_keys {
+            self.servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
+        }
+    }
+
     /// Returns the tables whose rows `read_remote` could not all read.
     #[must_use]
     pub fn instead(&self) -> Vec<Instead> {
         remote_rows::instead(self.servable, self.plan, &self.remote)
+    }
+
+    /// Returns the dtype of a feature's vectors.
+    #[must_use]
+    pub fn dtype(&self, feature: usize) -> DataType {
+        self.plan.features[feature].dtype
     }
 
     /// Returns the shape of a feature's vectors; if `is_flat` is true, the shape `[B, K, D]` becomes `[B, K * D]`.
@@ -199,13 +189,13 @@ impl<'s, 'r> Features<'s, 'r> {
     /// Writes a feature's vectors to `to`, one after the other.
     ///
     /// # Errors
-    /// The request lacks the feature, its ids do not fill their shape, or its policy refuses an id or drops one that a
-    /// row may need.
+    /// The request lacks the feature, or the feature's policy refuses an id.
     ///
     /// # Panics
     /// `to` is too short.
     pub fn read(&self, feature: usize, to: &mut [MaybeUninit<u8>]) -> Result<(), Declined> {
-        let stride = self.servable.tables()[self.plan.features[feature].table].embedding_dim * 4;
+        let plan = &self.plan.features[feature];
+        let stride = self.servable.tables()[plan.table].embedding_dim * plan.dtype.size();
         let placement = Placement { skip: 0, stride, is_flat: false };
         self.read_at(feature, to, &placement)
     }
@@ -233,7 +223,7 @@ impl<'s, 'r> Features<'s, 'r> {
         let plan = &self.plan.features[feature];
         self.servable.see(plan.table, sent.ids());
         // Reading pages of the table may wait for the disk, because a predict runs on a thread of a pool.
-        read_table(self.servable, plan.table, sent.ids(), plan.policy, Effort::Wait(&Waiting::default()))?;
+        read_feature(self.servable, plan, sent, Effort::Wait(&Waiting::default()))?;
         let remote = self.remote.get(feature).and_then(Option::as_ref);
         read(self.servable, self.plan, plan, sent, remote, to, placement).map(drop)
     }

@@ -6,6 +6,7 @@ mod description;
 mod effort;
 pub mod faults;
 mod feature_inputs;
+mod feature_lookup;
 mod features;
 mod grant;
 mod graph_limit;
@@ -21,6 +22,7 @@ mod remote_rows;
 mod routes;
 mod rows_read;
 mod servable;
+mod small_table;
 #[cfg(test)]
 pub(crate) mod tests;
 mod validation;
@@ -29,8 +31,8 @@ mod work;
 pub use batch::{BatchPlace, BatchResult, BatchTicket, QueuedRequest, Ran};
 pub use declined::Declined;
 pub use description::{
-    Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
-    TableDescription, VocabularyDescription,
+    Description, FeatureDescription, InputDescription, OnEmptyRow, OutputDescription, SignatureDescription,
+    SignatureKind, TableDescription, VocabularyDescription,
 };
 pub use effort::{Effort, Waiting};
 pub use features::Features;
@@ -41,12 +43,12 @@ pub use graph_refusal::graph_refusal;
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use instead::Instead;
 pub use numbers::integers;
-pub use paged_rows::read_table;
+pub use remote_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
 pub use rows_read::RowsRead;
 pub use servable::{
-    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, NeedsIds, OpenGraph, OutputPlan, RaggedNames,
-    Servable, Signature, VersionMemory,
+    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, OpenGraph, OutputPlan, RaggedNames, Servable,
+    Signature, VersionMemory,
 };
 pub use validation::check_names;
 pub use work::{OutputShape, Work};

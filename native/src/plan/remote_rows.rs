@@ -3,32 +3,26 @@
 //! The kernels then work on a small table as they do on a mapped one, in the same order, so answers agree to the bit.
 //! The reference is `service/tables/remote_table.py`.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::time::Instant;
 
 use super::declined::Declined;
 use super::effort::Effort;
 use super::faults::{self, BoxedFault};
-use super::feature_inputs::{FeatureInputs, bad_id};
+use super::feature_inputs::{FeatureInputs, refused};
+use super::feature_lookup::check_ids;
 use super::instead::Instead;
+use super::paged_rows::read_pages;
 use super::rows_read::RemoteRows;
-use super::servable::{FeaturePlan, LookupKind, Servable, Signature};
+use super::servable::{FeaturePlan, Servable, Signature};
+use super::small_table::Distinct;
 use crate::clusters::{self, Want};
 use crate::tables::memory::Memory;
-use crate::tables::table::{Dtype, Ints, Policy, Table};
+use crate::tables::table::{Dtype, Ints, LookupError, OnBadId, OutputRows, Policy, Table};
 
 /// Says whether a feature of the request reads a table whose rows lie in a Valkey or Redis cluster.
 pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<FeatureInputs<'_>>]) -> bool {
     let mut features = plan.features.iter().zip(sent);
     features.any(|(feature, sent)| sent.is_some() && servable.remote_table(feature.table).is_some())
-}
-
-/// The remote rows that a feature reads: the distinct rows, and for each id its place among these rows.
-struct Distinct {
-    rows: Vec<u64>,
-    places: Vec<i64>,
-    num_read_instead: usize,
 }
 
 /// Reads from Valkey or Redis clusters the rows of each feature; returns None for a feature of a mapped table, and for
@@ -39,7 +33,6 @@ struct Distinct {
 /// # Errors
 /// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
 /// [`Declined::Fault`]: rows could not be read, or the policy refuses an id.
-/// [`Declined::NotNative`]: rows could not be read, and a default row may have changed in the cluster.
 pub(super) fn read(
     servable: &Servable,
     plan: &Signature,
@@ -55,22 +48,16 @@ pub(super) fn read(
         return Err(Declined::Waits);
     }
     let mut wants = Vec::new();
-    let mut indexes = Vec::new();
+    let mut found_at = Vec::new();
     for (index, (feature, sent)) in all() {
         let (Some(sent), Some((table, size))) = (sent, remote(feature)) else { continue };
-        let Distinct { rows, places, num_read_instead } = distinct(sent.ids(), feature.policy, size).map_err(|at| {
-            // A sequence reads only the first ids of a row, and so does a combiner that truncates rows: the refused id may
-            // be none of them, which the reference server knows.
-            let reads_all = match feature.lookup {
-                LookupKind::Gather { .. } => true,
-                LookupKind::Combine(how) => !how.truncates,
-                LookupKind::Sequence { .. } => false,
-            };
-            let input = plan.inputs.get(feature.ids).filter(|_| reads_all).map(|input| &*input.name);
-            input.map_or(Declined::NotNative, |input| bad_id(servable, feature, input, sent.ids(), at).into())
-        })?;
-        wants.push(Want::new(table, rows));
-        indexes.push((index, places, num_read_instead));
+        let mut distinct = Distinct::of(sent.ids(), feature.policy, size, feature.default_row_if_read());
+        if distinct.has_refused {
+            // The lookup may read none of the refused ids. If it reads one, the request waits for no row.
+            check_ids(feature, sent).map_err(|error| refused(servable, plan, feature, sent, error))?;
+        }
+        wants.push(Want::new(table, std::mem::take(&mut distinct.rows)));
+        found_at.push((index, distinct));
     }
     let deadline = match effort {
         Effort::Wait(waiting) => waiting.deadline,
@@ -79,18 +66,16 @@ pub(super) fn read(
     };
     let why = clusters::read(&mut wants, deadline);
     let mut found: Vec<Option<RemoteRows>> = plan.features.iter().map(|_| None).collect();
-    for (want, (index, places, num_read_instead)) in wants.into_iter().zip(indexes) {
+    for (want, (index, distinct)) in wants.into_iter().zip(found_at) {
         let feature = &plan.features[index];
         let table = &servable.tables()[feature.table];
-        if !want.left.is_empty() && want.table.has_old_default_rows() {
-            return Err(Declined::NotNative);
-        }
         let (num_stale, num_default) = (want.num_stale, want.left.len());
-        let Some((rows, count)) = with_default_rows(want, feature.policy.default_row) else {
+        let Some((octets, count)) = with_default_rows(want, feature.policy.default_row) else {
             return Err(failure(servable.table_name(feature.table), &why, deadline).into());
         };
-        let small = small_table(table, rows, count, places, num_read_instead)?;
-        found[index] = Some(RemoteRows { num_stale, num_default, ..small });
+        let mut rows = remote_rows(table, octets, distinct, count);
+        (rows.num_stale, rows.num_default) = (num_stale, num_default);
+        found[index] = Some(rows);
     }
     Ok(found)
 }
@@ -112,38 +97,54 @@ pub(super) fn instead(servable: &Servable, plan: &Signature, remote: &[Option<Re
     found
 }
 
-/// Maps ids to distinct rows by a feature's policy; `size` is V, the number of rows of the table.
+/// Writes rows of one table as float32 to `out`, by their ids, wherever the table's rows lie. Returns the tables whose
+/// rows could not all be read.
 ///
 /// # Errors
-/// The position of an id that the policy refuses.
-fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, usize> {
-    let size = size as u64;
-    let mut found = Distinct { rows: Vec::new(), places: Vec::with_capacity(ids.len()), num_read_instead: 0 };
-    let mut known: HashMap<u64, i64, quick_cache::DefaultHashBuilder> =
-        HashMap::with_capacity_and_hasher(ids.len(), quick_cache::DefaultHashBuilder::default());
-    for (at, id) in ids.iter().enumerate() {
-        let row = if id.cast_unsigned() < size {
-            id
-        } else {
-            let Some(row) = policy.replacement(id, size).map_err(|_| at)? else {
-                found.places.push(-1);
-                continue;
-            };
-            found.num_read_instead += 1;
-            row
-        };
-        let row = row.cast_unsigned();
-        let next = found.rows.len() as u64;
-        let place = match known.entry(row) {
-            Entry::Occupied(place) => *place.get(),
-            Entry::Vacant(place) => {
-                found.rows.push(row);
-                *place.insert(next.cast_signed())
-            }
-        };
-        found.places.push(place);
+/// [`Declined::Fault`]: an id lies outside the table, or rows could not be read. [`Declined::Waits`]: rows must be read
+/// from a cluster or the disk, and the effort is not [`Effort::Wait`].
+///
+/// # Panics
+/// There are fewer ids than rows of `out`, or a row of `out` is too short.
+pub fn read_table(
+    servable: &Servable,
+    table: usize,
+    ids: Ints<'_>,
+    out: OutputRows<'_>,
+    effort: Effort<'_>,
+) -> Result<Vec<Instead>, Declined> {
+    let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
+    let size = servable.vocabulary_size(table);
+    let refused = |error| {
+        let (LookupError::BadId(position) | LookupError::TooMany(position)) = error;
+        faults::bad_id("ids", ids.get(position), position, i64::try_from(size).unwrap_or(i64::MAX) - 1)
+    };
+    let Some((remote, _)) = servable.remote_table(table) else {
+        read_pages(servable, table, ids, policy, effort)?;
+        servable.tables()[table].gather_float32(ids, policy, out).map_err(refused)?;
+        return Ok(Vec::new());
+    };
+    let checked = Table::without_columns(size).gather(ids, policy, OutputRows::new(&mut [], 0, 0, 0, ids.len()));
+    checked.map_err(refused)?;
+    let mut distinct = Distinct::of(ids, policy, size, None);
+    let mut want = [Want::new(remote, std::mem::take(&mut distinct.rows))];
+    let deadline = match effort {
+        Effort::Wait(waiting) => waiting.deadline,
+        _ if want[0].left.is_empty() => None,
+        _ => return Err(Declined::Waits),
+    };
+    let why = clusters::read(&mut want, deadline);
+    let [want] = want;
+    if !want.left.is_empty() {
+        return Err(failure(servable.table_name(table), &why, deadline).into());
     }
-    Ok(found)
+    let (num_stale, count) = (want.num_stale, want.ids.len());
+    let rows = remote_rows(&servable.tables()[table], want.rows, distinct, count);
+    let reading = rows.small.reading();
+    reading.table.gather_float32(reading.ids, policy, out).map_err(refused)?;
+    let name = servable.table_name(table).to_owned();
+    let instead = Instead { table: name, stale_rows: num_stale, default_rows: 0 };
+    Ok(if num_stale > 0 { vec![instead] } else { Vec::new() })
 }
 
 /// Copies the table's default row in place of each row that could not be read. Returns the bytes of all rows of `want`
@@ -153,20 +154,14 @@ fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>,
     if !want.left.is_empty() {
         let row = want.table.default_row(default_row)?;
         for &position in &want.left {
-            want.rows[position as usize * row.len()..][..row.len()].copy_from_slice(row);
+            want.rows[position as usize * row.len()..][..row.len()].copy_from_slice(&row);
         }
         want.table.count_default_rows(want.left.len());
     }
     Some((want.rows, want.ids.len()))
 }
 
-fn small_table(
-    table: &Table,
-    octets: Vec<u8>,
-    count: usize,
-    places: Vec<i64>,
-    num_read_instead: usize,
-) -> Result<RemoteRows, Declined> {
+fn remote_rows(table: &Table, octets: Vec<u8>, distinct: Distinct, count: usize) -> RemoteRows {
     let row_bytes = table.row_bytes();
     let (rows, scales): (Vec<u8>, Vec<u8>) = match table.dtype {
         // In the bytes of a quantized row from a Valkey or Redis cluster, the scale comes after the numbers.
@@ -179,7 +174,7 @@ fn small_table(
         }
         _ => (octets, Vec::new()),
     };
-    RemoteRows::new(table, Memory::of(rows), Memory::of(scales), count, places, num_read_instead)
+    RemoteRows::new(table, Memory::of(rows), Memory::of(scales), distinct, count)
 }
 
 fn failure(table: &str, why: &str, deadline: Option<Instant>) -> BoxedFault {

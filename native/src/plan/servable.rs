@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use super::batch::{BatchPlace, QueuedRequest};
 use super::declined::Declined;
 use super::description::{
-    Description, FeatureDescription, OutputDescription, RaggedDescription, SignatureDescription, SignatureKind,
-    TableDescription,
+    Description, FeatureDescription, OnEmptyRow, OutputDescription, RaggedDescription, SignatureDescription,
+    SignatureKind, TableDescription, TrailingEmptyRows,
 };
 use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names as KnownNames};
@@ -109,18 +109,6 @@ impl RaggedNames {
     }
 }
 
-/// Says which rows of a feature must have at least one id. If such a row of a request has none, the request is
-/// forwarded to the reference server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NeedsIds {
-    /// No row.
-    None,
-    /// The last row.
-    Last,
-    /// Every row.
-    All,
-}
-
 /// The way in which table rows become the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
@@ -155,8 +143,36 @@ pub struct FeaturePlan {
     pub lookup: LookupKind,
     /// The policy of the lookup for an id outside the table.
     pub policy: Policy,
-    /// Says which rows of a request must have an id of the feature.
-    pub needs_ids: NeedsIds,
+    /// Index of the vocabulary that maps the keys in the feature's input to ids, although the graph may be fed the keys;
+    /// None: the input has ids, or its own vocabulary gives them.
+    pub vocabulary: Option<usize>,
+    /// V, the number of rows of the table, wherever its rows lie.
+    pub vocabulary_size: usize,
+    /// Dtype of the feature's vectors: float32, or the table's, whose rows are then copied as they are stored.
+    pub dtype: DataType,
+    /// The largest norm of a row: a longer row is scaled down to this norm before it is weighted and combined.
+    pub max_norm: Option<f32>,
+    /// Whether a request's rows are copied to a small float32 table, because no kernel reads them as they are.
+    pub copies_rows: bool,
+    /// The vector of an empty row.
+    pub on_empty_row: OnEmptyRow,
+    /// Whether the vectors of empty rows at the end of a request are left out.
+    pub cuts_empty_rows: bool,
+}
+
+impl FeaturePlan {
+    /// Says whether the feature's vectors are rows as the table stores them.
+    #[must_use]
+    #[inline]
+    pub fn is_stored(&self) -> bool {
+        self.dtype != DataType::Float32
+    }
+
+    /// Returns the row that empty rows read; None if they read none.
+    #[must_use]
+    pub fn default_row_if_read(&self) -> Option<usize> {
+        (self.on_empty_row == OnEmptyRow::DefaultRow).then_some(self.policy.default_row)
+    }
 }
 
 /// One output of a signature, compiled for requests.
@@ -410,7 +426,6 @@ pub struct SharedParts {
     mark: Arc<Mark>,
     maps: Vec<Arc<Map>>,
     other_signatures: Vec<String>,
-    other_tables: Vec<String>,
     has_serving_default: bool,
 }
 
@@ -444,7 +459,6 @@ impl Servable {
             vocabularies,
             signatures,
             other_signatures,
-            other_tables,
             has_serving_default,
             has_hot_rows,
             strict_shapes,
@@ -479,7 +493,6 @@ impl Servable {
             mark: memory.mark,
             maps: memory.maps,
             other_signatures,
-            other_tables,
             has_serving_default,
         };
         Ok(Servable {
@@ -642,20 +655,16 @@ impl Servable {
     /// Returns the index of the table with this name.
     ///
     /// # Errors
-    /// [`Declined::Fault`]: the version has no such table. [`Declined::NotNative`]: no signature of the core reads it.
-    pub fn find_table(&self, name: &str) -> Result<usize, Declined> {
+    /// The version has no such table.
+    pub fn find_table(&self, name: &str) -> Result<usize, BoxedFault> {
         if let Some(index) = self.table(name) {
             return Ok(index);
         }
-        if self.shared.other_tables.iter().any(|known| known == name) {
-            return Err(Declined::NotNative);
-        }
-        let known = self.shared.tables.iter().map(|table| &table.name).chain(&self.shared.other_tables);
-        let mut known = KnownNames::sorted(known);
+        let mut known = KnownNames::sorted(self.shared.tables.iter().map(|table| &table.name));
         if known.is_empty() {
             known = KnownNames::sorted(["none"]);
         }
-        Err(faults::unknown_table(self.model(), name, known).into())
+        Err(faults::unknown_table(self.model(), name, known))
     }
 
     /// Says whether a table's rows lie in a Valkey or Redis cluster.
@@ -731,8 +740,12 @@ fn table(description: &TableDescription, rows: &Memory, scales: &Memory) -> Resu
     let TableDescription { dtype, embedding_dim, .. } = *description;
     // No row of a remote table is in memory, so a kernel must refuse every id.
     let vocabulary_size = if description.remote.is_some() { 0 } else { description.vocabulary_size };
-    Table::new(dtype, vocabulary_size, embedding_dim, rows, scales)
-        .map_err(|_| format!("the buffers of table {:?} do not hold its rows", description.name))
+    let table = Table::new(dtype, vocabulary_size, embedding_dim, rows, scales)
+        .map_err(|_| format!("the buffers of table {:?} do not hold its rows", description.name))?;
+    if description.remote.as_ref().is_some_and(|remote| remote.row_bytes != table.row_bytes()) {
+        return Err(format!("the rows of table {:?} have another size in the cluster", description.name));
+    }
+    Ok(table)
 }
 
 fn signature(
@@ -785,6 +798,9 @@ fn signature(
     if ragged_names.iter().any(|one| one.values >= num_inputs || one.row_splits >= num_inputs) {
         return Err(format!("signature {name:?} has a ragged feature without its inputs"));
     }
+    if let Some(one) = features.iter().find(|one| one.vocabulary.is_some_and(|index| index >= num_vocabularies)) {
+        return Err(format!("feature {:?} has no such vocabulary", one.name));
+    }
     let features =
         features.into_iter().map(|f| feature(f, num_inputs, num_computed, tables)).collect::<Result<Vec<_>, _>>()?;
     let outputs = outputs.into_iter().map(|one| output(one, kind, &features)).collect::<Result<Vec<_>, _>>()?;
@@ -798,7 +814,12 @@ fn signature(
     let is_remote = features.iter().any(|feature| tables[feature.table].remote.is_some());
     let input_names = Names::new(inputs.iter().enumerate().map(|(i, input)| (input.name.as_str(), i)));
     let output_names = Names::new(outputs.iter().enumerate().map(|(o, output)| (output.name.as_str(), o)));
-    let ragged = features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
+    // A feature whose ids and row splits have no common name in JSON has the name of its ids, and is sent as two inputs.
+    let is_named = |feature: &FeaturePlan| {
+        inputs.get(feature.ids).is_none_or(|ids| ids.name != feature.name)
+            || ragged_names.iter().any(|one| one.feature == feature.name)
+    };
+    let ragged = features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some() && is_named(feature));
     let ragged_features = Names::new(ragged.map(|(f, feature)| (feature.name.as_str(), f)));
     let ragged = ragged_names.into_iter().map(|RaggedDescription { feature, values, row_splits, weights }| {
         RaggedNames { feature, values, row_splits, weights_input: input_names.index(weights.as_bytes()), weights }
@@ -826,12 +847,10 @@ fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan])
     if one.parts.iter().any(|&part| part >= features.len()) {
         return Err(format!("output {:?} has no such feature", one.name));
     }
-    if kind == SignatureKind::Lookup && (one.parts.is_empty() || one.dtype != DataType::Float32) {
-        return Err(format!("output {:?} is no float32 vector of features", one.name));
-    }
-    let is_sequence = |part: &usize| matches!(features[*part].lookup, LookupKind::Sequence { .. });
-    if one.parts.len() > 1 && !one.is_flat && one.parts.iter().any(is_sequence) {
-        return Err(format!("output {:?} joins a sequence row by row", one.name));
+    if kind == SignatureKind::Lookup
+        && (one.parts.is_empty() || one.parts.iter().any(|&part| features[part].dtype != one.dtype))
+    {
+        return Err(format!("output {:?} has another dtype than its features, or no features", one.name));
     }
     Ok(OutputPlan {
         name: one.name,
@@ -857,8 +876,23 @@ fn feature(
     let Some(table) = tables.get(one.table) else {
         return Err(format!("feature {:?} has no such table", one.name));
     };
-    if table.dtype == Dtype::Float64 || one.default_row >= table.vocabulary_size {
+    let dtype = one.dtype;
+    let has_stored = match table.dtype {
+        Dtype::Float16 => dtype == DataType::Float16,
+        Dtype::Bfloat16 => dtype == DataType::Bfloat16,
+        Dtype::Float64 => dtype == DataType::Float64,
+        Dtype::Float32 | Dtype::Int8 | Dtype::Int4 => false,
+    };
+    let is_stored = has_stored && one.combiner.is_none() && one.max_norm.is_none();
+    if one.default_row >= table.vocabulary_size {
+        return Err(format!("feature {:?} has a default row outside of its table", one.name));
+    }
+    if dtype != DataType::Float32 && !is_stored {
         return Err(format!("feature {:?} does not fit its table", one.name));
+    }
+    let cuts_empty_rows = one.trailing_empty_rows == TrailingEmptyRows::Cut;
+    if one.combiner.is_none() && (one.on_empty_row != OnEmptyRow::Zeros || cuts_empty_rows) {
+        return Err(format!("feature {:?} combines nothing, but treats empty rows apart", one.name));
     }
     let lookup = match (one.row_splits, one.combiner, one.length) {
         (None, None, 0) => LookupKind::Gather { ids_rank: one.ids_rank },
@@ -868,12 +902,6 @@ fn feature(
             return Err(format!("feature {:?} is neither gathered, combined nor a sequence", one.name));
         }
     };
-    let needs_ids = match one.needs_ids.as_str() {
-        "none" => NeedsIds::None,
-        "last" => NeedsIds::Last,
-        "all" => NeedsIds::All,
-        other => return Err(format!("feature {:?} has needs_ids {other:?}", one.name)),
-    };
     Ok(FeaturePlan {
         name: one.name,
         ids: one.ids,
@@ -882,7 +910,13 @@ fn feature(
         table: one.table,
         lookup,
         policy: Policy { on_bad_id: one.on_bad_id, default_row: one.default_row },
-        needs_ids,
+        vocabulary: one.vocabulary,
+        vocabulary_size: table.vocabulary_size,
+        dtype,
+        max_norm: one.max_norm,
+        copies_rows: one.max_norm.is_some() || (table.dtype == Dtype::Float64 && dtype == DataType::Float32),
+        on_empty_row: one.on_empty_row,
+        cuts_empty_rows,
     })
 }
 

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::declined::Declined;
 use super::description::SignatureKind;
 use super::faults::{self, BoxedFault, Names};
-use super::inputs::{Data, DataType, Inputs, Tensor, UnknownKeyCounts};
+use super::inputs::{Data, DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
 use super::numbers::{int64_bytes, integers};
 use super::servable::{FeaturePlan, InputPlan, InputRole, RaggedNames, Servable, Signature};
 use crate::tables::table::Ints;
@@ -119,16 +119,19 @@ pub(super) fn validate_tensors<'r>(
     let is_lookup = plan.kind == SignatureKind::Lookup;
     for (slot, input) in inputs.iter_mut().zip(&plan.inputs) {
         let Some(tensor) = slot else { continue };
-        if tensor.dtype == DataType::String && input.dtype != DataType::String && input.takes_strings {
-            replace_keys(servable, input, tensor, &mut unknown_keys)?;
+        let vocabulary = input
+            .vocabulary
+            .filter(|_| tensor.dtype == DataType::String && input.dtype != DataType::String && input.takes_strings);
+        if let Some(vocabulary) = vocabulary {
+            replace_keys(servable, input, vocabulary, tensor, &mut unknown_keys)?;
         }
         if tensor.dtype != input.dtype {
             convert(plan, input, tensor)?;
         }
         check_shape(plan, input, tensor)?;
         if input.takes_keys {
-            if is_lookup && input.vocabulary.is_some() {
-                replace_keys(servable, input, tensor, &mut unknown_keys)?;
+            if let Some(vocabulary) = input.vocabulary.filter(|_| is_lookup) {
+                replace_keys(servable, input, vocabulary, tensor, &mut unknown_keys)?;
             }
             continue;
         }
@@ -143,34 +146,46 @@ pub(super) fn validate_tensors<'r>(
     Ok((inputs, unknown_keys))
 }
 
-/// Replaces the keys of a tensor by the ids that the input's vocabulary gives.
+/// Replaces the keys of a tensor by the ids that the vocabulary with this index gives.
 fn replace_keys(
     servable: &Servable,
     input: &InputPlan,
+    vocabulary: usize,
     tensor: &mut Tensor<'_>,
     unknown_keys: &mut UnknownKeyCounts,
-) -> Result<(), Declined> {
-    let index = input.vocabulary.ok_or(Declined::NotNative)?;
+) -> Result<(), BoxedFault> {
+    let keys = std::mem::replace(tensor, Tensor { dtype: DataType::Int64, dims: Dims::new(), data: Data::Raw(&[]) });
+    *tensor = ids_of_keys(servable, input, vocabulary, keys, unknown_keys)?;
+    Ok(())
+}
+
+/// Returns the ids that the vocabulary with the index `vocabulary` gives for the keys of an input's tensor.
+pub(super) fn ids_of_keys<'r>(
+    servable: &Servable,
+    input: &InputPlan,
+    vocabulary: usize,
+    keys: Tensor<'r>,
+    unknown_keys: &mut UnknownKeyCounts,
+) -> Result<Tensor<'r>, BoxedFault> {
+    let index = vocabulary;
     let vocabulary = &servable.vocabularies()[index];
-    let found = match &tensor.data {
+    let found = match &keys.data {
         Data::Strings(keys) => vocabulary.rows_of_strings(keys.parts.iter().map(AsRef::as_ref)),
-        _ => vocabulary.rows_of_integers(integers(tensor).iter().copied()),
+        _ => vocabulary.rows_of_integers(integers(&keys).iter().copied()),
     };
     let (ids, lacking) = found.map_err(|UnknownKey { position, count }| {
         servable.unknown_keys()[index].fetch_add(count as u64, Ordering::Relaxed);
-        let (key, kind) = match &tensor.data {
+        let (key, kind) = match &keys.data {
             Data::Strings(keys) => (python_repr(&String::from_utf8_lossy(&keys.parts[position])), "strings"),
-            _ => (integers(tensor)[position].to_string(), "integers"),
+            _ => (integers(&keys)[position].to_string(), "integers"),
         };
         faults::unknown_key(&input.name, &key, position, &format!("{} {kind}", vocabulary.num_keys()))
     })?;
     if lacking > 0 {
         unknown_keys.push((index, lacking));
     }
-    tensor.data = Data::Ints(ids);
     // Vocabularies return int64 ids; convert() refuses an id that does not fit its int32 input.
-    tensor.dtype = DataType::Int64;
-    Ok(())
+    Ok(Tensor { dtype: DataType::Int64, dims: keys.dims, data: Data::Ints(ids) })
 }
 
 /// Converts the ids or row splits of a request between int64 and int32; refuses a tensor of any other wrong dtype.

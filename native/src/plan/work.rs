@@ -12,7 +12,8 @@ use super::description::SignatureKind;
 use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names};
 use super::feature_inputs::{FeatureInputs, check_rows, feature_inputs};
-use super::features::{Features, Placement, read, vector_dims, vector_width};
+use super::feature_lookup::Placement;
+use super::features::{Features, read, vector_dims, vector_width};
 use super::graph_output::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs, UnknownKeyCounts};
 use super::instead::Instead;
@@ -145,7 +146,7 @@ impl<'s, 'r> Work<'s, 'r> {
             work.outputs = graph_shapes(numbers, &outputs);
             work.content = Content::Predict { outputs, instead };
         } else {
-            let sent = feature_inputs(plan, inputs)?;
+            let sent = feature_inputs(plan, inputs, std::iter::empty());
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
             // The limit counts the outputs of this answer only: a request may have few of the signature's features.
             let written = work.outputs.iter().fold(0_usize, |sum, one| sum.saturating_add(one.num_bytes()));
@@ -221,7 +222,8 @@ impl<'s, 'r> Work<'s, 'r> {
             Content::Lookup { sent, missing, remote } => {
                 let output = &plan.outputs[self.outputs[index].output];
                 let dims = &self.outputs[index].dims;
-                let stride = dims[dims.len() - 1] * 4;
+                let size = output.dtype.size();
+                let stride = dims[dims.len() - 1] * size;
                 let mut skip = 0;
                 for &part in &output.parts {
                     let feature = &plan.features[part];
@@ -237,7 +239,7 @@ impl<'s, 'r> Work<'s, 'r> {
                     }
                     let count = read?;
                     missing[part] = Some(count);
-                    skip += vector_width(self.servable, feature, sent, output.is_flat) * 4;
+                    skip += vector_width(self.servable, feature, sent, output.is_flat) * size;
                 }
                 Ok(())
             }
@@ -357,7 +359,7 @@ fn lookup_outputs(
                 return Err(joined_rows_differ(servable, plan, sent, index)?.into());
             }
         }
-        dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::NotNative)?;
+        dims.iter().try_fold(output.dtype.size(), |size, dim| size.checked_mul(*dim)).ok_or(Declined::NotNative)?;
         shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
     if shapes.is_empty() && wanted.is_empty() {
@@ -388,11 +390,17 @@ fn joined_rows_differ(
     let mut told = Vec::new();
     for &part in &output.parts {
         let feature = &plan.features[part];
-        let dims = vector_dims(servable, feature, sent[part].as_ref().ok_or(Declined::NotNative)?, output.is_flat)?;
-        let size = match dims[..] {
+        let sent = sent[part].as_ref().ok_or(Declined::NotNative)?;
+        let dims = vector_dims(servable, feature, sent, output.is_flat)?;
+        let mut size = match dims[..] {
             [rows, ids, _, ..] => format!("{rows} rows of {ids} ids"),
             _ => dims[0].to_string(),
         };
+        let num_cut = sent.rows() - sent.kept_rows();
+        if num_cut > 0 {
+            let told = "rows hold no ids, and the model's graph leaves them out";
+            size = format!("{size} (its last {num_cut} {told})");
+        }
         told.push(format!("\"{}\" has {size}", plan.inputs[feature.ids].name));
     }
     Ok(faults::joined_rows_differ(&output.name, &told.join(", ")))

@@ -18,7 +18,8 @@ pub enum Dtype {
     Int8,
     /// Two four-bit numbers in a byte, in two's complement, the even column in the low half; scaled as in `Int8`.
     Int4,
-    /// IEEE float64, eight bytes a number. Kernels only copy such rows; none converts them to float32.
+    /// IEEE float64, eight bytes a number. No kernel reads such rows; `Table::gather_stored` copies them, and
+    /// `Table::gather_float32` converts them.
     Float64,
 }
 
@@ -355,6 +356,17 @@ impl Table {
         Ok(Table { dtype, vocabulary_size, embedding_dim, rows, scales })
     }
 
+    /// Returns a table of V rows of D float32 numbers.
+    ///
+    /// # Panics
+    /// There are more or fewer numbers.
+    #[must_use]
+    pub fn of_float32(vocabulary_size: usize, embedding_dim: usize, numbers: Vec<f32>) -> Self {
+        assert_eq!(Some(numbers.len()), vocabulary_size.checked_mul(embedding_dim));
+        let (rows, scales) = (Memory::of_numbers(numbers), Memory::default());
+        Table { dtype: Dtype::Float32, vocabulary_size, embedding_dim, rows, scales }
+    }
+
     /// Says whether two tables have their rows and scales at the same addresses.
     #[must_use]
     pub fn is_at(&self, other: &Table) -> bool {
@@ -365,24 +377,20 @@ impl Table {
     /// Returns how many bytes of the table a lookup reads for one id, with the row's scale.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
+        let scale_bytes = if matches!(self.dtype, Dtype::Int8 | Dtype::Int4) { 4 } else { 0 };
+        self.stored_bytes() + scale_bytes
+    }
+
+    /// Returns how many bytes the numbers of a stored row take, without the row's scale.
+    #[must_use]
+    pub fn stored_bytes(&self) -> usize {
         let d = self.embedding_dim;
         match self.dtype {
             Dtype::Float32 => d * 4,
             Dtype::Float16 | Dtype::Bfloat16 => d * 2,
-            Dtype::Int8 => d + 4,
-            Dtype::Int4 => d.div_ceil(2) + 4,
+            Dtype::Int8 => d,
+            Dtype::Int4 => d.div_ceil(2),
             Dtype::Float64 => d * 8,
         }
-    }
-
-    /// Returns a view of the table that calls every four bytes of a stored row one float32, so that a lookup copies
-    /// stored rows bit for bit. None if rows have scales, or if their size is no multiple of four bytes.
-    #[must_use]
-    pub fn as_stored(&self) -> Option<Table> {
-        let row_bytes = match self.dtype {
-            Dtype::Int8 | Dtype::Int4 => return None,
-            _ => self.row_bytes(),
-        };
-        (row_bytes % 4 == 0).then(|| Table { dtype: Dtype::Float32, embedding_dim: row_bytes / 4, ..self.clone() })
     }
 }

@@ -346,17 +346,38 @@ fn stored_rows_keep_their_bits() {
         let policy = Policy { on_bad_id: OnBadId::Drop, default_row: 0 };
         let mut memory = [MaybeUninit::new(0); 72];
         let out = OutputRows::new(&mut memory, 0, 24, 24, 3);
-        assert_eq!(table.as_stored().unwrap().gather(Ints::of(&[2, 4, 1]), policy, out), Ok(1));
+        assert_eq!(table.gather_stored(Ints::of(&[2, 4, 1]), policy, out), Ok(1));
         // SAFETY: all bytes are initialised, because the test filled the array with zeros before the lookup.
         let written = memory.map(|byte| unsafe { byte.assume_init() });
         assert_eq!(written[..24], raw[48..72]);
         assert_eq!(written[24..48], [0; 24]);
         assert_eq!(written[48..], raw[24..48]);
     }
-    for (dtype, dim) in [(Dtype::Int8, 4), (Dtype::Int4, 8), (Dtype::Float16, 3)] {
-        let table = Table::new(dtype, 4, dim, &Memory::of(raw.clone()), &Memory::of(raw.clone())).unwrap();
-        assert!(table.as_stored().is_none());
-    }
+    let table = Table::new(Dtype::Float16, 4, 3, &Memory::of(raw.clone()), &Memory::default()).unwrap();
+    let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
+    let mut memory = [MaybeUninit::new(0); 12];
+    assert_eq!(
+        table.gather_stored(Ints::of(&[3, 4]), policy, OutputRows::new(&mut memory, 0, 6, 6, 2)),
+        Err(LookupError::BadId(1))
+    );
+    // SAFETY: all bytes are initialised, because the test filled the array with zeros before the lookup.
+    assert_eq!(memory.map(|byte| unsafe { byte.assume_init() })[..6], raw[18..24]);
+}
+
+#[test]
+fn rows_of_float64_become_the_nearest_float32() {
+    let numbers = [1.0 + f64::EPSILON, -1e300, f64::NAN, 1e-40];
+    let raw: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let table = Table::new(Dtype::Float64, 2, 2, &Memory::of(raw), &Memory::default()).unwrap();
+    let policy = Policy { on_bad_id: OnBadId::Drop, default_row: 0 };
+    let mut memory = [MaybeUninit::new(0xFF); 24];
+    let out = OutputRows::new(&mut memory, 0, 8, 8, 3);
+    assert_eq!(table.gather_float32(Ints::of(&[1, 2, 0]), policy, out), Ok(1));
+    // SAFETY: all bytes are initialised, because the test filled the array before the lookup.
+    let written = memory.map(|byte| unsafe { byte.assume_init() });
+    let found: Vec<f32> = written.as_chunks::<4>().0.iter().map(|number| f32::from_le_bytes(*number)).collect();
+    assert!(found[0].is_nan() && found[1].to_bits() == 1e-40_f32.to_bits() && found[1] > 0.0);
+    assert_eq!(found[2..], [0.0, 0.0, 1.0, f32::NEG_INFINITY]);
 }
 
 #[test]

@@ -138,8 +138,8 @@ impl Tower {
     }
 
     fn rows_tensor(&self, features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<Tensor, Declined> {
-        let buffer = gather_rows(features, fed, dims)?;
-        let tensor = Tensor::new(self.session.api(), DataType::Float32 as u32, &signed_dims(dims)?, buffer);
+        let (dtype, buffer) = gather_rows(features, fed, dims)?;
+        let tensor = Tensor::new(self.session.api(), dtype as u32, &signed_dims(dims)?, buffer);
         tensor.ok_or(Declined::NotNative)
     }
 
@@ -187,6 +187,7 @@ impl plan::Graph for Tower {
         let ran = self.session.run(&callable, &feeds);
         let fetched = ran.map_err(|error| refused(signature, inputs, &error)).and_then(graph_outputs)?;
         drop(permit);
+        features.count_unknown_keys();
         let mut outputs: HashMap<usize, GraphOutput> = sorted.iter().copied().zip(fetched).collect();
         let ran = wanted.iter().map(|number| outputs.remove(number));
         Ok((ran.collect::<Option<_>>().ok_or(Declined::NotNative)?, features.instead()))
@@ -226,30 +227,37 @@ fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Dims, Declined
     Ok([rows].into_iter().chain(shape.iter().copied()).collect())
 }
 
-/// Looks up the vectors that one tensor of shape `dims` is fed; returns them in a new buffer.
-fn gather_rows(features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<AlignedBuffer, Declined> {
+/// Looks up the vectors that one tensor of shape `dims` is fed; returns their dtype, and the vectors in a new buffer.
+fn gather_rows(
+    features: &Features<'_, '_>,
+    fed: &FedRows,
+    dims: &[usize],
+) -> Result<(DataType, AlignedBuffer), Declined> {
+    // All vectors of a tensor have one dtype: the graph's own ops have joined them.
+    let dtype = fed.parts.first().map_or(DataType::Float32, |part| features.dtype(part.feature));
+    let bytes_of = |numbers| bytes_of(numbers, dtype.size());
     let mut buffer = AlignedBuffer::new(bytes_of(product(dims)?)?);
     if let [part] = fed.parts[..] {
         features.read(part.feature, buffer.memory())?;
-        return Ok(buffer);
+        return Ok((dtype, buffer));
     }
     let stride = bytes_of(product(dims.get(1..).unwrap_or_default())?)?;
     let mut skip = 0;
     for part in &fed.parts {
         features.read_column(part.feature, buffer.memory(), skip, stride)?;
-        skip += part.width.unwrap_or(0) * 4;
+        skip += part.width.unwrap_or(0) * dtype.size();
     }
-    Ok(buffer)
+    Ok((dtype, buffer))
 }
 
 fn product(sizes: &[usize]) -> Result<usize, Declined> {
     sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).ok_or(Declined::NotNative)
 }
 
-/// Returns the size of `numbers` float32 in bytes; declines a size of a quarter of the address space or more.
-fn bytes_of(numbers: usize) -> Result<usize, Declined> {
+/// Returns the size of `numbers` numbers of `size` bytes; declines a size of a quarter of the address space or more.
+fn bytes_of(numbers: usize, size: usize) -> Result<usize, Declined> {
     numbers
-        .checked_mul(4)
+        .checked_mul(size)
         .filter(|&bytes| isize::try_from(bytes).is_ok_and(|n| n < isize::MAX / 2))
         .ok_or(Declined::NotNative)
 }

@@ -17,8 +17,8 @@ from service.native.description import Described, describe
 from service.native.left_out import left_out
 from service.tables.backend import OpenedLookups, open_lookups
 from service.types import TableCounts
-from tests.toy_described import write_described_model
-from tests.toy_model import rewrite_manifest, write_toy_model
+from tests.toy_described import MAX_NORM, write_described_model
+from tests.toy_model import write_toy_model
 from tests.toy_policies import write_policy_model
 
 
@@ -117,7 +117,7 @@ def test_features_name_inputs_and_tables_by_number(toy_model: Path) -> None:
         "tags__weights",
     )
     assert document["tables"][tags["table"]]["name"] == "tag"
-    assert (tags["combiner"], tags["needs_ids"], tags["ids_rank"], tags["length"]) == ("mean", "none", 1, 0)
+    assert (tags["combiner"], tags["on_empty_row"], tags["ids_rank"], tags["length"]) == ("mean", "zeros", 1, 0)
     user = lookup["features"]["user"]
     assert (names[user["ids"]], user["row_splits"], user["weights"], user["combiner"]) == ("user", None, None, None)
     assert lookup["max_rows"] is None
@@ -164,22 +164,24 @@ def test_policies_are_told_as_the_manifest_has_them(tmp_path: Path) -> None:
             assert told["max_ids"] == (lookup.max_ids_per_row or 0)
 
 
-def test_signatures_without_words_in_the_core_are_left_out(tmp_path: Path) -> None:
+def test_all_lookups_are_described(tmp_path: Path) -> None:
     write_described_model(tmp_path / "1")
     _, document = described(tmp_path / "1")
-    # Signature "bounded" has max_norm; the outputs of "stored" have other dtypes than float32.
-    assert {one["name"] for one in document["signatures"]} == {"named", "joined", "empty", "blocks", "hashed"}
     lookups = opened(tmp_path / "1")
-    reasons = left_out(lookups, lookups.signatures, {})
-    assert reasons.keys() == {"bounded", "stored"}
-    assert "has max_norm" in reasons["bounded"]
-    assert "the native core writes rows as float32" in reasons["stored"]
+    assert {one["name"] for one in document["signatures"]} == lookups.lookup_names == lookups.signatures.keys()
+    assert left_out(lookups, lookups.signatures, {}) == {}
+    bounded = signature(document, "bounded")["features"]
+    assert {one["max_norm"] for one in bounded.values()} == {MAX_NORM}
+    stored = signature(document, "stored")
+    dtypes = {"half": "float16", "brain": "bfloat16", "double": "float64", "steps": "float64"}
+    assert {name: one["dtype"] for name, one in stored["features"].items()} == dtypes
+    assert {name: one["dtype"] for name, one in stored["outputs"].items()} == dtypes
     empty = signature(document, "empty")["features"]
-    assert {name: one["needs_ids"] for name, one in empty.items()} == {
-        "zero": "none",
-        "nan": "all",
-        "row": "all",
-        "cut": "last",
+    assert {name: (one["on_empty_row"], one["trailing_empty_rows"]) for name, one in empty.items()} == {
+        "zero": ("zeros", "keep"),
+        "nan": ("nan", "keep"),
+        "row": ("default_row", "keep"),
+        "cut": ("zeros", "cut"),
     }
     blocks = signature(document, "blocks")
     assert {name: one["is_flat"] for name, one in blocks["outputs"].items()} == {
@@ -191,17 +193,8 @@ def test_signatures_without_words_in_the_core_are_left_out(tmp_path: Path) -> No
     assert {(one["first_id"], one["num_oov_buckets"]) for one in hashed if one["is_hashed"]} == {(2, 7), (0, 9)}
 
 
-def test_a_version_without_such_signatures_has_no_description(toy_model: Path, tmp_path: Path) -> None:
-    write_toy_model(tmp_path / "1")
-
-    def bound(manifest: dict[str, Any]) -> None:
-        for entry in manifest["signatures"].values():
-            for lookup in entry["features"].values():
-                lookup["max_norm"] = 1.0
-        manifest["format_version"] = 4
-
-    rewrite_manifest(tmp_path / "1", bound)
-    assert describe("m", 7, opened(tmp_path / "1")) is None
+def test_a_version_without_lookups_and_graphs_has_no_description() -> None:
+    assert describe("m", 7, None) is None
 
 
 def test_ids_that_read_another_row_count_as_read(tmp_path: Path) -> None:

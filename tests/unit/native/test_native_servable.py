@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,34 +49,22 @@ def refused(servable: Servable, lookups: OpenedLookups | None, graphs: Any, **mo
     return compile_native(servable, no_such_sum(lookups), graphs, **more)
 
 
-def with_norm(manifest: dict[str, Any]) -> None:
-    """Gives one signature a feature with max_norm, which the core does not have."""
-    manifest["signatures"]["lookup_tpu_tensor_core"]["features"]["user"]["max_norm"] = 1.0
-    manifest["format_version"] = 4
-
-
 REFUSED = "it can not compile the version: unknown variant `pairwise`"
-NORM = 'the feature of "user" has max_norm'
 
 
 @pytest.mark.parametrize(
-    ("compiled", "edit", "names", "reason"),
-    [
-        (refused, None, "lookup, lookup_tpu_tensor_core", REFUSED),
-        (compile_native, with_norm, "lookup_tpu_tensor_core", NORM),
-        (compile_native, None, "", ""),
-    ],
-    ids=["a version", "a signature", "nothing"],
+    ("compiled", "names", "reason"),
+    [(refused, "lookup, lookup_tpu_tensor_core", REFUSED), (compile_native, "", "")],
+    ids=["a version", "nothing"],
 )
 def test_what_the_core_does_not_run_is_shown(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     compiled: CompileNative,
-    edit: Callable[[dict[str, Any]], None] | None,
     names: str,
     reason: str,
 ) -> None:
-    write_toy_model(tmp_path / "1", edit_manifest=edit)
+    write_toy_model(tmp_path / "1")
     registry = Registry(lambda model, status: None)
     registry.add_model("toy")
     registry.start("toy", 1)

@@ -15,7 +15,7 @@ use smallvec::smallvec;
 use super::base64;
 use super::document::parse_object;
 use super::shown::{described, shown, shown_object, type_name};
-use super::tensors::no_inputs;
+use super::tensors::{no_inputs, small_float};
 use super::values::{Json, List};
 use crate::plan::faults::{self, BoxedFault, Names};
 use crate::plan::{Data, DataType, Declined, Dims, Inputs, RaggedNames, Signature, Strings, Tensor};
@@ -140,7 +140,7 @@ impl<'a> LookupDocument<'a> {
     /// Converts the features to the inputs of the signature.
     ///
     /// # Errors
-    /// [`Declined::Fault`]; [`Declined::NotNative`] for a dtype whose numbers only the reference server rounds.
+    /// [`Declined::Fault`].
     pub fn inputs(&self, signature: &Signature) -> Result<Decoded<'a>> {
         let mut inputs = no_inputs(signature);
         let all_weights = Members::of(&self.weights);
@@ -216,7 +216,7 @@ impl<'a> PredictDocument<'a> {
     /// Converts the tensors to the inputs of the signature.
     ///
     /// # Errors
-    /// [`Declined::Fault`]; [`Declined::NotNative`] for a dtype whose numbers only the reference server rounds.
+    /// [`Declined::Fault`].
     pub fn inputs(&self, signature: &Signature) -> Result<Decoded<'a>> {
         let payload = self.payload(signature)?;
         let is_described = signature.is_described();
@@ -443,7 +443,7 @@ fn list_of<'t, 'a>(value: &Cow<'t, Json<'a>>) -> Option<&'t List<'a>> {
 /// Converts nested JSON lists to a tensor, and a single JSON value to a tensor of rank 0.
 ///
 /// # Errors
-/// [`Declined::Fault`]; [`Declined::NotNative`] for a dtype whose numbers only the reference server rounds.
+/// [`Declined::Fault`].
 pub fn dense<'a>(name: &str, value: &Value<'_, 'a>, wanted: Wanted) -> Result<Tensor<'a>> {
     let Some(items) = value.items() else {
         let Value::One(value) = value else { return Err(Declined::NotNative) };
@@ -542,7 +542,7 @@ fn leaves<'a>(name: &str, lists: &[Items<'_, 'a>], wanted: Wanted, dims: Dims) -
     let data = match dtype {
         D::String => Data::Strings(Strings::default()),
         D::Bool => Data::Bytes(flat().map(|item| u8::from(matches!(*item, Json::Bool(true)))).collect()),
-        D::Float16 | D::Bfloat16 => return Err(Declined::NotNative),
+        D::Float16 | D::Bfloat16 => Data::Bytes(floats().flat_map(|number| small_float(dtype, number)).collect()),
         D::Float32 => Data::Floats(floats().map(|number| number as f32).collect()),
         D::Float64 => Data::Bytes(floats().flat_map(f64::to_le_bytes).collect()),
         _ => integers(name, dtype, flat())?,

@@ -109,8 +109,10 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         }
         (DataType::Float64, leaves) => Data::Bytes(floats(leaves)?.into_iter().flat_map(f64::to_le_bytes).collect()),
         (DataType::String, Leaves::None) => Data::Strings(Strings::default()),
-        // 16-bit floats go to the reference server, where numpy rounds the request's JSON numbers.
-        (DataType::Float16 | DataType::Bfloat16 | DataType::String, _) => return Err(Declined::Unusual),
+        (DataType::Float16 | DataType::Bfloat16, leaves) => {
+            Data::Bytes(floats(leaves)?.into_iter().flat_map(|number| small_float(dtype, number)).collect())
+        }
+        (DataType::String, _) => return Err(Declined::Unusual),
         (_, Leaves::None) => Data::Bytes(Vec::new()),
         _ => return Err(Declined::Unusual),
     })
@@ -126,6 +128,40 @@ fn floats(leaves: Leaves<'_>) -> Result<Vec<f64>, Declined> {
     }
 }
 
+/// Rounds a number to float16, or to bfloat16; returns the little-endian bytes.
+#[must_use]
+pub fn small_float(dtype: DataType, number: f64) -> [u8; 2] {
+    if dtype == DataType::Bfloat16 { bfloat16_bits(number) } else { float16_bits(number) }.to_le_bytes()
+}
+
+/// Rounds a number to the nearest float16, to an even one if two are as near, as numpy does.
+fn float16_bits(number: f64) -> u16 {
+    let bits = number.to_bits();
+    let sign = if number.is_sign_negative() { 0x8000 } else { 0 };
+    if number.is_nan() {
+        return sign | 0x7E00;
+    }
+    // The largest float16 is 65504, and 65520 lies in the middle between it and the next power of two.
+    if number.abs() >= 65520.0 {
+        return sign | 0x7C00;
+    }
+    // The exponent of the float16, as its field has it, but for the hidden bit, which `steps` has; numbers below 2^-14
+    // are subnormal.
+    let exponent = ((bits >> 52 & 0x7FF) as u16).saturating_sub(1023 - 14);
+    let steps = number.abs() * f64::from_bits(u64::from(1023 + 24 - exponent) << 52);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "there are 0 to 2048 steps")]
+    let steps = steps.round_ties_even() as u16;
+    sign | (exponent * 1024 + steps)
+}
+
+/// Rounds a number to float32 first and then to bfloat16, as the package `ml_dtypes` does.
+fn bfloat16_bits(number: f64) -> u16 {
+    #[allow(clippy::cast_possible_truncation, reason = "the number is rounded to float32")]
+    let bits = (number as f32).to_bits();
+    let rounded = if number.is_nan() { bits | 1 << 22 } else { bits + 0x7FFF + (bits >> 16 & 1) };
+    (rounded >> 16) as u16
+}
+
 fn bytes<'a, N: TryFrom<i64>, const SIZE: usize>(
     numbers: &[i64],
     to_bytes: impl Fn(N) -> [u8; SIZE],
@@ -136,4 +172,40 @@ fn bytes<'a, N: TryFrom<i64>, const SIZE: usize>(
         bytes.extend_from_slice(&to_bytes(number));
     }
     Ok(Data::Bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bfloat16_bits, float16_bits};
+
+    #[test]
+    fn numbers_are_rounded_as_numpy_rounds_them() {
+        // The bits are those of `numpy.float64(number).astype(numpy.float16)` and `.astype(ml_dtypes.bfloat16)`.
+        let power = |exponent: i32| 2.0_f64.powi(exponent);
+        for (number, half, brain) in [
+            (1.0, 0x3C00, 0x3F80),
+            (-1.5, 0xBE00, 0xBFC0),
+            (0.0, 0, 0),
+            (-0.0, 0x8000, 0x8000),
+            (1.0 + power(-11), 0x3C00, 0x3F80),
+            (1.0 + power(-11) + power(-40), 0x3C01, 0x3F80),
+            (1.0 + power(-8) + power(-40), 0x3C04, 0x3F80),
+            (1.0 + power(-8) + power(-20), 0x3C04, 0x3F81),
+            (65519.99, 0x7BFF, 0x4780),
+            (65520.0, 0x7C00, 0x4780),
+            (power(-14), 0x0400, 0x3880),
+            (power(-14) - power(-26), 0x0400, 0x3880),
+            (power(-25), 0, 0x3300),
+            (power(-25) + power(-60), 1, 0x3300),
+            (3.0 * power(-25), 2, 0x33C0),
+            (6e-8, 1, 0x3381),
+            (-1e39, 0xFC00, 0xFF80),
+            (3.39e38, 0x7C00, 0x7F7F),
+            (1e-40, 0, 1),
+            (f64::INFINITY, 0x7C00, 0x7F80),
+            (f64::NAN, 0x7E00, 0x7FC0),
+        ] {
+            assert_eq!((float16_bits(number), bfloat16_bits(number)), (half, brain), "{number}");
+        }
+    }
 }

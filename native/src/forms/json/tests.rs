@@ -44,7 +44,7 @@ fn ask(routes: &Routes, form: Form, effort: Effort<'_>, body: &[u8]) -> Result<S
     let body = match form {
         Form::Lookup => lookup_json::answer(&call, "m", Version::Latest, body)?.body,
         Form::Predict => tensorflow_json::answer(&call, "m", Version::Latest, body)?.body,
-        Form::Rows => table_rows::answer(&call, "m", Version::Label("stable"), "t0", 4, body)?,
+        Form::Rows => table_rows::answer(&call, "m", Version::Label("stable"), "t0", 4, body)?.body,
     };
     Ok(String::from_utf8(body.to_vec()).expect("text"))
 }

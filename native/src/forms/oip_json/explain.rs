@@ -14,8 +14,9 @@ use super::request::{Input, Output, Request, Result};
 use crate::forms::json::document::parse_object;
 use crate::forms::json::explain::{Value, Wanted, dense};
 use crate::forms::json::shown::{described, shown};
+use crate::forms::json::tensors::small_float;
 use crate::forms::json::values::Json;
-use crate::plan::{DataType, Declined, faults};
+use crate::plan::{self, DataType, Declined, faults};
 
 const BINARY_SIZE: &str = "binary_data_size";
 
@@ -94,10 +95,11 @@ impl<'a> InferDocument<'a> {
                     if count != size {
                         return Err(faults::number_of_values(&name, count, &format!("{sizes:?}"), size).into());
                     }
-                    if dtype != written {
-                        return Err(Declined::NotNative);
-                    }
                     tensor.dims = dims;
+                    if let (DataType::Bfloat16, plan::Data::Floats(numbers)) = (dtype, &tensor.data) {
+                        let bytes = numbers.iter().flat_map(|&number| small_float(dtype, number.into())).collect();
+                        (tensor.dtype, tensor.data) = (dtype, plan::Data::Bytes(bytes));
+                    }
                     tensor
                 }
             };

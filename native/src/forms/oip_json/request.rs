@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::super::oip_binary::{SIGNATURE_PARAMETER, binary_tensor, checked_shape, dtype_of};
 use crate::forms::json::cursor::Cursor;
+use crate::forms::json::tensors::small_float;
 use crate::plan::{Data, DataType, Declined, Strings, Tensor};
 
 pub(super) type Result<T> = std::result::Result<T, Declined>;
@@ -233,7 +234,9 @@ fn elements<'a>(
         DataType::Uint64 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<u64>()?.to_le_bytes()))?,
         DataType::Int8 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<i8>()?.to_le_bytes()))?,
         DataType::Int16 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<i16>()?.to_le_bytes()))?,
-        DataType::Float16 | DataType::Bfloat16 => return Err(Declined::Unusual),
+        DataType::Float16 | DataType::Bfloat16 => {
+            packed(cursor, capacity, |cursor| Ok(small_float(dtype, cursor.float()?)))?
+        }
     })
 }
 

@@ -275,7 +275,7 @@ fn run_joined(tasks: &[Task<Call>], pads: bool) -> Result<Vec<Vec<GraphOutput>>,
     let is_whole = tasks.len() == 1 && padding == 0 && first.rows == num_rows;
     let joined = (!is_whole).then(|| join(&first.kinds, &parts.inputs()));
     let inputs = joined.as_ref().unwrap_or(&first.inputs).borrowed();
-    let read = plan.is_remote.then(|| RowsRead::join(&parts.rows_read(plan))).transpose()?;
+    let read = plan.is_remote.then(|| RowsRead::join(&parts.rows_read(plan)));
     let batch = read.map(BatchPlace::of_rows);
     // A request whose deadline passes during the run gets its answer late; the other requests of its batch do not fail.
     let deadline = tasks.iter().map(|task| task.call.deadline).reduce(|one, other| Some(one?.max(other?)));
