@@ -113,6 +113,7 @@ class ServableLoader:
     hot_rows: returns the hot rows of a model's version by table, which are read into memory.
     fill_caches: reads the hot rows of a version's remote tables into caches.
     refuses_ops: says of a model whether a version is refused whose graph touches files, processes or the network.
+    is_strict: a version is refused that has a predict which no request can run.
     """
 
     tags: frozenset[str]
@@ -135,6 +136,7 @@ class ServableLoader:
     hot_rows: HotRows = no_hot_rows
     fill_caches: FillCaches = fill_nothing
     refuses_ops: Callable[[str], bool] = lambda model: False
+    is_strict: bool = False
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads one version from its folder, and runs its warm-up requests.
@@ -158,7 +160,11 @@ class ServableLoader:
             if self.warmup_iterations:
                 self._warm_up(servable, path, cold)
             if self.compile_native is not None:
-                servable = self.compile_native(servable, lookups, _native_graphs(servable, lookups, batching))
+                graphs = _native_graphs(servable, lookups, batching)
+                servable = self.compile_native(servable, lookups, graphs)
+                if self.is_strict and (not_run := {n: r for n, r in servable.run_in_python.items() if n in graphs}):
+                    told = "; ".join(f'"{name}": {reason}' for name, reason in sorted(not_run.items()))
+                    raise ArtifactError(f"--strict: no request can run these signatures of {path}: {told}")
             self.fill_caches(servable, path)
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)

@@ -140,10 +140,11 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
 
-def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
-    """Returns a plan by which the native core computes the float32 rows for one input of a graph without its lookups.
+def native_plan(source: RowSource) -> FeaturePlan | None:
+    """Returns a plan by which the native core computes the rows for one input of a graph without its lookups; None if
+    one kernel call can not compute them.
 
-    None if one lookup can not compute them, such as from keys of a vocabulary or from a table that is not float32.
+    Rows of a feature are float32; those of single ids have the dtype that the table stores.
     """
     table = source.table
     # open_towers() takes only reads of mapped and remote tables out of a graph.
@@ -152,11 +153,7 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # _claims() sets `lookup` of each claim to a FeatureLookup.
         plan = lookup.plan.features[lookup.name]
-        return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
-    if table.info.dtype != "float32":
-        return None
-    if isinstance(source, ComputedRows):
-        return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
-    sizes = spec.inputs[source.input_name].shape
-    # The core gets no lookup plan for ids of rank 0, which have no rows, or of unknown rank, which may be 0.
-    return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None
+        is_fit = plan.is_one_kernel and plan.feature.default_row < table.info.vocabulary_size
+        return plan if is_fit else None
+    ids = source.tensor if isinstance(source, ComputedRows) else source.input_name
+    return FeaturePlan(LookupFeature(ids), table, None, ids_rank=None)

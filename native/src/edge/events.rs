@@ -18,7 +18,6 @@ pub enum Event {
     DeclinedDrawn,
     DeclinedNotNative,
     DeclinedDamaged,
-    DeclinedGraph,
     ForwardedGrpc,
     ForwardedHttp,
     UpstreamFailedGrpc,
@@ -100,7 +99,6 @@ impl Event {
             Declined::Drawn => Event::DeclinedDrawn,
             Declined::NotNative => Event::DeclinedNotNative,
             Declined::Damaged => Event::DeclinedDamaged,
-            Declined::Graph => Event::DeclinedGraph,
             Declined::Fault(_) => return None,
         })
     }

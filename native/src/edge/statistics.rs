@@ -343,7 +343,6 @@ impl Statistics {
                 ("drawn", E::DeclinedDrawn),
                 ("not_native", E::DeclinedNotNative),
                 ("damaged", E::DeclinedDamaged),
-                ("graph", E::DeclinedGraph),
             ]),
             forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
             upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),

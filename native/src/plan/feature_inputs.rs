@@ -1,12 +1,15 @@
 //! Takes the validated inputs of each feature out of a request.
 
+use std::sync::atomic::Ordering;
+
 use smallvec::SmallVec;
 
 use super::declined::Declined;
 use super::faults::{self, BoxedFault};
-use super::inputs::{Dims, Inputs};
+use super::inputs::{Dims, Inputs, UnknownKeyCounts};
 use super::numbers::{NumberBytes, number_bytes};
 use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
+use super::validation::replace_keys;
 use crate::tables::table::{Ints, LookupError};
 
 /// The ids, row splits and weights of one feature in a request, all validated, except that ids may lie outside the
@@ -29,11 +32,12 @@ impl FeatureInputs<'_> {
     }
 
     pub(super) fn rows(&self) -> usize {
-        self.splits().map_or(self.sizes[0], |splits| splits.len() - 1)
+        self.splits().map_or(self.sizes.first().copied().unwrap_or(1), |splits| splits.len() - 1)
     }
 }
 
 pub(super) fn feature_inputs<'r>(
+    servable: &Servable,
     plan: &Signature,
     mut inputs: Inputs<'r>,
 ) -> Result<SmallVec<[Option<FeatureInputs<'r>>; 8]>, Declined> {
@@ -43,17 +47,24 @@ pub(super) fn feature_inputs<'r>(
         let later = &plan.features[f + 1..];
         let is_last = |index: usize| !later.iter().any(|other| uses(other, index));
         let mut take_or_clone = |index: usize| {
-            let tensor = if is_last(index) { inputs[index].take() } else { inputs[index].clone() };
-            tensor.map(|tensor| (tensor.dims.clone(), number_bytes(tensor)))
+            if is_last(index) { inputs[index].take() } else { inputs[index].clone() }
         };
-        let Some((sizes, ids)) = take_or_clone(feature.ids) else {
+        let Some(mut ids) = take_or_clone(feature.ids) else {
             sent.push(None);
             continue;
         };
-        let splits = feature.row_splits.and_then(&mut take_or_clone).map(|(_, splits)| splits);
+        if feature.vocabulary.is_some() {
+            let name = plan.inputs.get(feature.ids).map_or("", |input| &*input.name);
+            let mut unknown_keys = UnknownKeyCounts::new();
+            replace_keys(servable, feature.vocabulary, name, &mut ids, &mut unknown_keys)?;
+            for (vocabulary, count) in unknown_keys {
+                servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
+            }
+        }
+        let (sizes, ids) = (ids.dims.clone(), number_bytes(ids));
+        let splits = feature.row_splits.and_then(&mut take_or_clone).map(number_bytes);
         // An empty tensor of weights is the input's default, and means weight 1 for every id.
-        let weights =
-            feature.weights.and_then(&mut take_or_clone).map(|(_, weights)| weights).filter(|w| !w.is_empty());
+        let weights = feature.weights.and_then(&mut take_or_clone).map(number_bytes).filter(|w| !w.is_empty());
         let one = FeatureInputs { ids, sizes, splits, weights };
         if !has_needed_ids(feature, &one) {
             return Err(Declined::NotNative);
@@ -105,30 +116,40 @@ pub(super) fn refused(
     error: LookupError,
     first: usize,
 ) -> Declined {
-    let Some(input) = plan.inputs.get(feature.ids).map(|input| &*input.name) else {
-        // The graph computed the ids, so its own error says more to the client.
-        return Declined::NotNative;
-    };
     match error {
-        LookupError::BadId(at) => bad_id(servable, feature, input, sent.ids(), first + at).into(),
+        LookupError::BadId(at) => bad_id(servable, plan, feature, sent, first + at).into(),
         LookupError::TooMany(row) => {
             let (Some(splits), LookupKind::Combine(how)) = (sent.splits(), feature.lookup) else {
-                return Declined::NotNative;
+                return faults::internal("a lookup that combines no rows has a limit on ids").into();
             };
+            let input = plan.inputs.get(feature.ids).map_or("", |input| &*input.name);
             faults::too_many_ids(input, row, splits.get(row + 1) - splits.get(row), how.max_ids).into()
         }
     }
 }
 
-/// Returns the error for the id at a position, which lies outside the feature's table.
+/// Returns the error for the id at a position, which lies outside the feature's table. For an id that the graph computed,
+/// it is TensorFlow's text.
+///
+/// Source: `tensorflow/core/kernels/{gather_op,resource_variable_ops}.cc`, "indices... is not in" (2.21).
 #[cold]
 pub(super) fn bad_id(
     servable: &Servable,
+    plan: &Signature,
     feature: &FeaturePlan,
-    input: &str,
-    ids: Ints<'_>,
+    sent: &FeatureInputs<'_>,
     position: usize,
 ) -> BoxedFault {
-    let last = i64::try_from(servable.vocabulary_size(feature.table)).unwrap_or(i64::MAX) - 1;
-    faults::bad_id(input, ids.get(position), position, last)
+    let (id, size) = (sent.ids().get(position), servable.vocabulary_size(feature.table));
+    if let Some(input) = plan.inputs.get(feature.ids) {
+        return faults::bad_id(&input.name, id, position, i64::try_from(size).unwrap_or(i64::MAX) - 1);
+    }
+    let (mut rest, mut places) = (position, Vec::new());
+    for size in sent.sizes.iter().rev() {
+        places.push((rest % size).to_string());
+        rest /= size;
+    }
+    places.reverse();
+    let place = if places.is_empty() { String::new() } else { format!("[{}]", places.join(",")) };
+    faults::bad_computed_id(&place, id, size)
 }

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::batch::BatchPlace;
 use super::declined::Declined;
 use super::effort::{Effort, Waiting};
+use super::faults::{self, BoxedFault};
 use super::feature_inputs::{FeatureInputs, feature_inputs, refused, uses};
 use super::inputs::{Dims, Inputs, Tensor};
 use super::instead::Instead;
@@ -14,7 +15,7 @@ use super::paged_rows::read_table;
 use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
-use crate::tables::table::{OnBadId, OutputRows, Weights};
+use crate::tables::table::{Ints, LookupError, LookupResult, OnBadId, OutputRows, Table, Weights};
 
 pub(super) fn vector_dims(
     servable: &Servable,
@@ -28,7 +29,7 @@ pub(super) fn vector_dims(
         LookupKind::Combine(_) => [rows, dim].into_iter().collect(),
         LookupKind::Sequence { length } => [rows, length, dim].into_iter().collect(),
         LookupKind::Gather { ids_rank } => {
-            if sent.sizes.is_empty() || ids_rank.is_some_and(|rank| sent.sizes.len() != rank) {
+            if ids_rank.is_some_and(|rank| sent.sizes.len() != rank) {
                 return Err(Declined::NotNative);
             }
             sent.sizes.iter().copied().chain([dim]).collect()
@@ -75,10 +76,14 @@ pub(super) fn read(
         None => (&servable.tables()[feature.table], sent.ids(), feature.policy, 0),
         Some(rows) => (&rows.table, rows.ids(), RemoteRows::POLICY, rows.num_read_instead),
     };
+    if feature.as_stored {
+        return read_stored(table, ids, to, placement, sent)
+            .map_err(|error| refused(servable, plan, feature, sent, error, 0));
+    }
     let row_bytes = table.embedding_dim * 4;
     let looked = match feature.lookup {
-        LookupKind::Gather { .. } if placement.is_flat && sent.sizes.len() == 2 => {
-            let (rows, per_row) = (sent.sizes[0], sent.sizes[1]);
+        LookupKind::Gather { .. } if placement.is_flat && sent.sizes.len() > 1 => {
+            let (rows, per_row) = (sent.sizes[0], sent.sizes[1..].iter().product::<usize>());
             let mut missing = 0;
             for row in 0..rows {
                 let out = OutputRows::new(to, placement.skip + row * placement.stride, row_bytes, row_bytes, per_row);
@@ -123,6 +128,28 @@ pub(super) fn read(
     Ok(missing)
 }
 
+/// Copies the row of each id in the table's own dtype; refuses ids outside the table. Returns 0, the number of ids that
+/// lie outside.
+fn read_stored(
+    table: &Table,
+    ids: Ints<'_>,
+    to: &mut [MaybeUninit<u8>],
+    placement: &Placement,
+    sent: &FeatureInputs<'_>,
+) -> LookupResult {
+    // In a tensor that joins features, the rows of all ids of one row of the request stand end to end.
+    let per_row = if placement.is_flat { sent.sizes.iter().skip(1).product::<usize>().max(1) } else { 1 };
+    let stride = if placement.is_flat { placement.stride } else { table.row_bytes() };
+    for (at, id) in ids.iter().enumerate() {
+        let row = table.stored_row(id).ok_or(LookupError::BadId(at))?;
+        let begin = placement.skip + at / per_row * stride + at % per_row * row.len();
+        for (to, byte) in to[begin..begin + row.len()].iter_mut().zip(row) {
+            to.write(*byte);
+        }
+    }
+    Ok(0)
+}
+
 /// The feature inputs of one predict request; the graph's code writes their vectors to the tensors that the graph is
 /// fed.
 pub struct Features<'s, 'r> {
@@ -147,17 +174,21 @@ impl<'s, 'r> Features<'s, 'r> {
         computed: Vec<Tensor<'r>>,
     ) -> Result<Self, Declined> {
         if computed.len() != plan.num_computed {
-            return Err(Declined::NotNative);
+            return Err(
+                faults::internal("the graph computed another number of id tensors than its description says").into()
+            );
         }
-        let of_features = inputs.iter().enumerate().map(|(index, tensor)| {
+        let of_features = (0..plan.inputs.len()).map(|index| {
             let is_read = plan.features.iter().any(|feature| uses(feature, index));
-            tensor.as_ref().filter(|_| is_read).cloned()
+            if !is_read {
+                return None;
+            }
+            inputs[index].clone().or_else(|| plan.inputs[index].default.clone())
         });
-        let sent = feature_inputs(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
+        let sent = feature_inputs(servable, plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
         if sent.iter().flatten().any(|one| one.sizes.iter().product::<usize>() != one.ids().len()) {
-            // If an id tensor has fewer int64 ids than its shape says, for example because the graph computed int32
-            // ids, the request is declined: a lookup would leave a part of its output unwritten.
-            return Err(Declined::NotNative);
+            // A lookup would leave a part of its output unwritten.
+            return Err(faults::internal("a tensor of ids has not as many elements as its shape says").into());
         }
         Ok(Features { servable, plan, sent, remote: Vec::new() })
     }
@@ -187,12 +218,17 @@ impl<'s, 'r> Features<'s, 'r> {
         remote_rows::instead(self.servable, self.plan, &self.remote)
     }
 
+    fn sent_ids(&self, feature: usize) -> Result<&FeatureInputs<'r>, BoxedFault> {
+        let found = self.sent.get(feature).and_then(Option::as_ref);
+        found.ok_or_else(|| faults::internal("a predict lacks the ids of a feature, and its signature has no default"))
+    }
+
     /// Returns the shape of a feature's vectors; if `is_flat` is true, the shape `[B, K, D]` becomes `[B, K * D]`.
     ///
     /// # Errors
     /// The request lacks the feature, or its ids have the wrong rank.
     pub fn dims(&self, feature: usize, is_flat: bool) -> Result<Dims, Declined> {
-        let sent = self.sent[feature].as_ref().ok_or(Declined::NotNative)?;
+        let sent = self.sent_ids(feature)?;
         vector_dims(self.servable, &self.plan.features[feature], sent, is_flat)
     }
 
@@ -229,7 +265,7 @@ impl<'s, 'r> Features<'s, 'r> {
     }
 
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], placement: &Placement) -> Result<(), Declined> {
-        let sent = self.sent[feature].as_ref().ok_or(Declined::NotNative)?;
+        let sent = self.sent_ids(feature)?;
         let plan = &self.plan.features[feature];
         self.servable.see(plan.table, sent.ids());
         // Reading pages of the table may wait for the disk, because a predict runs on a thread of a pool.

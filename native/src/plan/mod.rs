@@ -29,8 +29,8 @@ mod work;
 pub use batch::{BatchPlace, BatchResult, BatchTicket, QueuedRequest, Ran};
 pub use declined::Declined;
 pub use description::{
-    Description, FeatureDescription, InputDescription, OutputDescription, SignatureDescription, SignatureKind,
-    TableDescription, VocabularyDescription,
+    Description, FeatureDescription, InputDescription, OtherSignature, OutputDescription, SignatureDescription,
+    SignatureKind, TableDescription, VocabularyDescription, WhyNot,
 };
 pub use effort::{Effort, Waiting};
 pub use features::Features;
@@ -40,12 +40,12 @@ pub use graph_output::{GraphOutput, OutputData};
 pub use graph_refusal::graph_refusal;
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use instead::Instead;
-pub use numbers::integers;
+pub use numbers::{int64_bytes, integers};
 pub use paged_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
 pub use rows_read::RowsRead;
 pub use servable::{
-    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, NeedsIds, OpenGraph, OutputPlan, RaggedNames,
+    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, NeedsIds, OpenGraph, OutputPlan, Ragged, RaggedNames,
     Servable, Signature, VersionMemory,
 };
 pub use validation::check_names;

@@ -66,8 +66,7 @@ pub(super) fn read(
                 LookupKind::Combine(how) => !how.truncates,
                 LookupKind::Sequence { .. } => false,
             };
-            let input = plan.inputs.get(feature.ids).filter(|_| reads_all).map(|input| &*input.name);
-            input.map_or(Declined::NotNative, |input| bad_id(servable, feature, input, sent.ids(), at).into())
+            if reads_all { bad_id(servable, plan, feature, sent, at).into() } else { Declined::NotNative }
         })?;
         wants.push(Want::new(table, rows));
         indexes.push((index, places, num_read_instead));

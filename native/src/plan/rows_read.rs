@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::declined::Declined;
+use super::faults;
 use super::instead::Instead;
 use crate::tables::memory::Memory;
 use crate::tables::table::{Ints, OnBadId, Policy, Table};
@@ -84,7 +85,7 @@ impl RemoteRows {
     /// Returns the small table of `count` rows and their scales, of the dtype and dimension of `table`.
     ///
     /// # Errors
-    /// [`Declined::NotNative`]: the memory has fewer rows or scales.
+    /// [`Declined::Fault`]: the memory has fewer rows or scales.
     pub(super) fn new(
         table: &Table,
         rows: Memory,
@@ -94,7 +95,7 @@ impl RemoteRows {
         num_read_instead: usize,
     ) -> Result<Self, Declined> {
         let small = Table::new(table.dtype, count, table.embedding_dim, &rows, &scales);
-        let table = small.map_err(|_| Declined::NotNative)?;
+        let table = small.map_err(|_| faults::internal("rows of a cluster are shorter than their table's"))?;
         Ok(RemoteRows { table, num_read_instead, num_stale: 0, num_default: 0, places, rows, scales })
     }
 }

@@ -11,7 +11,7 @@ use super::description::SignatureKind;
 use super::faults::{self, BoxedFault, Names};
 use super::inputs::{Data, DataType, Inputs, Tensor, UnknownKeyCounts};
 use super::numbers::{int64_bytes, integers};
-use super::servable::{FeaturePlan, InputPlan, InputRole, RaggedNames, Servable, Signature};
+use super::servable::{InputPlan, InputRole, Ragged, RaggedNames, Servable, Signature};
 use crate::tables::table::Ints;
 use crate::tables::vocabulary::UnknownKey;
 
@@ -120,7 +120,7 @@ pub(super) fn validate_tensors<'r>(
     for (slot, input) in inputs.iter_mut().zip(&plan.inputs) {
         let Some(tensor) = slot else { continue };
         if tensor.dtype == DataType::String && input.dtype != DataType::String && input.takes_strings {
-            replace_keys(servable, input, tensor, &mut unknown_keys)?;
+            replace_keys(servable, input.vocabulary, &input.name, tensor, &mut unknown_keys)?;
         }
         if tensor.dtype != input.dtype {
             convert(plan, input, tensor)?;
@@ -128,7 +128,7 @@ pub(super) fn validate_tensors<'r>(
         check_shape(plan, input, tensor)?;
         if input.takes_keys {
             if is_lookup && input.vocabulary.is_some() {
-                replace_keys(servable, input, tensor, &mut unknown_keys)?;
+                replace_keys(servable, input.vocabulary, &input.name, tensor, &mut unknown_keys)?;
             }
             continue;
         }
@@ -143,14 +143,15 @@ pub(super) fn validate_tensors<'r>(
     Ok((inputs, unknown_keys))
 }
 
-/// Replaces the keys of a tensor by the ids that the input's vocabulary gives.
-fn replace_keys(
+/// Replaces the keys of an input's tensor by the ids that a vocabulary gives.
+pub(super) fn replace_keys(
     servable: &Servable,
-    input: &InputPlan,
+    vocabulary: Option<usize>,
+    input: &str,
     tensor: &mut Tensor<'_>,
     unknown_keys: &mut UnknownKeyCounts,
 ) -> Result<(), Declined> {
-    let index = input.vocabulary.ok_or(Declined::NotNative)?;
+    let index = vocabulary.ok_or_else(|| faults::internal("an input takes keys and has no vocabulary"))?;
     let vocabulary = &servable.vocabularies()[index];
     let found = match &tensor.data {
         Data::Strings(keys) => vocabulary.rows_of_strings(keys.parts.iter().map(AsRef::as_ref)),
@@ -162,7 +163,7 @@ fn replace_keys(
             Data::Strings(keys) => (python_repr(&String::from_utf8_lossy(&keys.parts[position])), "strings"),
             _ => (integers(tensor)[position].to_string(), "integers"),
         };
-        faults::unknown_key(&input.name, &key, position, &format!("{} {kind}", vocabulary.num_keys()))
+        faults::unknown_key(input, &key, position, &format!("{} {kind}", vocabulary.num_keys()))
     })?;
     if lacking > 0 {
         unknown_keys.push((index, lacking));
@@ -257,8 +258,7 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
     let mut described: SmallVec<[(&str, usize); 8]> = SmallVec::new();
     for (index, (tensor, input)) in inputs.iter().zip(&plan.inputs).enumerate() {
         let Some(tensor) = tensor else { continue };
-        let ragged = plan.features.iter().find(|feature| feature.ids == index && feature.row_splits.is_some());
-        if ragged.is_some() || input.role == InputRole::SplitsOrWeights {
+        if input.role == InputRole::SplitsOrWeights || plan.is_ragged_part(index) {
             continue;
         }
         let is_open = |shape: &Vec<Option<usize>>| shape.get(1).is_none_or(Option::is_none);
@@ -275,17 +275,15 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
             described.push((&input.name, rows));
         }
     }
-    let mut is_ragged = false;
-    for feature in &plan.features {
-        let Some(splits) = feature.row_splits else { continue };
-        is_ragged = true;
-        if inputs[feature.ids].is_none() || inputs[splits].is_none() {
+    for ragged in &plan.ragged {
+        if inputs[ragged.values].is_none() || inputs[ragged.row_splits].is_none() {
             continue;
         }
-        let rows = check_ragged(plan, feature, inputs)?;
+        let rows = check_ragged(plan, ragged, inputs)?;
         most = most.max(rows);
-        described.push((&feature.name, rows));
+        described.push((&ragged.name, rows));
     }
+    let is_ragged = !plan.ragged.is_empty();
     if plan.kind == SignatureKind::Predict && is_ragged && described.iter().any(|(_, rows)| *rows != described[0].1) {
         described.sort_unstable();
         described.dedup();
@@ -295,13 +293,13 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
     Ok(most)
 }
 
-fn check_ragged(plan: &Signature, feature: &FeaturePlan, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
+fn check_ragged(plan: &Signature, ragged: &Ragged, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
     let sent = |index: usize| Some((&*plan.inputs[index].name, inputs[index].as_ref()?));
-    let (Some((ids_name, ids)), Some((name, splits))) = (sent(feature.ids), feature.row_splits.and_then(sent)) else {
+    let (Some((ids_name, ids)), Some((name, splits))) = (sent(ragged.values), sent(ragged.row_splits)) else {
         return Ok(0);
     };
     if ids.dims.len() != 1 || splits.dims.len() != 1 {
-        return Err(faults::not_rank_1(&feature.name));
+        return Err(faults::not_rank_1(&ragged.name));
     }
     let num_ids = ids.dims[0];
     let splits = int64_bytes(splits);
@@ -323,7 +321,7 @@ fn check_ragged(plan: &Signature, feature: &FeaturePlan, inputs: &Inputs<'_>) ->
         }
         before = split;
     }
-    if let Some((name, weights)) = feature.weights.and_then(sent)
+    if let Some((name, weights)) = ragged.weights.and_then(sent)
         && (weights.dims.len() != 1 || (weights.dims[0] != 0 && weights.dims[0] != num_ids))
     {
         return Err(faults::wrong_weights(name, num_ids, &format!("{:?}", weights.dims)));

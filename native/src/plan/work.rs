@@ -145,7 +145,7 @@ impl<'s, 'r> Work<'s, 'r> {
             work.outputs = graph_shapes(numbers, &outputs);
             work.content = Content::Predict { outputs, instead };
         } else {
-            let sent = feature_inputs(plan, inputs)?;
+            let sent = feature_inputs(servable, plan, inputs)?;
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
             // The limit counts the outputs of this answer only: a request may have few of the signature's features.
             let written = work.outputs.iter().fold(0_usize, |sum, one| sum.saturating_add(one.num_bytes()));
@@ -206,12 +206,12 @@ impl<'s, 'r> Work<'s, 'r> {
         let plan = &self.servable.signatures()[self.signature];
         match &mut self.content {
             Content::Predict { outputs, .. } => {
-                let OutputData::Numbers(numbers) = &outputs[index].data else {
-                    return Err(Declined::NotNative);
+                let from: &[u8] = match &outputs[index].data {
+                    OutputData::Numbers(numbers) => (**numbers).as_ref(),
+                    OutputData::Strings(_) => &[],
                 };
-                let from: &[u8] = (**numbers).as_ref();
                 if from.len() != to.len() {
-                    return Err(Declined::NotNative);
+                    return Err(faults::internal("an output has not as many numbers as its shape says").into());
                 }
                 // SAFETY: the copied slice and its target have the same length, and a MaybeUninit<u8> has the layout of
                 // a u8.

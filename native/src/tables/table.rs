@@ -375,6 +375,15 @@ impl Table {
         }
     }
 
+    /// Returns the stored bytes of a row, without its scale; None if the table has no such row.
+    #[must_use]
+    pub fn stored_row(&self, row: i64) -> Option<&[u8]> {
+        let row = usize::try_from(row).ok().filter(|&row| row < self.vocabulary_size)?;
+        let bytes = self.rows.as_bytes();
+        let row_bytes = bytes.len() / self.vocabulary_size;
+        bytes.get(row * row_bytes..(row + 1) * row_bytes)
+    }
+
     /// Returns a view of the table that calls every four bytes of a stored row one float32, so that a lookup copies
     /// stored rows bit for bit. None if rows have scales, or if their size is no multiple of four bytes.
     #[must_use]

@@ -31,8 +31,8 @@ def opened(folder: Path) -> OpenedLookups:
 
 def described(folder: Path) -> tuple[Described, dict[str, Any]]:
     """Returns the description of an artifact as version 7 of model m, and the object in its text."""
-    found = describe("m", 7, opened(folder))
-    assert found is not None
+    lookups = opened(folder)
+    found = describe("m", 7, lookups, others=left_out(lookups, lookups.signatures, {}))
     return found, json.loads(found.text)
 
 
@@ -71,7 +71,7 @@ def test_paged_tables_are_said_and_their_files_mapped(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "1", dtype="int8")
     assert not any(one["is_paged"] for one in described(tmp_path / "1")[1]["tables"])
     found = describe("m", 7, replace(opened(tmp_path / "1"), is_paged=True))
-    assert found is not None and all(one["is_paged"] for one in json.loads(found.text)["tables"])
+    assert all(one["is_paged"] for one in json.loads(found.text)["tables"])
     pager = native.Pager(1 << 20)
     native.Servable(*found.arguments, None, pager)
     text, buffers, mark, _ = found.arguments
@@ -172,8 +172,8 @@ def test_signatures_without_words_in_the_core_are_left_out(tmp_path: Path) -> No
     lookups = opened(tmp_path / "1")
     reasons = left_out(lookups, lookups.signatures, {})
     assert reasons.keys() == {"bounded", "stored"}
-    assert "has max_norm" in reasons["bounded"]
-    assert "the native core writes rows as float32" in reasons["stored"]
+    assert "has max_norm" in reasons["bounded"].reason
+    assert "the native core writes rows as float32" in reasons["stored"].reason
     empty = signature(document, "empty")["features"]
     assert {name: one["needs_ids"] for name, one in empty.items()} == {
         "zero": "none",
@@ -191,7 +191,7 @@ def test_signatures_without_words_in_the_core_are_left_out(tmp_path: Path) -> No
     assert {(one["first_id"], one["num_oov_buckets"]) for one in hashed if one["is_hashed"]} == {(2, 7), (0, 9)}
 
 
-def test_a_version_without_such_signatures_has_no_description(toy_model: Path, tmp_path: Path) -> None:
+def test_a_version_without_such_signatures_names_each(toy_model: Path, tmp_path: Path) -> None:
     write_toy_model(tmp_path / "1")
 
     def bound(manifest: dict[str, Any]) -> None:
@@ -201,7 +201,13 @@ def test_a_version_without_such_signatures_has_no_description(toy_model: Path, t
         manifest["format_version"] = 4
 
     rewrite_manifest(tmp_path / "1", bound)
-    assert describe("m", 7, opened(tmp_path / "1")) is None
+    _, document = described(tmp_path / "1")
+    assert document["signatures"] == []
+    assert {one["name"]: one["why"] for one in document["other_signatures"]} == {
+        "lookup": "forwarded",
+        "lookup_tpu_tensor_core": "forwarded",
+        "serving_default": "no_tensorflow",
+    }
 
 
 def test_ids_that_read_another_row_count_as_read(tmp_path: Path) -> None:
