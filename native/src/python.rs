@@ -41,8 +41,9 @@ impl Servable {
     /// Compiles the JSON description of a model version, which service/native/description.py writes. The description
     /// names `buffers` by their places in the list; `mark` and `maps` are those of the version's files. `clusters` opens
     /// the tables that lie in clusters, `pager` reads those that are larger than memory, `batcher` batches runs of graphs.
+    /// `openers` open the graphs whose description is `{"opener": place in the list}`, and return the description as JSON.
     #[new]
-    #[pyo3(signature = (description, buffers, mark = None, maps = vec![], clusters = None, pager = None, batcher = None))]
+    #[pyo3(signature = (description, buffers, mark = None, maps = vec![], clusters = None, pager = None, batcher = None, openers = vec![]))]
     #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments, reason = "what pyo3 hands over")]
     fn new(
         py: Python<'_>,
@@ -53,6 +54,7 @@ impl Servable {
         clusters: Option<&Bound<'_, Clusters>>,
         pager: Option<&Bound<'_, Pager>>,
         batcher: Option<&Bound<'_, Batcher>>,
+        openers: Vec<Py<PyAny>>,
     ) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -62,7 +64,13 @@ impl Servable {
             mark: mark.map_or_else(Arc::default, |mark| Arc::clone(&mark.get().0)),
         };
         let batcher = batcher.map(|batcher| batcher.get().inner.clone());
-        let open = |graph: &serde_json::Value| towers::open(graph, batcher.as_ref());
+        let openers: Vec<_> = openers.into_iter().map(Arc::new).collect();
+        let open = |graph: &serde_json::Value| {
+            let Some(opener) = graph.get("opener") else { return towers::open(graph, batcher.as_ref()) };
+            let opener = opener.as_u64().and_then(|place| openers.get(usize::try_from(place).ok()?)).cloned();
+            let opener = opener.ok_or_else(|| format!("there is no opener for {graph}"))?;
+            Ok(lazy_graph(opener, batcher.clone()))
+        };
         let compiled = plan::Servable::compile(description, memory, &open);
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
         if let Some(clusters) = clusters {
@@ -101,11 +109,18 @@ impl Servable {
                 as_content: true,
                 strict_json: false,
                 grant: None,
-                log_draw: None,
+                log: None,
             };
             forms::predict_proto::answer(&call, request)
         });
         answered.map(|answered| PyBytes::new(py, &answered.body)).map_err(|declined| unanswered(&declined))
+    }
+
+    /// Returns the signatures whose graphs the core could not open, with the reasons.
+    fn closed_graphs(&self) -> HashMap<String, String> {
+        let others = self.inner.other_signatures().iter();
+        let closed = others.filter(|other| other.why == plan::WhyNot::CanNotRun);
+        closed.map(|other| (other.name.clone(), other.reason.clone())).collect()
     }
 
     /// Returns how many requests and routing tables use the servable.
@@ -147,7 +162,6 @@ impl Servable {
 fn unanswered(declined: &Declined) -> PyErr {
     let (code, text) = match declined {
         Declined::Fault(fault) => (fault.code, fault.text.as_str()),
-        Declined::Graph => (Code::Internal, "TensorFlow failed to run the graph"),
         Declined::Damaged => (Code::DataLoss, "a mapped file was damaged while it was read"),
         Declined::NotNative => (Code::Unimplemented, "the core does not run this signature"),
         Declined::TooLarge
@@ -155,10 +169,19 @@ fn unanswered(declined: &Declined) -> PyErr {
         | Declined::Batches
         | Declined::Queued
         | Declined::Unusual
-        | Declined::Malformed
-        | Declined::Drawn => (Code::Unimplemented, "the core does not read requests of this form"),
+        | Declined::Malformed => (Code::Unimplemented, "the core does not read requests of this form"),
     };
     Unanswered::new_err((code.name(), text.to_owned()))
+}
+
+/// Returns a graph that Python's `opener` opens at the first request for it.
+fn lazy_graph(opener: Arc<Py<PyAny>>, batcher: Option<towers::Batcher>) -> Box<dyn plan::Graph> {
+    Box::new(towers::LazyGraph::new(Box::new(move || {
+        let called = Python::attach(|py| opener.call0(py)?.extract::<String>(py));
+        let text = called.map_err(|error: PyErr| error.to_string())?;
+        let graph = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        towers::open(&graph, batcher.as_ref())
+    })))
 }
 
 /// The hot rows of a table, as `Servable::hot_rows` returns them.

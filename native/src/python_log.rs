@@ -61,6 +61,7 @@ struct Refusal {
     code: String,
     request_id: String,
     text: String,
+    cause: String,
     left_out: u64,
 }
 
@@ -73,6 +74,7 @@ impl Visit for Refusal {
             "code" => &mut self.code,
             "request_id" => &mut self.request_id,
             "text" => &mut self.text,
+            "cause" => &mut self.cause,
             _ => return,
         };
         value.clone_into(of);
@@ -184,6 +186,9 @@ impl LogLine {
             extra.set_item("status", refusal.status)?;
         } else {
             extra.set_item("code", refusal.code)?;
+        }
+        if !refusal.cause.is_empty() {
+            extra.set_item("reason", refusal.cause)?;
         }
         if refusal.left_out + dropped > 0 {
             extra.set_item("left_out", refusal.left_out + dropped)?;

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from service.graph.joined_rows import JoinedRows
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.savedmodel import SavedModelBackend
+from service.graph.sparse import fed_inputs
 from service.graph.table_rows import ComputedRows, FeatureRows, RowSource
 from service.graph.tower import TowerBackend
 from service.tables.plan import FeaturePlan
-from service.types import SignatureSpec
+from service.types import SignatureSpec, Vocabulary
 
 _ID_DTYPES = ("int64", "int32")
 
@@ -28,88 +30,86 @@ def native_tower(
     """
     cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
     plans: dict[str, FeaturePlan] = {}
-    vocabularies = {}
-    for tensor, source in cut.sources.items():
+    vocabularies: dict[int, Vocabulary] = {}
+    for number, (tensor, source) in enumerate(cut.sources.items()):
         plan = plan_of(cut.spec, source)
         if isinstance(source, FeatureRows) and source.claim.vocabulary is not None:
-            vocabularies[len(plans)] = source.claim.vocabulary
-        elif not isinstance(source, ComputedRows) and not _reads_integers(cut.spec, plan):
+            vocabularies[number] = source.claim.vocabulary
+        if not isinstance(source, ComputedRows) and not _reads_integers(cut.spec, plan, number in vocabularies):
             return PythonOnly(f'ids "{plan.feature.ids}" or their row splits are neither int64 nor int32')
         plans[tensor] = plan
-    if any(tensor in names for names in sparse.values() for tensor in cut.inputs | cut.id_inputs):
-        return PythonOnly("its graph has sparse inputs")
     numbers = {tensor: number for number, tensor in enumerate(plans)}
-    widths = {tensor: _width(source) for tensor, source in cut.sources.items()}
-    rows = [
-        {
-            "tensor": tensor,
-            "parts": [{"feature": numbers[part], "width": widths[part]} for part in value.parts],
-            "shape": value.shape,
-        }
-        for tensor, value in cut.fed.items()
-    ]
+
+    def feeding(fed: Mapping[str, JoinedRows], inputs: frozenset[str]) -> dict[str, Any]:
+        rows = [
+            {
+                "tensor": tensor,
+                "parts": [{"feature": numbers[part], "width": _width(cut.sources[part])} for part in value.parts],
+                "shape": value.shape,
+                "dtype": cut.sources[value.parts[0]].table.info.dtype if value.parts[0] in stored else "float32",
+            }
+            for tensor, value in fed.items()
+        ]
+        return {"rows": rows, "inputs": fed_inputs(cut.spec, sparse, inputs)}
+
+    stored = {tensor for tensor, source in cut.sources.items() if not isinstance(source, FeatureRows)}
+    apart = {tensor: JoinedRows((tensor,), None) for tensor in cut.sources}
     computing = None
     if cut.id_tensors:
         computing = {
-            "inputs": _fed_inputs(cut.spec, cut.id_inputs),
+            "inputs": fed_inputs(cut.spec, sparse, cut.id_inputs),
             "ids": list(cut.id_tensors),
             "carried": list(cut.carried),
         }
     document = {
         "session": tower.session_number,
         "computing": computing,
-        "rows": rows,
-        "inputs": _fed_inputs(cut.spec, cut.inputs),
+        "fed": feeding(cut.fed, cut.inputs),
+        "apart": None if cut.fed == apart else feeding(apart, cut.inputs_apart),
         "outputs": [cut.outputs[name] for name in cut.spec.outputs],
         "targets": list(cut.effects),
         "batching": None,
     }
-    fed = cut.inputs | cut.id_inputs
-    return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors, vocabularies), fed)
+    return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors, vocabularies))
 
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:
     """Returns the description of a signature's whole graph for the native core, or why only Python can run it."""
-    if backend.has_sparse_inputs(spec.name):
-        return PythonOnly("its graph has sparse inputs")
-    if any(spec.ragged_names):
-        return PythonOnly("its graph has ragged inputs and can not be cut")
-    fed = frozenset(tensor.tensor_name for tensor in spec.inputs.values())
     document = {
         "session": backend.session_number,
         "computing": None,
-        "rows": [],
-        "inputs": _fed_inputs(spec, fed),
+        "fed": {"rows": [], "inputs": fed_inputs(spec, backend.sparse_inputs(spec.name))},
+        "apart": None,
         "outputs": [tensor.tensor_name for tensor in spec.outputs.values()],
         "targets": [],
         "batching": None,
     }
-    return _graph(spec, NativeGraph((), document), fed)
+    return _graph(spec, NativeGraph((), document))
 
 
-def _fed_inputs(spec: SignatureSpec, fed: frozenset[str]) -> list[dict[str, Any]]:
-    return [
-        {"tensor": tensor.tensor_name, "input": number}
-        for number, tensor in enumerate(spec.inputs.values())
-        if tensor.tensor_name in fed
-    ]
-
-
-def _graph(spec: SignatureSpec, graph: NativeGraph, fed: frozenset[str]) -> NativeGraph | PythonOnly:
+def _graph(spec: SignatureSpec, graph: NativeGraph) -> NativeGraph | PythonOnly:
     """Returns the given description of a signature's graph, or a PythonOnly that says why the core can not run it."""
+    if fault := composite_fault(spec):
+        return PythonOnly(fault)
     if graph.document["session"] is None:
-        return PythonOnly("its graph is open in Python's session, for the native core can not open it")
-    if optional := [tensor.name for tensor in spec.inputs.values() if tensor.tensor_name in fed and tensor.is_optional]:
-        return PythonOnly(f'input "{min(optional)}" has a default')
-    if "" in fed or not all(graph.document["outputs"]):
-        return PythonOnly("it has a sparse or composite tensor")
-    if not graph.document["outputs"]:
-        return PythonOnly("it has no outputs")
+        return PythonOnly("TensorFlow's C API can not open its graph")
     return graph
 
 
-def _reads_integers(spec: SignatureSpec, plan: FeaturePlan) -> bool:
-    integers = (plan.feature.ids, plan.feature.row_splits)
+def composite_fault(spec: SignatureSpec) -> str:
+    """Returns why no request can run a signature, if this lies in sparse or composite tensors; "" if it does not."""
+    # A sparse matrix is sent as values and row splits, and the graph has no tensor of row splits.
+    splits = {names.row_splits for names in spec.ragged_names}
+    for name, tensor in spec.inputs.items():
+        if not tensor.tensor_name and name not in splits:
+            return f'input "{name}" is a sparse or composite tensor'
+    if spec.outputs and not any(tensor.tensor_name for tensor in spec.outputs.values()):
+        return "each of its outputs is a sparse or composite tensor"
+    return ""
+
+
+def _reads_integers(spec: SignatureSpec, plan: FeaturePlan, has_keys: bool) -> bool:
+    integers = (None if has_keys else plan.feature.ids, plan.feature.row_splits)
     return all(name is None or spec.inputs[name].dtype in _ID_DTYPES for name in integers)
 
 

@@ -96,9 +96,9 @@ class SavedModelBackend:
         """The number of the graph's session in the native core; None: the session is not in the core."""
         return self._session.number
 
-    def has_sparse_inputs(self, signature_name: str) -> bool:
-        """Says whether a signature has sparse inputs, which requests send as ragged ids."""
-        return bool(self._sparse.get(signature_name))
+    def sparse_inputs(self, signature_name: str) -> Mapping[str, SparseNames]:
+        """Returns the name of each sparse input of a signature -> the graph's three tensors of this input."""
+        return self._sparse.get(signature_name, {})
 
     def close(self) -> None:
         """Closes the TensorFlow session of this backend, which frees the graph's variables."""

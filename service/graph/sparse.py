@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
+from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec
 
 
 class SparseNames(NamedTuple):
@@ -60,6 +60,29 @@ def to_coo(values: Array, row_splits: Array) -> tuple[Array, Array, Array]:
     places = np.arange(values.size) - np.repeat(row_splits[:-1], lengths)
     shape = np.array([lengths.size, lengths.max(initial=0)], np.int64)
     return values, np.stack([rows, places], axis=1).astype(np.int64, copy=False), shape
+
+
+def fed_inputs(
+    spec: SignatureSpec, sparse: Mapping[str, SparseNames], wanted: frozenset[str] | None = None
+) -> list[dict[str, Any]]:
+    """Returns the tensors of a graph that the native core feeds with inputs of a request, as
+    native/src/towers/description.rs reads them.
+
+    Args:
+      sparse: the signature's sparse inputs.
+      wanted: only these tensors; None: all.
+    """
+    numbers = {name: number for number, name in enumerate(spec.inputs)}
+    splits = {key + ROW_SPLITS_SUFFIX for key in sparse}
+    fed = [(tensor.tensor_name, name, "tensor") for name, tensor in spec.inputs.items() if name not in splits]
+    for key, names in sparse.items():
+        fed += [(names.indices, key + ROW_SPLITS_SUFFIX, "indices")]
+        fed += [(names.dense_shape, key + ROW_SPLITS_SUFFIX, "dense_shape")]
+    return [
+        {"tensor": tensor, "input": numbers[name], "form": form}
+        for tensor, name, form in fed
+        if (wanted is None or tensor in wanted) and name in numbers
+    ]
 
 
 def feed_with_sparse(

@@ -12,8 +12,11 @@ from service.artifact.manifest import Manifest
 from service.artifact.signature_def import SERVE_TAGS
 from service.errors import ArtifactError
 from service.graph.lazy import LazyBackend
-from service.graph.savedmodel import open_savedmodel
-from service.loading.towers import open_towers
+from service.graph.native_form import PythonOnly
+from service.graph.native_graph import native_tower
+from service.graph.savedmodel import SavedModelBackend, open_savedmodel
+from service.graph.tower import TowerBackend
+from service.loading.towers import native_plan, open_towers
 from service.tables.backend import OpenedLookups
 from service.types import Backend, SignatureSpec
 
@@ -64,6 +67,8 @@ class GraphOpening:
                 inter_op_threads=self.inter_op_threads,
             )
         if tower is not None:
+            tower = _only_run_in_core(tower)
+        if tower is not None:
             backends |= dict.fromkeys(tower.cuts, tower)
         if whole := [name for name in names if name not in backends]:
             # The whole graph is opened only if a signature needs it, because TensorFlow then loads all tables.
@@ -79,7 +84,27 @@ class GraphOpening:
                 logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
         return backends
 
-    def _open_now(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
+    def _open_now(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> SavedModelBackend:
         return open_savedmodel(
             path, signatures, self.tags, threads=self.threads, inter_op_threads=self.inter_op_threads
         )
+
+
+def _only_run_in_core(tower: TowerBackend) -> TowerBackend | None:
+    """Returns the tower with those of its signatures that the native core can run cut; None if it can run none so.
+
+    The core runs the others whole. Without the core, the tower is returned as it is.
+    """
+    if tower.session_number is None:
+        return tower
+    kept = {}
+    for name, cut in tower.cuts.items():
+        found = native_tower(tower, name, native_plan)
+        if isinstance(found, PythonOnly):
+            logger.info("the whole graph is run", extra={"signature": name, "reason": found.reason})
+        else:
+            kept[name] = cut
+    if not kept:
+        tower.close()
+        return None
+    return tower.with_cuts(kept)

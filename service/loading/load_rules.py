@@ -88,6 +88,7 @@ def create_load_rules(
             hot_rows=hot_rows,
             fill_caches=fill_caches,
             refuses_ops=partial(_refuses_ops, settings.refuse_unsafe_ops, origin_of),
+            is_strict=settings.strict,
         ),
         max_retries=settings.max_num_load_retries,
         retry_interval_s=settings.load_retry_interval_s,

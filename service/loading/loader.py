@@ -115,6 +115,7 @@ class ServableLoader:
     hot_rows: returns the hot rows of a model's version by table, which are read into memory.
     fill_caches: reads the hot rows of a version's remote tables into caches.
     refuses_ops: says of a model whether a version is refused whose graph touches files, processes or the network.
+    is_strict: a version is refused that has a predict which no request can run.
     """
 
     tags: frozenset[str]
@@ -137,6 +138,7 @@ class ServableLoader:
     hot_rows: HotRows = no_hot_rows
     fill_caches: FillCaches = fill_nothing
     refuses_ops: Callable[[str], bool] = lambda model: False
+    is_strict: bool = False
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads one version from its folder, and runs its warm-up requests.
@@ -156,7 +158,11 @@ class ServableLoader:
         try:
             batching = None if self.batching is None else self.batching.parameters_of(path)
             if self.compile_native is not None:
-                servable = self.compile_native(servable, lookups, _native_graphs(servable, lookups, batching))
+                graphs = _native_graphs(servable, lookups, batching)
+                servable = self.compile_native(servable, lookups, graphs)
+                if self.is_strict and (not_run := {n: r for n, r in servable.run_in_python.items() if n in graphs}):
+                    told = "; ".join(f'"{name}": {reason}' for name, reason in sorted(not_run.items()))
+                    raise ArtifactError(f"--strict: no request can run these signatures of {path}: {told}")
                 self._warm_up(servable, lookups, path)
             elif self.warmup_iterations and (path / WARMUP_PATH).exists():
                 logger.warning("warm-up requests are not replayed without the native core", extra={"path": str(path)})

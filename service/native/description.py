@@ -1,14 +1,14 @@
 """Describes a servable's lookups and graphs for the native core: the JSON that native/src/plan/description.rs reads.
 
-Arrays are named by their places in `Described.buffers`, which the core keeps as long as it reads them. A predict that
-the core can not answer is left out (left_out.py says why), and the core forwards its requests to the reference servers.
+Arrays are named by their places in `Described.buffers`, which the core keeps as long as it reads them. A signature that
+the core does not run is named with the reason (left_out.py).
 """
 
 from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -18,8 +18,8 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.engine.hot_rows import FeatureIds, summed
 from service.graph.native_form import NativeGraph
-from service.native.left_out import predict_fault
-from service.remote.row_cache import FRESH_S
+from service.native.left_out import LeftOut
+from service.native.table_places import ServedTable, octets_of, remote_place
 from service.tables.backend import OpenedLookups
 from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
@@ -28,8 +28,6 @@ from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
 from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, Array, SignatureSpec, TableCounts, TensorSpec, Vocabulary
 
-ServedTable = MappedTable | RemoteTable
-_NO_OCTETS = np.empty(0, np.uint8)
 # The native core's counts of one feature: signature, number of the feature in it, ids that were sent, ids without a
 # row.
 FeatureCounts = tuple[str, int, int, int]
@@ -42,6 +40,7 @@ class Described:
     text: the JSON. tables: the tables' names, in the JSON's order. features: signature -> its features, in that order.
     buffers: the arrays, in the order of the JSON's numbers. files: the version's files, if it has lookups.
     key_tables: for each vocabulary, the table that its keys are looked up in.
+    openers: functions that open graphs at their first requests, in the order of the JSON's numbers.
     """
 
     text: str
@@ -50,6 +49,7 @@ class Described:
     buffers: tuple[Array, ...]
     files: GuardedFiles | None
     key_tables: tuple[str, ...]
+    openers: tuple[Callable[[], str], ...] = ()
 
     @property
     def arguments(self) -> tuple[str, tuple[Array, ...], Any, list[object]]:
@@ -60,7 +60,7 @@ class Described:
 
     def buffers_of(self, tables: Mapping[str, ServedTable]) -> list[Array]:
         """Returns the bytes of rows, then those of scales, of each of the given tables, in the description's order."""
-        return [octets for name in self.tables for octets in _octets(tables[name])]
+        return [octets for name in self.tables for octets in octets_of(tables[name])]
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
         """Adds up the native core's counts of features to counts of tables: table -> counts of reads.
@@ -98,14 +98,16 @@ def describe(
     signatures: Mapping[str, SignatureSpec] = MappingProxyType({}),
     graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
     *,
+    others: Mapping[str, LeftOut] = MappingProxyType({}),
     has_hot_rows: bool = False,
     strict_shapes: bool = False,
-) -> Described | None:
-    """Describes a version for the native core; returns None if the core can answer none of its signatures and tables.
+) -> Described:
+    """Describes a version for the native core.
 
     Args:
       lookups: the lookups of the version's manifest, if it has one.
       signatures, graphs: the version's signatures and the graphs of its predicts, by name.
+      others: the signatures that the core does not run.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
       strict_shapes: the core answers a predict only if its inputs have the shapes that the signature declares.
     """
@@ -115,15 +117,15 @@ def describe(
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
         assert lookups is not None
         spec, plan = lookups.signatures[name], lookups.backend.plan(name)
+        if name in others:
+            continue
         ordered = _ordered(plan)
         features[name] = tuple(feature for _, feature in ordered)
         written.append(writer.signature(spec, plan, ordered))
     for name, graph in sorted(graphs.items()):
-        if not predict_fault(signatures[name], graph):
+        if name not in others:
             features[name] = graph.features
             written.append(writer.predict(signatures[name], graph))
-    if not written and not writer.table_names:
-        return None
     known = lookups.signatures if lookups is not None else signatures
     document = {
         "model": model,
@@ -131,14 +133,21 @@ def describe(
         "tables": writer.tables(),
         "vocabularies": writer.vocabularies(),
         "signatures": written,
-        "other_signatures": sorted(known.keys() - {one["name"] for one in written}),
+        "other_signatures": [{"name": name, **other._asdict()} for name, other in sorted(others.items())],
+        "other_tables": [] if lookups is None else sorted({*lookups.tables, *lookups.remote} - set(writer.table_names)),
         "has_serving_default": DEFAULT_SIGNATURE in known,
         "has_hot_rows": has_hot_rows,
         "strict_shapes": strict_shapes,
     }
     files = None if lookups is None else lookups.files
     return Described(
-        json.dumps(document), writer.table_names, features, tuple(writer.buffers), files, writer.key_tables
+        json.dumps(document),
+        writer.table_names,
+        features,
+        tuple(writer.buffers),
+        files,
+        writer.key_tables,
+        tuple(writer.openers),
     )
 
 
@@ -157,13 +166,15 @@ def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
 class _Writer:
     """The writer of a description's JSON; it numbers tables, the vocabularies that signatures read, and arrays.
 
-    buffers: the arrays that the JSON names by their places in this list.
+    buffers: the arrays that the JSON names by their places in this list. openers: the functions, by their places, that
+      open graphs.
     """
 
     def __init__(self, lookups: OpenedLookups | None) -> None:
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
         self._is_paged = lookups is not None and lookups.is_paged
         self.buffers: list[Array] = []
+        self.openers: list[Callable[[], str]] = []
         self._table_numbers = {name: number for number, name in enumerate(self._tables)}
         self._vocabularies: list[OpenedVocabulary] = []
         by_table = {} if lookups is None else lookups.backend.vocabularies
@@ -241,8 +252,14 @@ class _Writer:
             "ragged_names": _ragged_names(spec, inputs),
             "max_rows": None,
             "num_computed": len(graph.computed),
-            "graph": dict(graph.document),
+            "graph": self._graph(graph),
         }
+
+    def _graph(self, graph: NativeGraph) -> dict[str, Any]:
+        if graph.opener is None:
+            return dict(graph.document)
+        self.openers.append(graph.opener)
+        return {"opener": len(self.openers) - 1}
 
     def _input(self, tensor: TensorSpec) -> dict[str, Any]:
         return {
@@ -251,12 +268,22 @@ class _Writer:
             "dtype": tensor.dtype,
             "shape": tensor.shape,
             "is_optional": tensor.is_optional,
+            "default": None if tensor.default is None else self._default(tensor.default),
             "vocabulary_size": tensor.vocabulary_size,
             "bounds": tensor.bounds,
-            "vocabulary": self._vocabulary_number(tensor.vocabulary),
+            "vocabulary": self._number_of(tensor.vocabulary),
             "takes_keys": tensor.takes_keys,
             "takes_strings": tensor.takes_strings,
         }
+
+    def _default(self, array: Array) -> dict[str, Any]:
+        if array.dtype.kind == "O":
+            strings = array.reshape(-1).tolist()
+            dtype, octets, lengths = "string", b"".join(strings), [len(string) for string in strings]
+        else:
+            dtype, octets, lengths = array.dtype.name, array.tobytes(), []
+        data = self._buffer(np.frombuffer(octets, np.uint8))
+        return {"dtype": dtype, "shape": array.shape, "data": data, "lengths": lengths}
 
     def _buffer(self, array: Array) -> int | None:
         """Returns the place of an array in the list of buffers; None if it is empty."""
@@ -266,7 +293,7 @@ class _Writer:
         return len(self.buffers) - 1
 
     def _table(self, table: ServedTable) -> dict[str, Any]:
-        rows, scales = _octets(table)
+        rows, scales = octets_of(table)
         return {
             "name": table.info.name,
             "dtype": table.info.dtype,
@@ -274,7 +301,7 @@ class _Writer:
             "embedding_dim": table.info.embedding_dim,
             "rows": self._buffer(rows),
             "scales": self._buffer(scales),
-            "remote": _remote(table) if isinstance(table, RemoteTable) else None,
+            "remote": remote_place(table) if isinstance(table, RemoteTable) else None,
             "is_paged": self._is_paged and isinstance(table, MappedTable),
         }
 
@@ -296,7 +323,7 @@ class _Writer:
             },
         }
 
-    def _vocabulary_number(self, found: Vocabulary | None) -> int | None:
+    def _number_of(self, found: Vocabulary | None) -> int | None:
         if not isinstance(found, StringVocabulary | IntegerVocabulary):
             return None
         for number, known in enumerate(self._vocabularies):
@@ -325,7 +352,7 @@ class _Writer:
             "truncates": lookup.on_too_many_ids == "truncate",
             "length": lookup.max_sequence_length or 0,
             "ids_rank": plan.ids_rank,
-            "vocabulary": self._vocabulary_number(vocabulary),
+            "vocabulary": self._number_of(vocabulary),
             "dtype": plan.dtype,
             "max_norm": lookup.max_norm,
             "on_empty_row": lookup.on_empty_row,
@@ -354,34 +381,3 @@ def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
     # A feature without a name for both is sent as two inputs.
     found = with_weights or same
     return found[0].feature if found else lookup.ids
-
-
-def _remote(table: RemoteTable) -> dict[str, Any]:
-    address, layout = table.reader.address, table.reader.layout
-    return {
-        "address": {
-            "nodes": address.nodes,
-            "has_tls": address.has_tls,
-            "ca_file": address.ca_file,
-            "user": address.user,
-            "password_file": address.password_file,
-            "own_password": address.own_password,
-            "timeout_ms": round(address.timeout_s * 1e3),
-            "node_timeout_ms": round(address.node_timeout_s * 1e3),
-            "hedge_percent": address.hedge_percent,
-        },
-        "tag": layout.tag,
-        "block_rows": layout.block_rows,
-        "num_shards": layout.num_shards,
-        "row_bytes": layout.row_bytes,
-        "default_rows": [(row, octets.tolist()) for row, octets in table.defaults.items()],
-        "serves_stale": table.serves_stale,
-        "fresh_ms": round(FRESH_S * 1e3),
-    }
-
-
-def _octets(table: ServedTable) -> tuple[Array, Array]:
-    if isinstance(table, RemoteTable):
-        return _NO_OCTETS, _NO_OCTETS
-    _, rows, scales, _, _ = table.place
-    return rows, scales

@@ -26,7 +26,7 @@ from service.native.description import Described, describe
 from service.native.left_out import left_out
 from service.tables.backend import OpenedLookups
 from service.tables.table import MappedTable
-from service.types import TableCounts, runnable
+from service.types import INIT_SIGNATURE, TableCounts, runnable
 
 if TYPE_CHECKING:
     from service import _native
@@ -44,6 +44,7 @@ _ERRORS: Mapping[str, type[ServiceError]] = {
     "UNIMPLEMENTED": Unimplemented,
     "DATA_LOSS": DataLoss,
 }
+_NEEDS_TENSORFLOW = "it needs TensorFlow, which this server runs without"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def compile_native(
     has_hot_rows: bool = False,
     strict_shapes: bool = False,
 ) -> Servable:
-    """Compiles a servable for the native core; returns it with the compiled form, and why signatures are forwarded.
+    """Compiles a servable for the native core; returns it with the compiled form, and why it does not run signatures.
 
     A compiled form that the servable has already was for its early lookups; the new form adds its counts.
 
@@ -136,7 +137,7 @@ def compile_native(
 
     names = {"model": servable.name, "version": servable.version}
     earlier, servable = servable.native, replace(servable, native=None)
-    forwarded = left_out(lookups, servable.signatures, graphs)
+    others = left_out(lookups, servable.signatures, graphs, servable.signature_faults, is_loading=servable.is_loading)
     native_graphs = {name: graph for name, graph in graphs.items() if isinstance(graph, NativeGraph)}
     described = describe(
         servable.name,
@@ -144,20 +145,23 @@ def compile_native(
         lookups,
         servable.signatures,
         native_graphs,
+        others=others,
         has_hot_rows=has_hot_rows,
         strict_shapes=strict_shapes,
     )
+    not_run = {name: other.reason or _NEEDS_TENSORFLOW for name, other in others.items() if name != INIT_SIGNATURE}
     native: CompiledServable | None = None
-    if described is not None:
-        try:
-            compiled = _native.Servable(*described.arguments, clusters, pager, batcher)
-            native = CompiledServable(compiled, described, earlier)
-        except (ValueError, OSError) as error:
-            # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
-            # because the reference servers answer for the version.
-            forwarded = dict.fromkeys(runnable(servable.signatures), f"it can not compile the version: {error}")
-    servable = replace(servable, native=native, forwarded=forwarded)
-    if forwarded and not servable.is_loading:
+    try:
+        compiled = _native.Servable(*described.arguments, clusters, pager, batcher, described.openers)
+        native = CompiledServable(compiled, described, earlier)
+        # The core may fail to open a graph that the description names.
+        not_run |= compiled.closed_graphs()
+    except (ValueError, OSError) as error:
+        # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
+        # because the reference servers answer for the version.
+        not_run = dict.fromkeys(runnable(servable.signatures), f"it can not compile the version: {error}")
+    servable = replace(servable, native=native, forwarded=not_run)
+    if not_run and not servable.is_loading:
         level = logging.WARNING if servable.run_in_python else logging.INFO
-        logger.log(level, "signatures are left to the reference servers", extra=names | {"signatures": forwarded})
+        logger.log(level, "the native core does not run signatures", extra=names | {"signatures": not_run})
     return servable

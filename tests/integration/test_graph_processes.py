@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,33 @@ def test_a_lazy_graph_loads_the_library_at_its_first_request(serve: Serve, items
     server = serve(model_base_path=items("score/adopted"), graph_signatures="lazy").ready()
     assert server.http.post("/v1/models/default:predict", json={"inputs": {"ids": [3]}}).status_code == 200
     assert libraries(server) == set()
-    assert score(server, [3]) == scores([3])
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: score(server, [number]), range(8)))
+    assert found == [scores([number]) for number in range(8)]
     assert libraries(server) == {"libtensorflow_cc"}
+    status = server.http.get("/v1/statusz").json()
+    # The core forwarded nothing but this request.
+    assert status["data_plane"]["forwarded"] == {"grpc": 0, "http": 1}
+    assert status["models"]["default"]["versions"][0]["forwarded"] == {}
+
+
+def test_a_lazy_graph_that_can_not_be_opened_fails_requests_until_it_can(
+    serve: Serve, items: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(items("score/graph") / "1", tmp_path / "m" / "1")
+    index = tmp_path / "m" / "1" / "variables" / "variables.index"
+    server = serve(model_base_path=tmp_path / "m", graph_signatures="lazy").ready()
+    index.rename(index.with_suffix(".gone"))
+    body = {"signature_name": "score", "inputs": {"ids": [3]}}
+    for _ in range(2):
+        answer = server.http.post("/v1/models/default:predict", json=body)
+        assert answer.status_code == 500
+        text = "The graph of this signature can not be loaded; the server's log has the cause. Request id: "
+        assert answer.json()["error"].startswith(text)
+    failed = server.wait_for_log(f"request failed: {text.removesuffix(' Request id: ')!a}")
+    assert "TensorFlow can not load" in failed["reason"]
+    index.with_suffix(".gone").rename(index)
+    assert score(server, [3]) == scores([3])
 
 
 def test_a_model_that_nobody_adopted_is_run_without_the_python_package(

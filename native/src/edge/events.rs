@@ -17,7 +17,6 @@ pub enum Event {
     DeclinedDenied,
     DeclinedNotNative,
     DeclinedDamaged,
-    DeclinedGraph,
     ForwardedGrpc,
     ForwardedHttp,
     UpstreamFailedGrpc,
@@ -98,7 +97,6 @@ impl Event {
             Declined::Unusual | Declined::Malformed => Event::DeclinedUnusual,
             Declined::NotNative => Event::DeclinedNotNative,
             Declined::Damaged => Event::DeclinedDamaged,
-            Declined::Graph => Event::DeclinedGraph,
             Declined::Fault(_) => return None,
         })
     }

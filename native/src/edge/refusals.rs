@@ -21,7 +21,7 @@ pub fn of_http(shared: &Shared, method: Method, fault: &Fault, request_id: &str)
         text.push_str(CUT_MARK);
     }
     count(shared, method, fault, request_id);
-    log(shared, method, fault.code, &text, request_id);
+    log(shared, method, fault, &text, request_id);
     if http_status(fault.code) == 500 {
         text = format!("{text} Request id: {request_id}");
     }
@@ -41,7 +41,7 @@ pub fn of_grpc(shared: &Shared, method: Method, fault: &Fault, request_id: &str)
         text.push_str(CUT_MARK);
     }
     count(shared, method, fault, request_id);
-    log(shared, method, fault.code, &text, request_id);
+    log(shared, method, fault, &text, request_id);
     Status { code: fault.code, text, may_retry: fault.may_retry }
 }
 
@@ -74,11 +74,14 @@ fn count(shared: &Shared, method: Method, fault: &Fault, request_id: &str) {
     shared.statistics.failed(method, subject, fault.code, &fault.text, request_id);
 }
 
-fn log(shared: &Shared, method: Method, code: Code, text: &str, request_id: &str) {
+fn log(shared: &Shared, method: Method, fault: &Fault, text: &str, request_id: &str) {
     let Some(left_out) = shared.refusal_log.take(Instant::now()) else { return };
-    let (wire, status, name) = (method.api(), http_status(code), code.name());
-    match code {
-        Code::Internal => tracing::error!(target: LOG_TARGET, wire, status, code = name, text, request_id, left_out),
+    let (wire, status, name) = (method.api(), http_status(fault.code), fault.code.name());
+    match fault.code {
+        Code::Internal => {
+            let cause = &*fault.cause;
+            tracing::error!(target: LOG_TARGET, wire, status, code = name, text, cause, request_id, left_out);
+        }
         Code::Unavailable | Code::DeadlineExceeded => {
             tracing::warn!(target: LOG_TARGET, wire, status, code = name, text, request_id, left_out);
         }

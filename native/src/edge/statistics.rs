@@ -342,7 +342,6 @@ impl Statistics {
                 ("denied", E::DeclinedDenied),
                 ("not_native", E::DeclinedNotNative),
                 ("damaged", E::DeclinedDamaged),
-                ("graph", E::DeclinedGraph),
             ]),
             forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
             upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),

@@ -5,7 +5,7 @@
 use super::json::explain::LookupDocument;
 use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{LookupBody, read_lookup};
-use super::json::tensors::{add_dense, add_ragged, is_ragged_part, no_inputs};
+use super::json::tensors::{add_dense, add_ragged, no_inputs};
 use super::{Answered, Call, Version};
 use crate::plan::{Declined, Inputs, Signature};
 
@@ -55,12 +55,12 @@ pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Resu
     for column in body.features {
         let of_column = all_weights.iter().position(|weights| weights.name == column.name);
         let weights = of_column.map(|column| all_weights.swap_remove(column).value);
-        if let Some(feature) = signature.ragged_feature(column.name.as_bytes()) {
-            add_ragged(&mut inputs, signature, feature, column.value, weights)?;
+        if let Some(ragged) = signature.ragged_index(column.name.as_bytes()) {
+            add_ragged(&mut inputs, signature, ragged, column.value, weights)?;
             continue;
         }
         let index = signature.input(column.name.as_bytes()).ok_or(Declined::Unusual)?;
-        if weights.is_some() || is_ragged_part(signature, index) {
+        if weights.is_some() || signature.is_ragged_part(index) {
             return Err(Declined::Unusual);
         }
         add_dense(&mut inputs, signature, index, column.value)?;

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::json::explain::{Decoded, PredictDocument};
 use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{Column, Payload, PredictBody, read_predict};
-use super::json::tensors::{add_dense, add_ragged, is_ragged_part, no_inputs};
+use super::json::tensors::{add_dense, add_ragged, no_inputs};
 use super::{Answered, Call, Version};
 use crate::plan::{Declined, Inputs, Signature, check_names};
 
@@ -65,9 +65,9 @@ enum Parsed<'a> {
 /// The kind of one column of a `:predict` body: ids of a feature, weights of a feature, or a whole input.
 #[derive(Clone, Copy)]
 enum ColumnRole {
-    /// The column has a list of ids for each row, for the feature with this index.
+    /// The column has a list of values for each row, for the ragged tensor with this index.
     Ragged(usize),
-    /// The column has lists of weights for a feature, which are read together with the feature's ids.
+    /// The column has lists of weights, which are read together with the values of their ragged tensor.
     Weights,
     /// The column has the whole value of the signature's input with this index.
     Input(usize),
@@ -88,7 +88,7 @@ pub(super) fn inputs_of<'a>(
         Payload::Columns(columns) => columns,
         Payload::Value(value) => {
             match only_feature(signature)? {
-                ColumnRole::Ragged(feature) => add_ragged(&mut inputs, signature, feature, value, None)?,
+                ColumnRole::Ragged(ragged) => add_ragged(&mut inputs, signature, ragged, value, None)?,
                 ColumnRole::Input(index) => add_dense(&mut inputs, signature, index, value)?,
                 ColumnRole::Weights => return Err(Declined::Unusual),
             }
@@ -102,10 +102,10 @@ pub(super) fn inputs_of<'a>(
     let mut values: SmallVec<[_; 8]> = columns.into_iter().map(|column| Some(column.value)).collect();
     for (column, (role, weights)) in roles.into_iter().zip(weights).enumerate() {
         match role {
-            ColumnRole::Ragged(feature) => {
+            ColumnRole::Ragged(ragged) => {
                 let weights = weights.and_then(|weights| values[weights].take());
                 let ids = values[column].take().ok_or(Declined::Unusual)?;
-                add_ragged(&mut inputs, signature, feature, ids, weights)?;
+                add_ragged(&mut inputs, signature, ragged, ids, weights)?;
             }
             ColumnRole::Input(index) => {
                 let value = values[column].take().ok_or(Declined::Unusual)?;
@@ -117,11 +117,10 @@ pub(super) fn inputs_of<'a>(
     Ok(inputs)
 }
 
-/// Returns the only ragged feature or the only other input of a signature; declines a signature with several of them.
+/// Returns the only ragged tensor or the only other input of a signature; declines a signature with several of them.
 fn only_feature(signature: &Signature) -> Result<ColumnRole, Declined> {
-    let ragged = signature.features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
-    let ragged = ragged.map(|(index, _)| ColumnRole::Ragged(index));
-    let inputs = (0..signature.inputs.len()).filter(|&index| !is_ragged_part(signature, index)).map(ColumnRole::Input);
+    let ragged = (0..signature.ragged.len()).map(ColumnRole::Ragged);
+    let inputs = (0..signature.inputs.len()).filter(|&index| !signature.is_ragged_part(index)).map(ColumnRole::Input);
     let mut all = ragged.chain(inputs);
     match (all.next(), all.next()) {
         (Some(only), None) => Ok(only),
@@ -133,36 +132,35 @@ fn is_sent(columns: &[Column<'_>], name: &str) -> bool {
     columns.iter().any(|column| column.name == name)
 }
 
-/// Returns the index of the ragged feature whose ids are sent as lists under this name; None if the name has another
+/// Returns the index of the ragged tensor whose values are sent as lists under this name; None if the name has another
 /// meaning.
 fn ragged(signature: &Signature, columns: &[Column<'_>], name: &str) -> Option<usize> {
-    let feature = signature.ragged_feature(name.as_bytes())?;
-    let splits = signature.features[feature].row_splits?;
-    // A ragged feature and its input of ids may have the same name. If the row splits are sent too, the value under
-    // this name is the flat ids, not lists of ids.
+    let index = signature.ragged_index(name.as_bytes())?;
+    let splits = signature.ragged[index].row_splits;
+    // A ragged tensor and its input of values may have the same name. If the row splits are sent too, the value under
+    // this name is the flat values, not lists of values.
     let is_flat = signature.input(name.as_bytes()).is_some() && is_sent(columns, &signature.inputs[splits].name);
-    (!is_flat).then_some(feature)
+    (!is_flat).then_some(index)
 }
 
 fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bool) -> Result<ColumnRole, Declined> {
     if let Some(index) = ragged(signature, columns, name) {
-        let feature = &signature.features[index];
+        let tensor = &signature.ragged[index];
         let is_twice = |part: usize| {
             let part = &signature.inputs[part].name;
             part != name && is_sent(columns, part)
         };
-        if is_twice(feature.ids) || feature.row_splits.is_some_and(is_twice) {
+        if is_twice(tensor.values) || is_twice(tensor.row_splits) {
             return Err(Declined::Unusual);
         }
         return Ok(ColumnRole::Ragged(index));
     }
     let index = signature.input(name.as_bytes()).ok_or(Declined::Unusual)?;
     let is_ragged = |name: &str| is_sent(columns, name) && ragged(signature, columns, name).is_some();
-    let mut features = signature.features.iter();
-    if features.any(|one| one.weights == Some(index) && is_ragged(&one.name)) {
+    if signature.ragged.iter().any(|one| one.weights == Some(index) && is_ragged(&one.name)) {
         return Ok(ColumnRole::Weights);
     }
-    if is_by_row && is_ragged_part(signature, index) {
+    if is_by_row && signature.is_ragged_part(index) {
         return Err(Declined::Unusual);
     }
     Ok(ColumnRole::Input(index))
@@ -170,7 +168,7 @@ fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bo
 
 /// Returns the position of the column with the weights for a column of lists of ids; None if there is no such column.
 fn weights_of(signature: &Signature, columns: &[Column<'_>], role: ColumnRole) -> Option<usize> {
-    let ColumnRole::Ragged(feature) = role else { return None };
-    let name = &signature.inputs[signature.features[feature].weights?].name;
+    let ColumnRole::Ragged(ragged) = role else { return None };
+    let name = &signature.inputs[signature.ragged[ragged].weights?].name;
     columns.iter().position(|column| column.name == *name)
 }

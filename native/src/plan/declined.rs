@@ -31,8 +31,6 @@ pub enum Declined {
     NotNative,
     /// A mapped file of the servable was truncated or became unreadable.
     Damaged,
-    /// TensorFlow refused the inputs of a predict's graph, or its run failed.
-    Graph,
     /// The request has this fault: the edge refuses the request with the fault's code and text.
     Fault(BoxedFault),
 }

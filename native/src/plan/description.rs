@@ -20,11 +20,14 @@ pub struct Description {
     pub tables: Vec<TableDescription>,
     /// Vocabularies that the version's signatures use.
     pub vocabularies: Vec<VocabularyDescription>,
-    /// Signatures that the native core runs; requests for other signatures are forwarded to the reference server.
+    /// Signatures that the native core runs.
     pub signatures: Vec<SignatureDescription>,
-    /// Names of the version's signatures that the core does not run.
+    /// The version's signatures that the core does not run.
     #[serde(default)]
-    pub other_signatures: Vec<String>,
+    pub other_signatures: Vec<OtherSignature>,
+    /// Names of the version's tables that no signature of the core reads.
+    #[serde(default)]
+    pub other_tables: Vec<String>,
     /// Whether the version has a signature `serving_default`, even if only the reference server runs it.
     #[serde(default)]
     pub has_serving_default: bool,
@@ -35,6 +38,35 @@ pub struct Description {
     /// (`--strict_shapes`), even where TensorFlow Serving would run the graph.
     #[serde(default)]
     pub strict_shapes: bool,
+}
+
+/// A signature that the core does not run.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OtherSignature {
+    /// Name of the signature in its model version.
+    pub name: String,
+    /// Why the core does not run the signature.
+    pub why: WhyNot,
+    /// The part of the error text that is the signature's own; "" for none.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// Why the core does not run a signature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhyNot {
+    /// Its requests are forwarded to the reference server.
+    Forwarded,
+    /// It prepares the graph, when the version is loaded.
+    Initializes,
+    /// It runs a graph, and the server runs without TensorFlow.
+    NoTensorflow,
+    /// Its graph can not be run, or not with the tensors of a request.
+    CanNotRun,
+    /// Its graph is not open yet.
+    Loading,
 }
 
 /// The description of one table, whose rows lie in mapped memory or in a Valkey or Redis cluster.
@@ -135,6 +167,9 @@ pub struct InputDescription {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
+    /// The tensor that a graph is fed if a request leaves out the input; None if the input has no default.
+    #[serde(default)]
+    pub default: Option<DefaultDescription>,
     /// Number of rows of the table to which the input's ids belong; None if no table is known.
     pub vocabulary_size: Option<usize>,
     /// Which ids of a predict are out of bounds: "both" (below 0, or V and more), "upper" (V and more) or "none".
@@ -145,6 +180,21 @@ pub struct InputDescription {
     pub takes_keys: bool,
     /// Whether requests may have strings for this input.
     pub takes_strings: bool,
+}
+
+/// The default of an input of a predict.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DefaultDescription {
+    /// Dtype of the default.
+    pub dtype: DataType,
+    /// Sizes of the default's dimensions.
+    pub shape: Vec<usize>,
+    /// Index of the buffer of the default's elements, end to end; None if they have no bytes.
+    pub data: Option<usize>,
+    /// The number of bytes of each string of a default of dtype string.
+    #[serde(default)]
+    pub lengths: Vec<usize>,
 }
 
 /// The names of one ragged feature: `RaggedNames` of service/types.py.
@@ -164,6 +214,7 @@ pub struct RaggedDescription {
 /// The description of one feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a rule of the manifest")]
 pub struct FeatureDescription {
     /// Name of the feature's ids in JSON requests: `RaggedNames.feature`, or for a dense feature the name of its ids
     /// input.
@@ -196,7 +247,7 @@ pub struct FeatureDescription {
     pub truncates: bool,
     /// L, the number of vectors in a sequence; 0 if the feature is no sequence.
     pub length: usize,
-    /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if any rank except 0 is allowed.
+    /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if any rank is allowed.
     pub ids_rank: Option<usize>,
     /// Index of the vocabulary that maps the keys in the input of a predict's feature to ids; None if the input has ids.
     #[serde(default)]

@@ -70,6 +70,8 @@ pub struct Fault {
     pub subject: Subject,
     /// Whether the server has too much work now, so that the client may send the request again.
     pub may_retry: bool,
+    /// The reason that the log has and the client does not get; "" if the text says everything.
+    pub cause: String,
 }
 
 /// Target of the log's events for refusals: the log of Python gives them to the logger of their wire.
@@ -83,7 +85,7 @@ impl Fault {
     #[must_use]
     #[cold]
     pub fn new(code: Code, text: String) -> BoxedFault {
-        Box::new(Fault { code, text, subject: Subject::default(), may_retry: false })
+        Box::new(Fault { code, text, subject: Subject::default(), may_retry: false, cause: String::new() })
     }
 
     /// Sets the model for which the fault counts, if none is set yet.
@@ -108,6 +110,33 @@ impl Fault {
         self.subject = subject;
         self
     }
+}
+
+/// Returns the error of a request that failed for a fault of the server: `cause` is logged, and the client does not get
+/// it.
+#[must_use]
+#[cold]
+pub fn internal(cause: impl Into<String>) -> BoxedFault {
+    let text = "The server failed to run this request; the server's log has the cause.";
+    Box::new(Fault { cause: cause.into(), ..*Fault::new(Code::Internal, text.to_owned()) })
+}
+
+/// Returns the error of a request whose graph failed, and not for its inputs: `cause` is logged, and the client does not
+/// get it.
+#[must_use]
+#[cold]
+pub fn graph_failed(cause: String) -> BoxedFault {
+    let text = "TensorFlow failed to run this request; the server's log has the cause.";
+    Box::new(Fault { cause, ..*Fault::new(Code::Internal, text.to_owned()) })
+}
+
+/// Returns the error of a request whose graph can not be opened: `cause` names folders of the server, so it is logged, and
+/// the client does not get it.
+#[must_use]
+#[cold]
+pub fn graph_not_loaded(cause: &str) -> BoxedFault {
+    let text = "The graph of this signature can not be loaded; the server's log has the cause.";
+    Box::new(Fault { cause: cause.to_owned(), ..*Fault::new(Code::Internal, text.to_owned()) })
 }
 
 /// Declares one function for each error: its canonical code, its name with its arguments, and its text.
@@ -136,6 +165,20 @@ faults! {
     DeadlineExceeded late_for_run() "The deadline passed before the request was run.";
     ResourceExhausted answer_too_large(size: usize, rows: usize, limit: usize)
         "The answer would hold {size} bytes for {rows} rows, this server's limit is {limit} bytes; send fewer rows per request.";
+}
+
+// Signatures that no request can run.
+faults! {
+    Unimplemented signature_not_run(signature: &str, reason: &str, runnable: Names)
+        "Signature \"{signature}\" can not be run: {reason}. Signatures that this server runs: {runnable}.";
+    FailedPrecondition no_tensorflow(signature: &str, why: &str, runnable: Names)
+        "Signature \"{signature}\" runs a TensorFlow graph{why} and this server runs without TensorFlow. Signatures it can answer: {runnable}. To run graphs, install the extra [tensorflow] or use the full image, and do not set --graph_signatures=off.";
+    InvalidArgument init_signature(signature: &str)
+        "\"{signature}\" prepares the graph when the model is loaded; no request can run it.";
+    Unavailable only_lookups(model: &str, version: i64)
+        "Model \"{model}\" is not ready: version {version} is LOADING, and only its lookups are answered.";
+    Unimplemented output_not_carried(signature: &str, output: &str)
+        "Output \"{output}\" of signature \"{signature}\" is a sparse or composite tensor, which no answer can carry; name the other outputs in the request's output filter.";
 }
 
 // Batches. Source: `tensorflow_serving/batching/{batching_session.cc,batching_util.h}` (9d981c5),

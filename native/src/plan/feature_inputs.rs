@@ -32,7 +32,7 @@ impl FeatureInputs<'_> {
 
     /// Returns B, the number of rows that the request has for the feature.
     pub(super) fn rows(&self) -> usize {
-        self.splits().map_or(self.sizes[0], |splits| splits.len() - 1)
+        self.splits().map_or(self.sizes.first().copied().unwrap_or(1), |splits| splits.len() - 1)
     }
 
     /// Returns the number of rows that the feature's vectors have in an answer.
@@ -80,18 +80,16 @@ pub(super) fn feature_inputs<'r>(
         let later = &plan.features[f + 1..];
         let is_last = |index: usize| !later.iter().any(|other| uses(other, index));
         let mut take_or_clone = |index: usize| {
-            let tensor = if is_last(index) { inputs[index].take() } else { inputs[index].clone() };
-            tensor.map(|tensor| (tensor.dims.clone(), number_bytes(tensor)))
+            if is_last(index) { inputs[index].take() } else { inputs[index].clone() }
         };
-        let of_keys = of_keys.next().flatten().map(|ids| (ids.dims.clone(), number_bytes(ids)));
-        let Some((sizes, ids)) = of_keys.or_else(|| take_or_clone(feature.ids)) else {
+        let Some(ids) = of_keys.next().flatten().or_else(|| take_or_clone(feature.ids)) else {
             sent.push(None);
             continue;
         };
-        let splits = feature.row_splits.and_then(&mut take_or_clone).map(|(_, splits)| splits);
+        let (sizes, ids) = (ids.dims.clone(), number_bytes(ids));
+        let splits = feature.row_splits.and_then(&mut take_or_clone).map(number_bytes);
         // An empty tensor of weights is the input's default, and means weight 1 for every id.
-        let weights =
-            feature.weights.and_then(&mut take_or_clone).map(|(_, weights)| weights).filter(|w| !w.is_empty());
+        let weights = feature.weights.and_then(&mut take_or_clone).map(number_bytes).filter(|w| !w.is_empty());
         let mut one = FeatureInputs { ids, sizes, splits, weights, kept: None };
         if feature.cuts_empty_rows {
             one.kept = Some((0..one.rows()).rev().find(|&row| one.has_ids(feature, row)).map_or(0, |row| row + 1));

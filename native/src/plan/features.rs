@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::batch::BatchPlace;
 use super::declined::Declined;
 use super::effort::{Effort, Waiting};
+use super::faults::{self, BoxedFault};
 use super::feature_inputs::{FeatureInputs, feature_inputs, refused, uses};
 use super::feature_lookup::{Placement, look_up};
 use super::inputs::{DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
@@ -107,11 +108,16 @@ impl<'s, 'r> Features<'s, 'r> {
         computed: Vec<Tensor<'r>>,
     ) -> Result<Self, Declined> {
         if computed.len() != plan.num_computed {
-            return Err(Declined::NotNative);
+            return Err(
+                faults::internal("the graph computed another number of id tensors than its description says").into()
+            );
         }
-        let of_features = inputs.iter().enumerate().map(|(index, tensor)| {
+        let of_features = (0..plan.inputs.len()).map(|index| {
             let is_read = plan.features.iter().any(|feature| uses(feature, index));
-            tensor.as_ref().filter(|_| is_read).cloned()
+            if !is_read {
+                return None;
+            }
+            inputs[index].clone().or_else(|| plan.inputs[index].default.clone())
         });
         let tensors: Inputs<'r> = of_features.chain(computed.into_iter().map(Some)).collect();
         let mut unknown_keys = UnknownKeyCounts::new();
@@ -132,9 +138,8 @@ impl<'s, 'r> Features<'s, 'r> {
         }
         let sent = feature_inputs(plan, tensors, of_keys.into_iter());
         if sent.iter().flatten().any(|one| one.sizes.iter().product::<usize>() != one.ids().len()) {
-            // If an id tensor has fewer int64 ids than its shape says, for example because the graph computed int32
-            // ids, the request is declined: a lookup would leave a part of its output unwritten.
-            return Err(Declined::NotNative);
+            // A lookup would leave a part of its output unwritten.
+            return Err(faults::internal("a tensor of ids has not as many elements as its shape says").into());
         }
         Ok(Features { servable, plan, sent, unknown_keys, remote: Vec::new() })
     }
@@ -177,12 +182,17 @@ impl<'s, 'r> Features<'s, 'r> {
         self.plan.features[feature].dtype
     }
 
+    fn sent_ids(&self, feature: usize) -> Result<&FeatureInputs<'r>, BoxedFault> {
+        let found = self.sent.get(feature).and_then(Option::as_ref);
+        found.ok_or_else(|| faults::internal("a predict lacks the ids of a feature, and its signature has no default"))
+    }
+
     /// Returns the shape of a feature's vectors; if `is_flat` is true, the shape `[B, K, D]` becomes `[B, K * D]`.
     ///
     /// # Errors
     /// The request lacks the feature, or its ids have the wrong rank.
     pub fn dims(&self, feature: usize, is_flat: bool) -> Result<Dims, Declined> {
-        let sent = self.sent[feature].as_ref().ok_or(Declined::NotNative)?;
+        let sent = self.sent_ids(feature)?;
         vector_dims(self.servable, &self.plan.features[feature], sent, is_flat)
     }
 
@@ -219,7 +229,7 @@ impl<'s, 'r> Features<'s, 'r> {
     }
 
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], placement: &Placement) -> Result<(), Declined> {
-        let sent = self.sent[feature].as_ref().ok_or(Declined::NotNative)?;
+        let sent = self.sent_ids(feature)?;
         let plan = &self.plan.features[feature];
         self.servable.see(plan.table, sent.ids());
         // Reading pages of the table may wait for the disk, because a predict runs on a thread of a pool.

@@ -3,30 +3,29 @@
 //!
 //! The reference is `service/engine/refused_inputs.py` and `service/graph/savedmodel.py`.
 
-use super::faults::{BoxedFault, Code, Fault};
+use super::faults::{self, BoxedFault, Code, Fault};
 use super::inputs::{DataType, Inputs};
 use super::numbers::integers;
 use super::servable::Signature;
 use super::validation::shape_faults;
 
-/// Returns the error for a graph's run that failed with TensorFlow's code and message; None if the server, and not the
-/// request, is to blame.
+/// Returns the error for a graph's run that failed with TensorFlow's code and message.
 #[must_use]
-pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, message: &str) -> Option<BoxedFault> {
+pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, message: &str) -> BoxedFault {
     let name = match code {
         3 => "InvalidArgumentError",
         9 => "FailedPreconditionError",
         11 => "OutOfRangeError",
         12 => "UnimplementedError",
-        _ => return None,
+        _ => return faults::graph_failed(format!("TensorFlow's code {code}: {message}")),
     };
     let text = Some(first_line(message)).filter(|text| !text.is_empty()).unwrap_or(name);
     if code == 12 {
-        return Some(Fault::new(Code::Unimplemented, text.to_owned()));
+        return Fault::new(Code::Unimplemented, text.to_owned());
     }
     let told = [text.to_owned(), shape_faults(signature, inputs), bad_id(signature, inputs, text).unwrap_or_default()];
     let told: Vec<&str> = told.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
-    Some(Fault::new(Code::InvalidArgument, told.join("; ")))
+    Fault::new(Code::InvalidArgument, told.join("; "))
 }
 
 /// Returns the first line of a TensorFlow error text, without the names of functions around the failed node.

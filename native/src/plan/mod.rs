@@ -31,8 +31,8 @@ mod work;
 pub use batch::{BatchPlace, BatchResult, BatchTicket, QueuedRequest, Ran};
 pub use declined::Declined;
 pub use description::{
-    Description, FeatureDescription, InputDescription, OnEmptyRow, OutputDescription, SignatureDescription,
-    SignatureKind, TableDescription, VocabularyDescription,
+    Description, FeatureDescription, InputDescription, OnEmptyRow, OtherSignature, OutputDescription,
+    SignatureDescription, SignatureKind, TableDescription, VocabularyDescription, WhyNot,
 };
 pub use effort::{Effort, Waiting};
 pub use features::Features;
@@ -42,12 +42,12 @@ pub use graph_output::{GraphOutput, OutputData};
 pub use graph_refusal::graph_refusal;
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use instead::Instead;
-pub use numbers::integers;
+pub use numbers::{int64_bytes, integers};
 pub use remote_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};
 pub use rows_read::RowsRead;
 pub use servable::{
-    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, OpenGraph, OutputPlan, RaggedNames, Servable,
+    Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, OpenGraph, OutputPlan, Ragged, RaggedNames, Servable,
     Signature, VersionMemory,
 };
 pub use validation::check_names;

@@ -44,7 +44,9 @@ fn widened(bytes: &[u8], dtype: DataType) -> Vec<i64> {
     }
 }
 
-pub(super) fn int64_bytes<'t>(tensor: &'t Tensor<'_>) -> Cow<'t, [u8]> {
+/// Returns the numbers of an int64 or int32 tensor as little-endian int64, without a copy if possible.
+#[must_use]
+pub fn int64_bytes<'t>(tensor: &'t Tensor<'_>) -> Cow<'t, [u8]> {
     match (&tensor.data, tensor.dtype) {
         (Data::Raw(bytes), DataType::Int64) => Cow::Borrowed(bytes),
         (Data::Ints(numbers), _) => Cow::Borrowed(Ints::of(numbers).as_bytes()),

@@ -10,13 +10,13 @@ use smallvec::SmallVec;
 use super::batch::{BatchPlace, QueuedRequest};
 use super::declined::Declined;
 use super::description::{
-    Description, FeatureDescription, OnEmptyRow, OutputDescription, RaggedDescription, SignatureDescription,
-    SignatureKind, TableDescription, TrailingEmptyRows,
+    DefaultDescription, Description, FeatureDescription, OnEmptyRow, OtherSignature, OutputDescription,
+    RaggedDescription, SignatureDescription, SignatureKind, TableDescription, TrailingEmptyRows, WhyNot,
 };
 use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names as KnownNames};
 use super::graph_output::GraphOutput;
-use super::inputs::{DataType, Inputs};
+use super::inputs::{Data, DataType, Inputs, Strings, Tensor};
 use super::instead::Instead;
 use super::names::Names;
 use super::rows_read::RowsRead;
@@ -37,9 +37,9 @@ const SEARCH: &str = "neighbors";
 pub enum InputRole {
     /// The input feeds the graph only; no feature reads it.
     Unread,
-    /// Ids of a feature.
+    /// Ids of a feature, or the values of a ragged input.
     Ids,
-    /// The input has the row splits or the weights of a feature.
+    /// The input has the row splits or the weights of a feature, or of a ragged input.
     SplitsOrWeights,
 }
 
@@ -56,6 +56,8 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
+    /// The tensor that a graph is fed if a request leaves out the input.
+    pub default: Option<Tensor<'static>>,
     /// The kind of data in the input: ids, row splits or weights of a feature, or data that no feature reads.
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
@@ -109,12 +111,28 @@ impl RaggedNames {
     }
 }
 
+/// The inputs of a signature that together are one ragged tensor: those of a feature with row splits, or those that a
+/// graph is fed.
+#[derive(Debug)]
+pub struct Ragged {
+    /// Name of the tensor in JSON requests, which have nested lists for it.
+    pub name: String,
+    /// Index of the input with the values, such as ids.
+    pub values: usize,
+    /// Index of the input with the row splits.
+    pub row_splits: usize,
+    /// Index of the input with a weight for each value; None if the tensor takes no weights.
+    pub weights: Option<usize>,
+    /// Whether the graph is fed a sparse matrix, which has as many columns as the longest row has values.
+    pub is_sparse: bool,
+}
+
 /// The way in which table rows become the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
     /// No combiner: each id of the feature gives one vector, its row of the table.
     Gather {
-        /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if the signature allows any rank except 0.
+        /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if the signature allows any rank.
         ids_rank: Option<usize>,
     },
     /// Each row of ids gives one vector, combined from the table rows of its ids.
@@ -211,6 +229,11 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
         effort: Effort<'_>,
     ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined>;
 
+    /// Says whether the graph is open: if not, the first run opens it, which takes seconds.
+    fn is_open(&self) -> bool {
+        true
+    }
+
     /// Says whether requests for the graph wait in a queue to share runs.
     fn is_batched(&self) -> bool {
         false
@@ -256,6 +279,8 @@ pub struct Signature {
     pub outputs: Vec<OutputPlan>,
     /// Ragged features of the signature by their names in JSON.
     pub ragged_names: Vec<RaggedNames>,
+    /// Ragged tensors of the signature. Two of them may share inputs.
+    pub ragged: Vec<Ragged>,
     /// Maximal number of rows in a request for this signature; None for no limit.
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
@@ -269,7 +294,7 @@ pub struct Signature {
     input_names: Names,
     output_names: Names,
     /// Map from the name of each feature with row splits to the feature's index.
-    ragged_features: Names,
+    ragged_by_name: Names,
 }
 
 impl Signature {
@@ -278,15 +303,16 @@ impl Signature {
     ///
     /// # Errors
     /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`]; [`Declined::Batches`] if
-    /// its graph is batched. [`Declined::Waits`]: the graph is fed rows of a table in a cluster, and the effort is not
-    /// [`Effort::Wait`].
+    /// its graph is batched. [`Declined::Waits`]: the graph is fed rows of a table in a cluster, or is not open yet, and
+    /// the effort is not [`Effort::Wait`].
     #[inline]
     pub fn check_effort(&self, effort: Effort<'_>) -> Result<(), Declined> {
         // A request that ran in a batch needs only its answer written.
         let has_ran = effort.batch().is_some_and(BatchPlace::has_ran);
+        let is_closed = self.graph.as_ref().is_some_and(|graph| !graph.is_open());
         match effort {
             _ if self.graph.is_none() || has_ran => Ok(()),
-            Effort::Small | Effort::Any | Effort::Queue(_) if self.is_remote => Err(Declined::Waits),
+            Effort::Small | Effort::Any | Effort::Queue(_) if self.is_remote || is_closed => Err(Declined::Waits),
             Effort::Small if self.is_batched() => Err(Declined::Batches),
             Effort::Small => Err(Declined::TooLarge),
             Effort::Any | Effort::Queue(_) | Effort::Wait(_) => Ok(()),
@@ -309,11 +335,27 @@ impl Signature {
         self.input_names.index(name)
     }
 
-    /// Returns the index of a feature with row splits by its one name in JSON requests, where nested lists take the
-    /// place of ids and row splits.
+    /// Returns the index of a ragged tensor by its one name in JSON requests, where nested lists take the place of values
+    /// and row splits.
     #[must_use]
-    pub fn ragged_feature(&self, name: &[u8]) -> Option<usize> {
-        self.ragged_features.index(name)
+    pub fn ragged_index(&self, name: &[u8]) -> Option<usize> {
+        self.ragged_by_name.index(name)
+    }
+
+    /// Says whether an input has the values, the row splits or the weights of a ragged tensor.
+    #[must_use]
+    pub fn is_ragged_part(&self, input: usize) -> bool {
+        let is_part = |one: &Ragged| one.values == input || one.row_splits == input || one.weights == Some(input);
+        self.ragged.iter().any(is_part)
+    }
+
+    /// Returns the tensor of an input in a request, or else the input's default; None if it has none.
+    #[must_use]
+    pub fn sent_or_default<'t>(&'t self, inputs: &'t Inputs<'_>, input: usize) -> Option<&'t Tensor<'t>> {
+        match inputs.get(input) {
+            Some(Some(tensor)) => Some(tensor),
+            _ => self.inputs.get(input)?.default.as_ref(),
+        }
     }
 
     /// Returns the names of the ragged feature with this name in JSON requests.
@@ -425,7 +467,8 @@ pub struct SharedParts {
     pub hot_rows: Vec<HotRows>,
     mark: Arc<Mark>,
     maps: Vec<Arc<Map>>,
-    other_signatures: Vec<String>,
+    other_signatures: Vec<OtherSignature>,
+    other_tables: Vec<String>,
     has_serving_default: bool,
 }
 
@@ -458,16 +501,25 @@ impl Servable {
             tables,
             vocabularies,
             signatures,
-            other_signatures,
+            mut other_signatures,
+            other_tables,
             has_serving_default,
             has_hot_rows,
             strict_shapes,
         } = description;
-        let compiled = signatures.into_iter().map(|one| {
-            let compiled = signature(one, &tables, vocabularies.len(), open_graph)?;
-            Ok::<_, String>(Signature { strict_shapes, ..compiled })
-        });
-        let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
+        let mut compiled = Vec::with_capacity(signatures.len());
+        for one in signatures {
+            let name = one.name.clone();
+            match signature(one, &tables, vocabularies.len(), &memory, open_graph) {
+                Ok(signature) => compiled.push(Signature { strict_shapes, ..signature }),
+                Err(Unfit::Description(problem)) => return Err(problem),
+                // The version's other signatures are served.
+                Err(Unfit::Graph(reason)) => {
+                    other_signatures.push(OtherSignature { name, why: WhyNot::CanNotRun, reason });
+                }
+            }
+        }
+        let signatures = compiled;
         let vocabularies = vocabularies.into_iter().enumerate().map(|(index, v)| {
             let (data, keys, slots) = (memory.buffer(v.data)?, memory.buffer(v.keys)?, memory.buffer(v.slots)?);
             Vocabulary::new(v.has_strings, data, keys, slots, v.rows)
@@ -493,6 +545,7 @@ impl Servable {
             mark: memory.mark,
             maps: memory.maps,
             other_signatures,
+            other_tables,
             has_serving_default,
         };
         Ok(Servable {
@@ -635,21 +688,49 @@ impl Servable {
     /// Returns the index of a signature, by the rules of [`Servable::signature`].
     ///
     /// # Errors
-    /// [`Declined::Fault`]: the version has no such signature; `of_rest` chooses the text, see
-    /// [`faults::unknown_signature`]. [`Declined::NotNative`]: the core does not run the signature.
+    /// [`Declined::Fault`]: the version has no such signature, or no request can run it; `of_rest` chooses the text, see
+    /// [`faults::unknown_signature`]. [`Declined::NotNative`]: only the reference server runs the signature.
     pub fn find_signature(&self, name: &str, fallback: &str, of_rest: bool) -> Result<usize, Declined> {
         if let Some(index) = self.signature(name, fallback) {
             return Ok(index);
         }
-        let is_known = |wanted: &str| self.shared.other_signatures.iter().any(|known| known == wanted);
         // A search for nearest rows has this name in place of a signature's.
-        if name == SEARCH || is_known(name) || (name.is_empty() && (is_known("serving_default") || is_known(fallback)))
-        {
+        if name == SEARCH {
             return Err(Declined::NotNative);
         }
-        let known = self.shared.signatures.iter().map(|signature| &signature.name).chain(&self.shared.other_signatures);
-        let fault = faults::unknown_signature(name, known.map(String::as_str), of_rest);
-        Err(fault.of_model(self.model()).into())
+        let other = |wanted: &str| self.shared.other_signatures.iter().find(|other| other.name == wanted);
+        let found = if name.is_empty() { other("serving_default").or_else(|| other(fallback)) } else { other(name) };
+        let Some(found) = found else {
+            let own = self.shared.signatures.iter().map(|signature| &*signature.name);
+            let known = own.chain(self.shared.other_signatures.iter().map(|other| &*other.name));
+            return Err(faults::unknown_signature(name, known, of_rest).of_model(self.model()).into());
+        };
+        let is_run = |other: &&OtherSignature| other.why == WhyNot::Forwarded;
+        let forwarded = self.shared.other_signatures.iter().filter(is_run).map(|other| &other.name);
+        let run = self.shared.signatures.iter().map(|signature| &signature.name).chain(forwarded);
+        let runnable = || match KnownNames::sorted(run) {
+            names if names.is_empty() => KnownNames::sorted(["none"]),
+            names => names,
+        };
+        let fault = match found.why {
+            WhyNot::Forwarded => return Err(Declined::NotNative),
+            WhyNot::Initializes => faults::init_signature(&found.name),
+            WhyNot::NoTensorflow => faults::no_tensorflow(&found.name, &found.reason, runnable()),
+            WhyNot::CanNotRun => faults::signature_not_run(&found.name, &found.reason, runnable()),
+            WhyNot::Loading => faults::only_lookups(self.model(), self.version()),
+        };
+        let subject = faults::Subject {
+            model: self.model().to_owned(),
+            version: Some(self.version()),
+            signature: found.name.clone(),
+        };
+        Err(fault.at(subject).into())
+    }
+
+    /// Returns the signatures that the core can not run, with the reasons.
+    #[must_use]
+    pub fn other_signatures(&self) -> &[OtherSignature] {
+        &self.shared.other_signatures
     }
 
     /// Returns the index of the table with this name.
@@ -736,6 +817,20 @@ impl Servable {
     }
 }
 
+/// Why a signature can not be compiled.
+enum Unfit {
+    /// Its description contradicts another part of the version's.
+    Description(String),
+    /// Its graph can not be opened.
+    Graph(String),
+}
+
+impl From<String> for Unfit {
+    fn from(problem: String) -> Self {
+        Unfit::Description(problem)
+    }
+}
+
 fn table(description: &TableDescription, rows: &Memory, scales: &Memory) -> Result<Table, String> {
     let TableDescription { dtype, embedding_dim, .. } = *description;
     // No row of a remote table is in memory, so a kernel must refuse every id.
@@ -752,16 +847,25 @@ fn signature(
     description: SignatureDescription,
     tables: &[TableDescription],
     num_vocabularies: usize,
+    memory: &VersionMemory,
     open_graph: &OpenGraph<'_>,
-) -> Result<Signature, String> {
+) -> Result<Signature, Unfit> {
     let SignatureDescription { name, kind, inputs, features, outputs, ragged_names, max_rows, num_computed, graph } =
         description;
     if kind == SignatureKind::Lookup && num_computed > 0 {
-        return Err(format!("signature {name:?} is a lookup and has no graph that works out ids"));
+        return Err(format!("signature {name:?} is a lookup and has no graph that works out ids").into());
     }
-    let parts: Vec<usize> = features.iter().flat_map(|f| f.row_splits.into_iter().chain(f.weights)).collect();
-    let ids: Vec<usize> = features.iter().map(|f| f.ids).collect();
     let num_inputs = inputs.len();
+    if ragged_names.iter().any(|one| one.values >= num_inputs || one.row_splits >= num_inputs) {
+        return Err(format!("signature {name:?} has a ragged feature without its inputs").into());
+    }
+    let mut parts: Vec<usize> = features.iter().flat_map(|f| f.row_splits.into_iter().chain(f.weights)).collect();
+    let mut ids: Vec<usize> = features.iter().map(|f| f.ids).collect();
+    for one in &ragged_names {
+        ids.push(one.values);
+        parts.push(one.row_splits);
+        parts.extend(inputs.iter().position(|input| input.name == one.weights));
+    }
     let inputs = inputs
         .into_iter()
         .enumerate()
@@ -782,6 +886,7 @@ fn signature(
                 dtype: input.dtype,
                 shape: input.shape,
                 is_optional: input.is_optional,
+                default: input.default.map(|default| default_tensor(default, memory)).transpose()?,
                 role: match input.vocabulary_size {
                     _ if parts.contains(&index) => InputRole::SplitsOrWeights,
                     None if !ids.contains(&index) => InputRole::Unread,
@@ -795,43 +900,36 @@ fn signature(
             })
         })
         .collect::<Result<Vec<_>, String>>()?;
-    if ragged_names.iter().any(|one| one.values >= num_inputs || one.row_splits >= num_inputs) {
-        return Err(format!("signature {name:?} has a ragged feature without its inputs"));
-    }
     if let Some(one) = features.iter().find(|one| one.vocabulary.is_some_and(|index| index >= num_vocabularies)) {
-        return Err(format!("feature {:?} has no such vocabulary", one.name));
+        return Err(format!("feature {:?} has no such vocabulary", one.name).into());
     }
-    let features =
+    let features: Vec<FeaturePlan> =
         features.into_iter().map(|f| feature(f, num_inputs, num_computed, tables)).collect::<Result<Vec<_>, _>>()?;
     let outputs = outputs.into_iter().map(|one| output(one, kind, &features)).collect::<Result<Vec<_>, _>>()?;
     let graph = match (kind, graph) {
-        (SignatureKind::Predict, Some(graph)) => Some(open_graph(&graph)?),
+        (SignatureKind::Predict, Some(graph)) => Some(open_graph(&graph).map_err(Unfit::Graph)?),
         (SignatureKind::Lookup, None) => None,
         _ => {
-            return Err(format!("signature {name:?} is a predict without a graph, or a lookup with one"));
+            return Err(format!("signature {name:?} is a predict without a graph, or a lookup with one").into());
         }
     };
     let is_remote = features.iter().any(|feature| tables[feature.table].remote.is_some());
     let input_names = Names::new(inputs.iter().enumerate().map(|(i, input)| (input.name.as_str(), i)));
     let output_names = Names::new(outputs.iter().enumerate().map(|(o, output)| (output.name.as_str(), o)));
-    // A feature whose ids and row splits have no common name in JSON has the name of its ids, and is sent as two inputs.
-    let is_named = |feature: &FeaturePlan| {
-        inputs.get(feature.ids).is_none_or(|ids| ids.name != feature.name)
-            || ragged_names.iter().any(|one| one.feature == feature.name)
-    };
-    let ragged = features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some() && is_named(feature));
-    let ragged_features = Names::new(ragged.map(|(f, feature)| (feature.name.as_str(), f)));
-    let ragged = ragged_names.into_iter().map(|RaggedDescription { feature, values, row_splits, weights }| {
+    let ragged_names = ragged_names.into_iter().map(|RaggedDescription { feature, values, row_splits, weights }| {
         RaggedNames { feature, values, row_splits, weights_input: input_names.index(weights.as_bytes()), weights }
     });
-    let ragged: Vec<RaggedNames> = ragged.collect();
+    let ragged_names: Vec<RaggedNames> = ragged_names.collect();
+    let ragged = ragged_tensors(&features, &ragged_names, &inputs);
+    let ragged_by_name = Names::new(ragged.iter().enumerate().map(|(index, one)| (one.name.as_str(), index)));
     Ok(Signature {
         name,
         kind,
         inputs,
         features,
         outputs,
-        ragged_names: ragged,
+        ragged_names,
+        ragged,
         max_rows,
         num_computed,
         is_remote,
@@ -839,8 +937,58 @@ fn signature(
         graph,
         input_names,
         output_names,
-        ragged_features,
+        ragged_by_name,
     })
+}
+
+fn ragged_tensors(features: &[FeaturePlan], names: &[RaggedNames], inputs: &[InputPlan]) -> Vec<Ragged> {
+    // A feature whose ids and row splits have no common name in JSON has the name of its ids, and is sent as two inputs.
+    let is_named = |feature: &&FeaturePlan| {
+        inputs.get(feature.ids).is_none_or(|ids| ids.name != feature.name)
+            || names.iter().any(|one| one.feature == feature.name)
+    };
+    let of_features =
+        features.iter().filter(is_named).filter_map(|one| Some((&one.name, one.ids, one.row_splits?, one.weights)));
+    let of_names = names.iter().map(|one| (&one.feature, one.values, one.row_splits, one.weights_input));
+    let mut found: Vec<Ragged> = Vec::new();
+    for (name, values, row_splits, weights) in of_features.chain(of_names) {
+        let is_same = |one: &&mut Ragged| (&one.name, one.values, one.row_splits) == (name, values, row_splits);
+        if let Some(known) = found.iter_mut().find(is_same) {
+            known.weights = known.weights.or(weights);
+            continue;
+        }
+        // The graph has no tensor of row splits: service/graph/sparse.py describes a sparse input so.
+        let is_sparse = inputs.get(row_splits).is_some_and(|input| input.tensor_name.is_empty());
+        found.push(Ragged { name: name.clone(), values, row_splits, weights, is_sparse });
+    }
+    found
+}
+
+fn default_tensor(one: DefaultDescription, memory: &VersionMemory) -> Result<Tensor<'static>, String> {
+    let DefaultDescription { dtype, shape, data, lengths } = one;
+    let bytes = memory.buffer(data)?;
+    let bytes = bytes.as_bytes();
+    let unfit = || "the default of an input has not as many elements as its shape says".to_owned();
+    let count = shape.iter().try_fold(1_usize, |count, size| count.checked_mul(*size)).ok_or_else(unfit)?;
+    let data = if dtype == DataType::String {
+        let mut rest = bytes;
+        let mut parts = Vec::with_capacity(lengths.len());
+        for length in lengths {
+            let (part, behind) = rest.split_at_checked(length).ok_or_else(unfit)?;
+            parts.push(part.to_vec().into());
+            rest = behind;
+        }
+        if parts.len() != count {
+            return Err(unfit());
+        }
+        Data::Strings(Strings { parts })
+    } else {
+        if count.checked_mul(dtype.size()) != Some(bytes.len()) {
+            return Err(unfit());
+        }
+        Data::Bytes(bytes.to_vec())
+    };
+    Ok(Tensor { dtype, dims: shape.into_iter().collect(), data })
 }
 
 fn output(one: OutputDescription, kind: SignatureKind, features: &[FeaturePlan]) -> Result<OutputPlan, String> {

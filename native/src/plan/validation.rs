@@ -11,7 +11,7 @@ use super::description::SignatureKind;
 use super::faults::{self, BoxedFault, Names};
 use super::inputs::{Data, DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
 use super::numbers::{int64_bytes, integers};
-use super::servable::{FeaturePlan, InputPlan, InputRole, RaggedNames, Servable, Signature};
+use super::servable::{InputPlan, InputRole, Ragged, RaggedNames, Servable, Signature};
 use crate::tables::table::Ints;
 use crate::tables::vocabulary::UnknownKey;
 
@@ -272,8 +272,7 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
     let mut described: SmallVec<[(&str, usize); 8]> = SmallVec::new();
     for (index, (tensor, input)) in inputs.iter().zip(&plan.inputs).enumerate() {
         let Some(tensor) = tensor else { continue };
-        let ragged = plan.features.iter().find(|feature| feature.ids == index && feature.row_splits.is_some());
-        if ragged.is_some() || input.role == InputRole::SplitsOrWeights {
+        if input.role == InputRole::SplitsOrWeights || plan.is_ragged_part(index) {
             continue;
         }
         let is_open = |shape: &Vec<Option<usize>>| shape.get(1).is_none_or(Option::is_none);
@@ -290,17 +289,15 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
             described.push((&input.name, rows));
         }
     }
-    let mut is_ragged = false;
-    for feature in &plan.features {
-        let Some(splits) = feature.row_splits else { continue };
-        is_ragged = true;
-        if inputs[feature.ids].is_none() || inputs[splits].is_none() {
+    for ragged in &plan.ragged {
+        if inputs[ragged.values].is_none() || inputs[ragged.row_splits].is_none() {
             continue;
         }
-        let rows = check_ragged(plan, feature, inputs)?;
+        let rows = check_ragged(plan, ragged, inputs)?;
         most = most.max(rows);
-        described.push((&feature.name, rows));
+        described.push((&ragged.name, rows));
     }
+    let is_ragged = !plan.ragged.is_empty();
     if plan.kind == SignatureKind::Predict && is_ragged && described.iter().any(|(_, rows)| *rows != described[0].1) {
         described.sort_unstable();
         described.dedup();
@@ -310,13 +307,13 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
     Ok(most)
 }
 
-fn check_ragged(plan: &Signature, feature: &FeaturePlan, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
+fn check_ragged(plan: &Signature, ragged: &Ragged, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
     let sent = |index: usize| Some((&*plan.inputs[index].name, inputs[index].as_ref()?));
-    let (Some((ids_name, ids)), Some((name, splits))) = (sent(feature.ids), feature.row_splits.and_then(sent)) else {
+    let (Some((ids_name, ids)), Some((name, splits))) = (sent(ragged.values), sent(ragged.row_splits)) else {
         return Ok(0);
     };
     if ids.dims.len() != 1 || splits.dims.len() != 1 {
-        return Err(faults::not_rank_1(&feature.name));
+        return Err(faults::not_rank_1(&ragged.name));
     }
     let num_ids = ids.dims[0];
     let splits = int64_bytes(splits);
@@ -338,7 +335,7 @@ fn check_ragged(plan: &Signature, feature: &FeaturePlan, inputs: &Inputs<'_>) ->
         }
         before = split;
     }
-    if let Some((name, weights)) = feature.weights.and_then(sent)
+    if let Some((name, weights)) = ragged.weights.and_then(sent)
         && (weights.dims.len() != 1 || (weights.dims[0] != 0 && weights.dims[0] != num_ids))
     {
         return Err(faults::wrong_weights(name, num_ids, &format!("{:?}", weights.dims)));

@@ -207,12 +207,12 @@ impl<'s, 'r> Work<'s, 'r> {
         let plan = &self.servable.signatures()[self.signature];
         match &mut self.content {
             Content::Predict { outputs, .. } => {
-                let OutputData::Numbers(numbers) = &outputs[index].data else {
-                    return Err(Declined::NotNative);
+                let from: &[u8] = match &outputs[index].data {
+                    OutputData::Numbers(numbers) => (**numbers).as_ref(),
+                    OutputData::Strings(_) => &[],
                 };
-                let from: &[u8] = (**numbers).as_ref();
                 if from.len() != to.len() {
-                    return Err(Declined::NotNative);
+                    return Err(faults::internal("an output has not as many numbers as its shape says").into());
                 }
                 // SAFETY: the copied slice and its target have the same length, and a MaybeUninit<u8> has the layout of
                 // a u8.

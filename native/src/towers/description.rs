@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use crate::plan::DataType;
+
 /// The description of a predict's graph. It names inputs, features and outputs by their index in the lists of the
 /// signature.
 #[derive(Clone, Debug, Deserialize)]
@@ -11,17 +13,29 @@ pub struct GraphDescription {
     pub session: u64,
     /// The part of the graph that computes ids, which runs before the lookups; None if requests have all ids.
     pub computing: Option<ComputingDescription>,
-    /// Tensors of the graph to which vectors of features are fed.
-    pub rows: Vec<FedRows>,
-    /// Tensors of the graph to which inputs of the request are fed.
-    pub inputs: Vec<FedInput>,
-    /// Names of the graph's tensors that are the outputs of the signature.
+    /// The tensors that the graph is fed.
+    pub fed: Feeding,
+    /// The tensors that the graph is fed if the shapes of a request do not fit those of `fed`: each feature's vectors by
+    /// themselves, so that the graph joins them or refuses the request. None if `fed` takes any shapes.
+    pub apart: Option<Feeding>,
+    /// Names of the graph's tensors that are the outputs of the signature; "" for a sparse or composite output, which no
+    /// answer can carry.
     pub outputs: Vec<String>,
     /// Names of operations that must run with the fetches of each request, such as assertions, which may refuse the
     /// request.
     pub targets: Vec<String>,
     /// The batching parameters of the signature (`batching::Parameters`); None: each request runs by itself.
     pub batching: Option<serde_json::Value>,
+}
+
+/// The tensors that a run of a graph is fed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Feeding {
+    /// Tensors to which vectors of features are fed.
+    pub rows: Vec<FedRows>,
+    /// Tensors to which inputs of the request are fed.
+    pub inputs: Vec<FedInput>,
 }
 
 /// The part of a graph that computes ids. It runs first, before the core looks up rows and runs the rest of the graph.
@@ -48,6 +62,8 @@ pub struct FedRows {
     /// Shape of one row of the tensor that is fed the vectors; None if only one feature is fed and the tensor's shape
     /// depends on the request.
     pub shape: Option<Vec<usize>>,
+    /// Dtype of the tensor: float32, or the dtype in which the feature's table stores its numbers.
+    pub dtype: DataType,
 }
 
 /// One feature whose vectors are columns of a fed tensor.
@@ -69,4 +85,21 @@ pub struct FedInput {
     pub tensor: String,
     /// Index of the input in the signature.
     pub input: usize,
+    /// The part of the input that is fed.
+    #[serde(default)]
+    pub form: FedForm,
+}
+
+/// The part of an input that is fed to a tensor of the graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FedForm {
+    /// The input as it is.
+    #[default]
+    Tensor,
+    /// The indices of the sparse `[B, K]` matrix whose rows the input, row splits, separates: `[N, 2]` int64, row and
+    /// place in the row.
+    Indices,
+    /// The dense shape of this matrix: `[2]` int64, B and K, the length of the longest row.
+    DenseShape,
 }

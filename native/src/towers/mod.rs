@@ -4,6 +4,7 @@
 pub mod batching;
 pub mod c_api;
 mod description;
+mod lazy;
 pub mod session;
 pub mod tensor;
 #[cfg(test)]
@@ -11,4 +12,5 @@ mod tests;
 mod tower;
 
 pub use batching::Batcher;
+pub use lazy::LazyGraph;
 pub use tower::{Tower, open};

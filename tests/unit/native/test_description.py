@@ -31,8 +31,8 @@ def opened(folder: Path) -> OpenedLookups:
 
 def described(folder: Path) -> tuple[Described, dict[str, Any]]:
     """Returns the description of an artifact as version 7 of model m, and the object in its text."""
-    found = describe("m", 7, opened(folder))
-    assert found is not None
+    lookups = opened(folder)
+    found = describe("m", 7, lookups, others=left_out(lookups, lookups.signatures, {}))
     return found, json.loads(found.text)
 
 
@@ -71,7 +71,7 @@ def test_paged_tables_are_said_and_their_files_mapped(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "1", dtype="int8")
     assert not any(one["is_paged"] for one in described(tmp_path / "1")[1]["tables"])
     found = describe("m", 7, replace(opened(tmp_path / "1"), is_paged=True))
-    assert found is not None and all(one["is_paged"] for one in json.loads(found.text)["tables"])
+    assert all(one["is_paged"] for one in json.loads(found.text)["tables"])
     pager = native.Pager(1 << 20)
     native.Servable(*found.arguments, None, pager)
     text, buffers, mark, _ = found.arguments
@@ -193,8 +193,10 @@ def test_all_lookups_are_described(tmp_path: Path) -> None:
     assert {(one["first_id"], one["num_oov_buckets"]) for one in hashed if one["is_hashed"]} == {(2, 7), (0, 9)}
 
 
-def test_a_version_without_lookups_and_graphs_has_no_description() -> None:
-    assert describe("m", 7, None) is None
+def test_a_version_without_graphs_names_its_predict(tmp_path: Path) -> None:
+    write_toy_model(tmp_path / "1")
+    _, document = described(tmp_path / "1")
+    assert {one["name"]: one["why"] for one in document["other_signatures"]} == {"serving_default": "no_tensorflow"}
 
 
 def test_ids_that_read_another_row_count_as_read(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ pytest.importorskip("service._native", reason="the native core is not built")
 
 from service.native.native_servable import compile_native
 
-MESSAGE = "signatures are left to the reference servers"
+MESSAGE = "the native core does not run signatures"
 
 
 def no_such_sum(lookups: OpenedLookups | None) -> OpenedLookups:

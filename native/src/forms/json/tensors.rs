@@ -4,7 +4,7 @@
 use smallvec::smallvec;
 
 use super::nested::{Leaves, Nested};
-use crate::plan::{Data, DataType, Declined, Dims, InputPlan, InputRole, Inputs, Signature, Strings, Tensor};
+use crate::plan::{Data, DataType, Declined, Dims, InputPlan, Inputs, Signature, Strings, Tensor};
 
 /// Returns a list of inputs without values: one None for each input of the signature.
 #[must_use]
@@ -12,13 +12,6 @@ pub fn no_inputs<'a>(signature: &Signature) -> Inputs<'a> {
     let mut inputs = Inputs::new();
     inputs.resize_with(signature.inputs.len(), || None);
     inputs
-}
-
-/// Says whether the signature's input with this index holds ids, row splits or weights of a ragged feature.
-#[must_use]
-pub fn is_ragged_part(signature: &Signature, index: usize) -> bool {
-    let mut ragged = signature.features.iter().filter(|feature| feature.row_splits.is_some());
-    signature.inputs[index].role == InputRole::SplitsOrWeights || ragged.any(|feature| feature.ids == index)
 }
 
 /// Converts a parsed JSON value to the tensor of one input of the signature, and adds the tensor to `inputs`.
@@ -35,23 +28,22 @@ pub fn add_dense<'a>(
     add(inputs, index, tensor(&signature.inputs[index], leaves, dims)?)
 }
 
-/// Converts lists of ids, one list for each row, to the ids and row splits of a ragged feature, and adds both to
-/// `inputs`. `weights` are lists of the same lengths.
+/// Converts lists of values, one list for each row, to the values and row splits of a ragged tensor, and adds both to
+/// `inputs`. `ragged` is the tensor's index, `weights` are lists of the same lengths.
 ///
 /// # Errors
-/// As [`add_dense`]; or the feature takes no weights, or the lists of weights have other lengths.
+/// As [`add_dense`]; or the tensor takes no weights, or the lists of weights have other lengths.
 pub fn add_ragged<'a>(
     inputs: &mut Inputs<'a>,
     signature: &Signature,
-    feature: usize,
+    ragged: usize,
     ids: Nested<'a>,
     weights: Option<Nested<'a>>,
 ) -> Result<(), Declined> {
-    let feature = &signature.features[feature];
-    let row_splits = feature.row_splits.ok_or(Declined::Unusual)?;
+    let ragged = &signature.ragged[ragged];
     let (ids, splits) = ids.into_rows().ok_or(Declined::Unusual)?;
     if let Some(weights) = weights {
-        let index = feature.weights.ok_or(Declined::Unusual)?;
+        let index = ragged.weights.ok_or(Declined::Unusual)?;
         let (weights, other_splits) = weights.into_rows().ok_or(Declined::Unusual)?;
         if splits != other_splits {
             return Err(Declined::Unusual);
@@ -60,10 +52,10 @@ pub fn add_ragged<'a>(
         add(inputs, index, tensor(&signature.inputs[index], weights, dims)?)?;
     }
     let dims = smallvec![ids.len()];
-    add(inputs, feature.ids, tensor(&signature.inputs[feature.ids], ids, dims)?)?;
+    add(inputs, ragged.values, tensor(&signature.inputs[ragged.values], ids, dims)?)?;
     let dims = smallvec![splits.len()];
     let leaves = Leaves::Ints(splits);
-    add(inputs, row_splits, tensor(&signature.inputs[row_splits], leaves, dims)?)
+    add(inputs, ragged.row_splits, tensor(&signature.inputs[ragged.row_splits], leaves, dims)?)
 }
 
 fn add<'a>(inputs: &mut Inputs<'a>, index: usize, tensor: Tensor<'a>) -> Result<(), Declined> {

@@ -31,22 +31,25 @@ pub enum InputKind {
         ids: usize,
     },
     /// The input has the row splits of a ragged feature.
-    Splits,
+    Splits {
+        /// Whether the graph is fed a sparse matrix, which has as many columns as the longest row has values.
+        is_sparse: bool,
+    },
 }
 
 /// Returns the kind of each input of a signature.
 pub fn input_kinds(plan: &Signature) -> Vec<InputKind> {
     let kind = |index: usize| {
-        for feature in &plan.features {
-            let Some(splits) = feature.row_splits else { continue };
+        for ragged in &plan.ragged {
+            let splits = ragged.row_splits;
             if splits == index {
-                return InputKind::Splits;
+                return InputKind::Splits { is_sparse: ragged.is_sparse };
             }
-            if feature.ids == index {
+            if ragged.values == index {
                 return InputKind::Ids { splits };
             }
-            if feature.weights == Some(index) {
-                return InputKind::Weights { splits, ids: feature.ids };
+            if ragged.weights == Some(index) {
+                return InputKind::Weights { splits, ids: ragged.values };
             }
         }
         InputKind::Rows
@@ -104,7 +107,7 @@ impl OwnedInputs {
             };
             let found = match kind {
                 InputKind::Rows => size,
-                InputKind::Splits => size.saturating_sub(1),
+                InputKind::Splits { .. } => size.saturating_sub(1),
                 InputKind::Ids { .. } | InputKind::Weights { .. } => continue,
             };
             if *rows.get_or_insert(found) != found {
@@ -122,6 +125,12 @@ impl OwnedInputs {
             let mut inner: Dims = tensor.dims.iter().skip(1).copied().collect();
             if pads && *kind == InputKind::Rows && !tensor.dims.contains(&0) {
                 inner.fill(ANY_SIZE);
+            }
+            if *kind == (InputKind::Splits { is_sparse: true }) {
+                // The columns of a sparse matrix may be columns of an output, so requests with another number of columns
+                // would change it.
+                let rows = tensor.dims.first().map_or(0, |size| size.saturating_sub(1));
+                inner.push((0..rows).map(|row| tensor.split(row + 1) - tensor.split(row)).max().unwrap_or(0));
             }
             // The ids of a request without weights would lack weights in a batch with weighted requests.
             let is_unweighted = matches!(kind, InputKind::Weights { ids, .. } if self.is_unweighted(tensor, *ids));
@@ -152,7 +161,7 @@ impl OwnedInputs {
         };
         match kind {
             InputKind::Rows => rows.clone(),
-            InputKind::Splits => rows.start..rows.end + 1,
+            InputKind::Splits { .. } => rows.start..rows.end + 1,
             InputKind::Ids { splits } => of_ids(splits),
             InputKind::Weights { splits, ids } => {
                 let is_unweighted = self.0[index].as_ref().is_some_and(|weights| self.is_unweighted(weights, ids));
@@ -190,7 +199,7 @@ fn owned(kind: InputKind, tensor: &plan::Tensor<'_>) -> Owned {
     let mut dtype = tensor.dtype;
     let elements = match &tensor.data {
         Data::Strings(strings) => Elements::Strings(strings.parts.iter().map(|part| part.to_vec()).collect()),
-        _ if kind == InputKind::Splits => {
+        _ if matches!(kind, InputKind::Splits { .. }) => {
             dtype = DataType::Int64;
             Elements::Numbers(plan::integers(tensor).iter().flat_map(|number| number.to_le_bytes()).collect())
         }
@@ -215,7 +224,8 @@ pub fn join(kinds: &[InputKind], parts: &[(&OwnedInputs, Range<usize>)]) -> Owne
         let pieces = parts
             .iter()
             .filter_map(|(inputs, rows)| Some((inputs.0[index].as_ref()?, inputs.range(index, *kind, rows))));
-        Some(if *kind == InputKind::Splits { join_splits(pieces) } else { join_rows(first, pieces) })
+        let are_splits = matches!(kind, InputKind::Splits { .. });
+        Some(if are_splits { join_splits(pieces) } else { join_rows(first, pieces) })
     };
     OwnedInputs(kinds.iter().enumerate().map(join_input).collect())
 }

@@ -255,7 +255,7 @@ impl BatchCall for Call {
 /// Says whether a batch may have been declined because of one of its requests.
 fn may_be_of_one(declined: &Declined) -> bool {
     match declined {
-        Declined::Graph | Declined::NotNative => true,
+        Declined::NotNative => true,
         // All requests of the batch are late, or its outputs have not its rows.
         Declined::Fault(fault) => !matches!(fault.code, Code::DeadlineExceeded | Code::FailedPrecondition),
         _ => false,
@@ -267,7 +267,7 @@ fn may_be_of_one(declined: &Declined) -> bool {
 fn run_joined(tasks: &[Task<Call>], pads: bool) -> Result<Vec<Vec<GraphOutput>>, Declined> {
     let first = &tasks[0].call;
     let plan = &first.servable.signatures()[first.signature];
-    let graph = plan.graph.as_ref().ok_or(Declined::NotNative)?;
+    let graph = plan.graph.as_ref().ok_or_else(|| faults::internal("a batch of a signature without a graph"))?;
     let rows: SmallVec<[usize; 16]> = tasks.iter().map(Task::rows).collect();
     let num_rows: usize = rows.iter().sum();
     let padding = if pads { first.padding(num_rows) } else { 0 };

@@ -469,7 +469,8 @@ fn only_requests_of_like_inputs_share_a_batch() {
     }
 }
 
-const BAG: [InputKind; 3] = [InputKind::Ids { splits: 1 }, InputKind::Splits, InputKind::Weights { splits: 1, ids: 0 }];
+const BAG: [InputKind; 3] =
+    [InputKind::Ids { splits: 1 }, InputKind::Splits { is_sparse: false }, InputKind::Weights { splits: 1, ids: 0 }];
 
 #[test]
 fn ids_and_row_splits_of_ragged_features_are_joined() {
