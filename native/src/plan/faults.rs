@@ -176,7 +176,7 @@ faults! {
     InvalidArgument init_signature(signature: &str)
         "\"{signature}\" prepares the graph when the model is loaded; no request can run it.";
     Unavailable only_lookups(model: &str, version: i64)
-        "Model \"{model}\" is not ready: version {version} is LOADING, and only its lookups are answered.";
+        "Model \"{model}\" is not ready: version {version} is LOADING, and only its lookups are answered";
     Unimplemented output_not_carried(signature: &str, output: &str)
         "Output \"{output}\" of signature \"{signature}\" is a sparse or composite tensor, which no answer can carry; name the other outputs in the request's output filter.";
 }
