@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from service.graph.table_rows import FeatureRows
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
+from tests.native_answers import native_answer
 from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, ZOO_ROWS
 
 pytestmark = pytest.mark.tf
@@ -76,8 +78,15 @@ def combined(servable: Servable) -> int:
 
 
 def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, Array]]) -> Servable:
-    """Checks that a version answers and refuses requests as its whole graph does; returns the servable with towers."""
-    opened += [ServableLoader(SERVE, "auto", 1)("m", 1, folder)]
+    """Checks that a version answers and refuses requests as its whole graph does, in the native core too.
+
+    Returns the servable with towers.
+    """
+    compile_native = None
+    if importlib.util.find_spec("service._native") is not None:
+        from service.native.native_servable import compile_native
+
+    opened += [ServableLoader(SERVE, "auto", 1, compile_native=compile_native)("m", 1, folder)]
     opened += [ServableLoader(SERVE, "auto", 1, has_towers=False)("m", 1, folder)]
     for request in requests:
         told: list[Any] = []
@@ -88,6 +97,14 @@ def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, 
             except InvalidRequest as error:
                 told.append(error.message)
         assert told[0] == told[1]
+        if compile_native is None:
+            continue
+        assert opened[-2].forwarded == {}
+        if isinstance(told[0], list):
+            assert native_answer(opened[-2], SIGNATURE, request)["score"].tolist() == told[0]
+        else:
+            with pytest.raises(ValueError, match="Fault|Graph|NotNative"):
+                native_answer(opened[-2], SIGNATURE, request)
     return opened[-2]
 
 
