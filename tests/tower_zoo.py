@@ -226,6 +226,27 @@ def _tags_request(rows: int, size: int, random: np.random.Generator) -> Request:
     return _ids(2)(rows, size, random) | tags
 
 
+def _stored(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any]]:
+    # Rows of 16-bit numbers and of float64 are fed as they are stored: alone, side by side, and by ids that the graph
+    # computes.
+    dtypes = (tf.float16, tf.float16, tf.bfloat16, tf.float64)
+    dims = (3, 5, 3, 3)
+    module.tables = {
+        f"t{i:02}": tf.Variable(tf.cast(_numbers(tf, (size, dim), i) / 4, dtype))
+        for i, (dtype, dim) in enumerate(zip(dtypes, dims, strict=True))
+    }
+    first, second, brain, double = module.tables.values()
+    top = _mlp(tf, module, "top", 17, 8, 1)
+
+    def score(*ids: Any) -> dict[str, Any]:
+        halves = tf.concat([tf.gather(first, ids[0]), tf.gather(second, ids[1])], 1)
+        doubles = tf.gather(double, ids[3]) + tf.gather(double, tf.math.floormod(ids[3] + 1, size))
+        parts = [halves, tf.gather(brain, ids[2]), doubles, tf.gather(double, ids[3])]
+        return {"score": top(tf.concat([tf.cast(part, tf.float32) for part in parts], 1)), "double": doubles}
+
+    return score, _id_specs(tf, 4)
+
+
 ZOO: Mapping[str, ZooModel] = {
     "dlrm": ZooModel(_dlrm, _dlrm_request),
     "dlrm_matrix": ZooModel(_dlrm_matrix, _dlrm_matrix_request),
@@ -235,4 +256,5 @@ ZOO: Mapping[str, ZooModel] = {
     "two_towers": ZooModel(_two_towers, _strings(2)),
     "columns": ZooModel(_columns, _columns_request),
     "tags": ZooModel(_tags, _tags_request),
+    "stored": ZooModel(_stored, _ids(4)),
 }

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.tf
 SERVE = frozenset({"serve"})
 COMPILE = None
 if find_core() is not None:
-    from service.native.native_servable import compile_native as COMPILE  # noqa: N812
+    from service.native.native_servable import compile_native as COMPILE
 TAGS = LookupFeature("tag_values", "tag_splits", combiner="mean", trailing_empty_rows="cut")
 
 
@@ -93,6 +93,14 @@ def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, 
             except InvalidRequest as error:
                 told.append(error.message)
         assert told[0] == told[1]
+        if compile_native is None:
+            continue
+        assert opened[-2].forwarded == {}
+        if isinstance(told[0], list):
+            assert native_answer(opened[-2], SIGNATURE, request)["score"].tolist() == told[0]
+        else:
+            with pytest.raises(ValueError, match="Fault|Graph|NotNative"):
+                native_answer(opened[-2], SIGNATURE, request)
     return opened[-2]
 
 

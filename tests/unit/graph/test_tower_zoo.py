@@ -21,7 +21,17 @@ from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 pytestmark = pytest.mark.tf
 
 # Model of the zoo -> the number of tensors with rows that the last run of its tower was fed.
-FED = {"dlrm": 8, "dlrm_matrix": 8, "deepfm": 12, "many": 1, "hashed": 1, "two_towers": 2, "columns": 6, "tags": 3}
+FED = {
+    "dlrm": 8,
+    "dlrm_matrix": 8,
+    "deepfm": 12,
+    "many": 1,
+    "hashed": 1,
+    "two_towers": 2,
+    "columns": 6,
+    "tags": 3,
+    "stored": 5,
+}
 Pair = tuple[Servable, Servable]
 
 
