@@ -38,6 +38,7 @@ from service.reference.json_tensors import (
     predict_answer,
     predict_inputs,
 )
+from service.reference.model import Model
 from service.reference.models import Models
 from service.types import ModelRef
 
@@ -88,7 +89,7 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
         with models.lease(_ref(request)) as model:
             spec = model.signature(body.signature_name or "lookup")
             outputs = model.run(spec, lambda: lookup_inputs(body.features, body.weights, spec))
-        return json_answer(lookup_answer(outputs, strict=strict_json))
+        return json_answer(lookup_answer(outputs, strict=strict_json), headers=_version(model))
 
     def predict(body: bodies.PredictBody, request: Request) -> Response:
         """Runs a signature on tensors in JSON, given by row ("instances") or by column ("inputs")."""
@@ -102,7 +103,8 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
                 ) from error
             document = body.model_dump(include=body.model_fields_set & {"instances", "inputs"})
             outputs = model.run(spec, lambda: predict_inputs(document, spec))
-        return json_answer(predict_answer(outputs, by_row="instances" in document, strict=strict_json))
+        answer = predict_answer(outputs, by_row="instances" in document, strict=strict_json)
+        return json_answer(answer, headers=_version(model))
 
     def rows(body: bodies.RowsBody, request: Request) -> Response:
         """Returns the rows of a table for the ids in the request, not combined."""
@@ -110,7 +112,7 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
             raise IdsTooMany(f'input "ids": {len(body.ids)} ids, the limit is {_MAX_TABLE_ROWS} per request.')
         with models.lease(_ref(request)) as model:
             found = model.rows(request.path_params["table"], np.array(body.ids, np.int64))
-        return json_answer(dump({"rows": found}, strict=strict_json))
+        return json_answer(dump({"rows": found}, strict=strict_json), headers=_version(model))
 
     def tables(request: Request) -> Response:
         """Lists the embedding tables of a model version."""
@@ -189,6 +191,8 @@ def _json_route(max_body_bytes: int, strict_json: bool) -> type[APIRoute]:
             async def parse(request: Request) -> Response:
                 if request.method != "POST":
                     return await handle(request)
+                if request.headers.get("content-encoding", "identity") != "identity":
+                    raise MalformedPayload("The reference server reads no compressed bodies: send the body as it is.")
                 body = bytearray()
                 async for chunk in request.stream():
                     body += chunk
@@ -229,6 +233,10 @@ def _ref(request: Request) -> ModelRef:
     if version and int(version) >= 2**63:
         raise InvalidRequest(f"Failed to convert version: {version} to numeric.")
     return ModelRef(str(name), int(version) if version else None, label)
+
+
+def _version(model: Model) -> dict[str, str]:
+    return {"X-Model-Version": str(model.version)}
 
 
 def _malformed(request: Request) -> InvalidRequest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -185,18 +186,20 @@ def _combined(lookup: LookupFeature, table: Table, ids: Array, splits: Array, we
     if factors is not None and lookup.on_nonpositive_weight == "drop":
         counts &= flushed(factors) > 0
     lengths = np.bincount(of_row[counts], minlength=splits.size - 1)
-    found = combined(
-        _copies(lookup, table, rows[counts], "float32"),
-        lengths,
-        None if factors is None else factors[counts],
+    combine = partial(
+        combined,
         combiner=lookup.combiner or "sum",
         summation=lookup.summation,
         at_least_one=lookup.mean_divisor == "at_least_one",
     )
+    vectors = _copies(lookup, table, rows[counts], "float32")
+    found = combine(vectors, lengths, None if factors is None else factors[counts])
     if lookup.on_empty_row == "nan":
         found[lengths == 0] = np.nan
     elif lookup.on_empty_row == "default_row":
-        found[lengths == 0] = _copies(lookup, table, np.array([lookup.default_row]), "float32")
+        # As in safe_embedding_lookup_sparse, an empty row becomes a row with this one id, of weight 1.
+        vector = _copies(lookup, table, np.array([lookup.default_row]), "float32")
+        found[lengths == 0] = combine(vector, np.array([1]), None if factors is None else np.ones(1, np.float32))
     if lookup.trailing_empty_rows == "cut":
         return found[: int(np.flatnonzero(lengths)[-1]) + 1 if lengths.any() else 0]
     return found

@@ -4,10 +4,11 @@ All arithmetic is float32. As on TensorFlow's threads, it takes denormal numbers
 place; copies of rows keep them.
 
 Source: `_ragged_embedding_lookup_with_reduce` of python/tpu/tpu_embedding_for_serving.py and
-`sparse_embedding_aggregate_slice` of python/tpu/feature_column_v2.py (combiners), `_clip` of
-python/ops/embedding_ops.py (max_norm); orders of additions: SparseSegmentReductionOpBase::Reduce of
-core/kernels/segment_reduction_ops_impl.h (blocks_of_8), and the packets of InnerMostDimPreserver in Eigen's
-TensorReduction.h, as SegmentSum uses it (four_lanes). TensorFlow 2.21.
+`sparse_embedding_aggregate_slice` of python/tpu/feature_column_v2.py (combiners), `clip_by_norm` of
+python/ops/clip_ops.py (max_norm); orders of additions: SparseSegmentReductionOpBase::Reduce of
+core/kernels/segment_reduction_ops_impl.h (blocks_of_8), and of Eigen's TensorReduction.h InnerMostDimPreserver, as
+SegmentSum uses it (four_lanes), and InnerMostDimReducer (norms), with the packets of eight numbers of TensorFlow's
+wheels for x86-64. TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from service.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_co
 
 # Columns that one SIMD instruction adds, and the fewest ids of a row whose vectors the order four_lanes adds in lanes.
 _PACKET, _LEAST_FOR_LANES = 8, 16
+# Numbers that Eigen adds up without halving them.
+_LEAF = 1024 * _PACKET
 # Largest sum of ones in float32: from 2**24 on, adding 1 does not change the sum.
 _MOST_ONES = 1 << 24
 _LEAST_NORMAL = np.finfo(np.float32).smallest_normal
@@ -137,8 +140,39 @@ def bounded(vectors: Array, max_norm: float | None) -> Array:
     if max_norm is None:
         return vectors
     bound = np.float32(max_norm)
-    norms = np.sqrt(np.square(flushed(vectors)).sum(axis=1, keepdims=True, dtype=np.float32))
-    return flushed(product(vectors, bound) / np.maximum(norms, bound))
+    norms = np.sqrt(_sums_of_packets(product(vectors, vectors)))[:, None]
+    # Unlike np.maximum's order of operands, the comparison says that a norm of NaN stays.
+    return flushed(product(vectors, bound) / np.where(norms < bound, bound, norms))
+
+
+def _sums_of_packets(numbers: Array, first: int = 0) -> Array:
+    """Adds up each row of [N, D] positive float32 numbers in the order of Eigen's InnerMostDimReducer.
+
+    Four packets of eight numbers are added at a time, to four sums. A row of more than 1024 packets is halved.
+
+    Args:
+      first: position of the first column in the whole row.
+    """
+    count = numbers.shape[1]
+    if count > _LEAF:
+        middle = first + (count + 1) // 2
+        split = min((middle + _PACKET - 1) // _PACKET * _PACKET - first, count)
+        return _sums_of_packets(numbers[:, :split], first) + _sums_of_packets(numbers[:, split:], first + split)
+    packed = count // _PACKET
+    packets = numbers[:, : packed * _PACKET].reshape(len(numbers), packed, _PACKET)
+    sums = np.zeros((len(numbers), 4, _PACKET), np.float32)
+    for k in range(packed // 4):
+        sums += packets[:, 4 * k : 4 * k + 4]
+    total = sums[:, 0]
+    for more in (sums[:, 1:], packets[:, packed // 4 * 4 :]):
+        for k in range(more.shape[1]):
+            total = total + more[:, k]
+    rest = np.zeros(len(numbers), np.float32)
+    for column in range(packed * _PACKET, count):
+        rest = rest + numbers[:, column]
+    halves = total[:, :4] + total[:, 4:]
+    found: Array = rest + ((halves[:, 0] + halves[:, 2]) + (halves[:, 1] + halves[:, 3]))
+    return found
 
 
 def combined(
