@@ -39,7 +39,7 @@ $(READY): pyproject.toml client/pyproject.toml requirements.lock
 	@touch $@
 
 # Removed first: a running server has the file mapped, so it must not be written over. Where no new one can be built, the
-# reference servers in Python serve, and the next `make` tries again.
+# reference server in Python serves, and the next `make` tries again.
 $(CORE): $(READY) $(CORE_SOURCES)
 	@rm -f $@
 	@! command -v cargo >/dev/null || { \
@@ -48,7 +48,7 @@ $(CORE): $(READY) $(CORE_SOURCES)
 	@touch -c $@
 
 core: $(CORE)  ## build the native core, if its sources have changed
-	@[ -e $(CORE) ] || echo '!!! NO NATIVE CORE: reference servers in Python serve in its place; they are many times slower.' \
+	@[ -e $(CORE) ] || echo '!!! NO NATIVE CORE: the reference server in Python serves in its place; it is many times slower, without most settings.' \
 	  'It needs Rust $(RUST) and a C compiler: rustup, or on Debian 12 `apt install cargo-web`. Then run make again. !!!'
 
 demo: core  ## train on MovieLens 100K, export, serve, and show what to ask

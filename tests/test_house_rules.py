@@ -103,13 +103,33 @@ MAY_IMPORT: dict[str, Row] = {
         | {"service.engine.deltas", "service.engine.registry", "service.engine.servable"},
         {"numpy"},
     ),
-    # No other folder of the server may import TensorFlow. ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
+    # Beside the reference, no other folder of the server may import TensorFlow. ml_dtypes gives numpy bfloat16, and
+    # comes with TensorFlow.
     "service.graph": Row(
         _FORMATS
         | {"service._native"}
         # A tower gets the rows of all its tables in one block; the graphs write it with parts of the tables' code.
         | {"service.tables.plan", "service.tables.row_blocks", "service.tables.table"},
         {"numpy", "tensorflow", "ml_dtypes"},
+    ),
+    # The reference is independent of the core: it has its own tables, plans, checks and wires. It shares the formats of
+    # files, the rules by which versions are found, and the steps that prepare a graph.
+    "service.reference": Row(
+        _FORMATS
+        | {"service.configuration"}
+        | {f"service.engine.{name}" for name in ("load_rules", "model_config", "model_set", "registry", "servable")}
+        | {f"service.graph.{name}" for name in ("handles", "preparation", "sparse")},
+        {
+            "fastapi",
+            "google.protobuf.message",
+            "grpc",
+            "grpc_health",
+            "numpy",
+            "orjson",
+            "pydantic",
+            "tensorflow",
+            "uvicorn",
+        },
     ),
     # opentelemetry is an optional extra, so observe.tracing is the only module to import it, and only if --tracing is
     # set.
@@ -452,11 +472,11 @@ def test_unit_tests_lie_in_folders_of_the_tree() -> None:
     )
 
 
-def test_only_the_graph_folder_names_tensorflow() -> None:
+def test_only_graphs_and_the_reference_name_tensorflow() -> None:
     using = {
         file.parts[1] for file in SOURCES if file.parts[0] == "service" and "tensorflow" in set(imports(nodes(file)))
     }
-    assert using == {"graph"}
+    assert using == {"graph", "reference"}
 
 
 def test_load_tests_and_examples_know_the_wire_only() -> None:

@@ -78,21 +78,21 @@ _LOOKUPS = "--graph_signatures=off"
 # A request may wait 60 s in the server's queue. The requests of workload W3 are so slow that, with 32 connections, the
 # default limit would make the server refuse some of them and falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
-# The native server is bound to one processor core, so it gets one thread for connections.
-_NATIVE, _PYTHON = ("--data_plane=native", "--threads=1"), ("--data_plane=python",)
+# The core is bound to one processor core, so it gets one thread for connections.
+_CORE, _REFERENCE = ("--data_plane=core", "--threads=1"), ("--data_plane=reference",)
 SERVERS: Mapping[str, Start] = {
-    "service": _service("model", _LOOKUPS, *_NATIVE, *_PATIENT),
-    "service with TensorFlow": _service("model", *_NATIVE, *_PATIENT),
-    "service, Python": _service("model", _LOOKUPS, *_PYTHON, *_PATIENT),
-    "service with TensorFlow, Python": _service("model", *_PYTHON, *_PATIENT),
+    "service": _service("model", _LOOKUPS, *_CORE, *_PATIENT),
+    "service with TensorFlow": _service("model", *_CORE, *_PATIENT),
+    "service, reference": _service("model", _LOOKUPS, *_REFERENCE, *_PATIENT),
+    "service with TensorFlow, reference": _service("model", *_REFERENCE, *_PATIENT),
     "TensorFlow lookup": _service("graph_lookup"),
     "TensorFlow predict": _service("graph_predict"),
     "foreign, adopted": _service(foreign_model.ADOPTED, *_PATIENT),
     "foreign, whole": _service(foreign_model.WHOLE, *_PATIENT),
-    "one thread": _service("model", _LOOKUPS, "--data_plane=native", "--threads=1"),
-    "two threads": _service("model", _LOOKUPS, "--data_plane=native", "--threads=2"),
-    "service, keys": _service("model_keys", _LOOKUPS, *_NATIVE, *_PATIENT),
-    "service, keys, Python": _service("model_keys", _LOOKUPS, *_PYTHON, *_PATIENT),
+    "one thread": _service("model", _LOOKUPS, "--data_plane=core", "--threads=1"),
+    "two threads": _service("model", _LOOKUPS, "--data_plane=core", "--threads=2"),
+    "service, keys": _service("model_keys", _LOOKUPS, *_CORE, *_PATIENT),
+    "service, keys, reference": _service("model_keys", _LOOKUPS, *_REFERENCE, *_PATIENT),
     "grpcio constant": _baseline("grpcio_constant"),
     "hyper constant, gRPC": _baseline("hyper_constant", "grpc"),
     "hyper constant, JSON": _baseline("hyper_constant", "json"),
@@ -118,7 +118,7 @@ def models_of(wanted: Iterable[Case]) -> set[str]:
 
 def cases() -> Iterator[Case]:
     """Yields all cases of the benchmark, in the order in which the report shows them."""
-    for row, suffix in (("gRPC", ""), ("gRPC, Python", ", Python")):
+    for row, suffix in (("gRPC", ""), ("gRPC, reference", ", reference")):
         for workload in WORKLOADS:
             server = "service with TensorFlow" if workload == "W5" else "service"
             yield Case(row, workload, server + suffix, GRPC)
@@ -133,7 +133,7 @@ def cases() -> Iterator[Case]:
             yield Case(f"{row}, {threads}", "W2", threads, wire, is_free=True)
     for workload in ("W1", "W2"):
         yield Case("JSON", workload, "service", JSON)
-        yield Case("JSON, Python", workload, "service, Python", JSON)
+        yield Case("JSON, reference", workload, "service, reference", JSON)
     for row, server, path in (
         ("JSON, ASGI constant", "ASGI", "constant"),
         ("JSON, ASGI around orjson", "ASGI", "orjson"),
@@ -144,7 +144,6 @@ def cases() -> Iterator[Case]:
     yield Case(ENCODE_ALONE, "W2", "orjson", JSON, is_constant=True)
     for workload in ("W1", "W2", "W3", "W4"):
         yield Case("binary", workload, "service", BINARY)
-        yield Case("binary, Python", workload, "service, Python", BINARY)
     yield from _other_wires()
     for workload in ("W1", "W2", "W3"):
         path = f"/constant/{workload}"
@@ -162,13 +161,13 @@ def _other_wires() -> Iterator[Case]:
         for workload in WORKLOADS if wire.is_grpc else ("W1", "W2", "W5"):
             server = "service with TensorFlow" if workload == "W5" else "service"
             yield Case(row, workload, server, wire)
-            if workload in ("W2", "W5"):
-                yield Case(f"{row}, Python", workload, f"{server}, Python", wire)
+            # The reference server has no Open Inference Protocol.
+            if wire is REST and workload in ("W2", "W5"):
+                yield Case(f"{row}, reference", workload, f"{server}, reference", wire)
     yield Case("binary", "W5", "service with TensorFlow", BINARY)
-    yield Case("binary, Python", "W5", "service with TensorFlow, Python", BINARY)
     for row, wire in (("gRPC, keys", GRPC_KEYS), ("JSON, keys", JSON_KEYS)):
         yield Case(row, "W2", "service, keys", wire)
-        yield Case(f"{row}, Python", "W2", "service, keys, Python", wire)
+        yield Case(f"{row}, reference", "W2", "service, keys, reference", wire)
 
 
 def _foreign() -> Iterator[Case]:

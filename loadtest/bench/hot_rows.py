@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     prepared(folder, size)
     data = Data(TINY if options.tiny else FULL)
     first, *others = sorted(os.sched_getaffinity(0))
-    where = (f"--model_name={MODEL}", f"--model_base_path={folder / 'model'}", "--data_plane=native", "--threads=1")
+    where = (f"--model_name={MODEL}", f"--model_base_path={folder / 'model'}", "--data_plane=core", "--threads=1")
     servers = {
         name: Service(frozenset({first}), (*where, "--graph_signatures=off", f"--hot_rows={name}"))
         for name in ("false", "true")

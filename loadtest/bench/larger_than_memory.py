@@ -174,7 +174,7 @@ def _started(stack: ExitStack, folder: Path, num_rows: int, options: argparse.Na
         _forget(folder / name)
         group = stack.enter_context(MemoryGroup(options.limit_mib << 20))
         flags = (f"--model_base_path={folder / name}", "--graph_signatures=off", "--verify_tables=off")
-        more = ("--max_queue_ms=60000", "--data_plane=native", "--threads=2", *_FLAGS[name])
+        more = ("--max_queue_ms=60000", "--data_plane=core", "--threads=2", *_FLAGS[name])
         with group.inside():
             service = Service(frozenset(os.sched_getaffinity(0)), (*flags, *more))
         stack.callback(service.stop)

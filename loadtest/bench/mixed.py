@@ -1,6 +1,6 @@
 """Measures the latency of one-row lookups while the same server answers larger requests.
 
-python -m loadtest.bench.mixed                    both data planes, the native one with two threads
+python -m loadtest.bench.mixed                    the native core with two threads, and the reference server
 python -m loadtest.bench.mixed --seconds 5 --rounds 5
 """
 
@@ -66,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     where = (f"--model_name={MODEL}", f"--model_base_path={folder / 'model'}", "--max_queue_ms=60000")
     everything = frozenset(os.sched_getaffinity(0))
     servers = {
-        "native": Service(everything, (*where, "--data_plane=native", "--threads=2")),
-        "python": Service(everything, (*where, "--data_plane=python")),
+        "core": Service(everything, (*where, "--data_plane=core", "--threads=2")),
+        "reference": Service(everything, (*where, "--data_plane=reference")),
     }
     shots: dict[tuple[str, str], list[Shot]] = {}
     try:

@@ -1,6 +1,6 @@
 """Measures the server's processor time for a Predict of other projects' clients, with and without extra header fields.
 
-python -m loadtest.bench.real_clients                            native core and Python data plane, side by side
+python -m loadtest.bench.real_clients                            native core and reference server, side by side
 python -m loadtest.bench.real_clients --clients grpcio,ghz --seconds 5 --rounds 5
 
 h2load and ghz are found in PATH, @grpc/grpc-js in NODE_PATH. A client that is not installed is skipped, with a line of
@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--clients", default=",".join(CLIENTS), help="comma-separated (default: %(default)s)")
-    parser.add_argument("--planes", default="native,python")
+    parser.add_argument("--planes", default="core,reference")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     options = parser.parse_args(arguments)

@@ -63,7 +63,7 @@ def main() -> None:
             **({"remote, before": (remote, options.before.resolve())} if options.before else {}),
         }
         cores = frozenset(os.sched_getaffinity(0))
-        base = [f"--model_name={_MODEL}", f"--model_base_path={version.parent}", "--data_plane=native"]
+        base = [f"--model_name={_MODEL}", f"--model_base_path={version.parent}", "--data_plane=core"]
         services = {name: Service(cores, [*base, *flags], root) for name, (flags, root) in started.items()}
         for service in services.values():
             stack.callback(service.stop)

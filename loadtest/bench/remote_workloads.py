@@ -206,7 +206,7 @@ def _mapped(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
 @contextmanager
 def _serving(cluster: Cluster | None, base: Path, cache_bytes: int) -> Iterator[Service]:
     flags = [f"--model_name={MODEL}", f"--model_base_path={base}", "--graph_signatures=off", "--verify_tables=off"]
-    flags += ["--data_plane=native", "--paged_tables=off", "--max_queue_ms=60000"]
+    flags += ["--data_plane=core", "--paged_tables=off", "--max_queue_ms=60000"]
     if cluster is not None:
         address = cluster.address + "?timeout_ms=60000&node_timeout_ms=30000"
         flags.append("--remote_tables=" + ";".join(f"{table}={address}" for table in _TABLE_OF.values()))

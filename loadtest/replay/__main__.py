@@ -3,7 +3,7 @@
     python -m loadtest.replay record --server-from 4c1faef7 --out ../corpus     20,000 requests, and hand-written ones
     python -m loadtest.replay record --server-from . --out ../batched -- --enable_batching
     python -m loadtest.replay replay --corpus ../corpus                         this checkout's server
-    python -m loadtest.replay replay --corpus ../corpus -- --data_plane=python
+    python -m loadtest.replay replay --corpus ../corpus -- --threads=1
     python -m loadtest.replay replay --corpus ../corpus --forms lookup --only 'random 17'
 
 `record` sends each request to two processes of the server, so that it knows which parts of an answer vary by chance.

@@ -673,6 +673,8 @@ struct LimitsConfig {
     stall_timeout_s: f64,
     keep_alive_s: f64,
     http_timeout_s: f64,
+    max_message_bytes: usize,
+    grpc_idle_s: Option<f64>,
 }
 
 impl ServerConfig {
@@ -690,6 +692,7 @@ impl ServerConfig {
             http_tls: self.tls.http.map(|pem| pem.server_config(Wire::Http)).transpose()?,
             limits: Limits {
                 max_request_bytes: limits.max_request_bytes,
+                max_message_bytes: limits.max_message_bytes,
                 max_response_bytes: limits.max_response_bytes,
                 gzip_min_bytes: limits.gzip_min_bytes,
                 max_bytes_in_flight: limits.max_bytes_in_flight,
@@ -703,6 +706,7 @@ impl ServerConfig {
                 head_timeout: time(limits.head_timeout_s)?,
                 stall_timeout: time(limits.stall_timeout_s)?,
                 keep_alive: time(limits.keep_alive_s)?,
+                grpc_keep_alive: limits.grpc_idle_s.map(time).transpose()?,
                 http_timeout: time(limits.http_timeout_s)?,
                 ..Limits::default()
             },

@@ -6,11 +6,20 @@ A flag of TensorFlow Serving keeps its meaning here.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from service.configuration.server_settings import ServerSettings
 from service.configuration.setting_fields import setting
+
+# Channel argument of gRPC that the native core follows -> the setting that the core has for it.
+CORE_CHANNEL_ARGUMENTS: Mapping[str, str] = {
+    "grpc.max_receive_message_length": "max_message_bytes",
+    "grpc.max_connection_idle_ms": "grpc_idle_s",
+}
+# The largest int32 means no limit, as in gRPC.
+_NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,9 @@ class ListenerSettings(ServerSettings):
     )
     grpc_socket_path: str = setting("", "Unix socket to serve gRPC on, beside the port.")
     grpc_channel_arguments: str = setting(
-        "", "Comma-separated channel arguments of gRPC, such as grpc.max_connection_age_ms=2000."
+        "",
+        "Comma-separated channel arguments of gRPC, such as grpc.max_receive_message_length=1000000; the native core "
+        "follows a few, see docs/wire.md, and a warning names the others.",
     )
     enable_serialization_as_tensor_content: bool = setting(
         False, "Whether answers to Predict over gRPC have tensor_content in place of the *_val fields."
@@ -165,6 +176,26 @@ class ListenerSettings(ServerSettings):
         """The values of --grpc_channel_arguments as (name, value) pairs; whole numbers are int."""
         pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
         return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Largest message over gRPC, in bytes: by a channel argument, else max_request_bytes."""
+        return self._channel_limit("grpc.max_receive_message_length", self.max_request_bytes)
+
+    @property
+    def grpc_idle_s(self) -> float | None:
+        """Seconds after which a gRPC connection without calls is closed, by a channel argument; None: never."""
+        limit_ms = self._channel_limit("grpc.max_connection_idle_ms", _NO_LIMIT)
+        return None if limit_ms == _NO_LIMIT else limit_ms / 1e3
+
+    def _channel_limit(self, name: str, default: int) -> int:
+        value = dict(self.channel_arguments).get(name, default)
+        return value if isinstance(value, int) and 0 <= value < _NO_LIMIT else default
+
+    @property
+    def idle_channel_arguments(self) -> list[str]:
+        """The names in --grpc_channel_arguments that have no effect on the native core."""
+        return [name for name, _ in self.channel_arguments if name not in CORE_CHANNEL_ARGUMENTS]
 
     @property
     def cors_origins(self) -> tuple[str, ...]:

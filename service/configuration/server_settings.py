@@ -102,7 +102,7 @@ class ServerSettings:
     threads: str = setting(
         "auto",
         "Threads of the native core that serve connections; 'auto' is one for each processor, or as many as the CPU "
-        "quota allows. The Python data plane has one event loop for HTTP, and grpc_max_threads for gRPC.",
+        "quota allows.",
     )
     workers: str = setting("", "Former name of threads; not used with threads.")
     file_system_poll_wait_seconds: float = setting(

@@ -53,10 +53,11 @@ class Settings(ListenerSettings):
     store_poll_wait_seconds: float = setting(
         60.0, "Seconds between listings of a model's versions in an object store, give or take a fifth.", 0.01, 86400
     )
-    data_plane: Literal["auto", "native", "python"] = setting(
+    data_plane: Literal["auto", "core", "reference"] = setting(
         "auto",
-        "The part of the server that answers requests: 'native' is the compiled core, with many threads; 'python' is "
-        "slower and gives the same answers; 'auto' is native if the core is installed and the other settings allow it.",
+        "The server that answers requests: 'core' is the compiled core, with many threads; 'reference' is a small "
+        "server in Python with the same answers, many times slower and without most settings, see "
+        "docs/reference-server.md; 'auto' is the core if it is installed.",
     )
     warm: bool = setting(
         False,

@@ -150,7 +150,7 @@ class RemoteTables:
             if cache is None or not cache.holds_rows:
                 raise ArtifactError(
                     f"table {name!r} has on_unavailable=stale, and no cache can have its rows: give "
-                    "--remote_cache_bytes, and do not give --data_plane=python"
+                    "--remote_cache_bytes, and do not give --data_plane=reference"
                 )
             cached = partial(cache.rows, layout, version)
         with self._changing:

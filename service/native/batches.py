@@ -54,7 +54,7 @@ def create_batcher(settings: Settings, parameters: BatchingParameters | None) ->
     """
     if parameters is None:
         return None
-    if settings.data_plane != "native":
+    if settings.data_plane != "core":
         logger.warning("--enable_batching has no effect: the servers in Python answer each request by itself")
         return None
     return Batcher(parameters.num_batch_threads or settings.graph_threads, parameters.thread_pool_name)

@@ -1,4 +1,4 @@
-"""Decides whether the native core or Python answers requests, and logs why."""
+"""Decides whether the native core or the reference server answers requests, and logs why."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from service.configuration.start_error import StartError
 
 logger = logging.getLogger(__name__)
 
-_MISSING = (
-    "the native core is not installed, so Python answers: a lookup of one row takes several times as long, and large "
-    "requests delay small ones. To get the core, install Rust (rustup, or Debian's rustc-web and cargo-web) and run "
-    "`pip install` again"
+_HOW_TO_GET_IT = (
+    "To get the core, install Rust (rustup, or Debian's rustc-web and cargo-web) and run `pip install` again"
 )
 
 
@@ -29,26 +27,23 @@ def has_core() -> bool:
 
 
 def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core) -> Settings:
-    """Returns the settings with "native" or "python" in place of data_plane "auto"; logs why the core is not used.
+    """Returns the settings with "core" or "reference" in place of data_plane "auto"; logs that the reference is used.
 
     Raises:
-      StartError: --data_plane=native, but the core is not installed.
+      StartError: --data_plane=core, but the core is not installed.
     """
-    if settings.data_plane == "python":
-        return settings
-    if not has_core():
-        if settings.data_plane == "native":
-            raise StartError(f"--data_plane=native: {_MISSING}, or leave the flag out.")
-        logger.warning(_MISSING)
-        return replace(settings, data_plane="python")
-    if why := _not_native(settings):
-        logger.warning("Python answers in place of the native core", extra={"reason": why})
-        return replace(settings, data_plane="python")
-    return replace(settings, data_plane="native")
-
-
-def _not_native(settings: Settings) -> str:
-    """Returns why a setting needs the Python servers in place of the native core; "" if no setting does."""
-    if settings.grpc_channel_arguments:
-        return "--grpc_channel_arguments are settings of Google's library"
-    return ""
+    if settings.data_plane == "core" and not has_core():
+        raise StartError(
+            f"--data_plane=core: the native core is not installed. {_HOW_TO_GET_IT}, or leave the flag out."
+        )
+    if settings.data_plane == "core" or (settings.data_plane == "auto" and has_core()):
+        if idle := settings.idle_channel_arguments:
+            told = {"flag": "--grpc_channel_arguments", "arguments": idle}
+            logger.warning("channel arguments have no effect on the native core", extra=told)
+        return replace(settings, data_plane="core")
+    why = "--data_plane=reference asks for it" if settings.data_plane == "reference" else "the core is not installed"
+    logger.warning(
+        "this is the reference server: it answers many times slower than the native core, and lacks most settings",
+        extra={"reason": f"{why}. {_HOW_TO_GET_IT}."},
+    )
+    return replace(settings, data_plane="reference")

@@ -154,6 +154,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
         "slow_from_s": settings.slow_request_ms / 1e3 or None,
         "limits": {
             "max_request_bytes": settings.max_request_bytes,
+            "max_message_bytes": settings.max_message_bytes,
             "max_response_bytes": settings.max_response_bytes,
             "gzip_min_bytes": settings.rest_api_gzip_min_bytes,
             "max_bytes_in_flight": settings.max_bytes_in_flight,
@@ -170,6 +171,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "stall_timeout_s": settings.rest_api_stall_timeout_s,
             "keep_alive_s": settings.rest_api_keep_alive_s,
             "http_timeout_s": settings.rest_api_timeout_s,
+            "grpc_idle_s": settings.grpc_idle_s,
         },
     }
 

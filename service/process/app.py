@@ -88,7 +88,7 @@ class App:
             has_answers=settings.request_log_answers,
         )
         # Without the native core there is no RoutePublisher, because Python answers all requests.
-        self._routes = RoutePublisher(self._request_logs.recorders) if settings.data_plane == "native" else None
+        self._routes = RoutePublisher(self._request_logs.recorders) if settings.data_plane == "core" else None
         self._health = HealthUpdates(lambda: self._servers.set_serving(self._registry.is_ready))
         self._registry = Registry(
             self._version_changed, self._routes, on_problem=self._health.note, is_strict=settings.strict_readiness

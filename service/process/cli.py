@@ -12,7 +12,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import (
@@ -28,6 +28,10 @@ from service.observe.log_writer import LogWriter
 from service.observe.logs import configure_logging, name_requests_in_log
 from service.observe.native_lines import native_lines_in_log
 from service.process.resources import keep_freed_memory, raise_descriptor_limit
+
+if TYPE_CHECKING:
+    from service.process.app import App
+    from service.process.reference_server import ReferenceServer
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +139,16 @@ def _base_path_faults(settings: Settings) -> list[str]:
     return base_path_faults(settings)
 
 
+def _server_of(settings: Settings) -> type[App] | type[ReferenceServer]:
+    if settings.data_plane == "reference":
+        from service.process.reference_server import ReferenceServer
+
+        return ReferenceServer
+    from service.process.app import App
+
+    return App
+
+
 def _serve(settings: Settings) -> int:
     prepare_libraries()
     # Garbage collection is off during the imports below: it would take a fifth of their time and find no garbage.
@@ -148,11 +162,11 @@ def _serve(settings: Settings) -> int:
     name_requests_in_log(request_context.request_id.get)
     raise_descriptor_limit()
     keep_freed_memory(settings.keep_freed_mib)
-    from service.process.app import App
+    server = _server_of(settings)
 
     # gc.freeze() spares later garbage collections the imported objects, which live as long as the process.
     gc.freeze()
     gc.enable()
-    if loading := uvloop.run(App(settings).run()):
+    if loading := uvloop.run(server(settings).run()):
         logger.warning("not waiting for models that still load", extra={"models": loading})
     return 0

@@ -56,7 +56,7 @@ def create_reference_grpc_server(
 def _create(settings: Settings, engine: Engine, access: Access | None, **more: Any) -> GrpcServer:
     return GrpcServer(
         engine,
-        max_message_bytes=settings.max_request_bytes,
+        max_message_bytes=settings.max_message_bytes,
         max_workers=settings.grpc_max_threads,
         as_content=settings.enable_serialization_as_tensor_content,
         guard=None if access is None else Guard(access.callers, access.engine.of),

@@ -50,8 +50,10 @@ const LEAST_BYTES_PER_S: u64 = 1024;
 /// another scope.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Maximal size of a request's body or message, in bytes.
+    /// Maximal size of a request's body over HTTP, in bytes.
     pub max_request_bytes: usize,
+    /// Maximal size of a request's message over gRPC, in bytes.
+    pub max_message_bytes: usize,
     /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
     /// Size from which HTTP answers are compressed for clients that accept it; 0 for never.
@@ -100,6 +102,7 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             max_request_bytes: 64 << 20,
+            max_message_bytes: 64 << 20,
             max_response_bytes: 256 << 20,
             gzip_min_bytes: 32 << 10,
             max_bytes_in_flight: 1 << 30,

@@ -115,7 +115,7 @@ impl Compressed {
         }
         // The bytes are not counted against the limit on bytes in flight: each thread holds one such body at a time, and
         // a request that waits counts its body.
-        self.inflate(INLINE_BYTES, |_| true).ok()
+        self.inflate(INLINE_BYTES.min(self.limit), |_| true).ok()
     }
 
     /// Returns the inflated size that the body's last bytes tell; a body of several gzip members tells another one.

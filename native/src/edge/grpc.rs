@@ -71,7 +71,7 @@ pub fn begin(
             first = Some(inflated.flatten().unwrap_or(data));
         }
         if let Some(message) = first.as_deref().and_then(grpc_message::whole)
-            && message.len() <= INLINE_BYTES
+            && message.len() <= INLINE_BYTES.min(shared.limits.max_message_bytes)
             && body.is_end_stream()
         {
             let outcome = shared.call(Effort::Small, connection, &plain.terms, |dispatch, call| {

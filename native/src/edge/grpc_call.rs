@@ -301,7 +301,7 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
     if incoming.shared.account.is_full() {
         return Gathered::Refused(incoming.shared.no_bytes(""));
     }
-    let limit = incoming.shared.limits.max_request_bytes;
+    let limit = incoming.shared.limits.max_message_bytes;
     let mut pace = Pace::new(&incoming.shared.limits);
     let mut one = first;
     let mut all: Vec<u8> = Vec::new();

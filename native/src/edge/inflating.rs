@@ -153,7 +153,7 @@ fn compressed_message(headers: &HeaderMap, data: &Bytes, limits: &Limits) -> Res
         });
     };
     let message = data.slice_ref(message);
-    Ok(Some(Compressed { coding, data: message, start: PREFIX_BYTES, limit: limits.max_request_bytes }))
+    Ok(Some(Compressed { coding, data: message, start: PREFIX_BYTES, limit: limits.max_message_bytes }))
 }
 
 /// Writes the prefix before an inflated message, and removes the metadata that names its compression.

@@ -127,6 +127,7 @@ impl Drop for Setup {
 pub fn limits() -> Limits {
     Limits {
         max_request_bytes: MAX_REQUEST_BYTES,
+        max_message_bytes: MAX_REQUEST_BYTES,
         stall_timeout: Duration::from_secs(1),
         head_timeout: Duration::from_millis(600),
         keep_alive: Duration::from_millis(600),

@@ -115,7 +115,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "enable_per_model_batching_parameters": ("true", True),
     "saved_model_tags": ("serve,tpu", "serve,tpu"),
     "graph_signatures": ("off", "off"),
-    "data_plane": ("python", "python"),
+    "data_plane": ("reference", "reference"),
     "threads": ("3", "3"),
     "workers": ("3", "3"),
     "graph_threads": ("3", 3),
@@ -372,6 +372,23 @@ def test_channel_arguments_are_numbers_where_grpc_takes_numbers() -> None:
         ("grpc.large", "4294967296"),
         ("grpc.negative", -1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message_bytes", "idle_s"),
+    [
+        ("", 64 << 20, None),
+        ("grpc.max_receive_message_length=2000,grpc.max_connection_idle_ms=1500", 2000, 1.5),
+        # As in gRPC, -1 and the largest int32 mean no limit; --max_request_bytes stays.
+        ("grpc.max_receive_message_length=-1,grpc.max_connection_idle_ms=2147483647", 64 << 20, None),
+    ],
+)
+def test_channel_arguments_that_the_core_has_are_its_limits(
+    text: str, message_bytes: int, idle_s: float | None
+) -> None:
+    settings = Settings(grpc_channel_arguments=text)
+    assert (settings.max_message_bytes, settings.grpc_idle_s) == (message_bytes, idle_s)
+    assert not settings.idle_channel_arguments
 
 
 def test_settings_can_not_be_changed() -> None:

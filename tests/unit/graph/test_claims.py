@@ -93,7 +93,7 @@ def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, 
             except InvalidRequest as error:
                 told.append(error.message)
         assert told[0] == told[1]
-        if compile_native is None:
+        if COMPILE is None:
             continue
         assert opened[-2].forwarded == {}
         if isinstance(told[0], list):

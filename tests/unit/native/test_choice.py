@@ -1,4 +1,4 @@
-"""The native core answers if it is installed and the settings allow it; else Python does, and the log says why."""
+"""The native core answers if it is installed, else the reference server does, and the log says so in one line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,30 @@ def chosen(*, is_installed: bool = True, **given: Any) -> Settings:
     return with_data_plane(Settings(model_base_path="m", **given), lambda: is_installed)
 
 
-def test_the_core_is_taken_where_it_is_installed() -> None:
-    assert chosen().data_plane == "native"
-    assert chosen(data_plane="python").data_plane == "python"
+def test_the_core_is_taken_where_it_is_installed(caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen().data_plane == "core"
+    assert chosen(data_plane="core").data_plane == "core"
+    assert not caplog.records
 
 
-def test_python_stands_in_for_a_missing_core_and_says_how_to_get_it(caplog: pytest.LogCaptureFixture) -> None:
-    assert chosen(is_installed=False).data_plane == "python"
-    assert "pip install" in caplog.text
+def test_channel_arguments_choose_no_other_server_and_those_without_effect_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = "grpc.max_receive_message_length=2000,grpc.max_connection_age_ms=1,grpc.lb_policy_name=x"
+    assert chosen(grpc_channel_arguments=text).data_plane == "core"
+    (record,) = caplog.records
+    assert record.arguments == ["grpc.max_connection_age_ms", "grpc.lb_policy_name"]  # type: ignore[attr-defined]
+
+
+def test_the_reference_says_that_it_is_slower_and_how_to_get_the_core(caplog: pytest.LogCaptureFixture) -> None:
+    for given in ({"is_installed": False}, {"data_plane": "reference"}):
+        caplog.clear()
+        assert chosen(**given).data_plane == "reference"
+        (record,) = caplog.records
+        assert "many times slower" in record.message
+        assert "pip install" in record.reason  # type: ignore[attr-defined]
+
+
+def test_a_core_that_is_asked_for_and_missing_stops_the_start() -> None:
     with pytest.raises(StartError, match="native core is not installed"):
-        chosen(is_installed=False, data_plane="native")
-
-
-def test_settings_of_grpcio_keep_python(caplog: pytest.LogCaptureFixture) -> None:
-    assert chosen(grpc_channel_arguments="grpc.max_connection_age_ms=1").data_plane == "python"
-    assert "Python answers in place of the native core" in caplog.text
+        chosen(is_installed=False, data_plane="core")

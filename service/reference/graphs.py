@@ -1,0 +1,125 @@
+"""Runs the signatures of a SavedModel that are no lookups: the whole graph, in one TensorFlow session.
+
+A session serves exports of TensorFlow 1 and 2 alike, which tf.saved_model.load does not. This is the only module of the
+reference that needs TensorFlow; it imports TensorFlow when the first graph is opened.
+
+Source: tensorflow/cc/saved_model/loader.cc (2.21).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.artifact.signature_def import read_meta_graph
+from service.errors import (
+    ArtifactError,
+    BackendFailure,
+    GraphRefusal,
+    InvalidRequest,
+    ServiceError,
+    Unimplemented,
+)
+from service.graph.handles import repair_handles
+from service.graph.preparation import asset_paths, init_op, restore_steps
+from service.graph.sparse import feed_with_sparse, read_sparse_names
+from service.types import Array, SignatureSpec, Tensors
+
+
+class Graph:
+    """A SavedModel's graph in a session, opened at the first run. Concurrency: any thread.
+
+    Args:
+      parallelism: TensorFlow's threads within an operation, and for operations side by side.
+    """
+
+    def __init__(self, artifact: Path, tags: frozenset[str], parallelism: tuple[int, int]) -> None:
+        self._artifact, self._tags, self._parallelism = artifact, tags, parallelism
+        self._opening = threading.Lock()
+        self._session: Any = None
+        self._sparse: Mapping[str, Any] = {}
+        self._calls: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Any] = {}
+
+    def open(self) -> None:
+        """Loads the graph and restores its variables; raises ArtifactError in TensorFlow's words."""
+        with self._opening:
+            if self._session is not None:
+                return
+            import tensorflow as tf
+
+            v1, artifact = tf.compat.v1, self._artifact
+            meta_graph = read_meta_graph(artifact / "saved_model.pb", self._tags)
+            repair_handles(meta_graph, artifact)
+            graph, (intra, inter) = tf.Graph(), self._parallelism
+            config = v1.ConfigProto(intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter)
+            try:
+                with graph.as_default():
+                    tf.import_graph_def(v1.GraphDef.FromString(meta_graph.graph_def.SerializeToString()), name="")
+                session = v1.Session(graph=graph, config=config)
+                steps = restore_steps(meta_graph, artifact)
+                if init := init_op(meta_graph):
+                    steps.append((init, asset_paths(meta_graph, artifact)))
+                for operation, fed in steps:
+                    session.run(graph.get_operation_by_name(operation), dict(fed))
+            except (tf.errors.OpError, ValueError, KeyError) as error:
+                raise ArtifactError(f"TensorFlow can not load {artifact}: {_first_line(str(error))}") from error
+            self._sparse, self._session = read_sparse_names(meta_graph), session
+
+    def run(self, spec: SignatureSpec, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
+        """Runs a signature's graph on inputs that reference.inputs has checked; returns the named outputs.
+
+        Raises:
+          InvalidRequest: the graph refused an input, in TensorFlow's words.
+          BackendFailure: any other failure of the graph.
+        """
+        self.open()
+        import tensorflow as tf
+
+        fed = tuple(sorted(inputs))
+        try:
+            call, convert = self._calls.get((spec.name, fed, outputs)) or self._made(tf, spec, fed, outputs)
+            found = call(*convert([inputs[name] for name in fed]))
+        except tf.errors.OpError as error:
+            raise _translated(tf, error) from error
+        return dict(zip(outputs, map(np.asarray, found), strict=True))
+
+    def _made(self, tf: Any, spec: SignatureSpec, fed: tuple[str, ...], outputs: tuple[str, ...]) -> Any:
+        """Returns a callable that runs a signature, and a function that makes its arguments from a request's arrays."""
+        from tensorflow.core.protobuf.config_pb2 import CallableOptions
+
+        feed, convert = feed_with_sparse(
+            fed, self._sparse.get(spec.name, {}), {name: spec.inputs[name].tensor_name for name in fed}
+        )
+        fetch = [spec.outputs[name].tensor_name for name in outputs]
+        if "" in (*feed, *fetch):
+            raise InvalidRequest(f'signature "{spec.name}" has a sparse or composite tensor that no request can carry')
+        # Session.run would compare shapes with the placeholders', which TensorFlow Serving does not.
+        call = self._session._make_callable_from_options(CallableOptions(feed=feed, fetch=fetch))
+        self._calls[spec.name, fed, outputs] = call, convert
+        return call, convert
+
+    def close(self) -> None:
+        """Closes the session, which frees the graph's variables."""
+        with self._opening:
+            if self._session is not None:
+                self._session.close()
+
+
+def _translated(tf: Any, error: Any) -> ServiceError:
+    text = _first_line(error.message)
+    if isinstance(error, tf.errors.UnimplementedError):
+        return Unimplemented(text)
+    if isinstance(
+        error, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.FailedPreconditionError)
+    ):
+        return GraphRefusal(text)
+    return BackendFailure("TensorFlow failed to run this request; the server's log has the cause.")
+
+
+def _first_line(text: str) -> str:
+    # The other lines of an error's text list nodes of the graph, and Python frames of the exporter.
+    return text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]

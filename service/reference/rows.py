@@ -1,0 +1,283 @@
+"""Reads rows of embedding tables from the files of a SavedModel, and adds rows up in the order of a manifest.
+
+All arithmetic is float32. As on TensorFlow's threads, it takes denormal numbers for zeros, and makes zeros in their
+place; copies of rows keep them.
+
+Source: `_ragged_embedding_lookup_with_reduce` of python/tpu/tpu_embedding_for_serving.py and
+`sparse_embedding_aggregate_slice` of python/tpu/feature_column_v2.py (combiners), `clip_by_norm` of
+python/ops/clip_ops.py (max_norm); orders of additions: SparseSegmentReductionOpBase::Reduce of
+core/kernels/segment_reduction_ops_impl.h (blocks_of_8), and of Eigen's TensorReduction.h InnerMostDimPreserver, as
+SegmentSum uses it (four_lanes), and InnerMostDimReducer (norms), with the packets of eight numbers of TensorFlow's
+wheels for x86-64. TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
+from service.artifact.manifest import Manifest, Summation, TableEntry, TableScale
+from service.errors import ArtifactError
+from service.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_columns
+
+# Columns that one SIMD instruction adds, and the fewest ids of a row whose vectors the order four_lanes adds in lanes.
+_PACKET, _LEAST_FOR_LANES = 8, 16
+# Numbers that Eigen adds up without halving them.
+_LEAF = 1024 * _PACKET
+# Largest sum of ones in float32: from 2**24 on, adding 1 does not change the sum.
+_MOST_ONES = 1 << 24
+_LEAST_NORMAL = np.finfo(np.float32).smallest_normal
+
+
+class Table(NamedTuple):
+    """An embedding table in a mapped file. Concurrency: any thread.
+
+    stored: [V, columns] numbers as the file has them. scales: [V, 1] float32; None: the table has no scales.
+    """
+
+    info: TableInfo
+    stored: Array
+    scales: Array | None
+
+    def rows(self, ids: Array) -> Array:
+        """Reads the rows of [N] ids as [N, D] float32; the caller has checked the ids."""
+        stored, dim = self.stored[ids], self.info.embedding_dim
+        if self.info.dtype == "bfloat16":
+            # A bfloat16 is the upper half of a float32.
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        if self.info.dtype == "int4":
+            # The low half of a byte is the number of an even column; shifting it left and back right extends its sign.
+            octets = stored.view(np.int8)
+            stored = np.stack([octets << 4 >> 4, octets >> 4], axis=2).reshape(len(ids), -1)[:, :dim]
+        with np.errstate(over="ignore"):
+            found: Array = stored.astype(np.float32)
+        return found if self.scales is None else product(found, self.scales[ids])
+
+    def stored_rows(self, ids: Array) -> Array:
+        """Reads the rows of [N] ids in the table's own dtype: float16, bfloat16 or float64."""
+        found: Array = self.stored[ids]
+        return found.view(np.dtype("bfloat16")) if self.info.dtype == "bfloat16" else found
+
+
+def open_tables(artifact: Path, manifest: Manifest) -> dict[str, Table]:
+    """Maps the tables of an artifact; raises ArtifactError where manifest, checkpoint index and files differ."""
+    for name, nbytes in manifest.files.items():
+        try:
+            found = (artifact / name).stat().st_size
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
+        if found != nbytes:
+            raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
+    indexes: dict[Path, dict[str, BundleEntry]] = {}
+    tables = {}
+    for name, entry in manifest.tables.items():
+        if entry.dtype not in TABLE_DTYPES:
+            raise ArtifactError(f"table {name!r} is {entry.dtype}; only {', '.join(TABLE_DTYPES)} can be mapped")
+        size = entry.vocabulary_size
+        stored = _mapped(
+            artifact, entry, entry.dtype, (size, stored_columns(entry.dtype, entry.embedding_dim)), indexes
+        )
+        scales = None
+        if entry.scale is not None:
+            scales = _mapped(artifact, entry.scale, "float32", (size, 1), indexes)
+        features = sorted(f for f, feature in manifest.features.items() if feature.table == name)
+        nbytes = stored.nbytes + (scales.nbytes if scales is not None else 0)
+        info = TableInfo(name, size, entry.embedding_dim, entry.dtype, nbytes, tuple(features))
+        tables[name] = Table(info, stored, scales)
+    return tables
+
+
+def _mapped(
+    artifact: Path,
+    entry: TableEntry | TableScale,
+    dtype: str,
+    shape: tuple[int, int],
+    indexes: dict[Path, dict[str, BundleEntry]],
+) -> Array:
+    """Maps the bytes of a variable, if the checkpoint's index has them where the manifest says."""
+    prefix = prefix_of(Path(entry.file))
+    if prefix not in indexes:
+        indexes[prefix] = read_bundle(artifact / prefix)
+    found, numbers = indexes[prefix].get(entry.variable), np.dtype(TABLE_DTYPES[dtype])
+    place = (artifact / entry.file, entry.offset, entry.nbytes, entry.crc32c)
+    if found is None or found.is_sliced or (found.file, found.offset, found.nbytes, found.crc32c) != place:
+        raise ArtifactError(f"variable {entry.variable!r} is not where the manifest says in {prefix.as_posix()}.index")
+    if found.dtype != saved_dtype(dtype) or entry.nbytes != math.prod(shape) * numbers.itemsize or not entry.nbytes:
+        raise ArtifactError(
+            f"variable {entry.variable!r}: {entry.nbytes} bytes of {found.dtype} are no {dtype} {shape}"
+        )
+    try:
+        return np.memmap(found.file, numbers, "r", entry.offset, shape)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"cannot map {found.file}: {error}") from error
+
+
+def flushed(numbers: Any) -> Array:
+    """Returns float32 numbers with zeros of the same sign in place of denormal numbers.
+
+    >>> flushed(np.array([1e-39, -1e-39, 1.5], np.float32)).tolist()
+    [0.0, -0.0, 1.5]
+    """
+    found: Array = np.where(np.abs(numbers) < _LEAST_NORMAL, np.copysign(np.float32(0), numbers), numbers)
+    return found
+
+
+def product(numbers: Array, factors: Array | np.float32) -> Array:
+    """Returns the float32 products of numbers and factors, flushed as are the operands."""
+    return flushed(flushed(numbers) * flushed(factors))
+
+
+def bounded(vectors: Array, max_norm: float | None) -> Array:
+    """Scales those of [N, D] float32 vectors down to max_norm that have a larger norm.
+
+    >>> bounded(np.array([[3, 4], [0.3, 0.4]], np.float32), 1.0).round(6).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.30000001192092896, 0.4000000059604645]]
+    """
+    if max_norm is None:
+        return vectors
+    bound = np.float32(max_norm)
+    norms = np.sqrt(_sums_of_packets(product(vectors, vectors)))[:, None]
+    # Unlike np.maximum's order of operands, the comparison says that a norm of NaN stays.
+    return flushed(product(vectors, bound) / np.where(norms < bound, bound, norms))
+
+
+def _sums_of_packets(numbers: Array, first: int = 0) -> Array:
+    """Adds up each row of [N, D] positive float32 numbers in the order of Eigen's InnerMostDimReducer.
+
+    Four packets of eight numbers are added at a time, to four sums. A row of more than 1024 packets is halved.
+
+    Args:
+      first: position of the first column in the whole row.
+    """
+    count = numbers.shape[1]
+    if count > _LEAF:
+        middle = first + (count + 1) // 2
+        split = min((middle + _PACKET - 1) // _PACKET * _PACKET - first, count)
+        return _sums_of_packets(numbers[:, :split], first) + _sums_of_packets(numbers[:, split:], first + split)
+    packed = count // _PACKET
+    packets = numbers[:, : packed * _PACKET].reshape(len(numbers), packed, _PACKET)
+    sums = np.zeros((len(numbers), 4, _PACKET), np.float32)
+    for k in range(packed // 4):
+        sums += packets[:, 4 * k : 4 * k + 4]
+    total = sums[:, 0]
+    for more in (sums[:, 1:], packets[:, packed // 4 * 4 :]):
+        for k in range(more.shape[1]):
+            total = total + more[:, k]
+    rest = np.zeros(len(numbers), np.float32)
+    for column in range(packed * _PACKET, count):
+        rest = rest + numbers[:, column]
+    halves = total[:, :4] + total[:, 4:]
+    found: Array = rest + ((halves[:, 0] + halves[:, 2]) + (halves[:, 1] + halves[:, 3]))
+    return found
+
+
+def combined(
+    vectors: Array,
+    lengths: Array,
+    weights: Array | None,
+    *,
+    combiner: str,
+    summation: Summation,
+    at_least_one: bool,
+) -> Array:
+    """Combines the vectors of each row by "sum", "mean" or "sqrtn"; a row without vectors gives zeros.
+
+    Args:
+      vectors: [N, D] float32, of all rows one behind the other.
+      lengths: [B] int64, number of vectors of each row.
+      weights: [N] float32, one for each vector; None: all are 1.
+      at_least_one: a mean divides by at least 1.
+
+    Returns:
+      [B, D] float32.
+
+    >>> combined(np.float32([[1, 2], [3, 4]]), np.array([2, 0]), None,
+    ...          combiner="mean", summation="in_order", at_least_one=False).tolist()
+    [[2.0, 3.0], [0.0, 0.0]]
+    """
+    with np.errstate(all="ignore"):
+        if weights is None:
+            terms = vectors
+            ones = lengths if summation == "in_order" else np.minimum(lengths, _MOST_ONES)
+            totals = squares = ones[:, None].astype(np.float32)
+        else:
+            factors = weights[:, None]
+            terms = product(vectors, factors)
+            totals = _sums_in_order(factors, lengths)
+            squares = _sums_in_order(product(factors, factors), lengths)
+        sums = _sums(terms, lengths, summation)
+        if combiner != "sum":
+            divisors = np.sqrt(squares) if combiner == "sqrtn" else np.maximum(totals, 1) if at_least_one else totals
+            quotients = flushed(sums / divisors)
+            if summation == "blocks_of_8":
+                quotients = np.where(totals < 10, product(sums, np.float32(1) / divisors), quotients)
+            sums = np.where(divisors == 0, np.float32(0), quotients)
+        if summation != "in_order" and weights is None:
+            # TensorFlow's ops copy the vector of a row with one id.
+            alone = np.flatnonzero(lengths == 1)
+            sums[alone] = vectors[(np.cumsum(lengths) - lengths)[alone]]
+    return sums
+
+
+def places(lengths: Array) -> tuple[Array, Array]:
+    """Returns two [N] arrays for rows of given lengths: of each id, the number of its row and its position there.
+
+    >>> [one.tolist() for one in places(np.array([2, 0, 1]))]
+    [[0, 0, 2], [0, 1, 0]]
+    """
+    of_row = np.repeat(np.arange(lengths.size), lengths)
+    return of_row, np.arange(of_row.size) - (np.cumsum(lengths) - lengths)[of_row]
+
+
+def _sums(terms: Array, lengths: Array, summation: Summation) -> Array:
+    """Returns the sum of each row's vectors, in one of the four orders of a manifest's `summation`.
+
+    blocks_of_8: the sum of sums of eight terms; the first of these has the n % 8 terms that remain, and eight more if
+      that is 0 or 1. four_lanes: from 16 terms on, the sum of four lanes and of the remaining terms; columns that fill
+      no packet are added in order. segment_mean: in order.
+    """
+    # TensorFlow's op for blocks_of_8 never adds to zeros; those for four_lanes and segment_mean do in rows of more ids.
+    from_zero = np.full(lengths.shape, True) if summation == "in_order" else lengths != 1
+    if summation == "blocks_of_8":
+        from_zero = np.full(lengths.shape, False)
+    if summation in ("in_order", "segment_mean"):
+        return _sums_in_order(terms, lengths, from_zero)
+    of_row, place = places(lengths)
+    if summation == "blocks_of_8":
+        rest = lengths % 8
+        first = np.where(rest < 2, rest + 8, rest)[of_row]
+        group = np.maximum(place - first + 8, 0) // 8
+    else:
+        in_lanes = lengths[of_row] // 4 * 4
+        group = np.where(place < in_lanes, place % 4, 4 + place - in_lanes)
+        group[lengths[of_row] < _LEAST_FOR_LANES] = 0
+    by_group = np.lexsort((place, group, of_row))
+    is_first = np.diff(of_row[by_group], prepend=-1).astype(bool) | np.diff(group[by_group], prepend=-1).astype(bool)
+    sizes = np.diff(np.flatnonzero(is_first), append=of_row.size)
+    row_of_group = of_row[by_group][is_first]
+    groups = _sums_in_order(terms[by_group], sizes, from_zero[row_of_group])
+    num_groups = np.bincount(row_of_group, minlength=lengths.size)
+    found = _sums_in_order(groups, num_groups, np.full(lengths.shape, False))
+    packed = terms.shape[1] // _PACKET * _PACKET
+    if summation == "four_lanes" and packed < terms.shape[1]:
+        found[:, packed:] = _sums_in_order(terms, lengths, from_zero)[:, packed:]
+    return found
+
+
+def _sums_in_order(terms: Array, lengths: Array, from_zero: Array | None = None) -> Array:
+    """Returns the float32 sum of each row's vectors, added one by one in their order, unlike numpy's sum.
+
+    Args:
+      from_zero: [B] bool, whether a row's first vector is added to zeros, which turns -0.0 into 0.0; None: all are.
+    """
+    begins = np.cumsum(lengths) - lengths
+    sums = np.full((lengths.size, terms.shape[1]), -0.0, np.float32)
+    sums[(lengths == 0) | (True if from_zero is None else from_zero)] = 0
+    for k in range(lengths.max(initial=0)):
+        longer = np.flatnonzero(lengths > k)
+        sums[longer] = flushed(sums[longer] + flushed(terms[begins[longer] + k]))
+    return sums
