@@ -134,7 +134,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {"service.artifact.manifest", "service.graph.native_form", "service.wire.ssl_config_proto"}
         | {"service.observe.batch_metrics", "service.observe.buckets", "service.observe.request_metrics"}
-        | {f"service.remote.{name}" for name in ("counts", "layout", "row_cache")},
+        | {f"service.remote.{name}" for name in ("address", "core_clusters", "counts", "layout")},
         {"numpy"},
     ),
     # service.loading joins lookups, graphs and deltas to one servable, so it imports the folders of all three.
@@ -340,7 +340,10 @@ ALSO_KNOWN: dict[str, set[str]] = {
     # cluster's nodes.
     **dict.fromkeys(
         ("loadtest/remote_reads.py", "loadtest/bench/remote.py"),
-        {"service._native", "service.artifact.manifest", "service.remote", "tests.valkey_cluster"},
+        {
+            *("service._native", "service.artifact.manifest", "service.native.clusters", "service.remote"),
+            "tests.valkey_cluster",
+        },
     ),
     # This benchmark pushes tables, and reads the keys of the same layout with other clients.
     "loadtest/bench/remote_workloads.py": {

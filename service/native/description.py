@@ -18,8 +18,8 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.engine.hot_rows import FeatureIds, summed
 from service.graph.native_form import NativeGraph
+from service.native.clusters import remote_description
 from service.native.left_out import lookup_fault, predict_fault
-from service.remote.row_cache import FRESH_S
 from service.tables.backend import OpenedLookups
 from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
@@ -356,27 +356,7 @@ def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
 
 
 def _remote(table: RemoteTable) -> dict[str, Any]:
-    address, layout = table.reader.address, table.reader.layout
-    return {
-        "address": {
-            "nodes": address.nodes,
-            "has_tls": address.has_tls,
-            "ca_file": address.ca_file,
-            "user": address.user,
-            "password_file": address.password_file,
-            "own_password": address.own_password,
-            "timeout_ms": round(address.timeout_s * 1e3),
-            "node_timeout_ms": round(address.node_timeout_s * 1e3),
-            "hedge_percent": address.hedge_percent,
-        },
-        "tag": layout.tag,
-        "block_rows": layout.block_rows,
-        "num_shards": layout.num_shards,
-        "row_bytes": layout.row_bytes,
-        "default_rows": [(row, octets.tolist()) for row, octets in table.defaults.items()],
-        "serves_stale": table.serves_stale,
-        "fresh_ms": round(FRESH_S * 1e3),
-    }
+    return remote_description(table.layout, table.address, table.default_rows)
 
 
 def _octets(table: ServedTable) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ import pytest
 
 from model_export.remote.push import push
 from service.engine.servable import Servable
-from service.graph.native_form import NativeGraph, PythonOnly
+from service.graph.native_form import NativeGraph
 from service.graph.tower import TowerBackend
 from service.loading.loader import CompileNative, ServableLoader
 from service.loading.native_graphs import native_graphs
@@ -26,8 +26,11 @@ from tests.valkey_cluster import Cluster, needs_program
 
 __all__ = ["folder"]
 
-pytestmark = [pytest.mark.tf, needs_program]
-HAS_CORE = "native" in DATA_PLANES
+pytestmark = [
+    pytest.mark.tf,
+    needs_program,
+    pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core, which reads clusters, is not built"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,9 @@ def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     with Cluster(tmp_path_factory.mktemp("nodes"), 0) as cluster:
         pushed = push(folder, StoreAddress.parse(cluster.address), model="m")
         address = StoreAddress.parse(cluster.address + "?timeout_ms=60000&node_timeout_ms=30000")
-        tables = RemoteTables({one.table: address for one in pushed}, lambda: None)
-        core: CompileNative | None = partial(compile_native, clusters=Clusters(0).core) if HAS_CORE else None
+        clusters = Clusters(0)
+        tables = RemoteTables({one.table: address for one in pushed}, lambda: None, clusters)
+        core: CompileNative = partial(compile_native, clusters=clusters.core)
         load = partial(ServableLoader, SERVE, "auto", 1, compile_native=core)
         both = load(open_remote=tables.open)("m", 1, folder), load()("m", 1, folder)
         yield both
@@ -55,11 +59,8 @@ def test_predicts_are_cut_and_the_core_has_the_same_form_of_both(pair: tuple[Ser
         name: type(form) for name, form in native_graphs(mapped).items()
     }
     form = forms["serving_default"]
-    if HAS_CORE:
-        assert isinstance(form, NativeGraph)
-        assert remote.forwarded == mapped.forwarded
-    else:
-        assert isinstance(form, PythonOnly)
+    assert isinstance(form, NativeGraph)
+    assert remote.forwarded == mapped.forwarded
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9, 64])
@@ -69,5 +70,4 @@ def test_a_prediction_is_that_over_mapped_tables(pair: tuple[Servable, Servable]
         inputs = random_request(pair[1], rows, random)
         got, wanted = answers(pair, "serving_default", inputs)
         assert_same(got, wanted)
-        if HAS_CORE:
-            assert_same(native_answer(pair[0], "serving_default", inputs), wanted)
+        assert_same(native_answer(pair[0], "serving_default", inputs), wanted)

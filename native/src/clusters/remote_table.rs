@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwapOption;
 use redis_protocol::redis_keyslot;
 use serde::Serialize;
 
@@ -80,10 +81,8 @@ pub struct RemoteTable {
     num_rows: u64,
     row_bytes: usize,
     block_rows: usize,
-    default_rows: Vec<(usize, Vec<u8>)>,
-    /// Whether a default row has changed, or may have changed, in the Valkey or Redis cluster since its bytes were
-    /// copied to this server.
-    has_old_default_rows: AtomicBool,
+    /// Numbers of the default rows, and the bytes of each as they were last read; None before the first read.
+    default_rows: Vec<(u64, ArcSwapOption<Vec<u8>>)>,
     /// Whether [`Self::read_stale`] may replace a row that can not be read by the table's cached row, however old.
     pub(super) serves_stale: bool,
     /// For how long cached rows of this table are valid after the server last read the table's changes; None: always.
@@ -154,8 +153,7 @@ impl RemoteTable {
             num_rows: rows as u64,
             row_bytes: *row_bytes,
             block_rows: (*block_rows).max(1),
-            default_rows: default_rows.clone(),
-            has_old_default_rows: AtomicBool::new(false),
+            default_rows: default_rows.iter().map(|row| (*row, ArcSwapOption::empty())).collect(),
             serves_stale: *serves_stale,
             fresh: description.fresh_ms.map(Duration::from_millis),
             opened: Instant::now(),
@@ -188,16 +186,21 @@ impl RemoteTable {
     /// Returns the bytes of the default row with this number, which replace a row that can not be read; None: there is
     /// no such default row, and the read fails.
     #[must_use]
-    pub fn default_row(&self, row: usize) -> Option<&[u8]> {
-        self.default_rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| &**bytes)
+    pub fn default_row(&self, row: u64) -> Option<Arc<Vec<u8>>> {
+        self.default_rows.iter().find(|(number, _)| *number == row)?.1.load_full()
     }
 
-    /// Says whether a default row has changed, or may have changed, in the Valkey or Redis cluster since its bytes were
-    /// copied to this server. Then the reference server, which reads default rows again, answers a request that needs a
-    /// default row.
-    #[must_use]
-    pub fn has_old_default_rows(&self) -> bool {
-        self.has_old_default_rows.load(Relaxed)
+    /// Returns the numbers of those default rows that are among the changed rows `ids`; None: of all default rows.
+    pub(super) fn default_rows_among(&self, ids: Option<&[u64]>) -> Vec<u64> {
+        let numbers = self.default_rows.iter().map(|(number, _)| *number);
+        numbers.filter(|number| ids.is_none_or(|ids| ids.contains(number))).collect()
+    }
+
+    /// Stores the bytes of a default row.
+    pub(super) fn set_default_row(&self, row: u64, bytes: &[u8]) {
+        if let Some((_, place)) = self.default_rows.iter().find(|(number, _)| *number == row) {
+            place.store(Some(Arc::new(bytes.to_vec())));
+        }
     }
 
     /// Adds to the count of rows that a default row replaced, because they could not be read.
@@ -248,11 +251,6 @@ impl RemoteTable {
         self.serves_stale && self.cache.as_ref().is_some_and(|cache| cache.has(self.serial, id))
     }
 
-    /// Copies one row of this table from the cache, whatever the row's age; says whether the cache has the row.
-    pub fn copy_cached(&self, id: u64, to: &mut [u8]) -> bool {
-        self.cache.as_ref().is_some_and(|cache| cache.copy(self.serial, id, to))
-    }
-
     /// Counts how many rows of one read were in the cache (hits), and how many were not (misses).
     pub(super) fn count_cached(&self, ids: usize, missed: usize) {
         if self.cache.is_some() {
@@ -282,13 +280,8 @@ impl RemoteTable {
         }
     }
 
-    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache; records that
-    /// the default rows are old if one of them is among these rows.
+    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
-        let mut defaults = self.default_rows.iter().map(|(number, _)| *number as u64);
-        if ids.is_none_or(|ids| defaults.any(|number| ids.contains(&number))) {
-            self.has_old_default_rows.store(true, Relaxed);
-        }
         let Some(cache) = &self.cache else { return };
         self.changes.fetch_add(1, SeqCst);
         match ids {

@@ -39,7 +39,6 @@ struct Distinct {
 /// # Errors
 /// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
 /// [`Declined::Fault`]: rows could not be read, or the policy refuses an id.
-/// [`Declined::NotNative`]: rows could not be read, and a default row may have changed in the cluster.
 pub(super) fn read(
     servable: &Servable,
     plan: &Signature,
@@ -82,9 +81,6 @@ pub(super) fn read(
     for (want, (index, places, num_read_instead)) in wants.into_iter().zip(indexes) {
         let feature = &plan.features[index];
         let table = &servable.tables()[feature.table];
-        if !want.left.is_empty() && want.table.has_old_default_rows() {
-            return Err(Declined::NotNative);
-        }
         let (num_stale, num_default) = (want.num_stale, want.left.len());
         let Some((rows, count)) = with_default_rows(want, feature.policy.default_row) else {
             return Err(failure(servable.table_name(feature.table), &why, deadline).into());
@@ -151,9 +147,9 @@ fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, usiz
 /// `default_row`.
 fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>, usize)> {
     if !want.left.is_empty() {
-        let row = want.table.default_row(default_row)?;
+        let row = want.table.default_row(default_row as u64)?;
         for &position in &want.left {
-            want.rows[position as usize * row.len()..][..row.len()].copy_from_slice(row);
+            want.rows[position as usize * row.len()..][..row.len()].copy_from_slice(&row);
         }
         want.table.count_default_rows(want.left.len());
     }
