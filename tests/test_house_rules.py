@@ -179,11 +179,11 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.graphs": Row(_TRAINED | {"service.graph.restoring", "service.graph.sparse"}, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
-    # Its modules answer as the server does, and run parts of an artifact's graph.
+    # Its modules answer as the server does, in its native core, and run parts of an artifact's graph.
     "model_export.answers": Row(
         _FORMATS
         | {"model_export.graphs", "service.engine.validation", "service.graph", "service.loading.towers"}
-        | {"service.tables.backend"},
+        | {"service.process.trial", "service.tables.backend", "service.wire.predict_proto"},
         {"numpy", "tensorflow"},
     ),
     # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file
