@@ -15,8 +15,7 @@ from service.artifact.manifest import LookupFeature
 from service.engine.deadline import DEADLINE_S
 from service.engine.instead import note
 from service.engine.neighbors import Nearest, RowSearch
-from service.engine.validation import id_out_of_range
-from service.errors import DeadlineExceeded, TableUnreachable, Unimplemented
+from service.errors import DeadlineExceeded, TableUnreachable, Unimplemented, id_out_of_range
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
 from service.tables.kernel_codes import POLICIES
