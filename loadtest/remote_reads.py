@@ -19,10 +19,9 @@ import numpy as np
 import redis
 
 from service.artifact.manifest import TableEntry
+from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
-from service.remote.row_reader import RowReader
-from service.remote.topology import Topology
 from tests.valkey_cluster import Cluster
 
 _REPEATS = 30
@@ -45,16 +44,15 @@ def main() -> None:
         used = (used_memory(cluster) - before) / options.rows
         sys.stdout.write(f"{options.rows:,} rows of {layout.row_bytes} bytes: {used:.0f} bytes of the cluster a row\n")
         address = StoreAddress.parse(cluster.address + "?timeout_ms=60000&node_timeout_ms=30000")
-        reader = RowReader(layout, address, Topology(address))
+        core = Clusters(0).open(("m", 1, "t"), layout, address, ())
         for size in (100, 1000, 10_000):
             _compare(
                 cluster,
                 layout,
                 table,
                 size,
-                {"ours": lambda ids: reader.read(ids).rows, "redis-py": plain_reader(client, layout)},
+                {"core": lambda ids: core.read(ids, None).rows, "redis-py": plain_reader(client, layout)},
             )
-        reader.close()
 
 
 def fill(client: redis.Redis, layout: TableLayout, table: np.ndarray) -> None:

@@ -223,3 +223,11 @@ class BackendFailure(ServiceError):
     """The server failed to run a valid request."""
 
     code = "INTERNAL"
+
+
+def id_out_of_range(input_name: str, bad_id: int, position: int, vocabulary_size: int) -> IdOutOfRange:
+    """Returns the error for an id that has no row in its table; lookups and predicts use the same text."""
+    return IdOutOfRange(
+        f'input "{input_name}": id {bad_id} at position {position} is out of range, '
+        f"its table has ids 0 to {vocabulary_size - 1}."
+    )

@@ -154,7 +154,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {"service.artifact.manifest", "service.graph.native_form", "service.wire.ssl_config_proto"}
         | {"service.observe.batch_metrics", "service.observe.buckets", "service.observe.request_metrics"}
-        | {f"service.remote.{name}" for name in ("counts", "layout", "row_cache")},
+        | {f"service.remote.{name}" for name in ("address", "core_clusters", "counts", "layout")},
         {"numpy"},
     ),
     # service.loading joins lookups, graphs and deltas to one servable, so it imports the folders of all three.
@@ -199,11 +199,11 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.graphs": Row(_TRAINED | {"service.graph.restoring", "service.graph.sparse"}, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
-    # Its modules answer as the server does, and run parts of an artifact's graph.
+    # Its modules answer as the server does, in its native core, and run parts of an artifact's graph.
     "model_export.answers": Row(
         _FORMATS
         | {"model_export.graphs", "service.engine.validation", "service.graph", "service.loading.towers"}
-        | {"service.tables.backend"},
+        | {"service.process.trial", "service.tables.backend", "service.wire.predict_proto"},
         {"numpy", "tensorflow"},
     ),
     # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file
@@ -360,7 +360,10 @@ ALSO_KNOWN: dict[str, set[str]] = {
     # cluster's nodes.
     **dict.fromkeys(
         ("loadtest/remote_reads.py", "loadtest/bench/remote.py"),
-        {"service._native", "service.artifact.manifest", "service.remote", "tests.valkey_cluster"},
+        {
+            *("service._native", "service.artifact.manifest", "service.native.clusters", "service.remote"),
+            "tests.valkey_cluster",
+        },
     ),
     # This benchmark pushes tables, and reads the keys of the same layout with other clients.
     "loadtest/bench/remote_workloads.py": {

@@ -56,6 +56,12 @@ def measured(
     # What the native core does not run is a warning to a server's operator; the summary here says how each is served.
     with without_warnings("service.native"), Trial(artifact, manifest, served.keys(), frozenset(SERVE)) as trial:
         for name, one in served.items():
+            if why := trial.not_run(name):
+                reason = "; ".join(text for text in (one.reason, f"its lookups are not cut out: {why}") if text)
+                if one.entry.kind == "predict":
+                    found[name] = dataclasses.replace(
+                        one, entry=dataclasses.replace(one.entry, run="whole"), reason=reason
+                    )
             if not trial.can_cut(name):
                 continue
             say(f"timing signature {name}")
@@ -121,7 +127,7 @@ def _agreement(trial: Trial, name: str, requests: Collection[Mapping[str, Array]
                 continue
             refused = f"{cut if isinstance(cut, ServiceError) else whole}".partition("\n")[0]
             return Agreement(compared, f"only with, or only without, its lookups cut out, a request fails: {refused}")
-        if cut.keys() != whole.keys() or any(cut[o].tobytes() != whole[o].tobytes() for o in cut):
+        if cut.keys() != whole.keys() or not all(_is_same(cut[output], whole[output]) for output in cut):
             return Agreement(compared, "answers would differ in some bits if its lookups were cut out")
         compared += 1
     if compared < len(requests) // 2:
@@ -132,6 +138,14 @@ def _agreement(trial: Trial, name: str, requests: Collection[Mapping[str, Array]
         )
         return Agreement(compared, refusal, is_known=False)
     return Agreement(compared)
+
+
+def _is_same(found: Array, wanted: Array) -> bool:
+    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+        return False
+    if found.dtype == object:
+        return bool(found.tolist() == wanted.tolist())
+    return found.tobytes() == wanted.tobytes()
 
 
 @dataclass(frozen=True, slots=True)

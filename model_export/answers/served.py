@@ -1,4 +1,6 @@
-"""Answers requests as the server does: lookups from mapped tables, predictions from graphs without their lookups."""
+"""Answers requests as the server does, in its native core: lookups from mapped tables, predictions from graphs without
+their lookups.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ from service.artifact.signature_def import read_signatures
 from service.engine.validation import checked
 from service.errors import InvalidRequest
 from service.loading.towers import open_towers
+from service.process.trial import cut_servable
 from service.tables.backend import open_lookups
-from service.types import Array, Backend, SignatureSpec
+from service.types import Array, SignatureSpec
+from service.wire.predict_proto import decode_response, encode_request
+
+_MODEL = "served"
 
 
 class ServedRefusedError(Exception):
@@ -23,7 +29,7 @@ class ServedRefusedError(Exception):
 
 
 class ServedAnswers:
-    """The signatures of an artifact that the server answers with code of its own, as the manifest describes them.
+    """The signatures of an artifact that the server answers without the whole graph, as the manifest describes them.
 
     A signature that the server runs as a whole graph in TensorFlow is not among them. Concurrency: one caller at a
     time.
@@ -41,9 +47,7 @@ class ServedAnswers:
         entries = lookups.fitting(manifest).signatures
         cut = {n: self.specs[n] for n, entry in entries.items() if entry.kind == "predict" and entry.run == "cut"}
         self._towers = open_towers(artifact, manifest, lookups, cut, tags, threads=1) if cut else None
-        self._backends: dict[str, Backend] = dict.fromkeys(lookups.lookup_names, lookups.backend)
-        if self._towers is not None:
-            self._backends |= dict.fromkeys(self._towers.cuts, self._towers)
+        self._servable = cut_servable(_MODEL, lookups, self._towers)
 
     def __enter__(self) -> ServedAnswers:
         return self
@@ -56,7 +60,7 @@ class ServedAnswers:
 
     def has(self, signature: str) -> bool:
         """Says whether the server answers a signature with code of its own."""
-        return signature in self._backends
+        return signature in self._servable.backends
 
     def run(
         self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...] | None = None
@@ -67,10 +71,17 @@ class ServedAnswers:
           ServedRefusedError: the server refuses the request. Any other ServiceError: a failure that is not the
             request's.
         """
-        spec = self.specs[signature]
         try:
-            arrays, _ = checked(spec, dict(inputs))
-            answer = self._backends[signature].run(signature, arrays, outputs or tuple(spec.outputs))
+            return self._answer(signature, inputs, outputs or ())
         except InvalidRequest as error:
             raise ServedRefusedError(error.message) from error
+
+    def _answer(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
+        native = self._servable.native
+        if native is not None and signature not in self._servable.forwarded:
+            return decode_response(native.answer(encode_request(_MODEL, signature, inputs, outputs)))
+        # The server runs in Python what the native core does not run, and everything without a core.
+        arrays, _ = checked(self.specs[signature], dict(inputs))
+        wanted = outputs or tuple(self.specs[signature].outputs)
+        answer = self._servable.backends[signature].run(signature, arrays, wanted)
         return {output: np.asarray(array) for output, array in answer.items()}

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -202,17 +202,29 @@ impl Clusters {
         Clusters { inner: clusters::Clusters::new(cache_bytes) }
     }
 
-    /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
-    /// the table.
-    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
-    fn forget(&self, model: &str, version: i64, table: &str, rows: Option<Vec<u64>>) {
-        self.inner.forget(model, version, table, rows.as_deref());
+    /// Opens a table of `rows` rows in a cluster, and reads its default rows. `description` is JSON in the same form as
+    /// in a servable's description; a servable that describes the table equally reads the same open table.
+    ///
+    /// Raises `OSError` if a default row can not be read.
+    fn open(
+        &self,
+        py: Python<'_>,
+        model: &str,
+        version: i64,
+        table: &str,
+        rows: usize,
+        description: &str,
+    ) -> PyResult<ClusterTable> {
+        let description = serde_json::from_str(description).map_err(value_error)?;
+        let opened = py.detach(|| self.inner.open_with_default_rows(model, version, table, rows, &description));
+        Ok(ClusterTable { inner: opened.map_err(PyOSError::new_err)? })
     }
 
-    /// Replaces the bytes of default rows of a table, because they have changed in the table's cluster.
+    /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
+    /// the table. Reads changed default rows again.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
-    fn set_default_rows(&self, model: &str, version: i64, table: &str, rows: Vec<(usize, Vec<u8>)>) {
-        self.inner.set_default_rows(model, version, table, &rows);
+    fn forget(&self, py: Python<'_>, model: &str, version: i64, table: &str, rows: Option<Vec<u64>>) {
+        py.detach(|| self.inner.forget(model, version, table, rows.as_deref()));
     }
 
     /// Records that the server has just read all changes of a table, so that the table's cached rows are valid for a
@@ -241,33 +253,46 @@ impl Clusters {
         py.detach(|| self.inner.fill(tag, version, &rows, deadline))
     }
 
-    /// Returns rows of the cache, of any age: their bytes end to end, and for each row whether the cache has it; a row
-    /// that it lacks is all zeros. `tag`: the beginning of the table's keys.
-    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
-    fn cached_rows<'py>(
-        &self,
-        py: Python<'py>,
-        tag: &str,
-        version: i64,
-        row_bytes: usize,
-        rows: Vec<u64>,
-    ) -> (Bound<'py, PyBytes>, Vec<bool>) {
-        let mut bytes = vec![0; rows.len() * row_bytes];
-        let table = self.inner.table(tag, version).filter(|table| table.row_bytes() == row_bytes);
-        let has_row = match &table {
-            None => vec![false; rows.len()],
-            Some(table) => {
-                let places = bytes.chunks_exact_mut(row_bytes.max(1));
-                rows.iter().zip(places).map(|(row, to)| table.copy_cached(*row, to)).collect()
-            }
-        };
-        (PyBytes::new(py, &bytes), has_row)
-    }
-
     /// Returns JSON text with the read counts of each remote table, then those of the row cache (null without a row
     /// cache).
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
+    }
+}
+
+/// An open table in a Valkey or Redis cluster. Concurrency: any thread.
+#[pyclass(frozen, module = "service._native")]
+pub struct ClusterTable {
+    inner: Arc<clusters::RemoteTable>,
+}
+
+#[pymethods]
+impl ClusterTable {
+    /// Reads rows from the cache or the cluster, for at most `seconds`, and at most the longest time of the cluster's
+    /// address. Returns the bytes of the rows, end to end; how many of these rows the cache has replaced, because they
+    /// could not be read; the positions of rows that could not be read; and why.
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        rows: Vec<u64>,
+        seconds: Option<f64>,
+    ) -> (Bound<'py, PyBytes>, usize, Vec<u32>, String) {
+        let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0)));
+        let (want, why) = py.detach(|| {
+            let mut wants = [clusters::Want::new(&self.inner, rows)];
+            let why = clusters::read(&mut wants, deadline);
+            let [want] = wants;
+            (want, why)
+        });
+        (PyBytes::new(py, &want.rows), want.num_stale, want.left, why)
+    }
+
+    /// Returns the bytes of a default row, and counts `uses` uses of it; None: the table has no such default row.
+    fn default_row<'py>(&self, py: Python<'py>, row: u64, uses: usize) -> Option<Bound<'py, PyBytes>> {
+        let bytes = self.inner.default_row(row)?;
+        self.inner.count_default_rows(uses);
+        Some(PyBytes::new(py, &bytes))
     }
 }
 
@@ -783,6 +808,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Servable>()?;
     module.add("Unanswered", module.py().get_type::<Unanswered>())?;
     module.add_class::<Clusters>()?;
+    module.add_class::<ClusterTable>()?;
     module.add_class::<Pager>()?;
     module.add_class::<Batcher>()?;
     module.add_class::<Forms>()?;

@@ -12,7 +12,7 @@ from service.access.callers import Callers
 from service.access.guarded_engine import GuardedEngine
 from service.access.sessions import Sessions
 from service.configuration.start_error import StartError
-from service.engine.bound import Observer
+from service.engine.call import Observer
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.observe.reload_metrics import ReloadCounter

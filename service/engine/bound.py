@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
 
 from service.engine.admission import Admission
-from service.engine.call import Call, Finished, Subject
+from service.engine.call import Call, Finished, Observer, Subject
 from service.engine.deadline import DEADLINE_S
 from service.engine.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
 from service.engine.recording import Recorder
@@ -26,14 +25,6 @@ from service.errors import (
     UnknownOutput,
 )
 from service.types import Array, Backend, SignatureSpec, Tensors
-
-
-class Observer(Protocol):
-    """The observer that counts finished requests. Concurrency: any thread; must not raise."""
-
-    def finished(self, request: Finished) -> None:
-        """Counts a request that has ended, with an answer or with an error."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Declares the description of a client's request: Call when it arrives, Finished when it has ended."""
+"""Declares the description of a client's request: Call when it arrives, Finished when it has ended, for an Observer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from service.types import SignatureKind
 
@@ -53,3 +53,11 @@ class Finished:
     seconds: float
     run_seconds: float
     rows: int
+
+
+class Observer(Protocol):
+    """The observer that counts finished requests. Concurrency: any thread; must not raise."""
+
+    def finished(self, request: Finished) -> None:
+        """Counts a request that has ended, with an answer or with an error."""
+        ...

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from service.engine.admission import Admission
 from service.engine.admission_limits import NeighborLimits
-from service.engine.bound import Bound, Observer, Services
-from service.engine.call import Call, Finished, Subject
+from service.engine.bound import Bound, Services
+from service.engine.call import Call, Finished, Observer, Subject
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig, Origin

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from service.engine.refused_inputs import shape_fault
-from service.errors import IdOutOfRange, InputMismatch
+from service.errors import IdOutOfRange, InputMismatch, id_out_of_range
 from service.types import Array, RaggedNames, SignatureSpec, Tensors, TensorSpec
 
 _ID_DTYPES = ("int64", "int32")
@@ -249,14 +249,6 @@ def _check_ids(tensor: TensorSpec, array: Array) -> None:
     if bad.size:
         position = int(bad[0])
         raise id_out_of_range(tensor.name, int(array.reshape(-1)[position]), position, tensor.vocabulary_size)
-
-
-def id_out_of_range(input_name: str, bad_id: int, position: int, vocabulary_size: int) -> IdOutOfRange:
-    """Returns the error for an id that has no row in its table; lookups and predicts use the same text."""
-    return IdOutOfRange(
-        f'input "{input_name}": id {bad_id} at position {position} is out of range, '
-        f"its table has ids 0 to {vocabulary_size - 1}."
-    )
 
 
 def _check_ragged(names: RaggedNames, inputs: Tensors) -> int:

@@ -21,7 +21,6 @@ from service.engine.bound import Bound
 from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.instead import headers_of, noting
-from service.engine.neighbors import SIGNATURE
 from service.engine.workers import Workers
 from service.errors import DeadlineExceeded, ServiceError
 from service.http.body import read_body
@@ -173,30 +172,9 @@ class Calls:
         finally:
             reservation.drop_user()
 
-    async def search(self, request: Request, model: str, work: Callable[[bytes, Call], T]) -> T:
-        """Reads a request's body and returns work(body, call), run in a thread for searches.
-
-        Args:
-          model: the model's name in the request.
-        """
-        reservation = Reservation(self._engine.admission, self._engine.share_of(model))
-        deadline_s = self._engine.clock() + self._timeout_s
-        call = Call(API, SIGNATURE, deadline_s=deadline_s)
-        try:
-            try:
-                body = await read_body(request, self._max_body_bytes, reservation)
-            except ServiceError as error:
-                self._engine.reject(error, call, model=model)
-                raise
-            call = replace(call, started_s=self._engine.clock())
-            return await self._in_thread(self._engine.searches.pool, reservation, partial(work, body, call), deadline_s)
-        finally:
-            reservation.drop_user()
-
     def close(self) -> None:
-        """Ends the build of nearest-row indexes and all thread pools: running jobs go on, waiting ones are dropped."""
-        self._engine.searches.indexes.close()
-        for threads in (self._graph_threads, self._parse_threads, self._waiting_threads, self._engine.searches.pool):
+        """Ends all thread pools: running jobs go on, waiting ones are dropped."""
+        for threads in (self._graph_threads, self._parse_threads, self._waiting_threads):
             threads.close()
 
     async def _in_thread(

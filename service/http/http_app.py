@@ -99,6 +99,7 @@ def create_http_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         calls.close()
+        close_searches()
         close_table_views()
 
     app = FastAPI(
@@ -113,7 +114,7 @@ def create_http_app(
     )
     # The most used routes are added first, because the router tries routes in their order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
-    add_neighbor_routes(app, engine, calls)
+    close_searches = add_neighbor_routes(app, engine, max_body_bytes=max_body_bytes, timeout_s=rest_api_timeout_s)
     add_hot_rows_route(app, engine)
     # The route that compares versions is added before the status route, whose pattern also matches paths like
     # /versions/1:diff.

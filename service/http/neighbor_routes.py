@@ -2,41 +2,101 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.engine.admission import Reservation
 from service.engine.call import Call
 from service.engine.engine import Engine
-from service.errors import ServiceError
-from service.http.calls import Answered, Calls, json_response
+from service.engine.neighbors import SIGNATURE
+from service.errors import DeadlineExceeded, ServiceError
+from service.http.body import read_body
 from service.http.neighbor_openapi import neighbors as described_neighbors
 from service.http.routing import add_route, model_ref
 from service.types import ModelRef
+from service.wire.http_api import API
 from service.wire.json_neighbors import decode_neighbors, encode_neighbors
 
+T = TypeVar("T")
 
-def add_neighbor_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
-    """Adds the HTTP route that finds nearest rows."""
+
+def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, timeout_s: float) -> Callable[[], None]:
+    """Adds the HTTP route that finds nearest rows; returns a function that ends the searches' threads.
+
+    Args:
+      max_body_bytes: largest body, compressed or not.
+      timeout_s: timeout of a whole request, waiting for a thread included.
+    """
 
     async def neighbors(request: Request) -> Response:
         """Returns the rows of a table that are nearest to each row or vector that the request names."""
         ref = model_ref(request)
-        work = partial(_neighbors, engine, ref, request.path_params["table"])
-        return json_response(await calls.search(request, ref.name, work))
+        call = Call(API, SIGNATURE, deadline_s=engine.clock() + timeout_s)
+        reservation = Reservation(engine.admission, engine.share_of(ref.name))
+        try:
+            try:
+                body = await read_body(request, max_body_bytes, reservation)
+            except ServiceError as error:
+                engine.reject(error, call, model=ref.name)
+                raise
+            # The request's time in metrics begins when its whole body has arrived, because the server does not control
+            # how fast a client sends it.
+            call = replace(call, started_s=engine.clock())
+            work = partial(_neighbors, engine, ref, request.path_params["table"], body, call)
+            answer, version = await _in_thread(engine, reservation, work, call, timeout_s)
+        finally:
+            reservation.drop_user()
+        return Response(answer, headers={"X-Model-Version": str(version)}, media_type="application/json")
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
         add_route(app, path + "/tables/{table}:neighbors", neighbors, "POST", described_neighbors(path))
 
+    def close() -> None:
+        engine.searches.indexes.close()
+        engine.searches.pool.close()
 
-def _neighbors(engine: Engine, ref: ModelRef, table: str, body: bytes, call: Call) -> Answered[bytes]:
+    return close
+
+
+async def _in_thread(
+    engine: Engine, reservation: Reservation, work: Callable[[], T], call: Call, timeout_s: float
+) -> T:
+    """Runs work() in a thread for searches; raises DeadlineExceeded if the deadline passes before it ends."""
+    assert call.deadline_s is not None
+    # copy_context() gives the thread the context variables of the request: its id, its trace and its caller's grant.
+    context = copy_context()
+
+    def run(refusal: ServiceError | None) -> T:
+        if refusal is not None:
+            raise refusal
+        return context.run(work)
+
+    future = engine.searches.pool.submit(reservation.model, run, call.deadline_s)
+    # The thread keeps the body, also after the client got a timeout.
+    reservation.add_user()
+    future.add_done_callback(lambda _: reservation.drop_user())
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), max(call.deadline_s - engine.clock(), 0))
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"Timed out: the request took longer than {timeout_s:g} s.") from error
+    finally:
+        future.cancel()
+
+
+def _neighbors(engine: Engine, ref: ModelRef, table: str, body: bytes, call: Call) -> tuple[bytes, int]:
     try:
         query = decode_neighbors(body)
     except ServiceError as error:
         engine.reject(error, call, model=ref.name)
         raise
     found = engine.neighbors(ref, table, query, call)
-    return Answered(encode_neighbors(found), found.version)
+    return encode_neighbors(found), found.version

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.engine.servable import Servable
-from service.remote.row_cache import RowCache
+from service.remote.core_clusters import CoreClusters
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import hottest_rows
 from service.types import Array
@@ -26,7 +26,7 @@ class RemoteFilling:
     hot_rows: returns table -> its hot rows, [n] int64, the hottest first, of a model and version.
     """
 
-    cache: RowCache | None
+    cache: CoreClusters | None
     seconds: float
     hot_rows: Callable[[str, int], Mapping[str, Array]]
 
@@ -46,7 +46,7 @@ class RemoteFilling:
             if (ids := known.get(name)) is None or begin_s >= end_s:
                 continue
             inside = ids[(ids >= 0) & (ids < table.info.vocabulary_size)]
-            count = self.cache.fill(table.reader.layout, servable.version, inside, end_s - begin_s)
+            count = self.cache.fill(table.layout, servable.version, inside, end_s - begin_s)
             names = {"model": servable.name, "version": servable.version, "table": name}
             seconds = round(time.monotonic() - begin_s, 3)
             logger.info("hot rows are cached", extra={**names, "rows": count, "of": inside.size, "seconds": seconds})

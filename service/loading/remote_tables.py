@@ -19,18 +19,16 @@ from service.engine.model_config import ModelConfig
 from service.errors import ArtifactError
 from service.loading.remote_names import RemoteNames
 from service.remote.address import StoreAddress
-from service.remote.counts import ReadCounts, Subject
+from service.remote.core_clusters import CoreClusters
+from service.remote.counts import Subject
 from service.remote.layout import TableLayout
-from service.remote.row_cache import RowCache
 from service.tables.remote_table import RemoteTable
 from service.tables.table import table_info
-from service.types import Array
 
 if TYPE_CHECKING:
-    from service.remote.changes import Listener, TableChanges
+    from service.remote.changes import TableChanges
     from service.remote.primaries import Primaries
     from service.remote.replicas import Replicas
-    from service.remote.row_reader import RowReader
     from service.remote.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -49,16 +47,16 @@ class RemoteTables:
     Args:
       addresses: by table, or by model/table, as --remote_tables has them.
       on_change: called when a cluster is reached again, or is not any more.
-      cache: caches rows of the tables; None where there is no native core.
+      core: reads rows of the tables; None where there is no native core.
     """
 
     def __init__(
         self,
         addresses: Mapping[str, StoreAddress],
         on_change: Callable[[], None],
-        cache: RowCache | None = None,
+        core: CoreClusters | None,
     ) -> None:
-        self._cache = cache
+        self._core = core
         self._names = RemoteNames(addresses)
         self._on_change = on_change
         self._changing = threading.Lock()
@@ -69,9 +67,9 @@ class RemoteTables:
         self._topologies: dict[StoreAddress, Topology] = {}
         self._looked_at: frozenset[StoreAddress] = frozenset()
         self._problems: dict[StoreAddress, str] = {}
-        # The references are weak, so that the RowReader and the TableChanges of an unloaded version are freed with the
+        # The references are weak, so that the tables and the TableChanges of an unloaded version are freed with the
         # version.
-        self._readers: weakref.WeakValueDictionary[Subject, RowReader] = weakref.WeakValueDictionary()
+        self._tables: weakref.WeakValueDictionary[Subject, RemoteTable] = weakref.WeakValueDictionary()
         self._changes: weakref.WeakSet[TableChanges] = weakref.WeakSet()
         self._primaries: dict[StoreAddress, Primaries] = {}
         self._replicas: dict[StoreAddress, Replicas] = {}
@@ -113,23 +111,26 @@ class RemoteTables:
         entry: TableEntry,
         address: StoreAddress,
     ) -> RemoteTable:
+        if self._core is None:
+            raise ArtifactError(f"table {name!r} is remote, which needs the native core")
         # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         try:
             from service.remote.changes import TableChanges
             from service.remote.primaries import Primaries, Refused
             from service.remote.records import check_records
-            from service.remote.row_reader import RowReader
             from service.remote.topology import Unreachable
         except ModuleNotFoundError as error:
             raise ArtifactError(f"table {name!r} is remote, which needs the extra [remote]: {error}") from error
 
-        cache, cached = self._cache, None
+        if address.on_unavailable == "stale" and not self._core.holds_rows:
+            raise ArtifactError(
+                f"table {name!r} has on_unavailable=stale, and no cache can have its rows: give --remote_cache_bytes"
+            )
         end_s = time.monotonic() + _OPEN_S
-        fingerprint = fingerprint_of(artifact)
+        subject, fingerprint = (model, version, name), fingerprint_of(artifact)
         layout = TableLayout.of(model, name, fingerprint, entry)
         topology = self._topology(address)
         check_records(layout, topology, end_s)
-        reader = RowReader(layout, address, topology)
         with self._changing:
             primaries = self._primaries.setdefault(address, Primaries(address, topology))
         changes = TableChanges(layout, primaries, entry.dtype, fingerprint)
@@ -137,41 +138,26 @@ class RemoteTables:
             changes.begin(end_s)
         except (Unreachable, Refused) as error:
             raise ArtifactError(f"changes of table {name!r} can not be followed: {error}") from error
-        if cache is not None:
-            changes.listeners.append(partial(cache.forget, (model, version, name)))
-            changes.on_heard = partial(cache.heard, (model, version, name))
-        defaults: dict[int, Array] = {}
-        if address.on_unavailable == "default_row":
-            defaults |= _defaults(reader, manifest, name)
-            changes.listeners.append(_reading_again(reader, defaults))
-            if cache is not None:
-                changes.listeners.append(lambda _: cache.set_default_rows((model, version, name), defaults))
-        elif address.on_unavailable == "stale":
-            if cache is None or not cache.holds_rows:
-                raise ArtifactError(
-                    f"table {name!r} has on_unavailable=stale, and no cache can have its rows: give "
-                    "--remote_cache_bytes, and do not give --data_plane=reference"
-                )
-            cached = partial(cache.rows, layout, version)
+        default_rows = _default_rows(manifest, name) if address.on_unavailable == "default_row" else ()
+        try:
+            core = self._core.open(subject, layout, address, default_rows)
+        except OSError as error:
+            raise ArtifactError(f"default rows of table {name!r} can not be read: {error}") from error
+        changes.listeners.append(partial(self._core.forget, subject))
+        changes.on_heard = partial(self._core.heard, subject)
+        table = RemoteTable(table_info(manifest, name, layout.nbytes), layout, address, default_rows, core, changes)
         with self._changing:
-            self._readers[model, version, name] = reader
+            self._tables[subject] = table
             self._changes.add(changes)
         extra = {"model": model, "version": version, "table": name, "cluster": str(address)}
         logger.info("table is remote", extra=extra)
-        return RemoteTable(table_info(manifest, name, layout.nbytes), reader, defaults, changes, cached)
+        return table
 
     def _topology(self, address: StoreAddress) -> Topology:
         from service.remote.topology import Topology
 
         with self._changing:
             return self._topologies.setdefault(address, Topology(address))
-
-    def counts(self) -> dict[Subject, ReadCounts]:
-        """Returns (model, version, table) -> counts of the reads by Python, for the remote tables of loaded
-        versions.
-        """
-        with self._changing:
-            return {subject: reader.counts for subject, reader in self._readers.items()}
 
     def clusters(self) -> list[dict[str, object]]:
         """Returns each cluster's nodes, and why the cluster can not be reached ("" if it can), for the status page."""
@@ -191,10 +177,10 @@ class RemoteTables:
         if not self._problems:
             return ""
         with self._changing:
-            readers = list(self._readers.items())
-        for (name, version, table), reader in readers:
-            why = self._problems.get(reader.address, "")
-            if name == model and why and reader.address.on_unavailable == "error":
+            tables = list(self._tables.items())
+        for (name, version, table), opened in tables:
+            why = self._problems.get(opened.address, "")
+            if name == model and why and opened.address.on_unavailable == "error":
                 return f"table {table!r} of version {version} can not be reached: {why}"
         return ""
 
@@ -232,8 +218,8 @@ class RemoteTables:
         def run() -> None:
             while not stop.wait(_LOOK_S):
                 self.look()
-                if self._cache is not None:
-                    self._cache.refresh()
+                if self._core is not None:
+                    self._core.refresh()
 
         def follow() -> None:
             while not stop.wait(_FOLLOW_S):
@@ -267,10 +253,10 @@ class RemoteTables:
 
     def _compare(self, replicas: Replicas) -> None:
         found = replicas.compare()
-        if self._cache is not None:
-            self._cache.set_in_sync(found.in_sync, found.seconds)
+        if self._core is not None:
+            self._core.set_in_sync(found.in_sync, found.seconds)
             if found.is_map_old:
-                self._cache.refresh()
+                self._core.refresh()
 
     def follow(self) -> None:
         """Reads which rows of remote tables other servers changed, and writes this server's waiting changes."""
@@ -284,31 +270,13 @@ class RemoteTables:
                 logger.exception("changes of a remote table can not be followed")
 
 
-def _reading_again(reader: RowReader, defaults: dict[int, Array]) -> Listener:
-    """Returns a listener that reads changed default rows from the cluster again; a row that can not be read stays as it
-    was.
-    """
-    import numpy as np
-
-    def listen(ids: Array | None) -> None:
-        rows = [row for row in defaults if ids is None or row in ids]
-        if rows:
-            found = reader.read(np.array(rows, np.int64))
-            defaults.update((row, found.rows[n]) for n, row in enumerate(rows) if not found.is_missing[n])
-
-    return listen
-
-
-def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Array]:
-    """Reads the default rows of a remote table, for use while the cluster is down, by row number: [row_bytes] uint8."""
-    import numpy as np
-
+def _default_rows(manifest: Manifest, table: str) -> tuple[int, ...]:
+    """Returns the numbers of a table's default rows, which replace rows while the cluster is down."""
     features = [name for name, feature in manifest.features.items() if feature.table == table]
     lookups = [one for signature in manifest.signatures.values() for one in signature.features.items()]
-    # Row 0 is always read too: RemoteTable.stored_rows(), which reads for no feature, returns it in place of an
-    # unreadable row.
-    wanted = sorted({0, *(one.default_row for name, one in lookups if name in features)})
-    found = reader.read(np.array(wanted, np.int64))
-    if found.is_missing.any():
-        raise ArtifactError(f"default rows of table {table!r} can not be read: {found.why}")
-    return dict(zip(wanted, found.rows, strict=True))
+    # Row 0 is always one: RemoteTable.stored_rows(), which reads for no feature, returns it in place of an unreadable
+    # row.
+    size = manifest.tables[table].vocabulary_size
+    return tuple(
+        sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
+    )

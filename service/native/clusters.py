@@ -1,16 +1,25 @@
-"""Holds the native core's clusters, and adds the core's counts of reads to those of the reference servers."""
+"""Opens tables in Valkey and Redis clusters in the native core, reads their rows, and counts the core's reads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from service.remote.address import StoreAddress
+from service.remote.core_clusters import Found
 from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, Subject
 from service.remote.layout import TableLayout
 from service.types import Array
+
+if TYPE_CHECKING:
+    from service import _native
+
+# For how many seconds cached rows are valid after the server last read the changes of their table.
+FRESH_S = 2.0
 
 
 class Clusters:
@@ -32,13 +41,19 @@ class Clusters:
         """Whether the native core's cache of remote tables' rows may hold rows at all: its size is not 0."""
         return self._cache_bytes > 0
 
-    def forget(self, subject: Subject, ids: Array | None) -> None:
-        """Removes [N] int64 rows of a table, which changed in its cluster, from the native core's cache; None: all."""
-        self.core.forget(*subject, None if ids is None else ids.tolist())
+    def open(
+        self, subject: Subject, layout: TableLayout, address: StoreAddress, default_rows: Sequence[int]
+    ) -> OpenTable:
+        """Opens a table and reads its default rows; raises OSError if one can not be read."""
+        description = json.dumps(remote_description(layout, address, default_rows))
+        return OpenTable(self.core.open(*subject, layout.vocabulary_size, description), layout.row_bytes)
 
-    def set_default_rows(self, subject: Subject, rows: Mapping[int, Array]) -> None:
-        """Replaces default rows of a table, [row_bytes] uint8 by row number, which changed in its cluster."""
-        self.core.set_default_rows(*subject, [(row, octets.tobytes()) for row, octets in rows.items()])
+    def forget(self, subject: Subject, ids: Array | None) -> None:
+        """Removes [N] int64 rows of a table, which changed in its cluster, from the native core's cache; None: all.
+
+        Default rows among them are read again.
+        """
+        self.core.forget(*subject, None if ids is None else ids.tolist())
 
     def heard(self, subject: Subject) -> None:
         """Extends the time for which cached rows of a table are valid: the server has read all changes of the table."""
@@ -59,24 +74,63 @@ class Clusters:
         """
         return self.core.fill(layout.tag, version, ids.tolist(), seconds)
 
-    def rows(self, layout: TableLayout, version: int, ids: Array) -> tuple[Array, Array]:
-        """Returns [N, row_bytes] uint8 cached rows of [N] int64 ids, and [N] bool, False for a row that the cache
-        lacks."""
-        octets, has_row = self.core.cached_rows(layout.tag, version, layout.row_bytes, ids.tolist())
-        return np.frombuffer(octets, np.uint8).reshape(ids.size, layout.row_bytes), np.array(has_row, bool)
-
-    def counts(self, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
-        """Returns the sums of the reference servers' and the native core's counts of reads from remote tables."""
-        found = dict(of_reference)
+    def counts(self) -> RemoteCounts:
+        """Returns the counts of all reads from the remote tables of loaded versions."""
         tables, cache = json.loads(self.core.counts())
+        found = {}
         for one in tables:
-            subject = one["model"], one["version"], one["table"]
             one["seconds"] = one["nanos"] / 1e9
-            counts = ReadCounts(*(one[field.name] for field in fields(ReadCounts)))
-            found[subject] = found.get(subject, ReadCounts()).plus(counts)
+            subject = one["model"], one["version"], one["table"]
+            found[subject] = ReadCounts(*(one[field.name] for field in fields(ReadCounts)))
         return RemoteCounts(found, None if cache is None else CacheCounts(**cache))
 
 
-def remote_counts(clusters: Clusters | None, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
+@dataclass(frozen=True, slots=True)
+class OpenTable:
+    """A table in a cluster that the native core has opened; implements remote.core_clusters.ClusterTable."""
+
+    core: _native.ClusterTable
+    row_bytes: int
+
+    def read(self, ids: Array, seconds: float | None) -> Found:
+        """Reads the rows of [N] int64 ids, each from 0 to V - 1; blocks for at most `seconds`."""
+        octets, num_stale, left, why = self.core.read(ids.tolist(), seconds)
+        is_missing = np.zeros(ids.shape[0], bool)
+        is_missing[left] = True
+        return Found(np.frombuffer(octets, np.uint8).reshape(-1, self.row_bytes).copy(), is_missing, why, num_stale)
+
+    def default_row(self, row: int, uses: int) -> Array | None:
+        """Returns the [row_bytes] uint8 of a default row, and counts that `uses` ids read it; None if the table has no
+        such default row.
+        """
+        octets = self.core.default_row(row, uses)
+        return None if octets is None else np.frombuffer(octets, np.uint8)
+
+
+def remote_description(layout: TableLayout, address: StoreAddress, default_rows: Sequence[int]) -> dict[str, Any]:
+    """Describes a table in a cluster for the native core: the JSON that native/src/clusters/description.rs reads."""
+    return {
+        "address": {
+            "nodes": address.nodes,
+            "has_tls": address.has_tls,
+            "ca_file": address.ca_file,
+            "user": address.user,
+            "password_file": address.password_file,
+            "own_password": address.own_password,
+            "timeout_ms": round(address.timeout_s * 1e3),
+            "node_timeout_ms": round(address.node_timeout_s * 1e3),
+            "hedge_percent": address.hedge_percent,
+        },
+        "tag": layout.tag,
+        "block_rows": layout.block_rows,
+        "num_shards": layout.num_shards,
+        "row_bytes": layout.row_bytes,
+        "default_rows": list(default_rows),
+        "serves_stale": address.on_unavailable == "stale",
+        "fresh_ms": round(FRESH_S * 1e3),
+    }
+
+
+def remote_counts(clusters: Clusters | None) -> RemoteCounts:
     """Returns the counts of all reads from remote tables. clusters: None without the native core."""
-    return RemoteCounts(of_reference) if clusters is None else clusters.counts(of_reference)
+    return RemoteCounts({}) if clusters is None else clusters.counts()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from service.remote.row_cache import FRESH_S
+from service.native.clusters import remote_description
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import Array
@@ -17,27 +17,7 @@ _NO_OCTETS = np.empty(0, np.uint8)
 
 def remote_place(table: RemoteTable) -> dict[str, Any]:
     """Returns the place of a table's rows in a cluster, as native/src/clusters/description.rs reads it."""
-    address, layout = table.reader.address, table.reader.layout
-    return {
-        "address": {
-            "nodes": address.nodes,
-            "has_tls": address.has_tls,
-            "ca_file": address.ca_file,
-            "user": address.user,
-            "password_file": address.password_file,
-            "own_password": address.own_password,
-            "timeout_ms": round(address.timeout_s * 1e3),
-            "node_timeout_ms": round(address.node_timeout_s * 1e3),
-            "hedge_percent": address.hedge_percent,
-        },
-        "tag": layout.tag,
-        "block_rows": layout.block_rows,
-        "num_shards": layout.num_shards,
-        "row_bytes": layout.row_bytes,
-        "default_rows": [(row, octets.tolist()) for row, octets in table.defaults.items()],
-        "serves_stale": table.serves_stale,
-        "fresh_ms": round(FRESH_S * 1e3),
-    }
+    return remote_description(table.layout, table.address, table.default_rows)
 
 
 def octets_of(table: ServedTable) -> tuple[Array, Array]:

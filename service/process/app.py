@@ -103,7 +103,7 @@ class App:
         more = [
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
-            lambda: remote_lines(remote_counts(self._clusters, self._remote.counts())),
+            lambda: remote_lines(remote_counts(self._clusters)),
             paging.lines,
             lambda: neighbor_lines(self._engine.searches.rows_scanned(), self._engine.searches.indexes.all()),
             self._request_logs.metric_lines,
@@ -245,7 +245,7 @@ class App:
             lambda: self._metrics.requests.read()[0],
             logs=self._request_logs.read,
             stores=lambda: [] if self._stores is None else self._stores.status(),
-            remote=lambda: remote_status(remote_counts(self._clusters, self._remote.counts())),
+            remote=lambda: remote_status(remote_counts(self._clusters)),
             clusters=self._remote.clusters,
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(self._metrics.held(), self._engine.admission.limits, self._metrics.admission),

@@ -1,34 +1,30 @@
-"""Opens a version twice, with whole graphs and with lookups taken out of them, and measures both request rates."""
+"""Opens a version twice, with whole graphs and with lookups taken out of them, and measures both request rates.
+
+Both are opened as the native core serves them, and requests run from bytes to bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import numpy as np
 
 from service.artifact.manifest import Manifest
-from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
-from service.artifact.tensor_proto import encode_tensor
-from service.engine.call import Finished
-from service.engine.engine import Engine
-from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.errors import ServiceError
 from service.graph.run_comparison import Rates, compare_runs
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
-from service.grpc.methods import service_methods
 from service.loading.native_graphs import native_graphs
 from service.loading.towers import open_towers
 from service.native.choice import has_core
-from service.native.native_servable import CompiledServable, compile_native
+from service.native.native_servable import compile_native
 from service.tables.backend import OpenedLookups, open_lookups
 from service.types import Array, Backend, SignatureSpec
-from service.wire.grpc_api import PREDICT
+from service.wire.predict_proto import decode_inputs, decode_request, decode_response, encode_request, encode_response
 
 _MODEL = "trial"
 
@@ -57,9 +53,8 @@ class Trial:
         predicts = {name: spec for name, spec in self.signatures.items() if name not in lookups.lookup_names}
         self._graphs = open_savedmodel(artifact, specs, tags, threads=1)
         self._towers = open_towers(artifact, manifest, lookups, predicts, tags, threads=1) if predicts else None
-        self._cut = _described(lookups, self._towers)
-        whole = Servable(_MODEL, 1, specs, dict.fromkeys(specs, self._graphs))
-        self._answers = _answering(self._cut, lookups), _answering(whole, None)
+        self._cut = cut_servable(_MODEL, lookups, self._towers)
+        self._whole = _compiled(Servable(_MODEL, 1, specs, dict.fromkeys(specs, self._graphs)), None)
 
     def __enter__(self) -> Trial:
         return self
@@ -72,93 +67,59 @@ class Trial:
             self._towers.close()
 
     def can_cut(self, name: str) -> bool:
-        """Says whether lookups could be taken out of a signature's graph, so that it runs without its whole graph."""
-        return name in self._cut.backends
+        """Says whether lookups could be taken out of a signature's graph, and the native core runs what is left."""
+        return name in self._cut.backends and not self.not_run(name)
+
+    def not_run(self, name: str) -> str:
+        """Returns why the native core does not run a signature without its lookups; "" if it does, or if lookups could
+        not be taken out of the signature's graph.
+        """
+        return self._cut.forwarded.get(name, "") if name in self._cut.backends else ""
 
     def rates(self, name: str, requests: Mapping[int, Mapping[str, Array]], *, turns: int) -> dict[int, Rates]:
         """Measures and returns, for each of the given requests, the request rates of a signature's cut and whole graph.
 
         Raises ServiceError if the signature refuses a request.
         """
-        encoded = {key: _predict_request(self._cut, name, inputs) for key, inputs in requests.items()}
-        return compare_runs(*self._answers, encoded, turns=turns)
+        encoded = {key: encode_request(_MODEL, name, inputs) for key, inputs in requests.items()}
+        return compare_runs(self._answer(self._cut, name), self._answer(self._whole, name), encoded, turns=turns)
 
     def outputs(self, name: str, request: Mapping[str, Array]) -> tuple[Outputs, Outputs]:
         """Runs a request with lookups taken out of its graph, and with the whole graph; returns what each answered."""
-        return _run(self._cut.backends[name], self.signatures[name], request), _run(
-            self._graphs, self.signatures[name], request
-        )
+        encoded = encode_request(_MODEL, name, request)
+        return _outputs(self._answer(self._cut, name), encoded), _outputs(self._answer(self._whole, name), encoded)
+
+    def _answer(self, servable: Servable, name: str) -> Answer:
+        if servable.native is None or name in servable.forwarded:
+            return partial(self._run_whole, name)
+        return servable.native.answer
+
+    def _run_whole(self, name: str, request: bytes) -> bytes:
+        """Runs a whole graph that the native core does not run, such as one with sparse inputs."""
+        spec = self.signatures[name]
+        found = self._graphs.run(name, decode_inputs(decode_request(request)), tuple(spec.outputs))
+        return encode_response(found, model=_MODEL, version=1, signature_name=name, as_content=True)
 
 
-def _described(lookups: OpenedLookups, towers: TowerBackend | None) -> Servable:
+def cut_servable(name: str, lookups: OpenedLookups, towers: TowerBackend | None) -> Servable:
+    """Returns a version's lookups, and its graphs without their lookups, as the native core serves them.
+
+    Servable.forwarded has the signatures that the core does not run, and why.
+    """
     cuts: dict[str, TowerBackend] = {} if towers is None else dict.fromkeys(towers.cuts, towers)
     backends: dict[str, Backend] = {**dict.fromkeys(lookups.lookup_names, lookups.backend), **cuts}
-    return Servable(_MODEL, 1, lookups.signatures, backends, lookups.tables)
+    return _compiled(Servable(name, 1, lookups.signatures, backends, lookups.tables), lookups)
 
 
-def _run(backend: Backend, spec: SignatureSpec, request: Mapping[str, Array]) -> Outputs:
+def _compiled(servable: Servable, lookups: OpenedLookups | None) -> Servable:
+    if not has_core():
+        why = "the native core, which runs graphs without their lookups, is not installed"
+        return replace(servable, forwarded=dict.fromkeys(servable.backends, why))
+    return compile_native(servable, lookups, native_graphs(servable))
+
+
+def _outputs(answer: Answer, request: bytes) -> Outputs:
     try:
-        return {output: np.asarray(a) for output, a in backend.run(spec.name, request, tuple(spec.outputs)).items()}
+        return decode_response(answer(request))
     except ServiceError as error:
         return error
-
-
-class _Unobserved:
-    def finished(self, request: Finished) -> None:
-        """Counts no requests."""
-
-
-def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
-    """Returns a function that answers Predict requests for a version as a server does, in the native core or in Python.
-
-    Args:
-      lookups: lookups of the version's manifest, if it has one.
-    """
-    reference, forms = _reference(servable), _native_forms(servable, lookups)
-    if forms is None:
-        return reference
-
-    def answer(request: bytes) -> bytes:
-        try:
-            answered: bytes = forms.grpc(PREDICT, request)
-        except ValueError:
-            # ValueError means that the native core would forward this request, so Python answers it.
-            return reference(request)
-        return answered
-
-    return answer
-
-
-def _native_forms(servable: Servable, lookups: OpenedLookups | None) -> Any:
-    """Returns the native core's object that answers requests for a version.
-
-    Returns None if the core is not built or can not serve the version.
-    """
-    if not has_core():
-        return None
-    from service import _native
-
-    native = compile_native(servable, lookups, native_graphs(servable)).native
-    if not isinstance(native, CompiledServable):
-        return None
-    return _native.Forms([(servable.name, [(servable.version, native.compiled)], {}, 0.0, "")])
-
-
-def _reference(servable: Servable) -> Answer:
-    registry = Registry(lambda model, status: None)
-    registry.add_model(servable.name)
-    registry.start(servable.name, servable.version)
-    registry.publish(servable)
-    engine = Engine(registry, _Unobserved())
-    predict = service_methods(engine)[PREDICT]
-    return lambda request: predict(request, None)
-
-
-def _predict_request(servable: Servable, signature_name: str, inputs: Mapping[str, Array]) -> bytes:
-    """Serializes a PredictRequest for a signature with the given inputs."""
-    request = message_class("tensorflow.serving.PredictRequest")()
-    request.model_spec.name, request.model_spec.signature_name = servable.name, signature_name
-    for name, array in inputs.items():
-        request.inputs[name].ParseFromString(b"".join(encode_tensor(name, array)))
-    data: bytes = request.SerializeToString()
-    return data

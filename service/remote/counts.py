@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -30,10 +30,6 @@ class ReadCounts:
     seconds: float = 0.0
     cache_hits: int = 0
     cache_misses: int = 0
-
-    def plus(self, other: ReadCounts) -> ReadCounts:
-        """Returns a ReadCounts with the sum of each count of this object and of another."""
-        return ReadCounts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 
 # Model, version, table.

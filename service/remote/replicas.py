@@ -8,12 +8,14 @@ a replica counts that says itself that it heard from this primary a second ago.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from service.remote.clients import Node
-from service.remote.row_connection import RowConnection, command
+import redis
+
+from service.remote.clients import Node, node_client
 from service.remote.topology import Topology, Unreachable
 
 # For how many seconds the rows of a replica may be read after the server began to compare it with its primary.
@@ -41,14 +43,13 @@ class Report(NamedTuple):
     heard_s: int | None
 
     @staticmethod
-    def of(text: str) -> Report:
-        """Parses a node's answer to the command INFO replication of Redis and Valkey into a Report."""
-        found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    def of(found: Mapping[str, Any]) -> Report:
+        """Returns the Report in a node's answer to the command INFO replication of Redis and Valkey."""
         is_primary, is_linked = found["role"] == "master", found.get("master_link_status") == "up"
         # A replica that was never in sync reports no offset, which is stored as -1.
         offset = int(found.get("master_repl_offset" if is_primary else "slave_repl_offset", -1))
         heard_s = int(found["master_last_io_seconds_ago"]) if is_linked else None
-        return Report(is_primary, found["master_replid"], offset, heard_s)
+        return Report(is_primary, str(found["master_replid"]), offset, heard_s)
 
 
 class Found(NamedTuple):
@@ -67,7 +68,8 @@ class Replicas:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._connections: dict[Node, RowConnection] = {}
+        # Each client has one connection, because one caller at a time asks a node.
+        self._clients: dict[Node, Any] = {}
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "replicas")
         # Replica -> whether it was in sync when it was last compared with its primary.
         self._was_in_sync: dict[Node, bool] = {}
@@ -96,17 +98,15 @@ class Replicas:
         primary, is_gone = None, False
         try:
             primary = self._report(group[0])
-        except ConnectionRefusedError:
-            is_gone = True
-        except OSError:
-            # The primary is frozen, or the network between it and this server is down: a replica counts as in sync if
-            # it has itself heard from this primary within _HEARD_S seconds.
-            pass
+        except (OSError, redis.RedisError) as error:
+            # Unless it is gone, the primary is frozen, or the network between it and this server is down: a replica
+            # counts as in sync if it has itself heard from this primary within _HEARD_S seconds.
+            is_gone = _is_refused(error)
         in_sync, is_old = [], primary is not None and not primary.is_primary
         for node in group[1]:
             try:
                 own = self._report(node)
-            except OSError:
+            except (OSError, redis.RedisError):
                 continue
             is_old |= own.is_primary
             if not is_gone:
@@ -116,28 +116,29 @@ class Replicas:
         return in_sync, is_old
 
     def _report(self, node: Node) -> Report:
-        """Returns a node's reply to INFO replication; raises OSError, ConnectionRefusedError if no process listens."""
-        end_s = time.monotonic() + _REPORT_S
-        kept = self._connections.pop(node, None)
+        """Returns a node's reply to INFO replication; raises OSError, redis.RedisError."""
+        kept = self._clients.pop(node, None)
         if kept is not None:
             try:
-                return self._ask(node, kept, end_s)
-            except ConnectionError:
+                return self._ask(node, kept)
+            except redis.ConnectionError:
                 # The node ended or closed this connection; a new connection shows whether the node is up.
                 pass
-        return self._ask(node, RowConnection(node, self._topology.address, end_s), end_s)
+        return self._ask(node, node_client(self._topology.address, node, _REPORT_S))
 
-    def _ask(self, node: Node, connection: RowConnection, end_s: float) -> Report:
+    def _ask(self, node: Node, client: Any) -> Report:
         try:
-            connection.send([command("INFO", "replication")], end_s)
-            (reply,) = connection.replies(1, end_s)
-            if not isinstance(reply, bytes):
-                raise ConnectionError(str(reply))
+            report = Report.of(client.info("replication"))
         except BaseException:
-            connection.close()
+            client.close()
             raise
-        self._connections[node] = connection
-        return Report.of(reply.decode())
+        self._clients[node] = client
+        return report
+
+
+def _is_refused(error: Exception) -> bool:
+    """Says whether no process listens on a node's port; redis-py raises its own error in place of the socket's."""
+    return isinstance(error.__context__, ConnectionRefusedError)
 
 
 def _is_in_sync(replica: Report, primary: Report | None) -> bool:

@@ -82,12 +82,6 @@ class Topology:
         found = tuple(node for node in self._map.holders[place] if node == primary or self.is_in_sync(node))
         return tuple(sorted(found, key=self.is_down)) if self._down else found
 
-    def hopes(self, slot: int) -> tuple[Node, ...]:
-        """Returns the nodes of a hash slot to read now or soon: if its primary is down, any replica may take over."""
-        primary = self.primary(slot)
-        is_led = primary is not None and primary in self.holders(slot) and not self.is_down(primary)
-        return self.nodes(slot) if is_led else self.holders(slot)
-
     def groups(self) -> list[tuple[Node, list[Node]]]:
         """Returns (primary, its replicas) for each group of nodes that holds the same hash slots, also for a primary
         that failed.

@@ -25,18 +25,13 @@ class LookupBackend:
     """The backend that runs lookup signatures on mapped and remote tables. Concurrency: any thread.
 
     vocabularies: table -> the vocabularies whose keys name its rows.
-    remote: table -> the remote table of that name.
     """
 
     def __init__(
-        self,
-        plans: Mapping[str, SignaturePlan],
-        vocabularies: Mapping[str, Sequence[OpenedVocabulary]],
-        remote: Mapping[str, RemoteTable] = MappingProxyType({}),
+        self, plans: Mapping[str, SignaturePlan], vocabularies: Mapping[str, Sequence[OpenedVocabulary]]
     ) -> None:
         self._plans = plans
         self._vocabularies = vocabularies
-        self._remote = remote
 
     @property
     def vocabularies(self) -> Mapping[str, Sequence[OpenedVocabulary]]:
@@ -50,7 +45,7 @@ class LookupBackend:
     def on_tables(self, tables: Mapping[str, MappedTable]) -> LookupBackend:
         """Returns a backend that reads other tables of the same names and shapes; both add to the same counts."""
         plans = {name: plan.on_tables(tables) for name, plan in self._plans.items()}
-        return LookupBackend(plans, self._vocabularies, self._remote)
+        return LookupBackend(plans, self._vocabularies)
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Runs a lookup signature; returns those of the named outputs for which the request has all features."""
@@ -73,12 +68,7 @@ class LookupBackend:
         return summed(*({table: {name: ids}} for plan in plans for table, name, ids in plan.feature_counts()))
 
     def close(self) -> None:
-        """Closes the connections of remote tables.
-
-        Mapped files are unmapped later, with the last array on their memory.
-        """
-        for table in self._remote.values():
-            table.close()
+        """Does nothing: mapped files are unmapped later, with the last array on their memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +150,7 @@ def open_lookups(
         of_table = counted.setdefault(feature_tables[feature_name], [])
         if view not in of_table:
             of_table.append(view)
-    backend = LookupBackend(plans, counted, remote)
+    backend = LookupBackend(plans, counted)
     keys = {table: TableKeys(table, of_table) for table, of_table in by_table.items()}
     return OpenedLookups(tables, all_described, frozenset(plans), backend, files, faults, remote, keys)
 

@@ -13,8 +13,7 @@ import numpy as np
 from service.artifact.manifest import LookupFeature, SignatureEntry
 from service.artifact.signature_rules import LookupRules
 from service.engine.hot_rows import FeatureIds
-from service.engine.validation import id_out_of_range
-from service.errors import IdsTooMany, InputMismatch
+from service.errors import IdsTooMany, InputMismatch, id_out_of_range
 from service.tables import kernels
 from service.tables.kernel_codes import POLICIES
 from service.tables.remote_table import RemoteTable

@@ -6,7 +6,6 @@ The kernels then work on that small table as they do on a mapped one, in the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,8 +15,9 @@ from service.artifact.manifest import LookupFeature
 from service.engine.deadline import DEADLINE_S
 from service.engine.instead import note
 from service.engine.neighbors import Nearest, RowSearch
-from service.engine.validation import id_out_of_range
-from service.errors import DeadlineExceeded, TableUnreachable, Unimplemented
+from service.errors import DeadlineExceeded, TableUnreachable, Unimplemented, id_out_of_range
+from service.remote.address import StoreAddress
+from service.remote.layout import TableLayout
 from service.tables.kernel_codes import POLICIES
 from service.tables.numpy_kernels import NO_ROW, REFUSED, rows_read
 from service.tables.table import MappedTable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     # These imports are only for type checks: the modules import redis-py, an optional extra, and are loaded only if a
     # table is remote.
     from service.remote.changes import TableChanges
-    from service.remote.row_reader import RowReader
+    from service.remote.core_clusters import ClusterTable
 
 
 class RequestRows(NamedTuple):
@@ -47,35 +47,31 @@ class RemoteTable:
     """A [V, D] table whose rows lie in a Valkey or Redis cluster. Concurrency: any thread; reads block.
 
     Args:
-      defaults: row number -> [row_bytes] uint8, default rows to return if a row can not be read. Empty: the read fails.
-      cached: returns cached rows for [N] int64 ids whose rows can not be read: [N, row_bytes] uint8, and [N] bool,
-        False for a row that the cache lacks. None: the read fails.
+      core: the table in the native core, which reads its rows.
 
-    row_bytes: as of the same table mapped. reader, defaults: for the native core, which reads rows itself.
+    row_bytes: as of the same table mapped. layout, address: where its rows lie.
+    default_rows: rows to return in place of rows that can not be read. Empty: such a read fails.
     changes: writes changed rows into the cluster.
     """
 
-    __slots__ = ("info", "row_bytes", "changes", "reader", "defaults", "_cached")
+    __slots__ = ("__weakref__", "address", "changes", "core", "default_rows", "info", "layout", "row_bytes")
 
     def __init__(
         self,
         info: TableInfo,
-        reader: RowReader,
-        defaults: Mapping[int, Array],
+        layout: TableLayout,
+        address: StoreAddress,
+        default_rows: tuple[int, ...],
+        core: ClusterTable,
         changes: TableChanges,
-        cached: Callable[[Array], tuple[Array, Array]] | None = None,
     ) -> None:
         self.info = info
-        self.row_bytes = reader.layout.row_bytes
+        self.row_bytes = layout.row_bytes
+        self.layout = layout
+        self.address = address
+        self.default_rows = default_rows
         self.changes = changes
-        self.reader = reader
-        self.defaults = defaults
-        self._cached = cached
-
-    @property
-    def serves_stale(self) -> bool:
-        """Whether lookups read an old row from the cache in place of a row that the cluster can not return."""
-        return self._cached is not None
+        self.core = core
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
         """Reads, from the cluster into a small table, the rows that ids read by the feature's policy for bad ids.
@@ -128,10 +124,6 @@ class RemoteTable:
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, 0).stored_rows(places)
 
-    def close(self) -> None:
-        """Closes idle connections."""
-        self.reader.close()
-
     def _check(self, ids: Array) -> None:
         bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
         if bad.size:
@@ -151,23 +143,17 @@ class RemoteTable:
 
     def _read(self, distinct: Array, default_row: int | None) -> Array:
         deadline_s = DEADLINE_S.get()
-        found = self.reader.read(distinct, deadline_s)
-        if not found.is_missing.any():
+        found = self.core.read(distinct, None if deadline_s is None else deadline_s - time.monotonic())
+        if found.num_stale:
+            note("stale", self.info.name, found.num_stale)
+        number = int(found.is_missing.sum())
+        if not number:
             return found.rows
-        default = None if default_row is None else self.defaults.get(default_row)
+        default = None if default_row is None else self.core.default_row(default_row, number)
         if default is not None:
-            number = int(found.is_missing.sum())
             found.rows[found.is_missing] = default
-            self.reader.count_replaced("default", number)
             note("default", self.info.name, number)
             return found.rows
-        if self._cached is not None:
-            rows, has_row = self._cached(distinct[found.is_missing])
-            if has_row.all():
-                found.rows[found.is_missing] = rows
-                self.reader.count_replaced("stale", has_row.size)
-                note("stale", self.info.name, has_row.size)
-                return found.rows
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise DeadlineExceeded(f'The deadline passed before rows of table "{self.info.name}" were read.')
         raise TableUnreachable(f'Rows of table "{self.info.name}" can not be read now: {found.why.rstrip(".")}.')

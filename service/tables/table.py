@@ -11,8 +11,7 @@ import numpy as np
 from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.engine.neighbors import Nearest, RowSearch
-from service.engine.validation import id_out_of_range
-from service.errors import ArtifactError, DeadlineExceeded
+from service.errors import ArtifactError, DeadlineExceeded, id_out_of_range
 from service.tables import kernels
 from service.tables.guarded_files import GuardedFiles
 from service.tables.kernel_codes import METRICS

@@ -12,7 +12,9 @@ import pytest
 
 from model_export.remote.push import push
 from service.artifact.delta_file import Delta, DeltaFault, encode, fingerprint_of
+from service.errors import TableUnreachable
 from service.loading.remote_tables import RemoteTables
+from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
 from service.remote.primaries import Refused
@@ -46,7 +48,7 @@ class Server:
     """A server's part for one remote table: the table, and the rows that the server was told have changed."""
 
     def __init__(self, cluster: Cluster, folder: Path, options: str = _OPTIONS) -> None:
-        self.tables = RemoteTables({"user": StoreAddress.parse(cluster.address + options)}, lambda: None)
+        self.tables = RemoteTables({"user": StoreAddress.parse(cluster.address + options)}, lambda: None, Clusters(0))
         self.table: RemoteTable = reopened(self.tables, folder)
         self.heard: list[Array | None] = []
         self.table.changes.listeners.append(self.heard.append)
@@ -157,7 +159,8 @@ def test_blocks_that_are_gone_get_no_rows_and_push_keeps_changed_ones(
     cluster.client().delete(layout.key(0))
     assert server.upsert([5], [[8, 8]]) == (2, False)
     assert cluster.client().exists(layout.key(0)) == 0
-    assert "not in the cluster" in server.table.reader.read(np.array([5])).why
+    with pytest.raises(TableUnreachable, match="not in the cluster"):
+        server.table.rows(np.array([5]))
     (pushed,) = push(folder, address, tables=["user"])
     assert pushed.written == 1
     # The push restores the block with the version's own rows, and then the server writes the pending upsert into it.
@@ -223,7 +226,8 @@ def test_versions_keep_apart_and_leave_nothing(cluster: Cluster, tmp_path: Path)
     assert new.heard_rows() == set()
     # An upsert of the default row also replaces the copy of it that the table serves if the cluster is unavailable.
     new.upsert([0], [[4, 4]])
-    assert new.table.defaults[0].view(np.float32).tolist() == [4, 4]
+    default_row = new.table.core.default_row(0, 0)
+    assert default_row is not None and default_row.view(np.float32).tolist() == [4, 4]
     push(second, address, tables=["user"], keep=1)
     assert not [key for key in cluster.keys() if layout_of(first, "user").fingerprint in key]
     with pytest.raises(Refused, match="not in the cluster any more"):

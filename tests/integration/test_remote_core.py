@@ -18,10 +18,9 @@ from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.errors import ArtifactError
 from service.loading.remote_tables import RemoteTables
-from service.native.clusters import Clusters
+from service.native.clusters import FRESH_S, Clusters
 from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
-from service.remote.row_cache import FRESH_S
 from tests.conformance.wires import fill_tensor, read_tensor
 from tests.integration.process import PATIENCE_S, ServerProcess
 from tests.integration.remote_readers import Readers
@@ -253,9 +252,9 @@ def test_stale_without_a_cache_is_refused(cluster: Cluster, written: tuple[Path,
     folder, _ = written
     push(folder, StoreAddress.parse(cluster.address), tables=["user"])
     address = StoreAddress.parse(cluster.address + "?on_unavailable=stale")
-    for cache in (None, Clusters(0)):
-        with pytest.raises(ArtifactError, match="give --remote_cache_bytes"):
-            RemoteTables({"user": address}, lambda: None, cache).open("toy", 1, folder, Manifest.read(folder))
+    for core, text in ((Clusters(0), "give --remote_cache_bytes"), (None, "needs the native core")):
+        with pytest.raises(ArtifactError, match=text):
+            RemoteTables({"user": address}, lambda: None, core).open("toy", 1, folder, Manifest.read(folder))
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)

@@ -19,6 +19,7 @@ from service.artifact.manifest import Manifest
 from service.engine.deadline import DEADLINE_S
 from service.errors import ArtifactError, DeadlineExceeded, TableUnreachable
 from service.loading.remote_tables import RemoteTables
+from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
 from service.tables.remote_table import RemoteTable
 from tests.integration.process import ServerProcess
@@ -47,12 +48,13 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
         yield started
 
 
-def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[RemoteTable, RemoteTables]:
+def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[RemoteTable, RemoteTables, Clusters]:
     """Writes the table "user" into a cluster, and opens it as a server does."""
     address = StoreAddress.parse(cluster.address + options)
     push(folder, StoreAddress.parse(cluster.address), tables=["user"])
-    tables = RemoteTables({"user": address}, lambda: None)
-    return reopened(tables, folder), tables
+    clusters = Clusters(0)
+    tables = RemoteTables({"user": address}, lambda: None, clusters)
+    return reopened(tables, folder), tables, clusters
 
 
 def reopened(tables: RemoteTables, folder: Path) -> RemoteTable:
@@ -67,7 +69,7 @@ def test_no_read_fails_while_primaries_die_and_replicas_take_over(
     cluster: Cluster, written: tuple[Path, np.ndarray]
 ) -> None:
     folder, rows = written
-    table, tables = opened(cluster, folder, "?timeout_ms=60000&node_timeout_ms=1000")
+    table, tables, clusters = opened(cluster, folder, "?timeout_ms=60000&node_timeout_ms=1000")
     with Readers(table.rows, rows) as readers:
         cluster.nodes[0].kill()
         readers.more()
@@ -80,7 +82,7 @@ def test_no_read_fails_while_primaries_die_and_replicas_take_over(
         cluster.nodes[1].thaw()
         readers.more()
     assert (readers.wrong, readers.failures) == (0, [])
-    (counts,) = tables.counts().values()
+    (counts,) = clusters.counts().tables.values()
     assert counts.retries > 0 and counts.errors == 0
 
 
@@ -88,8 +90,10 @@ def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
     cluster: Cluster, written: tuple[Path, np.ndarray]
 ) -> None:
     folder, rows = written
-    table, tables = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000")
-    gentle, gentle_tables = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000&on_unavailable=default_row")
+    table, tables, clusters = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000")
+    gentle, gentle_tables, clusters = opened(
+        cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000&on_unavailable=default_row"
+    )
     layout = layout_of(folder, "user")
     # True for each row whose slot belongs to the first primary.
     is_lost = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] < 16384 // 3
@@ -110,7 +114,7 @@ def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
     assert (gentle.stored_rows(ids) == np.concatenate([rows[kept], np.repeat(rows[:1], lost.size, 0)])).all()
     gentle_tables.look()
     assert gentle_tables.problem("toy") == ""
-    (counts,) = gentle_tables.counts().values()
+    (counts,) = clusters.counts().tables.values()
     assert counts.default_rows == lost.size
     # A node that restarts without its keys has no rows, and the table refuses reads of them instead of inventing
     # values.
@@ -138,7 +142,7 @@ def _refusal(table: RemoteTable, ids: np.ndarray) -> str:
 
 def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
     folder, rows = written
-    table, _ = opened(cluster, folder)
+    table, *_ = opened(cluster, folder)
     ids = np.arange(0, ROWS, 100)
     cluster.nodes[1].freeze()
     before = DEADLINE_S.set(time.monotonic() + 0.5)
@@ -155,7 +159,7 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
 
 def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
     folder, rows = written
-    table, _ = opened(cluster, folder)
+    table, *_ = opened(cluster, folder)
     layout = layout_of(folder, "user")
     old, new = cluster.nodes[:2]
     names = [node.ask("CLUSTER MYID") for node in (old, new)]
@@ -176,7 +180,7 @@ def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.
 
 def test_a_version_is_opened_only_when_it_is_whole(cluster: Cluster, tmp_path: Path) -> None:
     first, second = (write_toy_model(tmp_path / "toy" / str(n), scale=n) for n in (1, 2))
-    table, tables = opened(cluster, first)
+    table, tables, clusters = opened(cluster, first)
     with pytest.raises(ArtifactError, match="is not in the cluster; write it with `model-export push`"):
         reopened(tables, second)
     push(second, StoreAddress.parse(cluster.address))
@@ -334,7 +338,7 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     folder = write_toy_model(tmp_path / "toy" / "1")
     push(folder, StoreAddress.parse(cluster.address))
     first, replica = cluster.nodes[0], cluster.nodes[3]
-    tables = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
+    tables = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None, Clusters(0))
     # RemoteTables watches the cluster only while a version holds the table, so the test holds it.
     table = reopened(tables, folder)
 
@@ -355,7 +359,7 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     for node in cluster.nodes:
         if node.process.poll() is None:
             node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
-    late = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
+    late = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None, Clusters(0))
     late_table = reopened(late, folder)
     assert "table 'user' of version 1 can not be reached" in late.problem("toy")
     assert (table.info, late_table.info.name) == (late_table.info, "user")

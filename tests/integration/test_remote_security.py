@@ -16,6 +16,7 @@ from model_export.remote.push import push
 from service.errors import ArtifactError, TableUnreachable
 from service.loading import remote_tables
 from service.loading.remote_tables import RemoteTables
+from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
 from service.remote.clients import node_client, store_client
 from tests.certificates import Authority
@@ -97,7 +98,7 @@ def test_wrong_credentials_and_an_unknown_authority_are_named(
         with pytest.raises(ExportError, match=text):
             push(folder, StoreAddress.parse(address))
         with pytest.raises(ArtifactError, match=text):
-            reopened(RemoteTables({"user": StoreAddress.parse(address)}, lambda: None), folder)
+            reopened(RemoteTables({"user": StoreAddress.parse(address)}, lambda: None, Clusters(0)), folder)
     # The system trusts the nodes' authority, but ca_file has another one.
     monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
     (tmp_path / "other.pem").write_text(Authority().pem)
@@ -105,7 +106,7 @@ def test_wrong_credentials_and_an_unknown_authority_are_named(
     with pytest.raises(ExportError, match="certificate verify failed"):
         push(folder, other)
     with pytest.raises(ArtifactError, match="certificate verify failed"):
-        reopened(RemoteTables({"user": other}, lambda: None), folder)
+        reopened(RemoteTables({"user": other}, lambda: None, Clusters(0)), folder)
 
 
 def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: Path, tmp_path: Path) -> None:

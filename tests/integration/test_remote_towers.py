@@ -34,8 +34,9 @@ def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     with Cluster(tmp_path_factory.mktemp("nodes"), 0) as cluster:
         pushed = push(folder, StoreAddress.parse(cluster.address), model="m")
         address = StoreAddress.parse(cluster.address + "?timeout_ms=60000&node_timeout_ms=30000")
-        tables = RemoteTables({one.table: address for one in pushed}, lambda: None)
-        core: CompileNative = partial(compile_native, clusters=Clusters(0).core)
+        clusters = Clusters(0)
+        tables = RemoteTables({one.table: address for one in pushed}, lambda: None, clusters)
+        core: CompileNative = partial(compile_native, clusters=clusters.core)
         load = partial(ServableLoader, SERVE, "auto", 1, compile_native=core)
         both = load(open_remote=tables.open)("m", 1, folder), load()("m", 1, folder)
         yield both

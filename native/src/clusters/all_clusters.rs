@@ -24,6 +24,22 @@ struct Opened {
     tables: HashMap<(String, i64), Weak<RemoteTable>>,
 }
 
+/// Reads these default rows of a table from its cluster, and stores them in the table.
+///
+/// # Errors
+/// Why a row could not be read; rows that could be read are stored.
+fn read_default_rows(table: &RemoteTable, rows: Vec<u64>) -> Result<(), String> {
+    let mut wants = [Want::new(table, rows)];
+    let why = read(&mut wants, None);
+    let [want] = wants;
+    for (position, (row, bytes)) in want.ids.iter().zip(want.rows.chunks_exact(table.row_bytes())).enumerate() {
+        if !want.left.contains(&(position as u32)) {
+            table.set_default_row(*row, bytes);
+        }
+    }
+    if want.left.is_empty() { Ok(()) } else { Err(why) }
+}
+
 /// All Valkey and Redis clusters of which one server reads rows. Model versions that read one cluster share its
 /// connections. Concurrency: any thread.
 pub struct Clusters {
@@ -78,15 +94,30 @@ impl Clusters {
         new
     }
 
-    /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
-    /// the table.
-    pub fn forget(&self, model: &str, version: i64, table: &str, rows: Option<&[u64]>) {
-        self.named(model, version, table).for_each(|one| one.forget(rows));
+    /// Opens a table as [`Clusters::open`] does, and reads its default rows.
+    ///
+    /// # Errors
+    /// Why a default row could not be read.
+    pub fn open_with_default_rows(
+        &self,
+        model: &str,
+        version: i64,
+        table: &str,
+        rows: usize,
+        description: &RemoteDescription,
+    ) -> Result<Arc<RemoteTable>, String> {
+        let opened = self.open(model, version, table, rows, description);
+        read_default_rows(&opened, opened.default_rows_among(None))?;
+        Ok(opened)
     }
 
-    /// Replaces the bytes of a table's default rows, because these rows have changed in the table's cluster.
-    pub fn set_default_rows(&self, model: &str, version: i64, table: &str, rows: &[(usize, Vec<u8>)]) {
-        self.named(model, version, table).for_each(|one| one.set_default_rows(rows));
+    /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
+    /// the table. Reads changed default rows again; a default row that can not be read stays as it was.
+    pub fn forget(&self, model: &str, version: i64, table: &str, rows: Option<&[u64]>) {
+        for one in self.named(model, version, table) {
+            one.forget(rows);
+            let _ = read_default_rows(&one, one.default_rows_among(rows));
+        }
     }
 
     /// Calls [`RemoteTable::heard`] for an open table, because the server has just read all changes of this table.

@@ -62,9 +62,9 @@ pub struct RemoteDescription {
     pub num_shards: usize,
     /// Bytes of one row of the table, including the row's scale.
     pub row_bytes: usize,
-    /// Pairs of a default row's number and its bytes. A feature's default row replaces a row that can not be read; if
-    /// the list is empty, such a read fails.
-    pub default_rows: Vec<(usize, Vec<u8>)>,
+    /// Numbers of the default rows. A feature's default row replaces a row that can not be read; if the list is empty,
+    /// such a read fails.
+    pub default_rows: Vec<u64>,
     /// Whether a cached row of the table, however old, may replace a row that can not be read from the cluster.
     pub serves_stale: bool,
     /// For how long cached rows of the table are valid after the server last read the table's changes. None: the server

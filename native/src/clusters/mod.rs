@@ -1,8 +1,7 @@
 //! Reads rows of tables that lie in a Valkey or Redis cluster, by a deadline.
 //!
-//! `service/remote/layout.py` says where a row lies there; `service/remote/row_reader.py` is the reference of the
-//! reads. A key names the fingerprint of one version, so a row of one version can not be taken for a row of another
-//! version. A replica may answer while it is in sync with its primary.
+//! `service/remote/layout.py` says where a row lies there. A key names the fingerprint of one version, so a row of one
+//! version can not be taken for a row of another version. A replica may answer while it is in sync with its primary.
 #![allow(
     clippy::cast_possible_truncation,
     reason = "a read has fewer than 2^32 rows; words have 64 bits, as `tables` checks"

@@ -3,8 +3,7 @@
 //! A read asks all primaries at once. If a primary is down, slow, or lacks a key, the read asks another node of the
 //! same slot for its rows; a replica is asked only while it is in sync. Only an answer with the size of a row counts as
 //! a row. The read closes a connection that broke or on which a read was given up, so that no later read gets its
-//! answers. If another node answered first, the connection stays open, and its next read skips the late answers. The
-//! reference is service/remote/row_reader.py, which asks no second node while the first is only slow.
+//! answers. If another node answered first, the connection stays open, and its next read skips the late answers.
 
 use std::collections::HashMap;
 use std::io;
@@ -562,7 +561,11 @@ impl Task<'_, '_> {
     }
 
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
-        self.why = format!("{node}: {error}");
+        // The end of the read cuts the last attempt short, whatever its reason: an earlier reason tells more.
+        let is_cut = error.kind() == io::ErrorKind::TimedOut && Instant::now() >= self.until;
+        if !is_cut || self.why.is_empty() {
+            self.why = format!("{node}: {error}");
+        }
         if is_reused && error.kind() != io::ErrorKind::TimedOut {
             // If an idle connection turns out to be broken, reads do not avoid the node, because another process may
             // serve the node's address by now; only the node's idle connections are closed.

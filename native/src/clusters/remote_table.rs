@@ -8,6 +8,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwapOption;
 use redis_protocol::redis_keyslot;
 use serde::Serialize;
 
@@ -80,7 +81,8 @@ pub struct RemoteTable {
     num_rows: u64,
     row_bytes: usize,
     block_rows: usize,
-    default_rows: RwLock<Vec<(usize, Vec<u8>)>>,
+    /// Numbers of the default rows, and the bytes of each as they were last read; None before the first read.
+    default_rows: Vec<(u64, ArcSwapOption<Vec<u8>>)>,
     /// Whether [`Self::read_stale`] may replace a row that can not be read by the table's cached row, however old.
     pub(super) serves_stale: bool,
     /// For how long cached rows of this table are valid after the server last read the table's changes; None: always.
@@ -151,7 +153,7 @@ impl RemoteTable {
             num_rows: rows as u64,
             row_bytes: *row_bytes,
             block_rows: (*block_rows).max(1),
-            default_rows: RwLock::new(default_rows.clone()),
+            default_rows: default_rows.iter().map(|row| (*row, ArcSwapOption::empty())).collect(),
             serves_stale: *serves_stale,
             fresh: description.fresh_ms.map(Duration::from_millis),
             opened: Instant::now(),
@@ -184,19 +186,20 @@ impl RemoteTable {
     /// Returns the bytes of the default row with this number, which replace a row that can not be read; None: there is
     /// no such default row, and the read fails.
     #[must_use]
-    pub fn default_row(&self, row: usize) -> Option<Vec<u8>> {
-        let rows = self.default_rows.read().unwrap_or_else(PoisonError::into_inner);
-        rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| bytes.clone())
+    pub fn default_row(&self, row: u64) -> Option<Arc<Vec<u8>>> {
+        self.default_rows.iter().find(|(number, _)| *number == row)?.1.load_full()
     }
 
-    /// Replaces the bytes of default rows, because these rows have changed in the Valkey or Redis cluster. Rows of
-    /// another size, and rows that are no default rows, stay as they are.
-    pub(super) fn set_default_rows(&self, changed: &[(usize, Vec<u8>)]) {
-        let mut rows = self.default_rows.write().unwrap_or_else(PoisonError::into_inner);
-        for (number, bytes) in changed.iter().filter(|(_, bytes)| bytes.len() == self.row_bytes) {
-            if let Some(row) = rows.iter_mut().find(|row| row.0 == *number) {
-                row.1.clone_from(bytes);
-            }
+    /// Returns the numbers of those default rows that are among the changed rows `ids`; None: of all default rows.
+    pub(super) fn default_rows_among(&self, ids: Option<&[u64]>) -> Vec<u64> {
+        let numbers = self.default_rows.iter().map(|(number, _)| *number);
+        numbers.filter(|number| ids.is_none_or(|ids| ids.contains(number))).collect()
+    }
+
+    /// Stores the bytes of a default row.
+    pub(super) fn set_default_row(&self, row: u64, bytes: &[u8]) {
+        if let Some((_, place)) = self.default_rows.iter().find(|(number, _)| *number == row) {
+            place.store(Some(Arc::new(bytes.to_vec())));
         }
     }
 
@@ -246,11 +249,6 @@ impl RemoteTable {
     /// Says whether the cache has a copy of a row, however old, that [`Self::read_stale`] may use for this table.
     pub(super) fn has_stale(&self, id: u64) -> bool {
         self.serves_stale && self.cache.as_ref().is_some_and(|cache| cache.has(self.serial, id))
-    }
-
-    /// Copies one row of this table from the cache, whatever the row's age; says whether the cache has the row.
-    pub fn copy_cached(&self, id: u64, to: &mut [u8]) -> bool {
-        self.cache.as_ref().is_some_and(|cache| cache.copy(self.serial, id, to))
     }
 
     /// Counts how many rows of one read were in the cache (hits), and how many were not (misses).

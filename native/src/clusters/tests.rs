@@ -58,7 +58,7 @@ impl Server {
         assert!(Command::new("kill").args([name, &self.process.id().to_string()]).status().unwrap().success());
     }
 
-    fn description(&self, tag: &str, default_rows: Vec<(usize, Vec<u8>)>) -> RemoteDescription {
+    fn description(&self, tag: &str, default_rows: Vec<u64>) -> RemoteDescription {
         let address = Address {
             nodes: vec![("127.0.0.1".to_owned(), self.port)],
             has_tls: false,
@@ -86,16 +86,20 @@ impl Server {
     /// Writes the blocks of the test table to the Valkey or Redis server, under keys that begin with `tag`; leaves out
     /// block `skipped`.
     fn write(&self, tag: &str, skipped: Option<usize>) {
-        let until = Instant::now() + Duration::from_secs(60);
-        let mut connection = Connection::open(&self.node(), &self.description(tag, Vec::new()).address, until).unwrap();
         for block in (0..ROWS.div_ceil(BLOCK_ROWS)).filter(|block| Some(*block) != skipped) {
-            let key = format!("{tag}{:04x}}}{block:08x}", block % 4);
             let rows = block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(ROWS);
-            let value: Vec<u8> = rows.flat_map(row).collect();
-            let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
-            connection.send(&[head.as_bytes(), &value, b"\r\n"].concat(), until).unwrap();
-            assert_eq!(connection.answer(until).unwrap(), OwnedFrame::SimpleString(b"OK".to_vec()));
+            self.set(tag, block, &rows.flat_map(row).collect::<Vec<u8>>());
         }
+    }
+
+    /// Writes one block of a table.
+    fn set(&self, tag: &str, block: usize, value: &[u8]) {
+        let until = Instant::now() + Duration::from_secs(5);
+        let mut connection = Connection::open(&self.node(), &self.description(tag, Vec::new()).address, until).unwrap();
+        let key = format!("{tag}{:04x}}}{block:08x}", block % 4);
+        let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
+        connection.send(&[head.as_bytes(), value, b"\r\n"].concat(), until).unwrap();
+        assert_eq!(connection.answer(until).unwrap(), OwnedFrame::SimpleString(b"OK".to_vec()));
     }
 }
 
@@ -136,18 +140,32 @@ fn a_row_that_is_not_there_is_never_made_up() {
     let Some(server) = Server::start(None) else { return };
     server.write("{es:m/t/f/", Some(2));
     let clusters = Clusters::new(0);
-    let default = (3, row(3).to_vec());
-    let table = clusters.open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", vec![default]));
+    let table = clusters.open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
     let (rows, left, why) = read_one(&table, &[5, 25, 35, 20]);
     assert_eq!((left, why.as_str()), (vec![1, 3], "its rows are not in the cluster"));
     assert_eq!((&rows[..8], &rows[16..24]), (&row(5)[..], &row(35)[..]));
-    assert_eq!((table.default_row(3), table.default_row(4)), (Some(row(3).to_vec()), None));
-    let changed = [(3, row(9).to_vec()), (4, row(9).to_vec())];
-    clusters.set_default_rows("m", 1, "t", &changed);
-    assert_eq!((table.default_row(3), table.default_row(4)), (Some(row(9).to_vec()), None));
-    clusters.set_default_rows("m", 1, "t", &[(3, vec![0])]);
-    assert_eq!(table.default_row(3), Some(row(9).to_vec()), "no row has one byte");
     assert_eq!(clusters.counts()[0].errors, 1);
+}
+
+#[test]
+fn default_rows_are_read_at_the_opening_and_when_they_change() {
+    let Some(server) = Server::start(None) else { return };
+    let tag = "{es:m/t/f/";
+    server.write(tag, Some(2));
+    let clusters = Clusters::new(0);
+    let lacking = clusters.open_with_default_rows("m", 1, "t", ROWS, &server.description(tag, vec![3, 25]));
+    assert_eq!(lacking.unwrap_err(), "its rows are not in the cluster");
+    let table = clusters.open_with_default_rows("m", 1, "t", ROWS, &server.description(tag, vec![3])).unwrap();
+    let bytes = |number| table.default_row(number).map(|row| row.to_vec());
+    assert_eq!((bytes(3), bytes(4)), (Some(row(3).to_vec()), None));
+    server.set(tag, 0, &rows_of(&[9; BLOCK_ROWS]));
+    clusters.forget("m", 1, "t", Some(&[4]));
+    assert_eq!(bytes(3), Some(row(3).to_vec()), "no default row has changed");
+    clusters.forget("m", 1, "t", Some(&[4, 3]));
+    assert_eq!(bytes(3), Some(row(9).to_vec()));
+    server.set(tag, 0, b"");
+    clusters.forget("m", 1, "t", None);
+    assert_eq!(bytes(3), Some(row(9).to_vec()), "a row that can not be read stays as it was");
 }
 
 #[test]

@@ -152,7 +152,7 @@ pub fn read_table(
 /// `default_row`.
 fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>, usize)> {
     if !want.left.is_empty() {
-        let row = want.table.default_row(default_row)?;
+        let row = want.table.default_row(default_row as u64)?;
         for &position in &want.left {
             want.rows[position as usize * row.len()..][..row.len()].copy_from_slice(&row);
         }

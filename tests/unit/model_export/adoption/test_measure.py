@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
 from service.graph.run_comparison import Rates
 from service.native.choice import has_core
+from service.native.native_servable import compile_native
 from service.process import trial
 from service.process.trial import Answer
 
-pytestmark = pytest.mark.tf
+pytestmark = [pytest.mark.tf, pytest.mark.skipif(not has_core(), reason="the native core is not built")]
 
 
 def outputs(answer: bytes) -> dict[str, Any]:
@@ -66,18 +68,51 @@ def test_a_predict_is_cut_where_that_is_slower_at_no_size(
     assert sizes == [[1, 32, 256] if kind == "predict" else [256] for kind in kinds]
 
 
-def test_signatures_are_timed_as_the_native_core_serves_them(
-    tower_version: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not has_core():
-        pytest.skip("the native core is not built here (no cargo)")
-    asked_of_python = []
-    monkeypatch.setattr(trial, "_reference", lambda servable: asked_of_python.append)
+def test_cut_forms_are_timed_in_the_native_core(tower_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_of_python: list[str] = []
+    run_whole = trial.Trial._run_whole
+
+    def asked(self: trial.Trial, name: str, request: bytes) -> bytes:
+        asked_of_python.append(name)
+        return run_whole(self, name, request)
+
+    monkeypatch.setattr(trial.Trial, "_run_whole", asked)
 
     def compare(adopted: Answer, original: Answer, requests: Mapping[int, bytes], *, turns: int) -> dict[int, Rates]:
+        before = len(asked_of_python)
         for request in requests.values():
             assert outputs(adopted(request))
+        assert len(asked_of_python) == before
         return {rows: Rates(1e3, 1e3) for rows in requests}
 
-    timed(tower_version, compare, monkeypatch)
-    assert asked_of_python == []
+    assert timed(tower_version, compare, monkeypatch)["serving_default"].entry.run == "cut"
+
+
+def equal(adopted: Answer, original: Answer, requests: Mapping[int, bytes], *, turns: int) -> dict[int, Rates]:
+    """Finds equal rates, without a measurement."""
+    return {rows: Rates(1e3, 1e3) for rows in requests}
+
+
+def test_a_form_that_the_core_does_not_run_is_not_chosen(tower_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forwarding(*args: Any, **more: Any) -> Any:
+        servable = compile_native(*args, **more)
+        return replace(servable, forwarded={**servable.forwarded, "serving_default": "its graph has sparse inputs"})
+
+    monkeypatch.setattr(trial, "compile_native", forwarding)
+    score = timed(tower_version, equal, monkeypatch)["serving_default"]
+    assert score.entry.run == "whole" and score.compared == 0
+    assert score.reason.endswith("its lookups are not cut out: its graph has sparse inputs")
+
+
+def test_without_the_core_no_lookups_are_cut_out(tower_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "has_core", lambda: False)
+    score = timed(tower_version, equal, monkeypatch)["serving_default"]
+    assert score.entry.run == "whole" and "the native core, which runs graphs without" in score.reason
+
+
+def test_answers_are_compared_bit_by_bit() -> None:
+    strings, same = np.array([b"a", b"b"], object), np.array([b"a", b"b"], object)
+    assert measure._is_same(strings, same) and not measure._is_same(strings, same[::-1])
+    zero, negative = np.zeros(1, np.float32), -np.zeros(1, np.float32)
+    assert measure._is_same(zero, zero.copy()) and not measure._is_same(zero, negative)
+    assert not measure._is_same(zero, zero[:, None])
