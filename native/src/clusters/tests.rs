@@ -154,7 +154,7 @@ fn default_rows_are_read_at_the_opening_and_when_they_change() {
     server.write(tag, Some(2));
     let clusters = Clusters::new(0);
     let lacking = clusters.open_with_default_rows("m", 1, "t", ROWS, &server.description(tag, vec![3, 25]));
-    assert_eq!(lacking.unwrap_err(), "its rows are not in the cluster");
+    assert!(lacking.unwrap_err().contains("not in the cluster"));
     let table = clusters.open_with_default_rows("m", 1, "t", ROWS, &server.description(tag, vec![3])).unwrap();
     let bytes = |number| table.default_row(number).map(|row| row.to_vec());
     assert_eq!((bytes(3), bytes(4)), (Some(row(3).to_vec()), None));

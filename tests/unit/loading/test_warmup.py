@@ -11,9 +11,13 @@ from service.artifact.manifest import Manifest
 from service.artifact.signature_def import read_signatures
 from service.engine.validation import checked
 from service.errors import InvalidRequest
+from service.loading.loader import ServableLoader
 from service.loading.warmup import warm_up
+from service.native.choice import has_core
+from service.native.native_servable import CompiledServable, compile_native
 from service.tables.backend import open_lookups
 from service.types import Array, SignatureSpec, Tensors, TensorSpec, ragged_features
+from service.wire.predict_proto import decode_request, decode_response
 from tests.toy_policies import write_policy_model
 from tests.unit.engine.fakes import FakeNative, servable
 
@@ -78,3 +82,26 @@ def test_a_signature_that_refuses_the_row_is_left_cold(caplog: pytest.LogCapture
     warm_up(servable(native=native, signatures={"rank": RANK, "parse": PARSE}), ["rank", "parse"])
     assert [name for name, _, _ in native.runs] == ["rank", "parse"]
     assert caplog.messages == ["signature is not warmed up"]
+
+
+@pytest.mark.tf
+@pytest.mark.skipif(not has_core(), reason="the native core is not built")
+def test_the_core_runs_the_graphs_that_it_serves(tower_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered: dict[str, object] = {}
+    answer = CompiledServable.answer
+
+    def noted(self: CompiledServable, request: bytes) -> bytes:
+        name = decode_request(request).signature_name
+        answered[name] = "refused"
+        response = answer(self, request)
+        answered[name] = {output: array.shape[0] for output, array in decode_response(response).items()}
+        return response
+
+    monkeypatch.setattr(CompiledServable, "answer", noted)
+    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native=compile_native)
+    loaded = loader("m", 1, tower_version)
+    graphs = {name for name in loaded.backends if loaded.signatures[name].kind == "predict"}
+    assert answered.keys() == graphs - loaded.forwarded.keys()
+    assert answered["serving_default"] == dict.fromkeys(loaded.signatures["serving_default"].outputs, 1)
+    assert "refused" not in answered.values()
+    loaded.close()
