@@ -134,7 +134,6 @@ def describe(
         "vocabularies": writer.vocabularies(),
         "signatures": written,
         "other_signatures": [{"name": name, **other._asdict()} for name, other in sorted(others.items())],
-        "other_tables": [] if lookups is None else sorted({*lookups.tables, *lookups.remote} - set(writer.table_names)),
         "has_serving_default": DEFAULT_SIGNATURE in known,
         "has_hot_rows": has_hot_rows,
         "strict_shapes": strict_shapes,

@@ -21,10 +21,7 @@ from tests.conformance.test_data_planes import _IDS_PER_ROW, _MODELS, Answers
 from tests.integration.process import ServerProcess
 from tests.valkey_cluster import Cluster, needs_program
 
-pytestmark = [
-    needs_program,
-    pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core, which reads clusters, is not built"),
-]
+pytestmark = needs_program
 
 # Long timeouts: on a busy machine, a slow node must not look like a dead one.
 _OPTIONS = "?timeout_ms=60000&node_timeout_ms=30000"

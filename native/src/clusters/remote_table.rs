@@ -1,11 +1,11 @@
 //! One table of one model version whose rows lie in a Valkey or Redis cluster: the commands that read the rows, and the
 //! counts of these reads.
 
+use std::sync::Arc;
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;

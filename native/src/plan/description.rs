@@ -25,9 +25,6 @@ pub struct Description {
     /// The version's signatures that the core does not run.
     #[serde(default)]
     pub other_signatures: Vec<OtherSignature>,
-    /// Names of the version's tables that no signature of the core reads.
-    #[serde(default)]
-    pub other_tables: Vec<String>,
     /// Whether the version has a signature `serving_default`, even if only the reference server runs it.
     #[serde(default)]
     pub has_serving_default: bool,

@@ -468,7 +468,6 @@ pub struct SharedParts {
     mark: Arc<Mark>,
     maps: Vec<Arc<Map>>,
     other_signatures: Vec<OtherSignature>,
-    other_tables: Vec<String>,
     has_serving_default: bool,
 }
 
@@ -502,7 +501,6 @@ impl Servable {
             vocabularies,
             signatures,
             mut other_signatures,
-            other_tables,
             has_serving_default,
             has_hot_rows,
             strict_shapes,
@@ -545,7 +543,6 @@ impl Servable {
             mark: memory.mark,
             maps: memory.maps,
             other_signatures,
-            other_tables,
             has_serving_default,
         };
         Ok(Servable {
