@@ -13,11 +13,7 @@ pub enum Event {
     DeclinedWaits,
     DeclinedBatches,
     DeclinedQueued,
-    DeclinedUnusual,
-    DeclinedDenied,
     DeclinedNotNative,
-    DeclinedDamaged,
-    DeclinedGraph,
     ForwardedGrpc,
     ForwardedHttp,
     UpstreamFailedGrpc,
@@ -95,10 +91,7 @@ impl Event {
             Declined::Waits => Event::DeclinedWaits,
             Declined::Batches => Event::DeclinedBatches,
             Declined::Queued => Event::DeclinedQueued,
-            Declined::Unusual | Declined::Malformed => Event::DeclinedUnusual,
-            Declined::NotNative => Event::DeclinedNotNative,
-            Declined::Damaged => Event::DeclinedDamaged,
-            Declined::Graph => Event::DeclinedGraph,
+            Declined::NotNative | Declined::Unusual | Declined::Malformed => Event::DeclinedNotNative,
             Declined::Fault(_) => return None,
         })
     }

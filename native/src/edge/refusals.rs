@@ -78,7 +78,9 @@ fn log(shared: &Shared, method: Method, code: Code, text: &str, request_id: &str
     let Some(left_out) = shared.refusal_log.take(Instant::now()) else { return };
     let (wire, status, name) = (method.api(), http_status(code), code.name());
     match code {
-        Code::Internal => tracing::error!(target: LOG_TARGET, wire, status, code = name, text, request_id, left_out),
+        Code::Internal | Code::DataLoss => {
+            tracing::error!(target: LOG_TARGET, wire, status, code = name, text, request_id, left_out);
+        }
         Code::Unavailable | Code::DeadlineExceeded => {
             tracing::warn!(target: LOG_TARGET, wire, status, code = name, text, request_id, left_out);
         }

@@ -10,6 +10,7 @@ use super::batching::Batcher;
 use super::description::{FedInput, FedRows, GraphDescription};
 use super::session::{Callable, GraphError, Session};
 use super::tensor::{AlignedBuffer, Tensor};
+use crate::plan::faults;
 use crate::plan::{
     self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, Inputs, Instead, OutputData, Servable,
     Signature, graph_refusal,
@@ -287,10 +288,14 @@ fn to_int32(numbers: impl Iterator<Item = i64>) -> Result<AlignedBuffer, Decline
     Ok(AlignedBuffer::copy_of(&narrow.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<_>>()))
 }
 
-/// Returns the error of a request whose graph has failed: the fault of the request, or else the reference server runs the
-/// graph again and logs the cause.
+/// Returns the error of a request whose graph has failed: the fault of the request, or else that of the server, whose cause
+/// is logged.
 fn refused(signature: &Signature, inputs: &Inputs<'_>, error: &GraphError) -> Declined {
-    graph_refusal(signature, inputs, error.code, &error.message).map_or(Declined::Graph, Declined::from)
+    let fault = graph_refusal(signature, inputs, error.code, &error.message).unwrap_or_else(|| {
+        tracing::error!(signature = signature.name, code = error.code, cause = error.message, "a graph failed");
+        faults::graph_failed()
+    });
+    fault.into()
 }
 
 fn graph_outputs(fetched: Vec<Tensor>) -> Result<Vec<GraphOutput>, Declined> {

@@ -255,7 +255,7 @@ impl BatchCall for Call {
 /// Says whether a batch may have been declined because of one of its requests.
 fn may_be_of_one(declined: &Declined) -> bool {
     match declined {
-        Declined::Graph | Declined::NotNative => true,
+        Declined::NotNative => true,
         // All requests of the batch are late, or its outputs have not its rows.
         Declined::Fault(fault) => !matches!(fault.code, Code::DeadlineExceeded | Code::FailedPrecondition),
         _ => false,
