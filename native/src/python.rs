@@ -162,7 +162,6 @@ impl Servable {
 fn unanswered(declined: &Declined) -> PyErr {
     let (code, text) = match declined {
         Declined::Fault(fault) => (fault.code, fault.text.as_str()),
-        Declined::Damaged => (Code::DataLoss, "a mapped file was damaged while it was read"),
         Declined::NotNative => (Code::Unimplemented, "the core does not run this signature"),
         Declined::TooLarge
         | Declined::Waits
@@ -343,7 +342,7 @@ impl Pager {
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64, String)>;
 
 /// The records that [`Server::take_records`] returns to Python.
-type PythonRecords = (Vec<(String, i64, String, u64, Py<PyBytes>)>, String, HashMap<String, u64>, u64);
+type PythonRecords = (Vec<(String, i64, String, u64, Py<PyBytes>)>, String, HashMap<String, u64>, u64, Vec<String>);
 
 /// Converts Python's list of models to routes by name.
 #[must_use]
@@ -517,7 +516,7 @@ impl Server {
     /// Returns the records of sampled requests; waits for some at most `timeout_s` seconds. None: the server has answered
     /// its last request, and all records are taken. The tuple has entries for request logs (model, version, signature,
     /// second since 1970, a `PredictionLog` without its metadata), the spans as JSON text (edge/records.rs), how many entries
-    /// were dropped, by model, and how many spans.
+    /// were dropped, by model, how many spans, and the names of models of which a request found a file damaged.
     fn take_records(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<PythonRecords>> {
         let Some(server) = self.records.load_full() else { return Ok(None) };
         let timeout = Duration::from_secs_f64(timeout_s.clamp(0.0, 3600.0));
@@ -528,7 +527,7 @@ impl Server {
             (one.model, one.version, one.signature, one.answered_s, log)
         };
         let entries = taken.entries.into_iter().map(entry).collect();
-        Ok(Some((entries, spans, taken.dropped_entries, taken.dropped_spans)))
+        Ok(Some((entries, spans, taken.dropped_entries, taken.dropped_spans, taken.damaged.into_iter().collect())))
     }
 
     /// Returns the values of all counters as JSON text (edge/snapshot.rs); after `close`, the values at the time of

@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 # Type of the native core's listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
 # Type of the records of sampled requests: entries for request logs (model, version, signature, second since 1970, a
-# PredictionLog without its metadata), the spans as JSON, how many entries were dropped, by model, and how many spans.
-Records = tuple[list[tuple[str, int, str, int, bytes]], str, dict[str, int], int]
+# PredictionLog without its metadata), the spans as JSON, how many entries were dropped, by model, how many spans, and
+# the models of which a request found a file damaged.
+Records = tuple[list[tuple[str, int, str, int, bytes]], str, dict[str, int], int, list[str]]
 
 
 class Edge:

@@ -28,9 +28,13 @@ class SampledRequests:
     Args:
       recorders: the request logs, by model.
       tracing: makes the spans; None: nothing is traced.
+      on_damage: called with a model's name when a request found the model's files damaged.
     """
 
-    def __init__(self, recorders: Mapping[str, Recorder], tracing: Tracing | None) -> None:
+    def __init__(
+        self, recorders: Mapping[str, Recorder], tracing: Tracing | None, on_damage: Callable[[str], None]
+    ) -> None:
+        self._on_damage = on_damage
         self._recorders = recorders
         self._tracing = tracing
         self.dropped_spans = 0
@@ -55,7 +59,9 @@ class SampledRequests:
                 logger.exception("records of sampled requests could not be passed on")
 
     def _pass_on(self, taken: Records) -> None:
-        entries, spans, dropped, dropped_spans = taken
+        entries, spans, dropped, dropped_spans, damaged = taken
+        for model in damaged:
+            self._on_damage(model)
         self.dropped_spans += dropped_spans
         for model, version, signature_name, answered_s, log in entries:
             # A log may have ended since the core answered the request.

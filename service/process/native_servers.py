@@ -84,7 +84,7 @@ class NativeServers:
         self._routes = routes
         self._metrics = metrics
         self._recent = recent
-        self._sampled = SampledRequests(routes.recorders, engine.tracing)
+        self._sampled = SampledRequests(routes.recorders, engine.tracing, engine.on_damage)
         metrics.dropped_spans = lambda: self._sampled.dropped_spans
         self._tls = tls
         self._callers = None if access is None else access.callers

@@ -528,13 +528,15 @@ def test_replicas_with_one_secret_share_a_session(base: Path, guarded: ServerPro
             process.answering()
         signed_in = one.http.post("/console/session", json={"token": TOKENS["user"]})
         cookie = {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
-        # The request is a lookup, which the native core forwards to the routes that know sessions.
         csrf = other.http.get("/console/session", headers=cookie).json()["csrf"]
-        lookup = "/v1/models/toy:lookup", {"features": {"user": [1]}}
+        search = "/v1/models/toy/tables/user:neighbors", {"ids": [1], "k": 1, "metric": "dot"}
         until(lambda: other.http.get("/v1/models/toy", headers=cookie).status_code == 200)
-        assert other.http.post(lookup[0], json=lookup[1], headers=cookie).status_code == 403
+        assert other.http.post(search[0], json=search[1], headers=cookie).status_code == 403
         allowed = cookie | {"X-Console-Csrf": csrf}
-        until(lambda: other.http.post(lookup[0], json=lookup[1], headers=allowed).status_code == 200)
+        until(lambda: other.http.post(search[0], json=search[1], headers=allowed).status_code == 200)
+        # A session is for the console and what it asks: a data request needs a token or a certificate.
+        lookup = {"features": {"user": [1]}}
+        assert other.http.post("/v1/models/toy:lookup", json=lookup, headers=allowed).status_code == 401
         assert guarded.http.get("/console/overview", headers=cookie).status_code == 401
         auth.write_text(caller("user", token="reader", toy='["predict", "metadata"]'))
 
@@ -554,11 +556,11 @@ def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
         assert client.post("/console/session", json={"token": TOKENS["user"]}).status_code == 204
         session = client.get("/console/session").json()
         assert (session["caller"], session["rights"]) == ("user", [])
-        lookup = "/v1/models/large:lookup", {"features": {"user": [1]}}
-        assert client.post(lookup[0], json=lookup[1]).status_code == 403
-        assert client.post(lookup[0], json=lookup[1], headers={"X-Console-Csrf": session["csrf"]}).status_code == 200
+        search = "/v1/models/large/tables/user:neighbors", {"ids": [1], "k": 1, "metric": "dot"}
+        assert client.post(search[0], json=search[1]).status_code == 403
+        assert client.post(search[0], json=search[1], headers={"X-Console-Csrf": session["csrf"]}).status_code == 200
         # If a request has a token in its Authorization header, the session cookie gives it no rights.
-        assert client.post(lookup[0], json=lookup[1], headers=bearer("reader")).status_code == 403
+        assert client.post(search[0], json=search[1], headers=bearer("reader")).status_code == 403
         assert client.get("/console/overview", headers=bearer("wrong")).status_code == 401
         end = client.delete("/console/session", headers={"X-Console-Csrf": session["csrf"]})
         assert end.status_code == 204 and "Max-Age=0" in end.headers["set-cookie"]

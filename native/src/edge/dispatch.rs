@@ -3,8 +3,11 @@
 
 use std::borrow::Cow;
 
+use percent_encoding::percent_decode_str;
+
 use crate::forms::{Answered, Call, Version};
 use crate::plan::Declined;
+use crate::plan::faults::{self, BoxedFault};
 
 /// A method of the HTTP or gRPC API that the core may answer; the variants are named as in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,10 +116,146 @@ pub trait Dispatch: Send + Sync + 'static {
     fn model<'m>(&self, method: Method, message: &'m [u8]) -> &'m str;
 }
 
-/// Parses the path of an HTTP request; returns None if the core does not answer requests for this path.
+/// The target of an HTTP request whose path [`target`] does not read: a path with percent-encoded names, upper case in its
+/// fixed parts, or a version beyond 18 digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RareTarget {
+    method: Method,
+    model: String,
+    version: RareVersion,
+    table: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RareVersion {
+    Latest,
+    Number(i64),
+    Label(String),
+}
+
+impl RareTarget {
+    /// Returns the target that the path names.
+    #[must_use]
+    pub fn target(&self) -> Target<'_> {
+        let version = match &self.version {
+            RareVersion::Latest => Version::Latest,
+            RareVersion::Number(number) => Version::Number(*number),
+            RareVersion::Label(label) => Version::Label(label),
+        };
+        Target { method: self.method, model: &self.model, version, table: &self.table, json_length: None }
+    }
+
+    /// Parses the path of an HTTP request of this method, as uvicorn, TensorFlow Serving and the router of the control
+    /// plane do together; returns the API method that it names, and its target or its fault. None: the path names no
+    /// API method of [`Target`].
+    #[must_use]
+    pub fn of_path(http_method: &str, path: &str) -> Option<(Method, Result<Self, BoxedFault>)> {
+        // Names with an encoded "/" or ":" are decoded last.
+        let lower = path.to_ascii_lowercase();
+        let is_encoded = lower.contains("%2f") || lower.contains("%3a");
+        let decoded = if is_encoded { path.into() } else { percent_decode_str(path).decode_utf8_lossy() };
+        let name = |text: &str| {
+            if is_encoded { percent_decode_str(text).decode_utf8_lossy().into_owned() } else { text.to_owned() }
+        };
+        if let Some(rest) = decoded.strip_prefix("/v2/models/") {
+            return infer(rest, name);
+        }
+        let usual = lowered(&decoded);
+        let (rest, verb) = usual.strip_prefix("/v1/")?.rsplit_once(':')?;
+        let method = match verb {
+            "predict" => Method::HttpPredict,
+            "lookup" => Method::Lookup,
+            "rows" => Method::Rows,
+            _ => return None,
+        };
+        let malformed = || faults::malformed_path(http_method, path);
+        let parts: Vec<&str> = rest.split('/').collect();
+        let (parts, table) = match (&parts[..], method) {
+            ([parts @ .., "tables", table], Method::Rows) if !table.is_empty() => (parts, *table),
+            (parts, Method::HttpPredict | Method::Lookup) => (parts, ""),
+            _ => return Some((method, Err(malformed()))),
+        };
+        let (model, version) = match *parts {
+            ["models", model] => (model, Ok(RareVersion::Latest)),
+            ["models", model, "versions", version] => (
+                model,
+                version_number(version).ok_or_else(|| match version {
+                    digits if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                        faults::no_version_number(digits)
+                    }
+                    _ => malformed(),
+                }),
+            ),
+            ["models", model, "labels", label] if !label.is_empty() && !label.contains(':') => {
+                (model, Ok(RareVersion::Label(name(label))))
+            }
+            _ => return Some((method, Err(malformed()))),
+        };
+        if model.is_empty() || model.contains(':') {
+            return Some((method, Err(malformed())));
+        }
+        let found = |version| RareTarget { method, model: name(model), version, table: table.to_owned() };
+        Some((method, version.map(found)))
+    }
+}
+
+/// Parses the rest of an Open Inference path behind `/v2/models/`.
+fn infer(rest: &str, name: impl Fn(&str) -> String) -> Option<(Method, Result<RareTarget, BoxedFault>)> {
+    let parts: Vec<&str> = rest.split('/').collect();
+    let (model, version) = match *parts {
+        [model, "infer"] => (model, Ok(RareVersion::Latest)),
+        [model, "versions", version, "infer"] if !version.is_empty() => {
+            let version = name(version);
+            if version.bytes().all(|byte| byte.is_ascii_digit()) {
+                let shown: String = version.chars().take(32).collect();
+                (model, version_number(&version).ok_or_else(|| faults::long_version(&shown)))
+            } else {
+                (model, Ok(RareVersion::Label(version)))
+            }
+        }
+        _ => return None,
+    };
+    if model.is_empty() {
+        return None;
+    }
+    let method = Method::Infer;
+    let found = |version| RareTarget { method, model: name(model), version, table: String::new() };
+    Some((method, version.map(found)))
+}
+
+/// Returns the version with these digits; None if they are no number of 64 bits.
+fn version_number(digits: &str) -> Option<RareVersion> {
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number).map(RareVersion::Number)
+}
+
+/// Returns a path with the fixed parts `/v1`, `/models`, `/versions/` and `/labels/` in lower case. Source:
+/// `tensorflow_serving/model_servers/http_rest_api_util.cc` (9d981c5).
+fn lowered(path: &str) -> String {
+    let mut usual = String::with_capacity(path.len());
+    let mut rest = path;
+    let mut take = |rest: &mut &str, part: &str| {
+        let found = rest.get(..part.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(part));
+        if found {
+            usual.push_str(part);
+            *rest = &rest[part.len()..];
+        }
+        found
+    };
+    if take(&mut rest, "/v1") && take(&mut rest, "/models") {
+        let end = rest.get(1..).and_then(|name| name.find('/')).map_or(rest.len(), |at| at + 1);
+        let (model, after) = rest.split_at(end);
+        rest = after;
+        take(&mut &*model, model);
+        let _ = take(&mut rest, "/versions/") || take(&mut rest, "/labels/");
+    }
+    usual.push_str(rest);
+    usual
+}
+
+/// Parses the usual path of an HTTP request; returns None for any other path, which [`RareTarget`] may read.
 ///
-/// Names may hold ASCII letters, digits, `_`, `.` and `-`: others are percent-encoded, which the reference server
-/// decodes.
+/// Names may hold ASCII letters, digits, `_`, `.` and `-`: others are percent-encoded.
 #[must_use]
 pub fn target(path: &str) -> Option<Target<'_>> {
     if let Some(rest) = path.strip_prefix("/v1/models/") {
@@ -154,8 +293,7 @@ fn name(text: &str) -> Option<(&str, &str)> {
 fn version(text: &str) -> Option<(Version<'_>, &str)> {
     if let Some(rest) = text.strip_prefix("/versions/") {
         let end = rest.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
-        // A version of more than 18 digits may not fit an int64, so the core forwards the request to the reference
-        // server.
+        // A version of more than 18 digits may not fit an int64.
         if end == 0 || end > 18 {
             return None;
         }
@@ -181,6 +319,14 @@ pub enum Cors {
 }
 
 impl Cors {
+    /// Says whether a request is a web browser's question whether a page may send its request.
+    #[must_use]
+    pub fn is_preflight(&self, method: &http::Method, headers: &http::HeaderMap) -> bool {
+        let origin = headers.get(http::header::ORIGIN).map_or(&[][..], http::HeaderValue::as_bytes);
+        let is_web = origin.starts_with(b"http://") || origin.starts_with(b"https://");
+        !matches!(self, Cors::Off) && method == http::Method::OPTIONS && is_web
+    }
+
     /// Returns the CORS headers for the answer to a request with this `Origin` header, in the order of the reference
     /// server.
     #[must_use]
@@ -230,8 +376,69 @@ mod tests {
         assert_eq!(parts("/v2/models/m/versions/3/infer"), Some((Method::Infer, "m", Number(3), "")));
     }
 
+    fn rare(path: &str) -> Result<Option<RareTarget>, String> {
+        RareTarget::of_path("POST", path).map(|(_, found)| found.map_err(|fault| fault.text)).transpose()
+    }
+
+    fn rare_parts(path: &str) -> (String, String, String) {
+        let found = rare(path).expect("no fault").expect("a target");
+        let target = found.target();
+        (target.model.to_owned(), format!("{:?}", target.version), target.table.to_owned())
+    }
+
     #[test]
-    fn other_paths_are_the_references() {
+    fn rare_paths_become_targets() {
+        for (path, model, version, table) in [
+            ("/V1/Models/MyModel/VERSIONS/3:predict", "MyModel", "Number(3)", ""),
+            ("/v1/models/t%6Fy:lookup", "toy", "Latest", ""),
+            ("/v1/models/a%2fb%3Ac/Labels/x%20y:lookup", "a/b:c", "Label(\"x y\")", ""),
+            ("/v1/models/%C3%BC%ff:predict", "ü\u{fffd}", "Latest", ""),
+            ("/v1/models/m/versions/0000000000000000000000003/tables/a:b:rows", "m", "Number(3)", "a:b"),
+            ("/v1/models/m/versions/9223372036854775807:lookup", "m", "Number(9223372036854775807)", ""),
+            ("/v2/models/a%2Fb/versions/%33/infer", "a/b", "Number(3)", ""),
+            ("/v2/models/m/versions/stable/infer", "m", "Label(\"stable\")", ""),
+            ("/v2/models/a:b/infer", "a:b", "Latest", ""),
+        ] {
+            assert_eq!(rare_parts(path), (model.to_owned(), version.to_owned(), table.to_owned()), "{path}");
+        }
+    }
+
+    #[test]
+    fn faults_of_paths_have_the_texts_of_their_api() {
+        for path in [
+            "/v1/models/toy%3alookup:lookup/x:lookup",
+            "/v1/models/a:b:predict",
+            "/v1/models/:predict",
+            "/v1/models//m:lookup",
+            "/v1/models/m/versions/x:lookup",
+            "/v1/models/m/versions/-1:lookup",
+            "/v1/models/m/versions/:lookup",
+            "/v1/models/m/labels/:lookup",
+            "/v1/models/m/labels/a:b:lookup",
+            "/v1/models/m/tables/:rows",
+            "/v1/models/m/tables/a/b:rows",
+            "/v1/models/m:rows",
+        ] {
+            assert_eq!(rare(path), Err(format!("Malformed request: POST {path}")));
+        }
+        let number = "9223372036854775808";
+        let text = format!("Failed to convert version: {number} to numeric.");
+        assert_eq!(rare(&format!("/v1/models/m/versions/{number}:lookup")), Err(text));
+        let text = format!("Version {number} is not a number of 64 bits.");
+        assert_eq!(rare(&format!("/v2/models/m/versions/{number}/infer")), Err(text));
+    }
+
+    #[test]
+    fn other_paths_are_the_control_planes() {
+        for path in
+            ["/v1/models/m", "/v1/models/m:upsert", "/v2/models//infer", "/V2/models/m/infer", "/x:predict", "/"]
+        {
+            assert_eq!(rare(path), Ok(None), "{path}");
+        }
+    }
+
+    #[test]
+    fn unusual_paths_are_not_read_here() {
         for path in [
             "/v1/models/m",
             "/v1/models/m%2Fn:predict",

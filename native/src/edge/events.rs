@@ -13,10 +13,7 @@ pub enum Event {
     DeclinedWaits,
     DeclinedBatches,
     DeclinedQueued,
-    DeclinedUnusual,
-    DeclinedDenied,
     DeclinedNotNative,
-    DeclinedDamaged,
     ForwardedGrpc,
     ForwardedHttp,
     UpstreamFailedGrpc,
@@ -94,9 +91,7 @@ impl Event {
             Declined::Waits => Event::DeclinedWaits,
             Declined::Batches => Event::DeclinedBatches,
             Declined::Queued => Event::DeclinedQueued,
-            Declined::Unusual | Declined::Malformed => Event::DeclinedUnusual,
-            Declined::NotNative => Event::DeclinedNotNative,
-            Declined::Damaged => Event::DeclinedDamaged,
+            Declined::NotNative | Declined::Unusual | Declined::Malformed => Event::DeclinedNotNative,
             Declined::Fault(_) => return None,
         })
     }

@@ -13,7 +13,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use super::connection::{Connection, PendingCall};
 use super::dispatch::Method;
 use super::encoding::{Accepted, Coding};
-use super::grpc_call::{Incoming, Plain, Reply, is_serving, refuse, send, send_serving};
+use super::grpc_call::{Incoming, Plain, Reply, is_serving, refuse, refuse_fault, send, send_serving};
 use super::grpc_message::{self, Payload};
 use super::grpc_task::{declined_small, serve_call};
 use super::health;
@@ -21,6 +21,7 @@ use super::inflating;
 use super::request_id;
 use super::shared::{Failed, Shared};
 use crate::admission::limits::INLINE_BYTES;
+use crate::plan::faults::BoxedFault;
 use crate::plan::{Declined, Effort};
 
 /// Answers a small request at once, or returns a future that answers the request.
@@ -57,7 +58,13 @@ pub fn begin(
         }
         first = Some(data);
     }
-    let plain = plain(shared, connection, &head);
+    let plain = match plain(shared, connection, &head) {
+        Ok(plain) => plain,
+        Err((method, fault)) => {
+            refuse_fault(shared, method, &head, &fault, respond);
+            return None;
+        }
+    };
     if let Some(plain) = &plain
         && !plain.terms.accepted.is_required()
         && !connection.is_full()
@@ -143,25 +150,23 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
     }
 }
 
-/// Checks the headers of a call; returns None if the core runs no lookup or predict for the call, but forwards it,
-/// refuses it, or answers a health check.
-fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Option<Plain> {
-    let method = Method::of_path(head.uri.path())?;
-    if head.method != http::Method::POST {
-        return None;
-    }
-    let terms = shared.terms(&head.headers, connection)?;
+/// Checks the headers of a call; returns None if it is no data request, or its metadata has a fault, for which
+/// [`super::grpc_metadata`] refuses it.
+///
+/// # Errors
+/// The call's credentials belong to no caller.
+fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Result<Option<Plain>, (Method, BoxedFault)> {
+    let Some(method) = Method::of_path(head.uri.path()) else { return Ok(None) };
+    let terms = shared.terms(&head.headers, connection).map_err(|fault| (method, fault))?;
     let traced = shared.tracing.as_ref().and_then(|tracing| tracing.begin(&head.headers)).map(Arc::new);
     let mut plain = Plain { method, terms, request_id: None, traced };
-    let mut is_grpc = false;
     for (name, value) in &head.headers {
         match name.as_str() {
-            "content-type" => is_grpc = matches!(value.as_bytes(), b"application/grpc" | b"application/grpc+proto"),
             "grpc-encoding" => match value.as_bytes() {
                 b"identity" | b"gzip" | b"deflate" => {}
-                _ => return None,
+                _ => return Ok(None),
             },
-            "grpc-timeout" => drop(grpc_message::timeout(value.as_bytes())?),
+            "grpc-timeout" if grpc_message::timeout(value.as_bytes()).is_none() => return Ok(None),
             "x-tensor-encoding" => plain.terms.as_content = value.as_bytes() == b"content",
             "x-response-encoding" if value.as_bytes() == b"gzip" => plain.terms.accepted = Accepted::only(Coding::Gzip),
             "x-request-id" if plain.request_id.is_none() && request_id::is_sane(value.as_bytes()) => {
@@ -170,5 +175,5 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Option<Plain
             _ => {}
         }
     }
-    is_grpc.then_some(plain)
+    Ok(Some(plain))
 }

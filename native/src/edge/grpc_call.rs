@@ -26,7 +26,7 @@ use crate::admission::fair_queue::Ask;
 use crate::admission::large::Announcement;
 use crate::admission::limits::INLINE_BYTES;
 use crate::admission::pace::Pace;
-use crate::plan::faults::BoxedFault;
+use crate::plan::faults::{self, BoxedFault, Fault};
 
 /// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
@@ -143,6 +143,14 @@ pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     note_refusal(&incoming.connection, status);
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
+}
+
+/// Refuses a call for a fault in its headers.
+pub fn refuse_fault(shared: &Shared, method: Method, head: &Parts, fault: &Fault, mut respond: SendResponse<Payload>) {
+    let id = shared.ids.of_http(&head.headers);
+    let id = id.to_str().unwrap_or_default();
+    let status = refusals::of_grpc(shared, method, fault, id);
+    let _ = respond.send_response(status.head(Some(id)), true);
 }
 
 /// Refuses a call without a request message. Source: gRPC's statuscodes.md, "Request cardinality violation".
@@ -280,9 +288,10 @@ pub fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: 
 pub enum Gathered {
     /// One whole gRPC message, with its five-byte prefix.
     Message(Bytes),
-    /// The first bytes of a body that the core can not read and so forwards to the reference server; more bytes may
-    /// follow.
+    /// A body that is no plain message: a compressed one, or one that ends early.
     Unusual(Bytes),
+    /// The message is longer than the limit. The first bytes of the body; more may follow.
+    TooLong(Bytes, BoxedFault),
     /// A refusal: the limit on bytes in flight is reached, the work would wait too long, the message comes too slowly,
     /// or more bytes follow it. The rest of the body is not read.
     Refused(Status),
@@ -311,7 +320,9 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         if let Some(prefix) = so_far.first_chunk::<PREFIX_BYTES>() {
             let size = grpc_message::length(*prefix);
             if size > limit {
-                return Gathered::Unusual(one.unwrap_or_else(|| all.into()));
+                let fault = faults::message_too_long(size, limit);
+                let fault = fault.of_model(incoming.model(so_far));
+                return Gathered::TooLong(one.unwrap_or_else(|| all.into()), fault);
             }
             if so_far.len() > size + PREFIX_BYTES {
                 return Gathered::Refused(unimplemented(

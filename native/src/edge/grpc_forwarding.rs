@@ -57,7 +57,7 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
             return send_serving(&incoming.shared, &incoming.connection, respond);
         }
         Gathered::Message(data) => return forward(incoming, respond, data).await,
-        Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
+        Gathered::Unusual(begun) | Gathered::TooLong(begun, _) => return forward(incoming, respond, begun).await,
         Gathered::Refused(status) => status,
         Gathered::Empty => return refuse_empty(&incoming, respond),
         Gathered::Lost => return respond.send_reset(Reason::CANCEL),

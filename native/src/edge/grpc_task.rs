@@ -9,7 +9,7 @@ use h2::server::SendResponse;
 
 use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, refuse_empty, send};
 use super::grpc_forwarding::{forward, serve_other};
-use super::grpc_message::{PREFIX_BYTES, Payload};
+use super::grpc_message::{Code, PREFIX_BYTES, Payload, Status};
 use super::inflating;
 use super::shared::{Failed, NotRun, Outcome};
 use crate::admission::limits::INLINE_BYTES;
@@ -84,9 +84,10 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Message(data) => data,
         Gathered::Unusual(begun) => match inflating::inflate_message(incoming, &begun).await {
             Ok(Some(data)) => data,
-            Ok(None) => return Next::Forward(begun),
+            Ok(None) => return no_message(&begun),
             Err(status) => return Next::Reply(Reply::Refusal(status)),
         },
+        Gathered::TooLong(_, fault) => return Next::Reply(Reply::Fault(fault)),
         Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
         Gathered::Empty => return Next::RefuseEmpty,
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
@@ -111,6 +112,17 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
     match outcome {
         Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, declined).await,
         outcome => after(incoming, plain, outcome, data).await,
+    }
+}
+
+/// Returns the refusal of a body that is neither a plain nor a compressed message.
+fn no_message(body: &[u8]) -> Next {
+    match body {
+        [flag, _, _, _, _, ..] if *flag > 1 => {
+            let text = format!("The message's prefix has the unknown flag {flag}.");
+            Next::Reply(Reply::Refusal(Status { code: Code::Internal, text, may_retry: false }))
+        }
+        _ => Next::RefuseEmpty,
     }
 }
 

@@ -9,7 +9,9 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{
+    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
@@ -20,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
-use super::dispatch::{Dispatch, Method, Target, target};
+use super::dispatch::{Dispatch, Method, RareTarget, Target, target};
 use super::encoding::{Accepted, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
@@ -39,7 +41,7 @@ use crate::admission::pace::Pace;
 use crate::forms::{Answered, Call};
 use crate::forward::RequestBody;
 use crate::forward::{Forwarded, UnreadReason, Upload};
-use crate::plan::faults::Fault;
+use crate::plan::faults::{self, BoxedFault, Fault};
 use crate::plan::{Declined, Effort};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -183,37 +185,73 @@ fn has_one_host(head: &Parts) -> bool {
     has_one && hosts.next().is_none()
 }
 
-/// The result of the check of an HTTP request's headers, if the core may answer the request.
+/// The result of the check of a data request's path and headers.
 #[derive(Clone)]
 struct Plain {
     terms: Terms,
+    /// The target of a rare path.
+    rare: Option<Arc<RareTarget>>,
     json_length: Option<usize>,
 }
 
-/// Checks the headers of a request; returns None if the request must be forwarded to the reference server.
-fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Option<Plain> {
+impl Plain {
+    fn target<'h>(&'h self, head: &'h Parts) -> Option<Target<'h>> {
+        let found = self.rare.as_ref().map(|rare| rare.target()).or_else(|| target(head.uri.path()))?;
+        Some(Target { json_length: self.json_length, ..found })
+    }
+}
+
+/// A data request that has another HTTP method than POST, or a fault in its path or headers.
+struct Refused {
+    method: Method,
+    fault: Option<BoxedFault>,
+}
+
+/// Checks the path and the headers of a request; returns None for a control request, which is forwarded.
+///
+/// # Errors
+/// The request is a data request that is refused.
+fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Result<Option<Plain>, Refused> {
+    let path = head.uri.path();
+    let (method, rare) = match target(path) {
+        Some(found) => (found.method, None),
+        None => match RareTarget::of_path(head.method.as_str(), path) {
+            Some((method, rare)) => (method, Some(rare)),
+            None => return Ok(None),
+        },
+    };
+    let refused = |fault| Refused { method, fault: Some(fault) };
+    if shared.cors.is_preflight(&head.method, &head.headers) {
+        return Err(Refused { method, fault: None });
+    }
+    let mut terms = match shared.terms(&head.headers, connection) {
+        Ok(terms) => terms,
+        // A browser without credentials gets the page to sign in.
+        Err(_) if head.method == http::Method::GET || head.method == http::Method::HEAD => return Ok(None),
+        Err(fault) => return Err(refused(fault)),
+    };
     if head.method != http::Method::POST {
-        return None;
+        return Err(Refused { method, fault: None });
     }
-    target(head.uri.path())?;
-    let mut terms = shared.terms(&head.headers, connection)?;
+    let rare = rare.transpose().map_err(refused)?.map(Arc::new);
     terms.accepted = Accepted::of(&head.headers);
-    let mut json_length = None;
-    for (name, value) in &head.headers {
-        match name.as_str() {
-            "inference-header-content-length" => {
-                let digits = value.to_str().ok()?;
-                let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-                if json_length.is_some() || !is_number {
-                    return None;
-                }
-                json_length = Some(digits.parse().ok()?);
-            }
-            "upgrade" => return None,
-            _ => {}
-        }
-    }
-    Some(Plain { terms, json_length })
+    let json_length = match head.headers.get(JSON_LENGTH).filter(|_| method == Method::Infer) {
+        Some(value) => Some(header_length(value.as_bytes()).map_err(refused)?),
+        None => None,
+    };
+    Ok(Some(Plain { terms, rare, json_length }))
+}
+
+/// Parses the value of the header Inference-Header-Content-Length.
+fn header_length(value: &[u8]) -> Result<usize, BoxedFault> {
+    let text = str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    text.filter(|text| text.len() <= 19).and_then(|text| text.parse().ok()).ok_or_else(|| {
+        let shown = value[..value.len().min(32)].iter().map(|&byte| match byte {
+            0x20..0x7f => char::from(byte).to_string(),
+            byte => format!("\\x{byte:02x}"),
+        });
+        faults::no_header_length(&shown.collect::<String>())
+    })
 }
 
 /// Returns the queue in which a request with this head waits to be forwarded.
@@ -230,6 +268,18 @@ fn model<'h>(shared: &Shared, head: &'h Parts) -> &'h str {
     let path = head.uri.path();
     let rest = path.strip_prefix("/v1/models/").or_else(|| path.strip_prefix("/v2/models/"));
     rest.and_then(|rest| rest.split(['/', ':']).next()).map_or("", |name| shared.known_model(name))
+}
+
+/// Adds the headers that `service/http/security_headers.py` adds to each answer to a GET.
+fn secure(headers: &mut HeaderMap) {
+    for (name, value) in [
+        ("x-content-type-options", "nosniff"),
+        ("x-frame-options", "DENY"),
+        ("referrer-policy", "no-referrer"),
+        ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
+    ] {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
 }
 
 /// Returns the same error answer that uvicorn gives to a malformed request.
@@ -313,7 +363,9 @@ impl Exchange {
     /// Returns the trace of a data request that is sampled for one, with its span's name and its path.
     fn traced(&self, head: &Parts) -> Option<(Traced, String, String)> {
         let tracing = self.shared.tracing.as_ref().filter(|_| head.method == http::Method::POST)?;
-        let found = target(head.uri.path())?;
+        let rare = || RareTarget::of_path("POST", head.uri.path())?.1.ok();
+        let (usual, rare) = (target(head.uri.path()), target(head.uri.path()).is_none().then(rare).flatten());
+        let found = usual.or_else(|| rare.as_ref().map(RareTarget::target))?;
         let traced = tracing.begin(&head.headers)?;
         Some((traced, format!("POST {}", found.route()), head.uri.path().to_owned()))
     }
@@ -325,7 +377,10 @@ impl Exchange {
         if let Some(text) = self.health(&head, &body) {
             return self.page(&head.headers, text, open);
         }
-        let plain = plain(&self.shared, &self.connection, &head);
+        let plain = match plain(&self.shared, &self.connection, &head) {
+            Ok(plain) => plain,
+            Err(refused) => return Box::pin(self.refuse_data(refused, &head, body, open)).await,
+        };
         // The core reads a request's body, up to the limit on its size, before it forwards the request, so that a slow
         // client does not hold a slot of the reference server.
         if plain.is_none() && body.is_end_stream() && lane(&head) == Lane::Control {
@@ -333,33 +388,9 @@ impl Exchange {
         }
         let (data, mut hold) = match self.gather(&mut body, &head, plain.is_some()).await {
             Gathered::Whole(data, hold) => (data, hold),
-            Gathered::TooLong => return self.forward(head, self.upload(Bytes::new(), body).withhold(), open).await,
-            Gathered::TooMuch(begun) => return self.forward(head, self.upload(begun, body), open).await,
-            Gathered::NoRoom => {
-                let model = model(&self.shared, &head);
-                return self.refuse_unread(&head.headers, &self.shared.no_bytes(model), open);
-            }
-            Gathered::Refused(refusal) => {
-                let model = model(&self.shared, &head);
-                return self.refuse_unread(&head.headers, &self.too_long(model, refusal), open);
-            }
-            Gathered::Stalled => {
-                let status = self.shared.stalled(model(&self.shared, &head));
-                let mut refusal = self.refuse_unread(&head.headers, &status, open);
-                *refusal.status_mut() = StatusCode::REQUEST_TIMEOUT;
-                return refusal;
-            }
-            Gathered::Lost => {
-                if !self.connection.is_http2() {
-                    self.connection.tell(Order::Cut);
-                }
-                // The client disconnected or sent a malformed body; after a malformed body it may still read this
-                // answer.
-                return bad_request(open);
-            }
-            Gathered::Flood => return self.malformed(Event::FloodParts, open),
+            gathered => return Box::pin(self.not_whole(gathered, head, body, plain, open)).await,
         };
-        let may_run = |plain: &Plain| plain.terms.allows(model(&self.shared, &head));
+        let may_run = |plain: &Plain| plain.target(&head).is_some_and(|found| plain.terms.allows(found.model));
         let (data, _permit) = if head.headers.contains_key(CONTENT_ENCODING) && plain.as_ref().is_some_and(may_run) {
             match self.inflate(&mut head, data, &mut hold).await {
                 Ok(inflated) => inflated,
@@ -368,14 +399,14 @@ impl Exchange {
         } else {
             (data, None)
         };
-        let found = plain.zip(target(head.uri.path()));
-        let Some((plain, found)) = found.map(|(p, found)| {
-            let found = Target { json_length: p.json_length, ..found };
-            (p, found)
-        }) else {
+        let Some(plain) = plain else {
             return self.forward_whole(head, data, hold, open).await;
         };
-        let (method, accepted, share) = (found.method, plain.terms.accepted, plain.terms.share(found.model));
+        let Some(found) = plain.target(&head) else {
+            return self.forward_whole(head, data, hold, open).await;
+        };
+        let (method, accepted) = (found.method, plain.terms.accepted);
+        let share = plain.terms.share(found.model).to_owned();
         let mut outcome = Err(Failed::Declined(Declined::TooLarge));
         if data.len() <= INLINE_BYTES {
             outcome = self.shared.call(Effort::Small, &self.connection, &plain.terms, |dispatch, call| {
@@ -385,7 +416,7 @@ impl Exchange {
         if let Err(Failed::Declined(why)) = &outcome
             && why.is_for_a_pool()
         {
-            outcome = match self.large(why.clone(), &head, plain, &data, &mut hold).await {
+            outcome = match self.large(why.clone(), &head, plain.clone(), &data, &mut hold).await {
                 Ok(outcome) => outcome,
                 Err(status) => return self.refuse(&head.headers, &status, open),
             };
@@ -418,8 +449,58 @@ impl Exchange {
                 let status = shared::internal_error(id.to_str().unwrap_or_default());
                 self.refusal(&head.headers, &status, id, open)
             }
-            Err(Failed::Refused(fault)) => self.fault(method, &head, &fault.of_model(share), open),
+            Err(Failed::Refused(fault)) => self.fault(method, &head, &fault.of_model(&share), open),
             Err(Failed::Declined(_)) => self.forward_whole(head, data, hold, open).await,
+        }
+    }
+
+    /// Answers a request whose body is not read to its end: refuses it, or forwards a control request.
+    async fn not_whole(
+        &self,
+        gathered: Gathered,
+        head: Parts,
+        body: RequestBody,
+        plain: Option<Plain>,
+        open: Open,
+    ) -> Response<Answer> {
+        match gathered {
+            Gathered::Whole(data, hold) => self.forward_whole(head, data, hold, open).await,
+            Gathered::TooLong if plain.is_none() => {
+                self.forward(head, self.upload(Bytes::new(), body).withhold(), open).await
+            }
+            Gathered::TooMuch(begun) if plain.is_none() => self.forward(head, self.upload(begun, body), open).await,
+            Gathered::TooLong | Gathered::TooMuch(_) => {
+                let limit = self.shared.limits.max_request_bytes;
+                let size = body.size_hint().exact().filter(|size| *size > limit as u64);
+                let fault =
+                    size.map_or_else(|| faults::body_over_limit(limit), |size| faults::body_too_long(size, limit));
+                let method = plain.and_then(|plain| plain.target(&head).map(|found| found.method));
+                let fault = fault.of_model(model(&self.shared, &head));
+                self.unread(self.fault(method.unwrap_or(Method::HttpPredict), &head, &fault, open))
+            }
+            Gathered::NoRoom => {
+                let model = model(&self.shared, &head);
+                self.refuse_unread(&head.headers, &self.shared.no_bytes(model), open)
+            }
+            Gathered::Refused(refusal) => {
+                let model = model(&self.shared, &head);
+                self.refuse_unread(&head.headers, &self.too_long(model, refusal), open)
+            }
+            Gathered::Stalled => {
+                let status = self.shared.stalled(model(&self.shared, &head));
+                let mut refusal = self.refuse_unread(&head.headers, &status, open);
+                *refusal.status_mut() = StatusCode::REQUEST_TIMEOUT;
+                refusal
+            }
+            Gathered::Lost => {
+                if !self.connection.is_http2() {
+                    self.connection.tell(Order::Cut);
+                }
+                // The client disconnected or sent a malformed body; after a malformed body it may still read this
+                // answer.
+                bad_request(open)
+            }
+            Gathered::Flood => self.malformed(Event::FloodParts, open),
         }
     }
 
@@ -442,9 +523,10 @@ impl Exchange {
         let deadline = ask.deadline.unwrap_or_else(Instant::now);
         loop {
             let (uri, data, terms) = (head.uri.clone(), data.clone(), plain.terms.clone());
+            let (rare, json_length) = (plain.rare.clone(), plain.json_length);
             let form = move |dispatch: &dyn Dispatch, call: &Call<'_>| {
-                let found = target(uri.path()).ok_or(Declined::Unusual)?;
-                let found = Target { json_length: plain.json_length, ..found };
+                let found = rare.as_ref().map(|rare| rare.target()).or_else(|| target(uri.path()));
+                let found = Target { json_length, ..found.ok_or(Declined::Unusual)? };
                 dispatch.http(&found, call, &data)
             };
             let called = shared.call_large(why.clone(), ask.clone(), None, &self.connection, terms, form);
@@ -499,26 +581,70 @@ impl Exchange {
         let mut response = Response::new(Answer::whole(Bytes::from_static(text.as_bytes()), open));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, JSON);
-        // The answer to a health check gets the headers that service/http/security_headers.py adds to each answer to a
-        // GET.
-        for (name, value) in [
-            ("x-content-type-options", "nosniff"),
-            ("x-frame-options", "DENY"),
-            ("referrer-policy", "no-referrer"),
-            ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
-        ] {
-            headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
-        }
+        secure(headers);
         self.mark(headers, asked, self.shared.ids.of_http(asked));
         response
     }
 
     /// Refuses a request without reading the rest of its body, and closes the connection.
     fn refuse_unread(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
-        let mut refusal = self.refuse(asked, status, open);
+        self.unread(self.refuse(asked, status, open))
+    }
+
+    /// Marks the refusal of a request the rest of whose body is not read: the connection is closed.
+    fn unread(&self, mut refusal: Response<Answer>) -> Response<Answer> {
         self.connection.note_unread();
         refusal.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         refusal
+    }
+
+    /// Refuses a data request for its path, its HTTP method, its headers or its caller. A small body is read first, so
+    /// that the connection can stay open.
+    async fn refuse_data(&self, refused: Refused, head: &Parts, mut body: RequestBody, open: Open) -> Response<Answer> {
+        let Refused { method, fault } = refused;
+        let is_small = body.size_hint().exact().is_some_and(|size| size <= INLINE_BYTES as u64);
+        let is_read = body.is_end_stream()
+            || is_small && matches!(self.gather(&mut body, head, false).await, Gathered::Whole(..));
+        let refusal = match fault {
+            Some(fault) => self.fault(method, head, &fault, open),
+            None => self.not_allowed(method, head, open),
+        };
+        if is_read { refusal } else { self.unread(refusal) }
+    }
+
+    /// Answers a request to a path of a data request that has another HTTP method than POST.
+    fn not_allowed(&self, method: Method, head: &Parts, open: Open) -> Response<Answer> {
+        const ALLOWED: HeaderValue = HeaderValue::from_static("POST");
+        // An answer to HEAD has the headers of an answer to GET.
+        let name = if head.method == http::Method::HEAD { "GET" } else { head.method.as_str() };
+        let mut response = if head.method == http::Method::OPTIONS {
+            let mut response = Response::new(Answer::whole(Bytes::new(), open));
+            let headers = response.headers_mut();
+            if self.shared.cors.is_preflight(&head.method, &head.headers) {
+                headers.insert(CONTENT_TYPE, JSON);
+            } else {
+                headers.insert(ALLOW, HeaderValue::from_static("POST, OPTIONS"));
+                if !head.headers.contains_key(ORIGIN) {
+                    *response.status_mut() = StatusCode::NO_CONTENT;
+                }
+            }
+            self.mark(response.headers_mut(), &head.headers, self.shared.ids.of_http(&head.headers));
+            response
+        } else if method == Method::Infer {
+            let text = format!("{name} is not allowed here");
+            let status = Status { code: Code::Unimplemented, text, may_retry: false };
+            let mut response = self.refuse(&head.headers, &status, open);
+            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+            response.headers_mut().remove(ERROR_CODE);
+            response.headers_mut().insert(ALLOW, ALLOWED);
+            response
+        } else {
+            self.fault(method, head, &faults::malformed_path(name, head.uri.path()), open)
+        };
+        if head.method == http::Method::GET || head.method == http::Method::HEAD {
+            secure(response.headers_mut());
+        }
+        response
     }
 
     /// Refuses a request whose URL is too long.

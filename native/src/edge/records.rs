@@ -1,7 +1,7 @@
 //! Keeps the records of sampled requests until Python takes them: entries of request logs, and data of trace spans. No
 //! request waits for them: a record that has no room is dropped and counted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -103,13 +103,19 @@ pub struct Taken {
     pub dropped_entries: HashMap<String, u64>,
     /// Number of requests for traces that were dropped since the last call.
     pub dropped_spans: u64,
+    /// Names of models of which a request found a file damaged since the last call.
+    pub damaged: HashSet<String>,
     num_bytes: usize,
     is_closed: bool,
 }
 
 impl Taken {
     fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.spans.is_empty() && self.dropped_entries.is_empty() && self.dropped_spans == 0
+        self.entries.is_empty()
+            && self.spans.is_empty()
+            && self.dropped_entries.is_empty()
+            && self.dropped_spans == 0
+            && self.damaged.is_empty()
     }
 
     fn has_room(&mut self, size: usize) -> bool {
@@ -159,6 +165,12 @@ impl Records {
             waiting.dropped_spans += 1;
         }
         drop(waiting);
+        self.news.notify_one();
+    }
+
+    /// Notes that a request found a file of a model damaged.
+    pub fn note_damage(&self, model: &str) {
+        self.lock().damaged.insert(model.to_owned());
         self.news.notify_one();
     }
 

@@ -78,7 +78,7 @@ fn log(shared: &Shared, method: Method, fault: &Fault, text: &str, request_id: &
     let Some(left_out) = shared.refusal_log.take(Instant::now()) else { return };
     let (wire, status, name) = (method.api(), http_status(fault.code), fault.code.name());
     match fault.code {
-        Code::Internal => {
+        Code::Internal | Code::DataLoss => {
             let cause = &*fault.cause;
             tracing::error!(target: LOG_TARGET, wire, status, code = name, text, cause, request_id, left_out);
         }

@@ -31,7 +31,7 @@ use crate::admission::limits::{INLINE_BYTES, LARGE_HEAD_BYTES, Limits};
 use crate::admission::long_calls::LongCalls;
 use crate::forms::{Answered, Call, LogTerms};
 use crate::forward::{GrpcUpstream, HttpUpstream};
-use crate::plan::faults::BoxedFault;
+use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{BatchPlace, Declined, Effort, Grant, GraphLimit, QueuedRequest, Ran, Routes, Waiting};
 
 /// Prefix of the names of headers that only the core may send to the reference server.
@@ -203,20 +203,19 @@ impl Shared {
         Ok(Some([of_connection, of_all]))
     }
 
-    /// Returns the properties of a request that decide in which form the core answers it; None if the reference server
-    /// must refuse the request.
-    pub fn terms(&self, headers: &HeaderMap, connection: &Connection) -> Option<Terms> {
+    /// Returns the properties of a request that decide in which form the core answers it.
+    ///
+    /// # Errors
+    /// The request's credentials belong to no caller.
+    pub fn terms(&self, headers: &HeaderMap, connection: &Connection) -> Result<Terms, BoxedFault> {
         let grant = match &*self.access.load() {
             None => None,
             Some(access) => {
                 let grant = access.grant(headers, connection.names());
-                if grant.is_none() {
-                    self.statistics.count(Event::DeclinedDenied);
-                }
-                Some(Arc::clone(grant?))
+                Some(Arc::clone(grant.ok_or_else(faults::no_credentials)?))
             }
         };
-        Some(Terms { as_content: self.as_content, accepted: Accepted::default(), grant })
+        Ok(Terms { as_content: self.as_content, accepted: Accepted::default(), grant })
     }
 
     /// Removes the client's headers whose prefix is reserved for the core, and adds the core's own headers.
@@ -315,7 +314,12 @@ impl Shared {
             self.statistics.count(event);
         }
         match declined {
-            Declined::Fault(fault) => Failed::Refused(fault),
+            Declined::Fault(fault) => {
+                if fault.code == Code::DataLoss {
+                    self.records.note_damage(&fault.subject.model);
+                }
+                Failed::Refused(fault)
+            }
             declined => Failed::Declined(declined),
         }
     }

@@ -338,10 +338,7 @@ impl Statistics {
                 ("waits", E::DeclinedWaits),
                 ("batches", E::DeclinedBatches),
                 ("queued", E::DeclinedQueued),
-                ("unusual", E::DeclinedUnusual),
-                ("denied", E::DeclinedDenied),
                 ("not_native", E::DeclinedNotNative),
-                ("damaged", E::DeclinedDamaged),
             ]),
             forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
             upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),
@@ -584,13 +581,13 @@ mod tests {
     fn rows_of_tables_are_no_subject_and_events_are_counted() {
         let statistics = Statistics::new(Vec::new(), Vec::new(), Duration::MAX);
         statistics.succeeded(Method::Rows, &answered(1), Duration::ZERO, String::new);
-        statistics.count(Event::DeclinedUnusual);
+        statistics.count(Event::DeclinedNotNative);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::DisconnectedHttp);
         let snapshot = statistics.snapshot();
         assert!(snapshot.subjects.is_empty() && snapshot.slow.is_empty());
-        assert!(snapshot.declined.contains(&("unusual", 1)));
+        assert!(snapshot.declined.contains(&("not_native", 1)));
         assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);
         let text = serde_json::to_string(&snapshot).unwrap();
         assert!(text.contains("\"declined\":[[\"too_large\",0]"), "{text}");

@@ -27,6 +27,7 @@ pub mod oip_json;
 pub mod oip_proto;
 pub mod table_rows;
 pub mod tensorflow_json;
+mod usual;
 
 /// The context of one request: all that a wire format's handler (form) needs besides the request's bytes.
 pub struct Call<'a> {

@@ -22,6 +22,7 @@ use super::protobuf::{
     write_varint,
 };
 use super::record::Recording;
+use super::usual::{INFER_REQUEST, answer_usual};
 use super::{Answered, Call};
 use crate::plan::{Data, DataType, Declined, Dims, Effort, Servable, Strings, Tensor, Work, faults};
 
@@ -44,7 +45,12 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     if call.effort == Effort::Small && message.len() > SMALL_MESSAGE_BYTES {
         return Err(Declined::TooLarge);
     }
-    let request = Request::read(message).map_err(|declined| declined.of_message(REQUEST))?;
+    let answer = |message: &[u8]| answer_plain(call, message);
+    answer_usual(&INFER_REQUEST, message, answer).map_err(|declined| declined.of_message(REQUEST))
+}
+
+fn answer_plain(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
+    let request = Request::read(message)?;
     let (servable, signature_index) = find(call, request.model, version(request.version)?, request.signature)?;
     let run = || run(call, &request, servable, signature_index).map_err(|declined| declined.of_message(REQUEST));
     run().map_err(|declined| declined.at(|| servable.subject(signature_index)))
@@ -636,7 +642,7 @@ mod tests {
         assert!(is_fault(with(&|to| write_delimited(to, 3, b"\xff"))));
         assert!(is_fault(with(&|to| write_delimited(to, 4, &signature_entry("no such")))));
         assert!(is_fault(with(&|to| write_delimited(to, 7, b""))));
-        assert_eq!(with(&|to| write_varint_field(to, 99, 1)), Err(Declined::Unusual));
+        assert_eq!(with(&|to| write_varint_field(to, 99, 1)), body(&good));
         let output = |name: &str| message_of(|to| write_delimited(to, 1, name.as_bytes()));
         assert!(is_fault(with(&|to| write_delimited(to, 6, &output("no such")))));
         let twice = |to: &mut Vec<u8>| (0..2).for_each(|_| write_delimited(to, 6, &output("user")));

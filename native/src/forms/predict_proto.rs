@@ -1,8 +1,8 @@
 //! Handles the gRPC method `tensorflow.serving.PredictionService/Predict`: its `PredictResponse` equals the reference
 //! server's byte for byte.
 //!
-//! The form reads requests that have no singular field twice, no input or output twice, and no unknown field. It
-//! declines all other messages.
+//! The form reads requests that have no singular field twice, no input twice, and no unknown field; `usual.rs` rewrites
+//! all other messages to such ones.
 //!
 //! Source: `tensorflow_serving/apis/{predict,model}.proto` (9d981c5).
 
@@ -17,6 +17,7 @@ use super::predict_response::write_response;
 use super::protobuf::{Fields, Value, set_once, text};
 use super::record::Recording;
 use super::tensor_proto::{Allowance, read_tensor};
+use super::usual::{PREDICT_REQUEST, answer_usual};
 use super::{Answered, Call};
 use crate::plan::{
     Data, DataType, Declined, Dims, Effort, Inputs, Servable, Signature, Tensor, Version, Work, check_names, faults,
@@ -37,7 +38,12 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     if call.effort == Effort::Small && message.len() > SMALL_REQUEST {
         return Err(Declined::TooLarge);
     }
-    let spec = ModelSpec::of_request(message).map_err(|declined| declined.of_message(REQUEST))?;
+    let answer = |message: &[u8]| answer_plain(call, message);
+    answer_usual(&PREDICT_REQUEST, message, answer).map_err(|declined| declined.of_message(REQUEST))
+}
+
+fn answer_plain(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
+    let spec = ModelSpec::of_request(message)?;
     let servable = call.find(spec.model, spec.version)?;
     let index = servable.find_signature(spec.signature, "", false)?;
     let run = || run(call, message, servable, index).map_err(|declined| declined.of_message(REQUEST));
@@ -47,7 +53,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
 fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) -> Result<Answered, Declined> {
     let signature = servable.signatures().get(index).ok_or(Declined::NotNative)?;
     signature.check_effort(call.effort)?;
-    let (inputs, wanted) = read(message, signature)?;
+    let (inputs, wanted) = read(message, signature, call.effort)?;
 
     let started = Instant::now();
     let recording = Recording::begin(call, servable, index, &inputs, &wanted);
@@ -84,7 +90,7 @@ pub fn model(message: &[u8]) -> &str {
 #[doc(hidden)]
 pub fn fuzz(message: &[u8], signature: &Signature) {
     let _ = ModelSpec::of_request(message);
-    let _ = read(message, signature);
+    let _ = read(message, signature, Effort::Any);
 }
 
 /// The model, version and signature that a `PredictRequest` names.
@@ -144,14 +150,18 @@ type OutputIndexes = SmallVec<[usize; 8]>;
 ///
 /// The order of the checks decides which error a client sees, and is TensorFlow Serving's: input names, tensors that do
 /// not parse, output filter.
-fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, OutputIndexes), Declined> {
+fn read<'a>(
+    message: &'a [u8],
+    signature: &Signature,
+    effort: Effort<'_>,
+) -> Result<(Inputs<'a>, OutputIndexes), Declined> {
     let mut inputs = Inputs::new();
     inputs.resize_with(signature.inputs.len(), || None);
     // The names that the signature lacks: a request may have very many.
     let mut extra: HashSet<&str> = HashSet::new();
     let mut filter: SmallVec<[&str; 4]> = SmallVec::new();
     let mut fault = None;
-    let mut allowance = Allowance::of_request(message.len());
+    let mut allowance = Allowance::of_request(message.len(), effort);
     for field in Fields::of(message) {
         match field? {
             (1, Value::Delimited(_)) => {}

@@ -55,7 +55,7 @@ pub fn answer(
     // SAFETY: read_table() has written every row, so all `num_bytes` bytes of the vector are initialised.
     unsafe { rows.set_len(num_bytes) };
     if servable.is_damaged() {
-        return Err(Declined::Damaged);
+        return Err(servable.damaged().into());
     }
     let mut body = text_buffer(num_bytes / 4);
     body.extend_from_slice(b"{\"rows\":");

@@ -4,6 +4,7 @@
 //! Source: `tensorflow/core/framework/{tensor,tensor_shape}.proto` and `Tensor::FromProto` in tensor.cc (2.21).
 
 use std::borrow::Cow;
+use std::fmt::Write;
 use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
@@ -14,12 +15,13 @@ use super::protobuf::{
     write_delimited, write_delimited_header, write_varint, write_varint_field,
 };
 use crate::plan::faults::{self, BoxedFault};
-use crate::plan::{Data, DataType, Declined, Dims, OutputShape, Strings, Tensor, Work};
+use crate::plan::{Data, DataType, Declined, Dims, Effort, OutputShape, Strings, Tensor, Work};
 
-/// How many elements the tensors of a request may leave out, in all: a `TensorProto` with fewer values than its shape
-/// says repeats its last value. Requests that leave out more are forwarded to the reference server.
+/// How many elements the tensors of a request may leave out, in all, on a thread that serves connections: a `TensorProto`
+/// with fewer values than its shape says repeats its last value. Requests that leave out more run on a pool.
 const MAX_REPEATS: usize = 1 << 16;
-const MAX_REPEATS_OF_REFERENCE: usize = 1 << 20;
+/// How many elements the tensors of a request may have, in all, however few bytes it has.
+const MIN_ELEMENTS: usize = 1 << 20;
 /// The reference server's limits on a shape: its rank, and the product of its sizes that are not 0.
 const MAX_RANK: usize = 64;
 const MAX_PRODUCT: usize = usize::MAX >> 5;
@@ -43,10 +45,11 @@ pub struct Allowance {
 
 impl Allowance {
     /// Returns the allowance of a request of `num_bytes` bytes: one element for each byte, because an element that is
-    /// sent takes at least one byte, but never fewer than `MAX_REPEATS_OF_REFERENCE` elements.
+    /// sent takes at least one byte, but never fewer than `MIN_ELEMENTS` elements.
     #[must_use]
-    pub fn of_request(num_bytes: usize) -> Self {
-        Allowance { elements: num_bytes.max(MAX_REPEATS_OF_REFERENCE), repeats: MAX_REPEATS }
+    pub fn of_request(num_bytes: usize, effort: Effort<'_>) -> Self {
+        let repeats = if effort == Effort::Small { MAX_REPEATS } else { usize::MAX };
+        Allowance { elements: num_bytes.max(MIN_ELEMENTS), repeats }
     }
 }
 
@@ -109,13 +112,14 @@ impl<'a> TensorProto<'a> {
 ///
 /// # Errors
 /// [`Declined::Fault`]: the tensor's dtype, shape and values contradict each other. [`Declined::Malformed`]: the bytes
-/// are no such message. [`Declined::Unusual`] and [`Declined::NotNative`]: only the reference server reads such a tensor.
+/// are no such message. [`Declined::Unusual`]: the tensor is in a rare encoding. [`Declined::TooLarge`]: it repeats a value
+/// too often for a thread of connections.
 pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance) -> Result<Tensor<'a>, Declined> {
     let (number, proto) = TensorProto::read(message)?;
     if number == 0 || number > REF_OFFSET {
         return Err(faults::undecodable_tensor(name).into());
     }
-    let dtype = DataType::of_number(number).ok_or(Declined::NotNative)?;
+    let dtype = DataType::of_number(number).ok_or_else(|| faults::unsupported_dtype(name, proto_name(number)))?;
     let undecodable = || Declined::from(faults::undecodable_tensor(name));
     let (dims, size) = read_shape(name, proto.shape, allowance.elements)?;
     allowance.elements -= size;
@@ -147,6 +151,40 @@ pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance)
         }
     };
     Ok(Tensor { dtype, dims, data })
+}
+
+/// Returns the name in `types.proto` of a dtype that the core lacks.
+fn proto_name(number: u64) -> &'static str {
+    const NAMES: [(u64, &str); 20] = [
+        (8, "DT_COMPLEX64"),
+        (11, "DT_QINT8"),
+        (12, "DT_QUINT8"),
+        (13, "DT_QINT32"),
+        (15, "DT_QINT16"),
+        (16, "DT_QUINT16"),
+        (18, "DT_COMPLEX128"),
+        (20, "DT_RESOURCE"),
+        (21, "DT_VARIANT"),
+        (24, "DT_FLOAT8_E5M2"),
+        (25, "DT_FLOAT8_E4M3FN"),
+        (26, "DT_FLOAT8_E4M3FNUZ"),
+        (27, "DT_FLOAT8_E4M3B11FNUZ"),
+        (28, "DT_FLOAT8_E5M2FNUZ"),
+        (29, "DT_INT4"),
+        (30, "DT_UINT4"),
+        (31, "DT_INT2"),
+        (32, "DT_UINT2"),
+        (33, "DT_FLOAT4_E2M1FN"),
+        (0, "DT_INVALID"),
+    ];
+    NAMES.iter().find(|(known, _)| *known == number).map_or("DT_INVALID", |(_, name)| name)
+}
+
+/// Returns the number of the `TensorProto` field that has the values of a dtype, given by its number; None for a dtype
+/// that the core lacks.
+#[must_use]
+pub fn value_field(dtype: u64) -> Option<u32> {
+    DataType::of_number(dtype).map(field_of_values)
 }
 
 /// Returns the number of the `TensorProto` field, such as `int_val`, that has the values of a dtype.
@@ -192,9 +230,31 @@ fn read_shape(name: &str, message: &[u8], max_elements: usize) -> Result<(Dims, 
             let shape = format!("{sizes:?}");
             Err(faults::tensor_too_large(name, &shape, &size.to_string(), max_elements).into())
         }
-        // The text has the exact number of elements, which is beyond 64 bits.
-        None => Err(Declined::Unusual),
+        None => Err(faults::tensor_too_large(name, &format!("{sizes:?}"), &product(&dims), max_elements).into()),
     }
+}
+
+/// Returns the product of sizes, which may be beyond 64 bits, in decimal digits.
+fn product(sizes: &[usize]) -> String {
+    const BASE: u128 = 1_000_000_000_000_000_000;
+    // The parts of the number, the lowest first.
+    let mut parts: Vec<u128> = vec![1];
+    for &size in sizes {
+        let mut carry = 0;
+        for part in &mut parts {
+            let number = *part * size as u128 + carry;
+            (*part, carry) = (number % BASE, number / BASE);
+        }
+        while carry > 0 {
+            parts.push(carry % BASE);
+            carry /= BASE;
+        }
+    }
+    let mut digits = parts.pop().unwrap_or(0).to_string();
+    for part in parts.iter().rev() {
+        let _ = write!(digits, "{part:018}");
+    }
+    digits
 }
 
 fn read_dim(message: &[u8]) -> Result<i64, Declined> {
@@ -311,7 +371,7 @@ fn repeat_last<T: Clone>(
     too_many: &TooManyValues<'_>,
 ) -> Result<(), Declined> {
     let lacking = size.checked_sub(values.len()).ok_or_else(|| too_many(values.len()))?;
-    allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::Unusual)?;
+    allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::TooLarge)?;
     if lacking > 0 {
         let last = values.last().cloned().unwrap_or(default);
         values.resize(size, last);
@@ -328,7 +388,7 @@ fn repeat_last_bytes<'a>(
 ) -> Result<Data<'a>, Declined> {
     let count = bytes.len() / width;
     let lacking = size.checked_sub(count).ok_or_else(|| too_many(count))?;
-    allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::Unusual)?;
+    allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::TooLarge)?;
     match bytes.len().checked_sub(width) {
         Some(last) => (0..lacking).for_each(|_| bytes.extend_from_within(last..last + width)),
         None => bytes.resize(size * width, 0),

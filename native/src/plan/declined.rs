@@ -22,15 +22,14 @@ pub enum Declined {
     /// The request waits in a batch queue ([`super::BatchPlace::take_queued`]). The edge calls the form again when its
     /// batch has run.
     Queued,
-    /// The request uses a feature of the wire format that only the reference servers in Python read.
+    /// A fast reader does not know the request's encoding. The form reads it again by another reader; no form returns
+    /// this.
     Unusual,
-    /// The request's bytes are no message of its method; the form returns the fault that names the message.
+    /// The request's bytes are no message of its method. The form returns the fault that names the message in its place.
     Malformed,
     /// Only the reference servers can answer the request, for example because the core does not run its signature, or
     /// because it asks for rows of a float64 table.
     NotNative,
-    /// A mapped file of the servable was truncated or became unreadable.
-    Damaged,
     /// The request has this fault: the edge refuses the request with the fault's code and text.
     Fault(BoxedFault),
 }

@@ -201,6 +201,18 @@ faults! {
     FailedPrecondition batch_outputs_differ() "Batched output tensors of one request differ in their shapes";
 }
 
+// Callers and paths of requests.
+faults! {
+    Unauthenticated no_credentials() "Valid credentials are required: Authorization: Bearer <token>, or a certificate.";
+    InvalidArgument malformed_path(method: &str, path: &str) "Malformed request: {method} {path}";
+    InvalidArgument no_version_number(version: &str) "Failed to convert version: {version} to numeric.";
+    InvalidArgument no_header_length(shown: &str) "Inference-Header-Content-Length: '{shown}' is not a length in bytes.";
+    ResourceExhausted body_too_long(size: u64, limit: usize) "The body of {size} bytes is over the limit of {limit} bytes.";
+    ResourceExhausted body_over_limit(limit: usize) "The body is over the limit of {limit} bytes.";
+    ResourceExhausted message_too_long(size: usize, limit: usize) "SERVER: Received message larger than max ({size} vs. {limit})";
+    DataLoss damaged(model: &str, version: i64) "The files of version {version} of model \"{model}\" were damaged while it was served.";
+}
+
 // Names of inputs and outputs.
 faults! {
     InvalidArgument no_features(signature: &str, features: Names)
@@ -264,6 +276,7 @@ faults! {
     InvalidArgument not_a_message(name: &str) "The request is not a valid {name} message.";
     InvalidArgument no_model_spec() "Missing ModelSpec";
     InvalidArgument no_model_name() "ModelSpec has no name specified.";
+    InvalidArgument unsupported_dtype(input: &str, dtype: &str) "input \"{input}\": dtype {dtype} is not supported.";
     InvalidArgument undecodable_tensor(input: &str) "tensor parsing error: {input}";
     InvalidArgument tensor_too_large(input: &str, shape: &str, size: &str, limit: usize)
         "tensor parsing error: {input}: shape {shape} has {size} elements, the limit is {limit}.";

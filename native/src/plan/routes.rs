@@ -39,7 +39,7 @@ pub struct ModelRoutes {
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Pairs of one of the model's labels, such as "stable", and the version number to which it points.
     pub labels: Vec<(String, i64)>,
-    /// Why no version of the model can answer; "" if one can, or if only the reference server knows.
+    /// Why no version of the model can answer; "" if one can.
     pub problem: String,
     /// The fraction of requests, from 0 to 1, that are written to the model's request log.
     pub log_rate: f64,
@@ -59,7 +59,6 @@ impl ModelRoutes {
         let wanted = match version {
             Version::Latest => match self.versions.first() {
                 Some((_, servable)) => return servable.as_ref().ok_or(Declined::NotNative),
-                None if self.problem.is_empty() => return Err(Declined::NotNative),
                 None => return Err(faults::not_ready(model, &self.problem).of_model(model).into()),
             },
             Version::Number(number) => number,

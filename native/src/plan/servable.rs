@@ -807,6 +807,13 @@ impl Servable {
         }
     }
 
+    /// Returns the error for a request whose answer was read from a damaged file.
+    #[must_use]
+    #[cold]
+    pub fn damaged(&self) -> BoxedFault {
+        faults::damaged(self.model(), self.version()).of_model(self.model())
+    }
+
     /// Says whether a mapped file of the servable is damaged. Call this after the last read of a row.
     #[must_use]
     pub fn is_damaged(&self) -> bool {

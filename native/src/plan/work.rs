@@ -262,11 +262,11 @@ impl<'s, 'r> Work<'s, 'r> {
     /// its ids to the counts. Call this after the last `fill`. Returns the tables whose rows could not all be read.
     ///
     /// # Errors
-    /// [`Declined::Damaged`]: the answer must not be sent.
+    /// A mapped file was damaged: the answer must not be sent.
     pub fn finish(self) -> Result<Vec<Instead>, Declined> {
         // The damage flag is checked after the last read of a row, because a damaged file reads as zeros.
         if self.servable.is_damaged() {
-            return Err(Declined::Damaged);
+            return Err(self.servable.damaged().into());
         }
         for &(vocabulary, count) in &self.unknown_keys {
             self.servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);

@@ -7,6 +7,7 @@ use crate::setup::{PREDICT, Setup, limits};
 use crate::{grpc, http};
 
 const PATH: &str = "/v1/models/m:predict";
+const NO_CREDENTIALS: &str = "Valid credentials are required: Authorization: Bearer <token>, or a certificate.";
 /// SHA-256 of "token".
 const DIGEST: &str = "3c469e9d6c5875d37a43f353d4f88e61fcf812c66eee3457465a40b0da4153e0";
 
@@ -37,7 +38,7 @@ async fn answered(setup: &Setup, headers: &[(&str, &str)]) -> [bool; 2] {
 }
 
 #[tokio::test]
-async fn the_core_answers_known_callers_and_forwards_all_others() {
+async fn the_core_answers_known_callers_and_refuses_all_others() {
     let access = callers(&[(DIGEST, "", "m")]);
     let setup = Setup::with(limits(), |config| config.access = Some(access)).await;
     for value in ["Bearer token", "bearer  token"] {
@@ -46,15 +47,23 @@ async fn the_core_answers_known_callers_and_forwards_all_others() {
     assert_eq!(setup.seen.calls.load(SeqCst), 0);
     let forged = [("x-embedding-server-names", "CN%3Aranker"), ("x-embedding-server-seal", "")];
     let twice = [("authorization", "Bearer token"), ("authorization", "Bearer token")];
+    let sender = grpc::connect(&setup).await;
     for headers in [&[][..], &[("authorization", "Bearer other")], &[("authorization", "Basic token")], &twice, &forged]
     {
-        assert_eq!(answered(&setup, headers).await, [false; 2], "{headers:?}");
-        let seen = setup.seen.headers.lock().unwrap().clone();
-        let num_sent = headers.iter().filter(|(name, _)| *name == "authorization").count();
-        assert_eq!(seen.get_all("authorization").iter().count(), num_sent);
-        assert!(!seen.contains_key("x-embedding-server-names"));
+        let reply = grpc::call(&sender, PREDICT, headers, grpc::framed(b"hello")).await.unwrap();
+        assert_eq!((reply.status(), reply.text()), ("16", NO_CREDENTIALS), "{headers:?}");
+        let mut sender = http::connect(&setup).await;
+        for _ in 0..2 {
+            // The connection stays open after a refusal, because the small body was read.
+            let answer = http::post(&mut sender, PATH, headers, "hello").await;
+            assert_eq!(
+                (answer.status().as_u16(), answer.headers()["www-authenticate"].as_bytes()),
+                (401, &b"Bearer"[..])
+            );
+            assert_eq!(answer.body(), &format!("{{\"error\":\"{NO_CREDENTIALS}\"}}"));
+        }
     }
-    assert_eq!(setup.count(|s| s.declined.clone(), "denied"), 10);
+    assert_eq!(setup.seen.calls.load(SeqCst), 0);
 }
 
 #[tokio::test]
@@ -69,10 +78,11 @@ async fn a_new_list_of_callers_holds_for_connections_that_are_open() {
     assert_eq!(ask().await, "core Predict 5 hello");
     // With the first list of callers, the caller may run only another model; with the second list, the caller's token
     // is unknown.
-    for access in [callers(&[(DIGEST, "", "other")]), callers(&[])] {
-        setup.server().set_access(access);
-        assert_eq!(ask().await, "hello");
-    }
+    setup.server().set_access(callers(&[(DIGEST, "", "other")]));
+    assert_eq!(ask().await, "hello");
+    setup.server().set_access(callers(&[]));
+    let headers = [("authorization", "Bearer token")];
+    assert_eq!(grpc::call(&sender, PREDICT, &headers, grpc::framed(b"hello")).await.unwrap().status(), "16");
     setup.server().set_access(callers(&[(DIGEST, "", "*")]));
     assert_eq!(ask().await, "core Predict 5 hello");
 }

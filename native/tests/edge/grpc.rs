@@ -151,7 +151,7 @@ async fn many_streams_get_their_own_answers() {
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
     }
-    assert_eq!(setup.count(|s| s.declined.clone(), "unusual"), 4 * 66);
+    assert_eq!(setup.count(|s| s.declined.clone(), "not_native"), 4 * 66);
     assert_eq!(setup.count(|s| s.forwarded.clone(), "grpc"), 4 * 66);
     assert_eq!(setup.server().statistics().bytes_in_flight, 0);
 }
@@ -174,17 +174,15 @@ async fn large_messages_and_answers_pass() {
 }
 
 #[tokio::test]
-async fn what_is_no_plain_message_is_forwarded_unchanged() {
+async fn what_is_no_plain_message_is_refused() {
     let setup = Setup::start().await;
     let sender = connect(&setup).await;
     let (plain, mut compressed) = (framed(b"x"), framed(b"x").to_vec());
     compressed[0] = 1;
     let too_large = [&[0, 1, 0, 0, 0][..], &[7; 100]].concat();
-    for data in [&too_large, &b"abc"[..], &plain[..4]] {
+    for (data, status) in [(&too_large[..], "8"), (b"abc", "12"), (&plain[..4], "12"), (b"\x02\0\0\0\x01x", "13")] {
         let reply = call(&sender, PREDICT, &[], Bytes::copy_from_slice(data)).await.unwrap();
-        assert_eq!((&reply.data[..], reply.status()), (data, "0"));
-        assert_eq!(reply.headers["x-from"], "reference");
-        assert_eq!(reply.trailers["x-trailer"], "kept");
+        assert_eq!((reply.status(), reply.headers.contains_key("x-from")), (status, false), "{data:?}");
     }
     for (data, status) in [(Bytes::new(), "12"), (Bytes::from(compressed), "13")] {
         let refused = call(&sender, PREDICT, &[], data).await.unwrap();
