@@ -108,7 +108,11 @@ REFUSED: dict[str, tuple[str, dict[str, Array], str]] = {
     "rows that differ": ("joined", {"a": np.array([3, 0, 4]), "b": np.array([1, 1])}, "Dimension"),
     "rows that can not be broadcast": ("added", {"a": np.array([3, 0, 4]), "b": np.array([1, 1])}, "Incompatible"),
     "a computed id without a row": ("parsed", {"a": strings(["3", "7"], ["-1", "4"])}, "indices[0,1] = 7 is not in"),
-    "a key that is no number": ("parsed", {"a": strings(["x"])}, "StringToNumberOp could not correctly convert string: x"),
+    "a key that is no number": (
+        "parsed",
+        {"a": strings(["x"])},
+        "StringToNumberOp could not correctly convert string: x",
+    ),
 }
 
 

@@ -233,7 +233,9 @@ fn elements<'a>(
         DataType::Uint64 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<u64>()?.to_le_bytes()))?,
         DataType::Int8 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<i8>()?.to_le_bytes()))?,
         DataType::Int16 => packed(cursor, capacity, |cursor| Ok(cursor.whole::<i16>()?.to_le_bytes()))?,
-        DataType::Float16 | DataType::Bfloat16 => return Err(Declined::Unusual),
+        DataType::Float16 | DataType::Bfloat16 | DataType::Complex64 | DataType::Complex128 => {
+            return Err(Declined::Unusual);
+        }
     })
 }
 
