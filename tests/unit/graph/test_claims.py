@@ -36,7 +36,7 @@ pytestmark = pytest.mark.tf
 SERVE = frozenset({"serve"})
 COMPILE = None
 if find_core() is not None:
-    from service.native.native_servable import compile_native as COMPILE  # noqa: N812
+    from service.native.native_servable import compile_native as COMPILE
 TAGS = LookupFeature("tag_values", "tag_splits", combiner="mean", trailing_empty_rows="cut")
 
 
