@@ -17,7 +17,7 @@ from service.types import INIT_SIGNATURE, SignatureSpec
 # The dtypes of tensors that the native core can read and write, as in native/src/plan/inputs.rs.
 CORE_DTYPES = frozenset(
     {
-        *("float16", "bfloat16", "float32", "float64", "bool", "string"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool", "string"),
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     }
 )

@@ -62,6 +62,10 @@ def write_tf2(tf: Any, folder: Path) -> None:
     def in_order(x: Any) -> Any:
         return {"dense": tf.sparse.to_dense(x)}
 
+    @function(tf.TensorSpec([None], tf.complex64), tf.TensorSpec([None], tf.complex128))
+    def conjugate(a: Any, b: Any) -> Any:
+        return {"a": tf.math.conj(a), "b": tf.math.conj(b)}
+
     bag = {"bag__values": whole, "bag__row_splits": whole, "bag__weights": tf.TensorSpec([None], tf.float32)}
 
     def bags(inputs: Any) -> Any:
@@ -89,6 +93,7 @@ def write_tf2(tf: Any, folder: Path) -> None:
         "ragged2": ragged2,
         "sparse": sparse,
         "in_order": in_order,
+        "conjugate": conjugate,
         "bags": weighted,
         "optional": optional,
     }
@@ -110,6 +115,7 @@ def write_tf1(tf: Any, folder: Path) -> None:
         a = v1.sparse_placeholder(tf.int64, [None, None], "a")
         words = v1.sparse_placeholder(tf.string, [None, None], "words")
         cube = v1.sparse_placeholder(tf.int64, [None, None, None], "cube")
+        small = v1.placeholder(tf.qint8, [None], "small")
         lengths = tf.strings.length(tf.sparse.to_dense(words, default_value=b""))
         both = {"dense": tf.sparse.to_dense(a), "lengths": lengths, "sum": tf.sparse.reduce_sum(a, 1)}
         build = v1.saved_model.build_signature_def
@@ -122,6 +128,7 @@ def write_tf1(tf: Any, folder: Path) -> None:
                 "both": build(
                     {"a": info(a), "words": info(words)}, {name: info(out) for name, out in both.items()}, predict
                 ),
+                "quantized": build({"x": info(small)}, {"y": info(tf.bitcast(small, tf.int8))}, predict),
                 "cube": build({"cube": info(cube)}, {"shape": info(tf.identity(cube.dense_shape))}, predict),
                 "sparse_output": build({"a": info(a)}, {"a": info(a), "sum": info(both["sum"])}, predict),
             },
@@ -262,14 +269,18 @@ REQUESTS: dict[str, tuple[str, dict[str, np.ndarray]]] = {
         },
     ),
     "bags without rows": ("bags", {"bag__values": np.array([], np.int64), "bag__row_splits": np.array([0])}),
+    "complex numbers": (
+        "conjugate",
+        {"a": np.array([1 + 2j, -0.5j], np.complex64), "b": np.array([1e300 + 1j, 0.25], np.complex128)},
+    ),
     "defaults": ("optional", {"x": floats(1, 2, 3)}),
     "one default": ("optional", {"x": floats(1, 2, 3), "name": strings(b"x", b"y", b"z")}),
     "no default": ("optional", {"x": floats(1, 2), "scale": np.array(4, np.float32), "name": strings(b"x", b"y")}),
 }
 
 
-# JSON has no form for a tensor of shape [0, 2].
-NOT_IN_JSON = "sparse, no values"
+# JSON has no form for a tensor of shape [0, 2], and none for complex numbers.
+NOT_IN_JSON = ("sparse, no values", "complex numbers")
 
 
 @pytest.mark.parametrize("request_of", list(REQUESTS))
@@ -279,7 +290,7 @@ def test_inputs_are_answered_or_refused_as_by_tensorflow(
     signature, inputs = REQUESTS[request_of]
     with nothing_forwarded(server):
         found = by_grpc(tf, server, "tf2", signature, inputs)
-        shown = None if request_of == NOT_IN_JSON else by_rest(server, "tf2", signature, inputs)
+        shown = None if request_of in NOT_IN_JSON else by_rest(server, "tf2", signature, inputs)
     try:
         wanted: Any = oracle(signature, DEFAULTS.get(signature, {}) | inputs)
     except tf.errors.OpError as error:
@@ -357,12 +368,25 @@ def test_tensors_that_no_request_or_answer_can_carry_are_refused(tf: Any, server
         answer = server.http.post("/v1/models/tf1:predict", json=body)
         return answer.status_code, answer.text
 
-    status, text = post("cube", inputs={"cube": [[[1]]]})
+    with nothing_forwarded(server):
+        status, text = post("quantized", inputs={"x": [1]})
+    assert status == 501 and 'run: \\"x\\" is qint8, which no request or answer can carry. Signatures that' in text
+    with nothing_forwarded(server):
+        status, text = post("cube", inputs={"cube": [[[1]]]})
     assert status == 501 and 'input \\"cube\\" is a sparse or composite tensor' in text
     rows = {"a__values": [4, 2], "a__row_splits": [0, 1, 2]}
     status, text = post("sparse_output", inputs=rows)
     assert status == 501 and 'Output \\"a\\" of signature' in text
-    assert post("sparse_output", inputs=rows, output_filter=["sum"])[0] in (200, 501)
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "tf1", "sparse_output"
+    request.output_filter.append("sum")
+    for name, numbers in rows.items():
+        request.inputs[name].ParseFromString(tf.make_tensor_proto(np.array(numbers)).SerializeToString())
+    data = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")(
+        request.SerializeToString(), timeout=PATIENCE_S
+    )
+    outputs = message_class("tensorflow.serving.PredictResponse").FromString(data).outputs
+    assert [(name, list(tensor.int64_val)) for name, tensor in outputs.items()] == [("sum", [4, 2])]
     notices = server.http.get("/v1/statusz").json()["attention"]
     told = [one["message"] for one in notices if "cube" in one["message"]]
     assert told == ['version 1: the native core does not run cube: input "cube" is a sparse or composite tensor']

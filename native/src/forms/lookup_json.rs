@@ -27,7 +27,7 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
         Parsed::Whole(document) => &document.signature_name,
     };
     let name = if name.is_empty() { DEFAULT_SIGNATURE } else { name };
-    let index = servable.find_signature(name, "", false)?;
+    let index = servable.find_signature(name, "", false, version == Version::Latest)?;
     let signature = &servable.signatures()[index];
     let run = || {
         let inputs = match parsed {

@@ -17,7 +17,8 @@ use self::explain::InferDocument;
 use self::request::{Request, Result};
 use super::json::floats::{self, NonFinite};
 use super::oip_binary::{
-    SIGNATURE_PARAMETER, append_binary, append_numbers, binary_size, datatype_of, find, inputs_and_outputs,
+    SIGNATURE_PARAMETER, append_binary, append_numbers, binary_size, check_datatypes, datatype_of, find,
+    inputs_and_outputs,
 };
 use super::record::Recording;
 use super::{Answered, Call, Version};
@@ -92,6 +93,7 @@ fn run(
     let recording = Recording::begin(call, servable, signature_index, &inputs, &wanted);
     let began = started;
     let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
+    check_datatypes(signature, work.outputs())?;
     let mut ran = started.elapsed();
     if call.effort == Effort::Small && json_numbers(&work, &formats) > SMALL_JSON_NUMBERS {
         return Err(Declined::TooLarge);

@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 use super::built_size::{check_num_messages, check_num_strings};
 use super::oip_binary::{
-    REFUSED_PARAMETERS, SIGNATURE_PARAMETER, append_binary, binary_size, binary_tensor, booleans, checked_shape,
-    datatype_of, dtype_of, find, inputs_and_outputs, version,
+    REFUSED_PARAMETERS, SIGNATURE_PARAMETER, append_binary, binary_size, binary_tensor, booleans, check_datatypes,
+    checked_shape, datatype_of, dtype_of, find, inputs_and_outputs, version,
 };
 use super::protobuf::{
     Fields, Value, delimited_len, extend_varints, read_varint, varint_len, write_delimited, write_delimited_header,
@@ -64,6 +64,7 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
     let started = Instant::now();
     let recording = Recording::begin(call, servable, signature_index, &inputs, &wanted);
     let mut work = Work::prepare(servable, signature_index, inputs, &wanted, call.effort, call.max_response_bytes)?;
+    check_datatypes(signature, work.outputs())?;
     let rows = work.rows();
 
     let outputs: SmallVec<[Output<'_>; 8]> = work
@@ -347,7 +348,7 @@ fn typed_tensor<'a>(input: &str, dtype: DataType, sizes: &[i64], contents: &'a [
         DataType::Float32 => (6, "fp32_contents"),
         DataType::Float64 => (7, "fp64_contents"),
         DataType::String => (8, "bytes_contents"),
-        DataType::Float16 | DataType::Bfloat16 => {
+        DataType::Float16 | DataType::Bfloat16 | DataType::Complex64 | DataType::Complex128 => {
             return Err(faults::no_contents_field(input, datatype_of(dtype)).into());
         }
     };

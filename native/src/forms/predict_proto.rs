@@ -45,7 +45,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
 fn answer_plain(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     let spec = ModelSpec::of_request(message)?;
     let servable = call.find(spec.model, spec.version)?;
-    let index = servable.find_signature(spec.signature, "", false)?;
+    let index = servable.find_signature(spec.signature, "", false, spec.version == Version::Latest)?;
     let run = || run(call, message, servable, index).map_err(|declined| declined.of_message(REQUEST));
     run().map_err(|declined| declined.at(|| servable.subject(index)))
 }

@@ -119,7 +119,8 @@ pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance)
     if number == 0 || number > REF_OFFSET {
         return Err(faults::undecodable_tensor(name).into());
     }
-    let dtype = DataType::of_number(number).ok_or_else(|| faults::unsupported_dtype(name, proto_name(number)))?;
+    let unsupported = || faults::dtype_not_supported(name, proto_name(number));
+    let dtype = DataType::of_number(number).ok_or_else(unsupported)?;
     let undecodable = || Declined::from(faults::undecodable_tensor(name));
     let (dims, size) = read_shape(name, proto.shape, allowance.elements)?;
     allowance.elements -= size;
@@ -153,31 +154,30 @@ pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance)
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns the name in `types.proto` of a dtype that the core lacks.
+/// Returns the name in `types.proto` of a dtype that no request can carry.
+///
+/// Source: `tensorflow/core/framework/types.proto` (2.21).
 fn proto_name(number: u64) -> &'static str {
-    const NAMES: [(u64, &str); 20] = [
-        (8, "DT_COMPLEX64"),
-        (11, "DT_QINT8"),
-        (12, "DT_QUINT8"),
-        (13, "DT_QINT32"),
-        (15, "DT_QINT16"),
-        (16, "DT_QUINT16"),
-        (18, "DT_COMPLEX128"),
-        (20, "DT_RESOURCE"),
-        (21, "DT_VARIANT"),
-        (24, "DT_FLOAT8_E5M2"),
-        (25, "DT_FLOAT8_E4M3FN"),
-        (26, "DT_FLOAT8_E4M3FNUZ"),
-        (27, "DT_FLOAT8_E4M3B11FNUZ"),
-        (28, "DT_FLOAT8_E5M2FNUZ"),
-        (29, "DT_INT4"),
-        (30, "DT_UINT4"),
-        (31, "DT_INT2"),
-        (32, "DT_UINT2"),
-        (33, "DT_FLOAT4_E2M1FN"),
-        (0, "DT_INVALID"),
-    ];
-    NAMES.iter().find(|(known, _)| *known == number).map_or("DT_INVALID", |(_, name)| name)
+    match number {
+        11 => "DT_QINT8",
+        12 => "DT_QUINT8",
+        13 => "DT_QINT32",
+        15 => "DT_QINT16",
+        16 => "DT_QUINT16",
+        20 => "DT_RESOURCE",
+        21 => "DT_VARIANT",
+        24 => "DT_FLOAT8_E5M2",
+        25 => "DT_FLOAT8_E4M3FN",
+        26 => "DT_FLOAT8_E4M3FNUZ",
+        27 => "DT_FLOAT8_E4M3B11FNUZ",
+        28 => "DT_FLOAT8_E5M2FNUZ",
+        29 => "DT_INT4",
+        30 => "DT_UINT4",
+        31 => "DT_INT2",
+        32 => "DT_UINT2",
+        33 => "DT_FLOAT4_E2M1FN",
+        _ => "DT_INVALID",
+    }
 }
 
 /// Returns the number of the `TensorProto` field that has the values of a dtype, given by its number; None for a dtype
@@ -194,8 +194,10 @@ fn field_of_values(dtype: DataType) -> u32 {
         DataType::Float64 => 6,
         DataType::Int32 | DataType::Int16 | DataType::Int8 | DataType::Uint8 | DataType::Uint16 => 7,
         DataType::String => STRING_VAL,
+        DataType::Complex64 => 9,
         DataType::Int64 => 10,
         DataType::Bool => 11,
+        DataType::Complex128 => 12,
         DataType::Float16 | DataType::Bfloat16 => 13,
         DataType::Uint32 => 16,
         DataType::Uint64 => 17,
@@ -307,13 +309,19 @@ fn read_values<'a>(
     too_many: &TooManyValues<'_>,
 ) -> Result<Data<'a>, Declined> {
     match dtype {
-        DataType::Float32 | DataType::Float64 => {
+        DataType::Float32 | DataType::Float64 | DataType::Complex64 | DataType::Complex128 => {
             let width = dtype.size();
+            let of_part = if dtype.is_complex() { width / 2 } else { width };
             match proto.piece {
                 Some(Value::Delimited(packed)) if proto.num_pieces == 1 && packed.len() == size * width => {
                     Ok(Data::Raw(packed))
                 }
-                _ => repeat_last_bytes(fixed_values(proto, width)?, width, size, allowance, too_many),
+                _ => {
+                    let mut bytes = fixed_values(proto, of_part)?;
+                    // As in TensorFlow, a part of a complex number without its other part is ignored.
+                    bytes.truncate(bytes.len() - bytes.len() % width);
+                    repeat_last_bytes(bytes, width, size, allowance, too_many)
+                }
             }
         }
         DataType::String => {
@@ -460,7 +468,7 @@ impl MessageLayout {
                 (Values::Strings, lengths.sum())
             }
             _ if as_content => (Values::Raw(CONTENT, num_bytes), delimited_len(CONTENT, num_bytes)),
-            DataType::Float32 | DataType::Float64 | DataType::Bool => {
+            DataType::Float32 | DataType::Float64 | DataType::Bool | DataType::Complex64 | DataType::Complex128 => {
                 (Values::Raw(field, num_bytes), delimited_len(field, num_bytes))
             }
             dtype => {

@@ -28,7 +28,7 @@ pub fn answer<'a>(call: &Call<'_>, model: &str, version: Version<'_>, body: &'a 
         Parsed::Plain(parsed) => (&*parsed.signature_name, parsed.is_by_row),
         Parsed::Whole(document) => (&*document.signature_name, document.is_by_row()),
     };
-    let index = servable.find_signature(name, "", true)?;
+    let index = servable.find_signature(name, "", true, version == Version::Latest)?;
     let signature = &servable.signatures()[index];
     signature.check_effort(call.effort)?;
     let layout = if is_by_row { JsonLayout::Rows } else { JsonLayout::Columns };

@@ -276,7 +276,7 @@ faults! {
     InvalidArgument not_a_message(name: &str) "The request is not a valid {name} message.";
     InvalidArgument no_model_spec() "Missing ModelSpec";
     InvalidArgument no_model_name() "ModelSpec has no name specified.";
-    InvalidArgument unsupported_dtype(input: &str, dtype: &str) "input \"{input}\": dtype {dtype} is not supported.";
+    InvalidArgument dtype_not_supported(input: &str, dtype: &str) "input \"{input}\": dtype {dtype} is not supported.";
     InvalidArgument undecodable_tensor(input: &str) "tensor parsing error: {input}";
     InvalidArgument tensor_too_large(input: &str, shape: &str, size: &str, limit: usize)
         "tensor parsing error: {input}: shape {shape} has {size} elements, the limit is {limit}.";
@@ -357,6 +357,8 @@ faults! {
         "Encountered list at unexpected size: {size} at level: {level} expected size: {wanted}";
     InvalidArgument wrong_leaf(shown: &str, kind: &str, dtype: &str)
         "JSON Value: {shown} Type: {kind} is not of expected type: {dtype}";
+    Unimplemented no_json_form(shown: &str, dtype: &str) "Conversion of JSON Value: {shown} to type: {dtype}";
+    InvalidArgument output_without_json(dtype: &str) "Failed to write JSON value for tensor type: {dtype}";
     InvalidArgument tensor_size(wanted: usize, size: usize) "Expecting tensor size: {wanted} but got: {size}";
     InvalidArgument tensor_shape(wanted: &str, shape: &str) "Expecting shape {wanted} but got: {shape}";
     InvalidArgument nested_over(limit: usize) "lists are nested over {limit} deep.";
@@ -409,6 +411,8 @@ faults! {
         "input \"{input}\": it has contents beside raw_input_contents; send one of the two.";
     InvalidArgument no_contents_field(input: &str, datatype: &str)
         "input \"{input}\": {datatype} has no contents field, send it as raw_input_contents.";
+    InvalidArgument output_without_datatype(output: &str, dtype: &str)
+        "output \"{output}\": {dtype} has no datatype in this protocol; ask for the other outputs only, or use TensorFlow Serving's gRPC API.";
     InvalidArgument output_not_utf8(output: &str)
         "output \"{output}\": it holds bytes that are not UTF-8, which JSON can not carry; ask for it with the parameter \"binary_data\": true.";
 }

@@ -18,10 +18,12 @@ pub enum DataType {
     Int16 = 5,
     Int8 = 6,
     String = 7,
+    Complex64 = 8,
     Int64 = 9,
     Bool = 10,
     Bfloat16 = 14,
     Uint16 = 17,
+    Complex128 = 18,
     Float16 = 19,
     Uint32 = 22,
     Uint64 = 23,
@@ -36,8 +38,15 @@ impl DataType {
             DataType::Uint8 | DataType::Int8 | DataType::Bool => 1,
             DataType::Int16 | DataType::Bfloat16 | DataType::Uint16 | DataType::Float16 => 2,
             DataType::Float32 | DataType::Int32 | DataType::Uint32 => 4,
-            DataType::Float64 | DataType::Int64 | DataType::Uint64 => 8,
+            DataType::Float64 | DataType::Int64 | DataType::Uint64 | DataType::Complex64 => 8,
+            DataType::Complex128 => 16,
         }
+    }
+
+    /// Says whether the dtype's numbers are pairs of floats, for which JSON and the Open Inference Protocol have no form.
+    #[must_use]
+    pub fn is_complex(self) -> bool {
+        matches!(self, DataType::Complex64 | DataType::Complex128)
     }
 
     /// Returns the dtype's name, as `TensorSpec.dtype` of service/types.py has it.
@@ -51,6 +60,8 @@ impl DataType {
             DataType::Int16 => "int16",
             DataType::Int8 => "int8",
             DataType::String => "string",
+            DataType::Complex64 => "complex64",
+            DataType::Complex128 => "complex128",
             DataType::Int64 => "int64",
             DataType::Bool => "bool",
             DataType::Bfloat16 => "bfloat16",
@@ -99,10 +110,12 @@ impl DataType {
             5 => DataType::Int16,
             6 => DataType::Int8,
             7 => DataType::String,
+            8 => DataType::Complex64,
             9 => DataType::Int64,
             10 => DataType::Bool,
             14 => DataType::Bfloat16,
             17 => DataType::Uint16,
+            18 => DataType::Complex128,
             19 => DataType::Float16,
             22 => DataType::Uint32,
             23 => DataType::Uint64,

@@ -682,12 +682,18 @@ impl Servable {
         faults::Subject { model: self.model().to_owned(), version: Some(self.version()), signature: name }
     }
 
-    /// Returns the index of a signature, by the rules of [`Servable::signature`].
+    /// Returns the index of a signature, by the rules of [`Servable::signature`]. `is_latest`: the request names no version.
     ///
     /// # Errors
     /// [`Declined::Fault`]: the version has no such signature, or no request can run it; `of_rest` chooses the text, see
     /// [`faults::unknown_signature`]. [`Declined::NotNative`]: only the reference server runs the signature.
-    pub fn find_signature(&self, name: &str, fallback: &str, of_rest: bool) -> Result<usize, Declined> {
+    pub fn find_signature(
+        &self,
+        name: &str,
+        fallback: &str,
+        of_rest: bool,
+        is_latest: bool,
+    ) -> Result<usize, Declined> {
         if let Some(index) = self.signature(name, fallback) {
             return Ok(index);
         }
@@ -714,7 +720,11 @@ impl Servable {
             WhyNot::Initializes => faults::init_signature(&found.name),
             WhyNot::NoTensorflow => faults::no_tensorflow(&found.name, &found.reason, runnable()),
             WhyNot::CanNotRun => faults::signature_not_run(&found.name, &found.reason, runnable()),
-            WhyNot::Loading => faults::only_lookups(self.model(), self.version()),
+            WhyNot::Loading if is_latest => faults::only_lookups(self.model(), self.version()),
+            // While the version is LOADING, only its lookups are there.
+            WhyNot::Loading => {
+                return Err(faults::unknown_version(self.model(), self.version()).of_model(self.model()).into());
+            }
         };
         let subject = faults::Subject {
             model: self.model().to_owned(),

@@ -511,6 +511,7 @@ fn leaves<'a>(name: &str, lists: &[Items<'_, 'a>], wanted: Wanted, dims: Dims) -
         D::String => is_string(item),
         D::Bool => matches!(item, Json::Bool(_)),
         D::Float16 | D::Bfloat16 | D::Float32 | D::Float64 => matches!(item, Json::Int(_) | Json::Float(_)),
+        D::Complex64 | D::Complex128 => false,
         _ => matches!(item, Json::Int(_)),
     };
     if let Some(wrong) = flat().find(|item| !is_allowed(item)) {
@@ -545,6 +546,7 @@ fn leaves<'a>(name: &str, lists: &[Items<'_, 'a>], wanted: Wanted, dims: Dims) -
         D::Float16 | D::Bfloat16 => Data::Bytes(floats().flat_map(|number| small_float(dtype, number)).collect()),
         D::Float32 => Data::Floats(floats().map(|number| number as f32).collect()),
         D::Float64 => Data::Bytes(floats().flat_map(f64::to_le_bytes).collect()),
+        D::Complex64 | D::Complex128 => Data::Bytes(Vec::new()),
         _ => integers(name, dtype, flat())?,
     };
     Ok(Tensor { dtype, dims, data })
@@ -777,6 +779,9 @@ fn refuse_values(
 
 fn refuse_leaf(value: &Json<'_>, dtype: DataType) -> std::result::Result<(), BoxedFault> {
     use DataType as D;
+    if dtype.is_complex() {
+        return Err(faults::no_json_form(&shown(value), dtype.graph_name()));
+    }
     let fits = match (dtype, value) {
         (D::String, Json::Object(_)) => return from_base64(value).map(drop),
         (D::String, Json::Text(_))

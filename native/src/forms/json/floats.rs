@@ -182,13 +182,13 @@ pub fn write_string(text: &str, out: &mut Vec<u8>) {
 /// written without a list.
 ///
 /// `bytes` has the tensor's numbers, little-endian. Returns false and appends nothing for dtype string, which
-/// [`write_strings`] writes.
+/// [`write_strings`] writes, and for complex numbers.
 ///
 /// # Panics
 /// `bytes` has fewer numbers than `dims` says.
 pub fn write_numbers(dtype: DataType, dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) -> bool {
     match dtype {
-        DataType::String => return false,
+        DataType::String | DataType::Complex64 | DataType::Complex128 => return false,
         DataType::Float32 => write_elements::<f32>(dims, bytes, non_finite, out),
         DataType::Float64 => write_elements::<f64>(dims, bytes, non_finite, out),
         DataType::Float16 => write_elements::<Float16>(dims, bytes, non_finite, out),

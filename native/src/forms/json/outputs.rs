@@ -149,6 +149,9 @@ fn values(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape) -> Result<
             Err(Declined::NotNative)
         };
     }
+    if shape.dtype.is_complex() {
+        return Err(faults::output_without_json(shape.dtype.graph_name()).into());
+    }
     let num_bytes = shape.num_bytes();
     let mut bytes = Vec::with_capacity(num_bytes);
     work.fill(index, &mut bytes.spare_capacity_mut()[..num_bytes])?;

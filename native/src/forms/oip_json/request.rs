@@ -237,6 +237,9 @@ fn elements<'a>(
         DataType::Float16 | DataType::Bfloat16 => {
             packed(cursor, capacity, |cursor| Ok(small_float(dtype, cursor.float()?)))?
         }
+        DataType::Complex64 | DataType::Complex128 => {
+            return Err(Declined::Unusual);
+        }
     })
 }
 
