@@ -54,10 +54,9 @@ impl Servable {
         let batcher = batcher.map(|batcher| batcher.get().inner.clone());
         let open = |graph: &serde_json::Value| towers::open(graph, batcher.as_ref());
         let compiled = plan::Servable::compile(description, memory, &open);
+        let clusters = clusters.map(|clusters| &clusters.get().inner);
+        let compiled = compiled.and_then(|compiled| compiled.with_clusters(clusters));
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
-        if let Some(clusters) = clusters {
-            compiled = compiled.with_clusters(&clusters.get().inner);
-        }
         if let Some(pager) = pager {
             compiled = compiled.with_pager(&pager.get().inner)?;
         }

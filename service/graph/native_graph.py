@@ -36,7 +36,7 @@ def native_tower(
         elif not isinstance(source, ComputedRows) and not _reads_integers(cut.spec, plan):
             return PythonOnly(f'ids "{plan.feature.ids}" or their row splits are neither int64 nor int32')
         plans[tensor] = plan
-    if any(tensor in names for names in sparse.values() for tensor in cut.inputs | cut.id_inputs):
+    if any(tensor in names for names in sparse.values() for tensor in cut.inputs | cut.inputs_apart | cut.id_inputs):
         return PythonOnly("its graph has sparse inputs")
     numbers = {tensor: number for number, tensor in enumerate(plans)}
     widths = {tensor: _width(source) for tensor, source in cut.sources.items()}
@@ -48,6 +48,15 @@ def native_tower(
         }
         for tensor, value in cut.fed.items()
     ]
+    apart = None
+    if any(len(value.parts) > 1 or value.shape is not None for value in cut.fed.values()):
+        apart = {
+            "rows": [
+                {"tensor": tensor, "parts": [{"feature": number, "width": widths[tensor]}], "shape": None}
+                for tensor, number in numbers.items()
+            ],
+            "inputs": _fed_inputs(cut.spec, cut.inputs_apart),
+        }
     computing = None
     if cut.id_tensors:
         computing = {
@@ -59,12 +68,13 @@ def native_tower(
         "session": tower.session_number,
         "computing": computing,
         "rows": rows,
+        "apart": apart,
         "inputs": _fed_inputs(cut.spec, cut.inputs),
         "outputs": [cut.outputs[name] for name in cut.spec.outputs],
         "targets": list(cut.effects),
         "batching": None,
     }
-    fed = cut.inputs | cut.id_inputs
+    fed = cut.inputs | cut.inputs_apart | cut.id_inputs
     return _graph(cut.spec, NativeGraph(tuple(plans.values()), document, cut.id_tensors, vocabularies), fed)
 
 

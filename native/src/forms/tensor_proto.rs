@@ -4,7 +4,6 @@
 //! Source: `tensorflow/core/framework/{tensor,tensor_shape}.proto` and `Tensor::FromProto` in tensor.cc (2.21).
 
 use std::borrow::Cow;
-use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
@@ -105,17 +104,45 @@ impl<'a> TensorProto<'a> {
     }
 }
 
+/// Returns the name of a dtype without a [`DataType`], by its enum value in `types.proto` of TensorFlow 2.21.
+fn proto_name(number: u64) -> &'static str {
+    match number {
+        8 => "DT_COMPLEX64",
+        11 => "DT_QINT8",
+        12 => "DT_QUINT8",
+        13 => "DT_QINT32",
+        15 => "DT_QINT16",
+        16 => "DT_QUINT16",
+        18 => "DT_COMPLEX128",
+        20 => "DT_RESOURCE",
+        21 => "DT_VARIANT",
+        24 => "DT_FLOAT8_E5M2",
+        25 => "DT_FLOAT8_E4M3FN",
+        26 => "DT_FLOAT8_E4M3FNUZ",
+        27 => "DT_FLOAT8_E4M3B11FNUZ",
+        28 => "DT_FLOAT8_E5M2FNUZ",
+        29 => "DT_INT4",
+        30 => "DT_UINT4",
+        31 => "DT_INT2",
+        32 => "DT_UINT2",
+        33 => "DT_FLOAT4_E2M1FN",
+        _ => "DT_INVALID",
+    }
+}
+
 /// Parses the tensor of one input of a request, and lowers the request's allowance of elements.
 ///
 /// # Errors
 /// [`Declined::Fault`]: the tensor's dtype, shape and values contradict each other. [`Declined::Malformed`]: the bytes
-/// are no such message. [`Declined::Unusual`] and [`Declined::NotNative`]: only the reference server reads such a tensor.
+/// are no such message. [`Declined::Unusual`]: only the reference server reads such a tensor.
 pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance) -> Result<Tensor<'a>, Declined> {
     let (number, proto) = TensorProto::read(message)?;
     if number == 0 || number > REF_OFFSET {
         return Err(faults::undecodable_tensor(name).into());
     }
-    let dtype = DataType::of_number(number).ok_or(Declined::NotNative)?;
+    let Some(dtype) = DataType::of_number(number) else {
+        return Err(faults::dtype_not_supported(name, proto_name(number)).into());
+    };
     let undecodable = || Declined::from(faults::undecodable_tensor(name));
     let (dims, size) = read_shape(name, proto.shape, allowance.elements)?;
     allowance.elements -= size;
@@ -467,8 +494,7 @@ fn dim_len(size: usize) -> usize {
 /// Looks up the numbers of an output, and appends their `num_bytes` bytes to `to`.
 fn fill(work: &mut Work<'_, '_>, index: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
     to.reserve(num_bytes);
-    let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::NotNative)?;
-    work.fill(index, buffer)?;
+    work.fill(index, &mut to.spare_capacity_mut()[..num_bytes])?;
     // SAFETY: `to` has `num_bytes` reserved bytes, and Work::fill has written them, so the vector may grow by this
     // length.
     unsafe { to.set_len(to.len() + num_bytes) };

@@ -28,8 +28,8 @@ pub enum Declined {
     Malformed,
     /// The request is sampled for a trace or a request log, which only the reference servers write.
     Drawn,
-    /// Only the reference servers can answer the request, for example because the core does not run its signature, or
-    /// because it asks for rows of a float64 table.
+    /// Only the reference servers can answer the request, for example because the core does not run its signature. No
+    /// lookup is declined so.
     NotNative,
     /// A mapped file of the servable was truncated or became unreadable.
     Damaged,

@@ -20,6 +20,10 @@ pub struct GraphDescription {
     /// Names of operations that must run with the fetches of each request, such as assertions, which may refuse the
     /// request.
     pub targets: Vec<String>,
+    /// The feeds of a run for a request whose features differ in their number of rows; None if no tensor joins or
+    /// reshapes rows.
+    #[serde(default)]
+    pub apart: Option<ApartDescription>,
     /// The batching parameters of the signature (`batching::Parameters`); None: each request runs by itself.
     pub batching: Option<serde_json::Value>,
 }
@@ -35,6 +39,16 @@ pub struct ComputingDescription {
     pub ids: Vec<String>,
     /// Names of tensors, other than ids, that the first run of the graph fetches and that are fed to the second run.
     pub carried: Vec<String>,
+}
+
+/// The feeds of a run that joins and reshapes rows in the graph, which refuses or broadcasts them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApartDescription {
+    /// For each feature, the tensor to which its vectors are fed.
+    pub rows: Vec<FedRows>,
+    /// Tensors of the graph to which inputs of the request are fed.
+    pub inputs: Vec<FedInput>,
 }
 
 /// A tensor that is fed the vectors of one or several features, side by side.

@@ -28,7 +28,8 @@ pub struct Tower {
     description: GraphDescription,
     /// The callable that computes ids; None if requests have all ids.
     computing: Option<Callable>,
-    callables: RwLock<HashMap<OutputIndexes, Arc<Callable>>>,
+    /// The callables by the outputs that they fetch, and whether they are fed the rows of each feature apart.
+    callables: RwLock<HashMap<(OutputIndexes, bool), Arc<Callable>>>,
 }
 
 impl fmt::Debug for Tower {
@@ -56,7 +57,7 @@ pub fn open(description: &serde_json::Value, batcher: Option<&Batcher>) -> Resul
     // The callable of all outputs is made when the version loads, so that the load fails, and not the first request, if
     // the graph lacks an output or feed.
     let all = (0..tower.description.outputs.len()).collect();
-    tower.callable(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
+    tower.callable(&(all, false)).map_err(|_| format!("session {number} has not all tensors of the description"))?;
     let batching = tower.description.batching.clone();
     match (batcher, batching) {
         (Some(batcher), Some(parameters)) => batcher.wrap(Box::new(tower), &parameters),
@@ -73,12 +74,14 @@ impl GraphDescription {
 impl Tower {
     /// Returns the callable that fetches these outputs, whose indexes are sorted; prepares it at the first request for
     /// them. Declines further sets of outputs once [`MAX_CALLABLES`] callables are kept.
-    fn callable(&self, wanted: &OutputIndexes) -> Result<Arc<Callable>, Declined> {
-        let known = self.callables.read().unwrap_or_else(PoisonError::into_inner).get(wanted).cloned();
+    fn callable(&self, key: &(OutputIndexes, bool)) -> Result<Arc<Callable>, Declined> {
+        let known = self.callables.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
         if let Some(callable) = known {
             return Ok(callable);
         }
-        let GraphDescription { computing, rows, inputs, outputs, targets, .. } = &self.description;
+        let GraphDescription { computing, outputs, targets, .. } = &self.description;
+        let (wanted, is_apart) = key;
+        let (rows, inputs) = self.feeds(*is_apart).ok_or(Declined::NotNative)?;
         let rows = rows.iter().map(|fed| fed.tensor.as_str());
         let carried = computing.iter().flat_map(|part| &part.carried).map(String::as_str);
         let feeds: Vec<_> = rows.chain(carried).chain(inputs.iter().map(|fed| fed.tensor.as_str())).collect();
@@ -87,10 +90,18 @@ impl Tower {
         let targets: Vec<_> = targets.iter().map(String::as_str).collect();
         let callable = self.session.callable(&feeds, &fetches, &targets).map_err(|_| Declined::NotNative)?;
         let mut callables = self.callables.write().unwrap_or_else(PoisonError::into_inner);
-        if callables.len() >= MAX_CALLABLES && !callables.contains_key(wanted) {
+        if callables.len() >= MAX_CALLABLES && !callables.contains_key(key) {
             return Err(Declined::NotNative);
         }
-        Ok(Arc::clone(callables.entry(wanted.clone()).or_insert_with(|| Arc::new(callable))))
+        Ok(Arc::clone(callables.entry(key.clone()).or_insert_with(|| Arc::new(callable))))
+    }
+
+    /// Returns the tensors that a run is fed rows, and those that it is fed inputs; None if rows are never fed apart.
+    fn feeds(&self, is_apart: bool) -> Option<(&[FedRows], &[FedInput])> {
+        if is_apart {
+            return self.description.apart.as_ref().map(|apart| (&*apart.rows, &*apart.inputs));
+        }
+        Some((&self.description.rows, &self.description.inputs))
     }
 
     /// Runs the part of the graph that computes ids; returns the id tensors, and the other tensors that the second run
@@ -167,18 +178,23 @@ impl plan::Graph for Tower {
         // The output indexes are sorted, so that requests for the same outputs in another order use the same callable.
         let mut sorted: OutputIndexes = wanted.iter().copied().collect();
         sorted.sort_unstable();
-        let callable = self.callable(&sorted)?;
         let (computed, carried) = self.compute_ids(signature, inputs, effort)?;
         let mut features = Features::new(servable, signature, inputs, computed)?;
         // All shapes and inputs are validated first, so that an invalid request does not wait for rows of clusters.
-        let fed_rows = self.description.rows.iter().map(|fed| fed_dims(&features, fed).map(|dims| (fed, dims)));
-        let fed_rows = fed_rows.collect::<Result<Vec<_>, Declined>>()?;
-        let mut fed_inputs = Vec::with_capacity(self.description.inputs.len());
-        self.feed_inputs(&mut fed_inputs, &self.description.inputs, signature, inputs)?;
+        let dims_of =
+            |rows: &[FedRows]| rows.iter().map(|fed| fed_dims(&features, fed)).collect::<Result<Option<_>, _>>();
+        let joined: Option<Vec<Dims>> = dims_of(&self.description.rows)?;
+        let is_apart = joined.is_none();
+        let key = (sorted, is_apart);
+        let callable = self.callable(&key)?;
+        let (rows, of_inputs) = self.feeds(is_apart).ok_or(Declined::NotNative)?;
+        let dims = if let Some(dims) = joined { dims } else { dims_of(rows)?.ok_or(Declined::NotNative)? };
+        let mut fed_inputs = Vec::with_capacity(of_inputs.len());
+        self.feed_inputs(&mut fed_inputs, of_inputs, signature, inputs)?;
         features.read_remote(effort)?;
-        let mut feeds = Vec::with_capacity(fed_rows.len() + carried.len() + fed_inputs.len());
-        for (fed, dims) in fed_rows {
-            feeds.push(self.rows_tensor(&features, fed, &dims)?);
+        let mut feeds = Vec::with_capacity(rows.len() + carried.len() + fed_inputs.len());
+        for (fed, dims) in rows.iter().zip(&dims) {
+            feeds.push(self.rows_tensor(&features, fed, dims)?);
         }
         feeds.extend(carried);
         feeds.extend(fed_inputs);
@@ -188,43 +204,31 @@ impl plan::Graph for Tower {
         let fetched = ran.map_err(|error| refused(signature, inputs, &error)).and_then(graph_outputs)?;
         drop(permit);
         features.count_unknown_keys();
-        let mut outputs: HashMap<usize, GraphOutput> = sorted.iter().copied().zip(fetched).collect();
+        let mut outputs: HashMap<usize, GraphOutput> = key.0.iter().copied().zip(fetched).collect();
         let ran = wanted.iter().map(|number| outputs.remove(number));
         Ok((ran.collect::<Option<_>>().ok_or(Declined::NotNative)?, features.instead()))
     }
 }
 
-/// Returns the shape of one tensor to which vectors of features are fed.
-fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Dims, Declined> {
-    if let [part] = fed.parts[..] {
-        let vectors = features.dims(part.feature, false)?;
-        let Some(shape) = &fed.shape else { return Ok(vectors) };
-        let width = product(vectors.get(1..).unwrap_or_default())?;
-        if part.width != Some(width) || product(shape)? != width {
-            return Err(Declined::NotNative);
-        }
-        return Ok(vectors.iter().take(1).chain(shape).copied().collect());
-    }
-    let shape = fed.shape.as_ref().ok_or(Declined::NotNative)?;
+/// Returns the shape of one tensor to which vectors of features are fed; None if they do not fit, so that the graph must
+/// join or reshape them.
+fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Option<Dims>, Declined> {
+    let Some(shape) = &fed.shape else {
+        let [part] = fed.parts[..] else { return Ok(None) };
+        return features.dims(part.feature, false).map(Some);
+    };
     let mut rows = None;
     let mut width = 0_usize;
     for part in &fed.parts {
         let vectors = features.dims(part.feature, true)?;
-        // A request whose features differ in their number of rows is declined: the reference server runs the graph, so
-        // that the client gets the graph's error.
-        let [of_part, numbers] = vectors[..] else {
-            return Err(Declined::NotNative);
-        };
+        let [of_part, numbers] = vectors[..] else { return Ok(None) };
         if part.width != Some(numbers) || *rows.get_or_insert(of_part) != of_part {
-            return Err(Declined::NotNative);
+            return Ok(None);
         }
-        width = width.checked_add(numbers).ok_or(Declined::NotNative)?;
+        width = width.saturating_add(numbers);
     }
-    let rows = rows.ok_or(Declined::NotNative)?;
-    if product(shape)? != width {
-        return Err(Declined::NotNative);
-    }
-    Ok([rows].into_iter().chain(shape.iter().copied()).collect())
+    let fits = product(shape)? == width;
+    Ok(rows.filter(|_| fits).map(|rows| [rows].into_iter().chain(shape.iter().copied()).collect()))
 }
 
 /// Looks up the vectors that one tensor of shape `dims` is fed; returns their dtype, and the vectors in a new buffer.

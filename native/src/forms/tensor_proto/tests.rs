@@ -291,8 +291,11 @@ fn unusual_tensors_are_declined() {
     for (case, tensor) in cases {
         assert_eq!(read(&tensor.encode_to_vec()).map(|_| ()), Err(Declined::Unusual), "{case}");
     }
-    let resource = ProstTensor { dtype: 20, ..plain.clone() };
-    assert_eq!(read(&resource.encode_to_vec()).map(|_| ()), Err(Declined::NotNative));
+    for (dtype, name) in [(20, "DT_RESOURCE"), (8, "DT_COMPLEX64"), (77, "DT_INVALID")] {
+        let other = ProstTensor { dtype, ..plain.clone() };
+        let refused = Err(faults::dtype_not_supported("x", name).into());
+        assert_eq!(read(&other.encode_to_vec()).map(|_| ()), refused);
+    }
     let bad = [
         ("no dtype", ProstTensor { dtype: 0, ..plain.clone() }),
         ("a reference", ProstTensor { dtype: 109, ..plain.clone() }),
