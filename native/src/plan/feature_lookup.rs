@@ -70,6 +70,9 @@ pub(super) fn look_up(
                 table.sequence(ids, splits, length, policy, OutputRows::new(to, skip, stride, width, rows))?
             }
         }
+        (LookupKind::Combine(_) | LookupKind::Sequence { .. }, None) => {
+            unreachable!("Work::prepare refuses ids without their row splits")
+        }
         _ if is_flat && sent.sizes.len() >= 2 => {
             let (rows, per_row) = (sent.sizes[0], sent.sizes[1..].iter().product());
             let mut missing = 0;

@@ -294,8 +294,13 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
     for feature in &plan.features {
         let Some(splits) = feature.row_splits else { continue };
         is_ragged = true;
-        if inputs[feature.ids].is_none() || inputs[splits].is_none() {
-            continue;
+        match (&inputs[feature.ids], &inputs[splits]) {
+            (Some(_), Some(_)) => {}
+            (None, None) => continue,
+            _ => {
+                let name = |index: usize| &*plan.inputs[index].name;
+                return Err(faults::half_of_ragged(&feature.name, name(feature.ids), name(splits)));
+            }
         }
         let rows = check_ragged(plan, feature, inputs)?;
         most = most.max(rows);
