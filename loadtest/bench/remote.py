@@ -128,7 +128,7 @@ def _description(layout: TableLayout, address: StoreAddress) -> dict[str, object
     feature = {
         **{"name": "ids", "ids": 0, "row_splits": None, "weights": None, "table": 0, "combiner": None},
         **{"summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": False},
-        **{"positive_only": False, "max_ids": 0, "truncates": False, "length": 0, "ids_rank": 1},
+        **{"positive_only": False, "max_ids": 0, "truncates": False, "length": 0},
     }
     ids = {
         **{"name": "ids", "dtype": "int64", "shape": [None], "is_optional": True, "vocabulary_size": None},

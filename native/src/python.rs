@@ -72,10 +72,9 @@ impl Servable {
             Ok(lazy_graph(opener, batcher.clone()))
         };
         let compiled = plan::Servable::compile(description, memory, &open);
+        let clusters = clusters.map(|clusters| &clusters.get().inner);
+        let compiled = compiled.and_then(|compiled| compiled.with_clusters(clusters));
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
-        if let Some(clusters) = clusters {
-            compiled = compiled.with_clusters(&clusters.get().inner);
-        }
         if let Some(pager) = pager {
             compiled = compiled.with_pager(&pager.get().inner)?;
         }

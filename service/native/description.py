@@ -350,7 +350,6 @@ class _Writer:
             "max_ids": lookup.max_ids_per_row or 0,
             "truncates": lookup.on_too_many_ids == "truncate",
             "length": lookup.max_sequence_length or 0,
-            "ids_rank": plan.ids_rank,
             "vocabulary": self._number_of(vocabulary),
             "dtype": plan.dtype,
             "max_norm": lookup.max_norm,

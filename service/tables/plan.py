@@ -57,25 +57,6 @@ class FeaturePlan:
     ids_rank: int | None = 1
     has_checked_splits: bool = False
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether one kernel call computes the lookup (is_one_kernel) and ids have rank 1: one per row, or ragged."""
-        return self.ids_rank == 1 and self.is_one_kernel
-
-    @property
-    def is_one_kernel(self) -> bool:
-        """Whether one kernel call computes the feature's lookup, except empty rows, which a policy may fill later."""
-        feature = self.feature
-        treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
-        return (
-            self.dtype == "float32"
-            and self.table.info.dtype != "float64"
-            and feature.max_norm is None
-            # One kernel call is not enough for a feature that drops ids by weight and has a policy for empty rows:
-            # the weights decide which rows are empty.
-            and not (treats_rows_apart and feature.on_nonpositive_weight == "drop")
-        )
-
     def num_rows(self, inputs: Tensors) -> int:
         """Returns B, the number of rows of ids in a request for this feature."""
         splits = self.feature.row_splits

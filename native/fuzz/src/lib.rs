@@ -89,7 +89,7 @@ fn input(name: &str, dtype: &str, shape: Value, is_optional: bool) -> Value {
 fn feature(name: &str, ids: usize, more: &Value) -> Value {
     let mut one = json!({"name": name, "ids": ids, "row_splits": null, "weights": null, "table": 0, "combiner": null,
         "summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": false, "positive_only": false,
-        "max_ids": 0, "truncates": false, "length": 0, "ids_rank": 1});
+        "max_ids": 0, "truncates": false, "length": 0});
     for (key, value) in more.as_object().expect("an object") {
         one[key] = value.clone();
     }
@@ -118,7 +118,7 @@ fn servable() -> Servable {
             feature("user", 0, &json!({})),
             feature("tags", 1, &json!({"row_splits": 2, "weights": 3, "combiner": "mean", "on_bad_id": "drop"})),
             feature("path", 4, &json!({"row_splits": 5, "length": 2})),
-            feature("pair", 6, &json!({"ids_rank": 2})),
+            feature("pair", 6, &json!({})),
         ],
         "outputs": [
             output("user", "float32", &[0]), output("tags", "float32", &[1]), output("path", "float32", &[2]),

@@ -70,7 +70,7 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
             "name": name, "ids": ids, "row_splits": combined.map(|c| c.0), "weights": combined.map(|c| c.1),
             "table": table, "combiner": combined.map(|_| "sum"), "summation": "in_order", "on_bad_id": "error",
             "default_row": 0, "at_least_one": false, "positive_only": false, "max_ids": 0, "truncates": false,
-            "length": 0, "ids_rank": 1,
+            "length": 0,
         })
     };
     let output = |name: &str, dtype: &str, parts: &[usize]| json!({"name": name, "dtype": dtype, "parts": parts, "is_flat": false});

@@ -51,7 +51,7 @@ fn answer_plain(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
 }
 
 fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) -> Result<Answered, Declined> {
-    let signature = servable.signatures().get(index).ok_or(Declined::NotNative)?;
+    let signature = &servable.signatures()[index];
     signature.check_effort(call.effort)?;
     let (inputs, wanted) = read(message, signature, call.effort)?;
 

@@ -27,8 +27,8 @@ pub enum Declined {
     Unusual,
     /// The request's bytes are no message of its method. The form returns the fault that names the message in its place.
     Malformed,
-    /// Only the reference servers can answer the request, for example because the core does not run its signature, or
-    /// because it asks for rows of a float64 table.
+    /// Only the servers in Python can answer the request, because the core does not run its signature. No lookup is
+    /// declined so.
     NotNative,
     /// The request has this fault: the edge refuses the request with the fault's code and text.
     Fault(BoxedFault),

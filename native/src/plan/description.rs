@@ -244,8 +244,6 @@ pub struct FeatureDescription {
     pub truncates: bool,
     /// L, the number of vectors in a sequence; 0 if the feature is no sequence.
     pub length: usize,
-    /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if any rank is allowed.
-    pub ids_rank: Option<usize>,
     /// Index of the vocabulary that maps the keys in the input of a predict's feature to ids; None if the input has ids.
     #[serde(default)]
     pub vocabulary: Option<usize>,

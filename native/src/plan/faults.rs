@@ -244,6 +244,7 @@ faults! {
     InvalidArgument wrong_shape(faults: &str) "{faults}";
     InvalidArgument bad_id(input: &str, id: i64, position: usize, last: i64)
         "input \"{input}\": id {id} at position {position} is out of range, its table has ids 0 to {last}.";
+    InvalidArgument dtype_not_supported(input: &str, dtype: &str) "input \"{input}\": dtype {dtype} is not supported.";
     InvalidArgument not_in_table(place: &str, id: i64, size: usize) "indices{place} = {id} is not in [0, {size})";
     InvalidArgument too_many_ids(input: &str, row: usize, count: i64, limit: usize)
         "input \"{input}\": row {row} has {count} ids, this signature takes at most {limit}.";
@@ -276,7 +277,6 @@ faults! {
     InvalidArgument not_a_message(name: &str) "The request is not a valid {name} message.";
     InvalidArgument no_model_spec() "Missing ModelSpec";
     InvalidArgument no_model_name() "ModelSpec has no name specified.";
-    InvalidArgument dtype_not_supported(input: &str, dtype: &str) "input \"{input}\": dtype {dtype} is not supported.";
     InvalidArgument undecodable_tensor(input: &str) "tensor parsing error: {input}";
     InvalidArgument tensor_too_large(input: &str, shape: &str, size: &str, limit: usize)
         "tensor parsing error: {input}: shape {shape} has {size} elements, the limit is {limit}.";

@@ -70,8 +70,11 @@ pub(super) fn look_up(
                 table.sequence(ids, splits, length, policy, OutputRows::new(to, skip, stride, width, rows))?
             }
         }
-        _ if is_flat && sent.sizes.len() == 2 => {
-            let (rows, per_row) = (sent.sizes[0], sent.sizes[1]);
+        (LookupKind::Combine(_) | LookupKind::Sequence { .. }, None) => {
+            unreachable!("Work::prepare refuses ids without their row splits")
+        }
+        _ if is_flat && sent.sizes.len() >= 2 => {
+            let (rows, per_row) = (sent.sizes[0], sent.sizes[1..].iter().product());
             let mut missing = 0;
             for row in 0..rows {
                 let out = OutputRows::new(to, skip + row * stride, row_bytes, row_bytes, per_row);

@@ -20,39 +20,48 @@ use super::servable::{FeaturePlan, LookupKind, Servable, Signature};
 use super::small_table::{Reading, SmallTable};
 use super::validation::ids_of_keys;
 
+/// Returns the shape of a feature's vectors; if `is_flat`, vectors of shape `[K, D]` are `K * D` numbers.
 pub(super) fn vector_dims(
     servable: &Servable,
+    plan: &Signature,
     feature: &FeaturePlan,
     sent: &FeatureInputs<'_>,
     is_flat: bool,
-) -> Result<Dims, Declined> {
+) -> Result<Dims, BoxedFault> {
     let dim = servable.tables()[feature.table].embedding_dim;
     let mut dims: Dims = match feature.lookup {
         LookupKind::Combine(_) => [sent.kept_rows(), dim].into_iter().collect(),
         LookupKind::Sequence { length } => [sent.rows(), length, dim].into_iter().collect(),
-        LookupKind::Gather { ids_rank } => {
-            if ids_rank.is_some_and(|rank| sent.sizes.len() != rank) {
-                return Err(Declined::NotNative);
-            }
-            sent.sizes.iter().copied().chain([dim]).collect()
-        }
+        LookupKind::Gather => sent.sizes.iter().copied().chain([dim]).collect(),
     };
     if is_flat && dims.len() > 2 {
-        let width =
-            dims[1..].iter().try_fold(1_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::NotNative)?;
+        let width = product(&dims[1..]).ok_or_else(|| shape_too_large(plan, feature, sent))?;
         dims = [dims[0], width].into_iter().collect();
     }
     Ok(dims)
 }
 
+/// Returns the error for ids whose vectors have more numbers than the memory of a machine.
+#[cold]
+pub(super) fn shape_too_large(plan: &Signature, feature: &FeaturePlan, sent: &FeatureInputs<'_>) -> BoxedFault {
+    let name = plan.inputs.get(feature.ids).map_or("", |input| &*input.name);
+    faults::shape_too_large(name, &format!("{:?}", &sent.sizes[..]))
+}
+
+/// Multiplies sizes; None if the product does not fit.
+pub(super) fn product(sizes: &[usize]) -> Option<usize> {
+    sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size))
+}
+
 /// Returns how many columns of an output the feature fills; a column is an index of the output's innermost dimension.
 pub(super) fn vector_width(
     servable: &Servable,
+    plan: &Signature,
     feature: &FeaturePlan,
     sent: &FeatureInputs<'_>,
     is_flat: bool,
 ) -> usize {
-    vector_dims(servable, feature, sent, is_flat).map_or(0, |dims| dims[dims.len() - 1])
+    vector_dims(servable, plan, feature, sent, is_flat).map_or(0, |dims| dims[dims.len() - 1])
 }
 
 /// Writes the vectors of one feature to an output's memory; returns how many ids lie outside the table. `remote` has the
@@ -193,7 +202,7 @@ impl<'s, 'r> Features<'s, 'r> {
     /// The request lacks the feature, or its ids have the wrong rank.
     pub fn dims(&self, feature: usize, is_flat: bool) -> Result<Dims, Declined> {
         let sent = self.sent_ids(feature)?;
-        vector_dims(self.servable, &self.plan.features[feature], sent, is_flat)
+        Ok(vector_dims(self.servable, self.plan, &self.plan.features[feature], sent, is_flat)?)
     }
 
     /// Writes a feature's vectors to `to`, one after the other.

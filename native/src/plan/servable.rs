@@ -131,10 +131,7 @@ pub struct Ragged {
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
     /// No combiner: each id of the feature gives one vector, its row of the table.
-    Gather {
-        /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if the signature allows any rank.
-        ids_rank: Option<usize>,
-    },
+    Gather,
     /// Each row of ids gives one vector, combined from the table rows of its ids.
     Combine(CombineOptions),
     /// Each row of ids gives the table rows of its first L ids; zeros fill up a shorter row.
@@ -615,26 +612,22 @@ impl Servable {
         self.paged_tables.get(table)?.as_deref()
     }
 
-    /// Opens the version's tables that lie in Valkey or Redis clusters. Before this call, requests for these tables are
-    /// declined.
-    #[must_use]
-    pub fn with_clusters(self, clusters: &Clusters) -> Self {
+    /// Opens the version's tables that lie in Valkey or Redis clusters. Before this call, these tables have no rows.
+    ///
+    /// # Errors
+    /// A sentence: the version has such tables, and there are no clusters.
+    pub fn with_clusters(self, clusters: Option<&Clusters>) -> Result<Self, String> {
         let SharedParts { model, version, tables, .. } = &*self.shared;
-        if tables.iter().all(|table| table.remote.is_none()) {
-            return self;
-        }
+        let Some(remote) = tables.iter().find(|table| table.remote.is_some()) else { return Ok(self) };
+        let Some(clusters) = clusters else {
+            return Err(format!("table {:?} lies in a cluster, and there are no clusters", remote.name));
+        };
         let open = |table: &TableDescription| {
             let remote = table.remote.as_ref()?;
             Some(clusters.open(model, *version, &table.name, table.vocabulary_size, remote))
         };
         let remote_tables = tables.iter().map(open).collect();
-        Servable { remote_tables, ..self }
-    }
-
-    /// Returns true if the version has tables in Valkey or Redis clusters, and these tables are open.
-    #[must_use]
-    pub fn has_clusters(&self) -> bool {
-        !self.remote_tables.is_empty()
+        Ok(Servable { remote_tables, ..self })
     }
 
     /// Returns the object that reads a table's rows from a Valkey or Redis cluster, and V, its number of rows; None for
@@ -1057,7 +1050,7 @@ fn feature(
         return Err(format!("feature {:?} combines nothing, but treats empty rows apart", one.name));
     }
     let lookup = match (one.row_splits, one.combiner, one.length) {
-        (None, None, 0) => LookupKind::Gather { ids_rank: one.ids_rank },
+        (None, None, 0) => LookupKind::Gather,
         (Some(_), None, length) if length > 0 => LookupKind::Sequence { length },
         (Some(_), Some(combiner), 0) => LookupKind::Combine(combine_options(&one, combiner)),
         _ => {

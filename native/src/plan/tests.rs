@@ -57,7 +57,7 @@ pub(crate) fn input(name: &str, dtype: &str, shape: Value, is_optional: bool) ->
 pub(crate) fn feature(name: &str, ids: usize, more: Value) -> Value {
     let mut one = json!({"name": name, "ids": ids, "row_splits": null, "weights": null, "table": 0, "combiner": null,
         "summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": false, "positive_only": false,
-        "max_ids": 0, "truncates": false, "length": 0, "ids_rank": 1});
+        "max_ids": 0, "truncates": false, "length": 0});
     let Value::Object(more) = more else { panic!("an object is needed") };
     for (key, value) in more {
         one[key] = value;
@@ -92,7 +92,7 @@ pub(crate) fn toy() -> Servable {
             feature("one", 0, json!({})),
             feature("bag", 1, json!({"row_splits": 2, "weights": 3, "combiner": "mean", "on_bad_id": "drop"})),
             feature("path", 4, json!({"row_splits": 5, "length": 2})),
-            feature("pair", 6, json!({"ids_rank": 2})),
+            feature("pair", 6, json!({})),
         ],
         "outputs": [
             output("one", &[0], false), output("bag", &[1], false), output("path", &[2], false),

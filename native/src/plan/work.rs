@@ -13,7 +13,7 @@ use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names};
 use super::feature_inputs::{FeatureInputs, check_rows, feature_inputs};
 use super::feature_lookup::Placement;
-use super::features::{Features, read, vector_dims, vector_width};
+use super::features::{Features, product, read, shape_too_large, vector_dims, vector_width};
 use super::graph_output::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs, UnknownKeyCounts};
 use super::instead::Instead;
@@ -100,9 +100,6 @@ impl<'s, 'r> Work<'s, 'r> {
             return Ok(Work::of_ran(servable, signature, wanted, ran));
         }
         plan.check_effort(effort)?;
-        if plan.is_remote && !servable.has_clusters() {
-            return Err(Declined::NotNative);
-        }
         check_names(plan, &inputs, &[])?;
         let (inputs, unknown_keys) = validate_tensors(servable, plan, inputs)?;
         let rows = count_rows(plan, &inputs)?;
@@ -227,7 +224,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 let mut skip = 0;
                 for &part in &output.parts {
                     let feature = &plan.features[part];
-                    let sent = sent[part].as_ref().ok_or(Declined::NotNative)?;
+                    let sent = sent_of(sent, part);
                     let remote = remote.get(part).and_then(Option::as_ref);
                     let placement = Placement { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
                     let read = read(self.servable, plan, feature, sent, remote, to, &placement);
@@ -239,7 +236,7 @@ impl<'s, 'r> Work<'s, 'r> {
                     }
                     let count = read?;
                     missing[part] = Some(count);
-                    skip += vector_width(self.servable, feature, sent, output.is_flat) * size;
+                    skip += vector_width(self.servable, plan, feature, sent, output.is_flat) * size;
                 }
                 Ok(())
             }
@@ -349,27 +346,38 @@ fn lookup_outputs(
         let output = &plan.outputs[index];
         let mut dims = Dims::new();
         for &part in &output.parts {
-            let sent_part = sent[part].as_ref().ok_or(Declined::NotNative)?;
-            let of_part = vector_dims(servable, &plan.features[part], sent_part, output.is_flat)?;
-            if dims.is_empty() {
-                dims = of_part;
-            } else if dims[..dims.len() - 1] == of_part[..of_part.len() - 1] {
-                *dims.last_mut().ok_or(Declined::NotNative)? += of_part[of_part.len() - 1];
-            } else {
-                return Err(joined_rows_differ(servable, plan, sent, index)?.into());
+            let (feature, sent_part) = (&plan.features[part], sent_of(sent, part));
+            let of_part = vector_dims(servable, plan, feature, sent_part, output.is_flat)?;
+            let Some((width, outer)) = of_part.split_last() else { continue };
+            match dims.split_last_mut() {
+                None => dims = of_part,
+                Some((joined, of_all)) if of_all == outer => *joined = joined.saturating_add(*width),
+                Some(_) => return Err(joined_rows_differ(servable, plan, sent, index)?.into()),
+            }
+            let is_small = product(&dims).is_some_and(|numbers| numbers.checked_mul(output.dtype.size()).is_some());
+            if !is_small {
+                return Err(shape_too_large(plan, feature, sent_part).into());
             }
         }
-        dims.iter().try_fold(output.dtype.size(), |size, dim| size.checked_mul(*dim)).ok_or(Declined::NotNative)?;
         shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
     if shapes.is_empty() && wanted.is_empty() {
         // The error names the output that lacks the fewest features.
         let count = |index: &usize| plan.outputs[*index].parts.iter().filter(|&&part| sent[part].is_none()).count();
         let joined = (0..plan.outputs.len()).filter(|&index| plan.outputs[index].parts.len() > 1);
-        let index = joined.min_by_key(count).ok_or(Declined::NotNative)?;
-        return Err(lacking_features(plan, sent, index).into());
+        if let Some(index) = joined.min_by_key(count) {
+            return Err(lacking_features(plan, sent, index).into());
+        }
     }
     Ok(shapes)
+}
+
+/// Returns the inputs of a feature in an output of the answer.
+///
+/// # Panics
+/// The request lacks the feature: [`lookup_outputs`] leaves such outputs out.
+fn sent_of<'a, 'r>(sent: &'a [Option<FeatureInputs<'r>>], part: usize) -> &'a FeatureInputs<'r> {
+    sent[part].as_ref().expect("an output of an answer has all its features")
 }
 
 /// Returns the error for an output that joins several features of which the request lacks some.
@@ -385,13 +393,13 @@ fn joined_rows_differ(
     plan: &Signature,
     sent: &[Option<FeatureInputs<'_>>],
     output: usize,
-) -> Result<BoxedFault, Declined> {
+) -> Result<BoxedFault, BoxedFault> {
     let output = &plan.outputs[output];
     let mut told = Vec::new();
     for &part in &output.parts {
         let feature = &plan.features[part];
-        let sent = sent[part].as_ref().ok_or(Declined::NotNative)?;
-        let dims = vector_dims(servable, feature, sent, output.is_flat)?;
+        let sent = sent_of(sent, part);
+        let dims = vector_dims(servable, plan, feature, sent, output.is_flat)?;
         let mut size = match dims[..] {
             [rows, ids, _, ..] => format!("{rows} rows of {ids} ids"),
             _ => dims[0].to_string(),

@@ -119,7 +119,7 @@ def test_features_name_inputs_and_tables_by_number(toy_model: Path) -> None:
         "tags__weights",
     )
     assert document["tables"][tags["table"]]["name"] == "tag"
-    assert (tags["combiner"], tags["on_empty_row"], tags["ids_rank"], tags["length"]) == ("mean", "zeros", 1, 0)
+    assert (tags["combiner"], tags["on_empty_row"], tags["length"]) == ("mean", "zeros", 0)
     user = lookup["features"]["user"]
     assert (names[user["ids"]], user["row_splits"], user["weights"], user["combiner"]) == ("user", None, None, None)
     assert lookup["max_rows"] is None

@@ -86,6 +86,25 @@ def test_an_id_without_a_row_is_refused(zoo: tuple[str, tuple[Servable, Servable
         native_answer(core, SIGNATURE, inputs)
 
 
+@pytest.mark.parametrize("short", ["c0", "c1"])
+def test_rows_that_differ_are_joined_by_the_graph(zoo: tuple[str, tuple[Servable, Servable]], short: str) -> None:
+    # The graph refuses to join tensors of different numbers of rows, but it broadcasts a product with one row.
+    name, (core, reference) = zoo
+    inputs = ZOO[name].request(4, ZOO_ROWS, np.random.default_rng(2))
+    if short not in inputs:
+        pytest.skip("its ids are one input")
+    inputs[short] = inputs[short][: 1 if short == "c0" else 3]
+    try:
+        wanted = reference_answer(reference, SIGNATURE, inputs)
+    except InvalidRequest as error:
+        # Two nodes of the graph of deepfm refuse the request, and TensorFlow's executor chooses the error.
+        text = "" if name == "deepfm" else re.escape(error.message)
+        with pytest.raises(ValueError, match=f"Fault.*{text}"):
+            native_answer(core, SIGNATURE, inputs)
+    else:
+        assert_same(native_answer(core, SIGNATURE, inputs), wanted)
+
+
 REQUESTS: dict[str, dict[str, Array]] = {
     "serving_default": {
         "user": np.array([0, 3, 1]),

@@ -418,13 +418,13 @@ impl<'t, 'a> Items<'t, 'a> {
 }
 
 impl<'a> Value<'_, 'a> {
-    /// Returns the elements; None for a value that is no list.
-    fn items(&self) -> Option<Items<'_, 'a>> {
+    /// Returns the elements; for a value that is no list, the value.
+    fn items(&self) -> std::result::Result<Items<'_, 'a>, &Json<'a>> {
         match self {
-            Value::One(Json::List(list)) => Some(Items::List(list)),
-            Value::List(list) => Some(Items::List(list)),
-            Value::One(_) => None,
-            Value::Column(values) => Some(Items::Column(values)),
+            Value::One(Json::List(list)) => Ok(Items::List(list)),
+            Value::List(list) => Ok(Items::List(list)),
+            Value::One(value) => Err(value),
+            Value::Column(values) => Ok(Items::Column(values)),
         }
     }
 }
@@ -445,9 +445,9 @@ fn list_of<'t, 'a>(value: &Cow<'t, Json<'a>>) -> Option<&'t List<'a>> {
 /// # Errors
 /// [`Declined::Fault`].
 pub fn dense<'a>(name: &str, value: &Value<'_, 'a>, wanted: Wanted) -> Result<Tensor<'a>> {
-    let Some(items) = value.items() else {
-        let Value::One(value) = value else { return Err(Declined::NotNative) };
-        return leaves(name, &[Items::Column(&[value])], wanted, Dims::new());
+    let items = match value.items() {
+        Ok(items) => items,
+        Err(value) => return leaves(name, &[Items::Column(&[value])], wanted, Dims::new()),
     };
     let mut dims = Dims::new();
     let mut level = vec![items];
@@ -557,10 +557,10 @@ fn integers<'t, 'a: 't>(
     dtype: DataType,
     flat: impl Iterator<Item = Cow<'t, Json<'a>>>,
 ) -> Result<Data<'static>> {
-    let (low, high) = dtype.integer_range().ok_or(Declined::NotNative)?;
+    let (low, high) = dtype.integer_range().unwrap_or((i128::MIN, i128::MAX));
     let mut numbers = Vec::new();
     for item in flat {
-        let Json::Int(number) = *item else { return Err(Declined::NotNative) };
+        let number = if let Json::Int(number) = *item { number } else { 0 };
         if number < low || number > high {
             return Err(faults::number_does_not_fit(name, &number.to_string(), dtype.name()).into());
         }
@@ -623,9 +623,9 @@ fn end_of(splits: &[i64]) -> usize {
 
 fn flat_rows<'v, 'a>(what: impl Display, rows: &'v Value<'_, 'a>, of_what: &str) -> Result<Vec<Items<'v, 'a>>> {
     let what = || what.to_string();
-    let Some(items) = rows.items() else {
-        let Value::One(value) = rows else { return Err(Declined::NotNative) };
-        return Err(faults::no_rows_of_lists(&what(), of_what, &described(value)).into());
+    let items = match rows.items() {
+        Ok(items) => items,
+        Err(value) => return Err(faults::no_rows_of_lists(&what(), of_what, &described(value)).into()),
     };
     let mut lists = Vec::with_capacity(items.len());
     for item in items.iter() {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::floats::{NonFinite, write_numbers};
 use super::reader::{read_lookup, read_predict};
 use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
-use crate::plan::tests::{feature, input, output, servable, toy};
+use crate::plan::tests::{feature, input, is_fault, output, servable, toy};
 use crate::plan::{Data, DataType, Declined, Effort, ModelRoutes, Routes, Servable, Tensor};
 
 /// The kind of JSON request that a test sends: `:lookup`, `:predict` or `:rows`.
@@ -208,6 +208,21 @@ fn the_only_feature_needs_no_name() {
     }
     for body in [r#"{"instances":[1,2]}"#, r#"{"inputs":1}"#, r#"{"instances":[[1],{"bag":[1]}]}"#] {
         assert!(ask(&routes, Form::Predict, Effort::Any, body.as_bytes()).is_err(), "{body}");
+    }
+}
+
+#[test]
+fn ids_and_row_splits_without_a_common_name_are_two_inputs() {
+    let inputs = ["v", "s"].map(|name| input(name, "int64", json!([null]), true));
+    let feature = feature("v", 0, json!({"row_splits": 1, "length": 2}));
+    let signature = json!({"name": "serving_default", "kind": "lookup", "max_rows": null, "graph": null,
+        "inputs": inputs, "features": [feature], "outputs": [output("bag", &[0], false)]});
+    let routes = routes(servable(json!([signature]), &[(5, 2)]));
+    let asked = |body: &str| ask(&routes, Form::Predict, Effort::Any, body.as_bytes());
+    let expected = r#"{"outputs":[[[10.0,11.0],[20.0,21.0]],[[0.0,0.0],[0.0,0.0]]]}"#;
+    assert_eq!(asked(r#"{"inputs":{"v":[1,2],"s":[0,2,2]}}"#).as_deref(), Ok(expected));
+    for body in [r#"{"inputs":{"v":[1,2]}}"#, r#"{"inputs":{"s":[0,2,2]}}"#, r#"{"inputs":{"v":[[1],[2]]}}"#] {
+        assert!(is_fault(asked(body)), "{body}");
     }
 }
 
