@@ -598,13 +598,14 @@ impl Exchange {
         refusal
     }
 
-    /// Refuses a data request for its path, its HTTP method, its headers or its caller. A small body is read first, so
-    /// that the connection can stay open.
+    /// Refuses a data request for its path, its HTTP method, its headers or its caller. Its body is read first, so that the
+    /// connection can stay open; but of an unknown caller only a small one.
     async fn refuse_data(&self, refused: Refused, head: &Parts, mut body: RequestBody, open: Open) -> Response<Answer> {
         let Refused { method, fault } = refused;
+        let is_known = fault.as_ref().is_none_or(|fault| fault.code != Code::Unauthenticated);
         let is_small = body.size_hint().exact().is_some_and(|size| size <= INLINE_BYTES as u64);
         let is_read = body.is_end_stream()
-            || is_small && matches!(self.gather(&mut body, head, false).await, Gathered::Whole(..));
+            || (is_known || is_small) && matches!(self.gather(&mut body, head, false).await, Gathered::Whole(..));
         let refusal = match fault {
             Some(fault) => self.fault(method, head, &fault, open),
             None => self.not_allowed(method, head, open),
