@@ -175,9 +175,10 @@ class ModelWatcher:
             self._try(config, version, found[version], instead)
             if self._is_outdated(config):
                 return None
-        for version in instead:
-            if self._loaded or not (self._folder.source.is_local or self._failures.keys() & set(wanted)):
-                # While an object store still fetches the wanted version, an older one is not fetched beside it.
+        # While an object store still fetches the wanted version, an older one is not fetched beside it.
+        has_failed = bool(self._failures.keys() & set(wanted))
+        for version in (v for v in instead if has_failed or self._folder.source.is_at_hand(v)):
+            if self._loaded:
                 break
             if self._try(config, version, found[version], instead) and not self._is_outdated(config):
                 extra = {"model": self.name, "version": version, "instead_of": wanted[0]}
