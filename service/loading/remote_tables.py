@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry
 from service.engine.model_config import ModelConfig
-from service.errors import ArtifactError
+from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_names import RemoteNames
 from service.remote.address import StoreAddress
 from service.remote.counts import ReadCounts, Subject
@@ -84,8 +84,8 @@ class RemoteTables:
         """Opens the remote tables of a version; returns them by name. A version without a manifest has none.
 
         Raises:
-          ArtifactError: a cluster does not hold a table of this version, or can not be reached; or a table is named
-            remote that does not exist.
+          TableUnreachable: a cluster does not hold a table of this version, or can not be reached.
+          ArtifactError: a table is named remote that does not exist.
         """
         entries = {} if manifest is None else manifest.tables
         addresses = self._names.addresses_of(model, entries)
@@ -136,7 +136,7 @@ class RemoteTables:
         try:
             changes.begin(end_s)
         except (Unreachable, Refused) as error:
-            raise ArtifactError(f"changes of table {name!r} can not be followed: {error}") from error
+            raise TableUnreachable(f"changes of table {name!r} can not be followed: {error}") from error
         if cache is not None:
             changes.listeners.append(partial(cache.forget, (model, version, name)))
             changes.on_heard = partial(cache.heard, (model, version, name))
@@ -309,5 +309,5 @@ def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Ar
     wanted = sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
     found = reader.read(np.array(wanted, np.int64))
     if found.is_missing.any():
-        raise ArtifactError(f"default rows of table {table!r} can not be read: {found.why}")
+        raise TableUnreachable(f"default rows of table {table!r} can not be read: {found.why}")
     return dict(zip(wanted, found.rows, strict=True))
