@@ -18,8 +18,9 @@ from service.artifact.manifest import Manifest, TableEntry
 from service.engine.model_config import ModelConfig
 from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_names import RemoteNames
+from service.loading.remote_scrubbing import RemoteScrubbing
 from service.remote.address import StoreAddress
-from service.remote.counts import ReadCounts, Subject
+from service.remote.counts import ReadCounts, RemoteState, Subject
 from service.remote.layout import TableLayout
 from service.remote.row_cache import RowCache
 from service.tables.remote_table import RemoteTable
@@ -73,6 +74,7 @@ class RemoteTables:
         # version.
         self._readers: weakref.WeakValueDictionary[Subject, RowReader] = weakref.WeakValueDictionary()
         self._changes: weakref.WeakSet[TableChanges] = weakref.WeakSet()
+        self._scrubbing = RemoteScrubbing(self._readers.__contains__, cache, on_change)
         self._primaries: dict[StoreAddress, Primaries] = {}
         self._replicas: dict[StoreAddress, Replicas] = {}
 
@@ -115,10 +117,12 @@ class RemoteTables:
     ) -> RemoteTable:
         # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         try:
+            from service.remote.block_file import BlockFile
             from service.remote.changes import TableChanges
             from service.remote.primaries import Primaries, Refused
             from service.remote.records import check_records
             from service.remote.row_reader import RowReader
+            from service.remote.scrub import Scrub
             from service.remote.topology import Unreachable
         except ModuleNotFoundError as error:
             raise ArtifactError(f"table {name!r} is remote, which needs the extra [remote]: {error}") from error
@@ -154,6 +158,8 @@ class RemoteTables:
         with self._changing:
             self._readers[model, version, name] = reader
             self._changes.add(changes)
+        scrub = Scrub(layout, primaries, BlockFile(layout, artifact, entry))
+        self._scrubbing.add((model, version, name), address, scrub)
         extra = {"model": model, "version": version, "table": name, "cluster": str(address)}
         logger.info("table is remote", extra=extra)
         return RemoteTable(table_info(manifest, name, layout.nbytes), reader, defaults, changes, cached)
@@ -171,6 +177,13 @@ class RemoteTables:
         with self._changing:
             return {subject: reader.counts for subject, reader in self._readers.items()}
 
+    def state(self) -> RemoteState:
+        """Returns which clusters can be reached, and what the comparison of their blocks has found, for metrics."""
+        with self._changing:
+            topologies = dict(self._topologies)
+        reached = {str(address): address not in self._problems for address in topologies}
+        return RemoteState(reached, self._scrubbing.counts())
+
     def clusters(self) -> list[dict[str, object]]:
         """Returns each cluster's nodes, and why the cluster can not be reached ("" if it can), for the status page."""
         with self._changing:
@@ -179,22 +192,26 @@ class RemoteTables:
             {
                 "cluster": str(address),
                 "problem": self._problems.get(address, ""),
+                "tables": self._scrubbing.of(address),
                 "nodes": [node._asdict() for node in topology.status()],
             }
             for address, topology in topologies.items()
         ]
 
     def problem(self, model: str) -> str:
-        """Returns one line on an unreachable table of the model that has on_unavailable=error; "" if there is none."""
+        """Returns one line on a table of the model that can not be reached, or lost rows; "" if there is none.
+
+        Only tables with on_unavailable=error count.
+        """
         if not self._problems:
-            return ""
+            return self._scrubbing.problem(model)
         with self._changing:
             readers = list(self._readers.items())
         for (name, version, table), reader in readers:
             why = self._problems.get(reader.address, "")
             if name == model and why and reader.address.on_unavailable == "error":
                 return f"table {table!r} of version {version} can not be reached: {why}"
-        return ""
+        return self._scrubbing.problem(model)
 
     def look(self) -> None:
         """Checks each cluster and all its nodes; logs each cluster that can not be reached, or can be reached again."""
@@ -241,6 +258,7 @@ class RemoteTables:
             while not stop.wait(_COMPARE_S):
                 self.compare()
 
+        self._scrubbing.watch(stop)
         threading.Thread(target=run, name="remote-tables", daemon=True).start()
         threading.Thread(target=compare, name="remote-replicas", daemon=True).start()
         threading.Thread(target=follow, name="remote-changes", daemon=True).start()

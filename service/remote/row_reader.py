@@ -161,6 +161,7 @@ class _Task:
         self.left = np.arange(ids.shape[0])
         self.retries = 0
         self.why = ""
+        self._lost = ""
 
     def run(self) -> None:
         first = True
@@ -190,7 +191,7 @@ class _Task:
             nodes = topology.hopes(int(self._slots[position]))
             lacking = self._lacking.get(position, set())
             if nodes and all(node in lacking for node in nodes):
-                self.why = "its rows are not in the cluster"
+                self.why = self._lost
                 return True
             if nodes and all(node in lacking or topology.is_down(node) for node in nodes):
                 return True
@@ -305,15 +306,22 @@ class _Task:
                 elif reply.kind in _PASSING:
                     is_old = True
                 else:
-                    self._lacking.setdefault(position, set()).add(node)
+                    is_typed = reply.kind == "WRONGTYPE"
+                    self._lose(position, node, "is of another type" if is_typed else f"can not be read: {reply}")
             elif reply is None or len(reply) != self._reader.layout.row_bytes:
-                self._lacking.setdefault(position, set()).add(node)
-                self.why = "its rows are not in the cluster"
+                self._lose(position, node, "is cut short" if reply else "is not in the cluster, or ends before the row")
                 is_old = True
             else:
                 self._rows[position] = np.frombuffer(reply, np.uint8)
                 read.append(position)
         return np.array(read, np.int64), is_old
+
+    def _lose(self, position: int, node: Node, fault: str) -> None:
+        """Notes that a node lacks a row, although the node holds the row's hash slot."""
+        self._lacking.setdefault(position, set()).add(node)
+        layout, block, slot = self._reader.layout, self._blocks[position], self._slots[position]
+        self._lost = f'block {block} of table "{layout.table}" (slot {slot}) {fault}; run "model-export push"'
+        self.why = self._lost
 
 
 def _of_connection(connection: RowConnection, error: OSError) -> OSError:
