@@ -380,7 +380,7 @@ def test_a_version_larger_than_the_cache_is_refused(
     until(lambda: answers(server, 1))
     s3.upload(version(tmp_path, 2, 2 << 20), "toy/2")
     until(lambda: states(server).get(2, ("", "", ""))[0] == "END")
-    assert "it may have at most 1.0 MiB (--store_cache_mib)" in states(server)[2][2]
+    assert "are left: it may have 1.0 MiB (--store_cache_mib), it has " in states(server)[2][2]
     assert answers(server, 1)
     # A second server with the same cache folder refuses to start.
     second = start()
