@@ -160,7 +160,8 @@ class ServerSettings:
         100.0,
         "Most per cent of a table's rows that may have drifted from the newest AVAILABLE version; a newer version "
         "beyond it is not loaded. A row has drifted if the cosine of its old and new vector, after the rotation that "
-        "fits the tables best, is below 0.3. 100: versions are not compared. See docs/diff.md.",
+        "fits the tables best, is below 0.3. Norms, columns and neighbours are judged, too, by fixed limits. 100: "
+        "versions are not compared. See docs/diff.md.",
         0,
         100,
     )
