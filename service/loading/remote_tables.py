@@ -182,7 +182,11 @@ class RemoteTables:
         with self._changing:
             topologies = dict(self._topologies)
         reached = {str(address): address not in self._problems for address in topologies}
-        return RemoteState(reached, self._scrubbing.counts())
+        silent = {
+            str(address): sum(not node.answers for node in topology.status())
+            for address, topology in topologies.items()
+        }
+        return RemoteState(reached, silent, self._scrubbing.counts())
 
     def clusters(self) -> list[dict[str, object]]:
         """Returns each cluster's nodes, and why the cluster can not be reached ("" if it can), for the status page."""

@@ -115,6 +115,10 @@ def _of_places(document: Mapping[str, Any]) -> Iterator[Notice]:
     for cluster in document["clusters"]:
         if cluster["problem"]:
             yield Notice("", f"cluster {cluster['cluster']}: {cluster['problem']}", "EmbeddingClusterUnreachable")
+        silent = [node["node"] for node in cluster["nodes"] if not node["answers"]]
+        if silent and not cluster["problem"]:
+            message = f"cluster {cluster['cluster']}: {', '.join(silent)} not reached; other nodes answer for it"
+            yield Notice("", message, "EmbeddingClusterNodeDown")
         for table in cluster["tables"]:
             if table["problem"]:
                 message = f"version {table['version']}: rows of table {table['table']}: {table['problem']}"

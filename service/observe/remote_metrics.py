@@ -63,6 +63,9 @@ def _state_lines(state: RemoteState) -> list[str]:
     name = "embedding_server_remote_cluster_is_reached"
     lines += family(name, "gauge", "Whether each hash slot of the cluster has a node that answers.")
     lines += [sample(name, labels({"cluster": one}), float(value)) for one, value in sorted(state.is_reached.items())]
+    name = "embedding_server_remote_cluster_silent_nodes"
+    lines += family(name, "gauge", "Known nodes of the cluster that do not answer.")
+    lines += [sample(name, labels({"cluster": one}), float(count)) for one, count in sorted(state.num_silent.items())]
     tables = [
         ({"model": model, "version": str(version), "table": table}, found)
         for (model, version, table), found in sorted(state.compared.items())

@@ -24,8 +24,9 @@ _STEP_S = 2.0
 # The most faulty blocks that are remembered, and the most hash slots that a text names.
 _MOST_FAULTY = 1024
 _MOST_SLOTS = 8
-# Numbers of steps over which the shares of failing reads and of lost blocks are taken.
-_WINDOW = 10
+# Numbers of steps over which the shares of lost blocks, and of failing reads, are taken. Failing reads are slower, so
+# over a longer time the right reads before the loss would outnumber them.
+_WINDOW, _READ_WINDOW = 10, 3
 # A table whose blocks are lost can not answer if this share of its reads failed, or this share of its blocks is lost: a
 # request reads many rows, and fails if one of them is lost.
 _FAILING_READS = 0.5
@@ -137,8 +138,11 @@ class Scrub:
         """Whether most requests can be answered: few reads fail for lost blocks, and few blocks are lost."""
         if not any(fault in _LOST for fault in list(self._faulty.values())):
             return True
-        reads, errors, compared, lost = (sum(numbers) for numbers in zip(*list(self._steps), strict=True))
-        return bool(errors < _FAILING_READS * reads if reads else lost < _LOST_BLOCKS * compared)
+        steps = list(self._steps)
+        with_reads = [step for step in steps if step[0]][-_READ_WINDOW:]
+        if with_reads:
+            return sum(step[1] for step in with_reads) < _FAILING_READS * sum(step[0] for step in with_reads)
+        return sum(step[3] for step in steps) < _LOST_BLOCKS * sum(step[2] for step in steps)
 
     def _slot(self, block: int) -> int:
         return int(self.layout.slots[block % self.layout.num_shards])

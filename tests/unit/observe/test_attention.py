@@ -43,7 +43,7 @@ def document() -> dict[str, Any]:
         },
         "overload": {"models": held, "limits": {"bytes": 100, "rows": 11}},
         "server": {"open_files": 899, "max_files": 1000},
-        "clusters": [{"cluster": "redis://a", "problem": "", "tables": []}],
+        "clusters": [{"cluster": "redis://a", "problem": "", "tables": [], "nodes": []}],
         "stores": [{"model": "m", "problem": ""}],
         "request_logs": {"m": {"is_disabled": False}},
     }
@@ -115,6 +115,12 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
     (
         lambda one: one["clusters"][0].update(problem="slots 0-99 have no node"),
         ("", "cluster redis://a: slots 0-99 have no node", "EmbeddingClusterUnreachable"),
+    ),
+    (
+        lambda one: one["clusters"][0]["nodes"].extend(
+            [{"node": "a:1", "answers": False}, {"node": "a:2", "answers": True}]
+        ),
+        ("", "cluster redis://a: a:1 not reached; other nodes answer for it", "EmbeddingClusterNodeDown"),
     ),
     (
         lambda one: one["clusters"][0]["tables"].append(
