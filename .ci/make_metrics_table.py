@@ -34,7 +34,7 @@ from service.observe.request_logs import RequestLogs
 from service.observe.serving_metric_names import MEANINGS
 from service.observe.store_metrics import store_lines
 from service.observe.version_metrics import readiness_lines
-from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts
+from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, RemoteState
 from service.types import State, Table, TableCounts, VersionStatus
 
 HEAD = """\
@@ -79,7 +79,7 @@ def exposition() -> str:
         more += [
             dropped_line_metrics,
             logs.metric_lines,
-            lambda: remote_lines(remote),
+            lambda: remote_lines(remote, RemoteState({"c": True}, {"c": 0}, {("m", 1, "t"): (1, {})})),
             lambda: neighbor_lines({"m": 1}, indexes),
         ]
         more.append(lambda: page_lines(PageCounts(0, 1, 0, 0, 0.0, 0, 0)))

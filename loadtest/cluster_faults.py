@@ -17,6 +17,8 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -50,7 +52,7 @@ class Tally:
     """Counts of requests, rows and upserts while one fault lasts.
 
     last_failure_s: the end of the last failed request, on time.monotonic(). worst_s: of the longest request. why: error
-    -> how often. versions: that answered.
+    -> how often. versions: that answered. seen: what an operator saw at a server: readiness, attention and alerts.
     """
 
     requests: int = 0
@@ -64,6 +66,7 @@ class Tally:
     worst_s: float = 0.0
     why: dict[str, int] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
 
     @property
     def recovery_s(self) -> float:
@@ -360,6 +363,24 @@ def change_password(stage: Stage) -> None:
     stage.wait()
 
 
+def empty_node(stage: Stage) -> None:
+    """Empties a primary, as a restart without its replica's data does; `push` writes the rows again."""
+    node = stage.cluster.nodes[stage.primary()]
+    node.ask("FLUSHALL")
+    stage.wait()
+    push(stage.folder, stage.address, model="toy", tables=["user"])
+
+
+def flip_bits(stage: Stage) -> None:
+    """Changes a byte in a tenth of a primary's blocks; `push` writes the blocks again."""
+    node, layout = stage.cluster.nodes[stage.primary()], layout_of(stage.folder, "user")
+    keys = [key for key in node.ask("KEYS", f"{layout.tag}*") if not key.endswith("orders")]
+    for key in keys[:: max(len(keys) // max(len(keys) // 10, 1), 1)]:
+        node.ask("SETRANGE", key, 3, "?")
+    stage.wait()
+    push(stage.folder, stage.address, model="toy", tables=["user"])
+
+
 def flip_version(stage: Stage) -> None:
     """Pushes a newer version, moves it to where servers look for versions, and waits until both answer with it."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
@@ -388,6 +409,8 @@ FAULTS: tuple[Callable[[Stage], None], ...] = (
     memory_full,
     read_only,
     change_password,
+    empty_node,
+    flip_bits,
     flip_version,
 )
 
@@ -449,13 +472,40 @@ def run_on(
         show("no fault", load.tally)
         for name, fault in faults:
             load.tally = tally = Tally(begin_s=time.monotonic())
-            fault(stage)
+            with _watched(stage.servers[0], tally):
+                fault(stage)
             time.sleep(settled_s)
             # The old tally stays open for a while: requests that are under way when the fault ends count for this
             # fault.
             load.tally = Tally(begin_s=time.monotonic())
             time.sleep(settled_s)
             show(name, tally)
+
+
+@contextmanager
+def _watched(server: LiveServer, tally: Tally) -> Iterator[None]:
+    """Looks at a server as an operator does, four times a second; the tally gets what was seen."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.25):
+            try:
+                with urllib.request.urlopen(f"{server.http}/v1/statusz", timeout=5) as answer:
+                    for one in json.load(answer)["attention"]:
+                        tally.seen.add(one["alert"] or one["message"])
+                urllib.request.urlopen(f"{server.http}/readyz", timeout=5).close()
+            except urllib.error.HTTPError:
+                tally.seen.add("not ready")
+            except OSError:
+                tally.seen.add("no answer")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def main() -> int:
@@ -478,15 +528,17 @@ def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., None]) -> 
         wrong += tally.wrong_rows
         sys.stdout.write(
             f"| {name} | {tally.requests} | {tally.failed} | {tally.stale_rows} | {tally.wrong_rows} "
-            f"| {tally.upserts} | {tally.failed_upserts} | {tally.recovery_s:.1f} | {tally.worst_s * 1e3:.0f} |\n"
+            f"| {tally.upserts} | {tally.failed_upserts} | {tally.recovery_s:.1f} | {tally.worst_s * 1e3:.0f} "
+            f"| {', '.join(sorted(tally.seen))} |\n"
         )
         for why, count in tally.why.items():
             sys.stderr.write(f"    {count} x {why}\n")
         sys.stdout.flush()
 
     sys.stdout.write(
-        "| Fault | Requests | Failed | Stale rows | Wrong rows | Upserts | Refused | Recovery s | Longest ms |\n"
-        "|---|---|---|---|---|---|---|---|---|\n"
+        "| Fault | Requests | Failed | Stale rows | Wrong rows | Upserts | Refused | Recovery s | Longest ms "
+        "| An operator saw |\n"
+        "|---|---|---|---|---|---|---|---|---|---|\n"
     )
     run_all(chosen, options.rows, options.seconds, show)
     return int(wrong > 0)

@@ -141,7 +141,7 @@ def faults() -> list[StoreFault]:
             wrong={_SHARD: lambda data: data[: len(data) // 2]},
         ),
         StoreFault("unmarked", "an upload without its marker yet", "", "INCOMPLETE", missing="saved_model.pb"),
-        StoreFault("large", "a version larger than --store_cache_mib", r"it may have at most 48\.0 MiB"),
+        StoreFault("large", "a version larger than --store_cache_mib", r"are left: it may have 48\.0 MiB"),
         StoreFault(
             "silent",
             "the store takes a request and never answers",

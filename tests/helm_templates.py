@@ -122,10 +122,18 @@ def parse(text: str, definitions: dict[str, list[Block]]) -> list[Block]:
             if words[0] != "define":
                 open_blocks[-1][1].append(block)
             open_blocks.append((block, block.body))
-        elif words == ["else"] and open_blocks[-1][0].kind == "if":
+        elif words == ["else"] and open_blocks[-1][0].kind in ("if", "else if"):
             open_blocks[-1] = (open_blocks[-1][0], open_blocks[-1][0].otherwise)
+        elif words[:2] == ["else", "if"] and open_blocks[-1][0].kind in ("if", "else if"):
+            # The block ends with the block that it continues.
+            block = Block("else if", words[2:])
+            open_blocks[-1][0].otherwise.append(block)
+            open_blocks[-1] = (open_blocks[-1][0], open_blocks[-1][0].otherwise)
+            open_blocks.append((block, block.body))
         elif words == ["end"] and len(open_blocks) > 1:
             ended, _ = open_blocks.pop()
+            while ended.kind == "else if":
+                ended, _ = open_blocks.pop()
             if ended.kind == "define":
                 definitions[json.loads(ended.words[0])] = ended.body
         else:

@@ -173,7 +173,8 @@ def _of_kustomization(file: Path, documents: list[Any]) -> Iterator[str]:
             yield f"no object {patch['target']}"
     for labels in about.get("labels", []):
         for field in labels["fields"]:
-            values = [_at(document, field["path"]) for (kind, _), document in objects.items() if kind == field["kind"]]
+            of_kind = [document for (kind, _), document in objects.items() if kind == field["kind"]]
+            values = [value for document in of_kind for value in _at(document, field["path"])]
             if not values or not all(labels["pairs"].keys() <= value.keys() for value in values):
                 yield f"{field} has no such label"
     images = {"embedding-server", *_new_images()}
@@ -187,10 +188,9 @@ def _new_images() -> set[str]:
     return {image["newName"] for images in lists for image in images if "newName" in image}
 
 
-def _at(document: Any, path: str) -> Any:
-    """Returns the value at a path such as spec/selector; in a list, the path continues in the list's only item."""
+def _at(document: Any, path: str) -> list[Any]:
+    """Returns the values at a path such as spec/selector; in a list, the path continues in each item."""
+    found = [document]
     for part in path.split("/"):
-        if isinstance(document, list):
-            (document,) = document
-        document = document[part]
-    return document
+        found = [item[part] for node in found for item in (node if isinstance(node, list) else [node])]
+    return found

@@ -20,7 +20,7 @@ DATA = Path(__file__).parent / "data" / "kubernetes"
 # Keys of Kubernetes objects whose values are maps with names of the user's choice, which are not checked.
 FREE = {
     *("labels", "matchLabels", "annotations", "selector", "data", "requests", "limits", "pairs"),
-    *("settings", "clientLabels", "serviceAccountAnnotations"),
+    *("settings", "clientLabels", "serviceAccountAnnotations", "nodeSelector", "podLabels"),
 }
 
 

@@ -37,7 +37,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "bucket": BUCKET,
     "bucket, each option": {
         **BUCKET,
-        "bucket": {"cacheSize": "9Gi", "serviceAccountAnnotations": {"iam/role": "reader"}, "metadataService": False},
+        "bucket": {"cacheGi": 9, "serviceAccountAnnotations": {"iam/role": "reader"}, "metadataService": False},
         "settings": {"EMB_MAX_QUEUE_MS": "50", "EMB_THREADS": "4"},
         "networkPolicy": {"gatewayNamespace": "gateways"},
         "route": {"enabled": True, "canary": {"release": "embedding-server-canary", "weight": 25}},
@@ -50,6 +50,25 @@ VALUES: dict[str, dict[str, Any]] = {
         "route": {"enabled": True},
     },
     "volume of the user": {"volume": {"existingClaim": "theirs"}},
+    "secrets": {
+        "image": {"digest": "sha256:" + "0" * 64},
+        "imagePullSecrets": [{"name": "registry"}],
+        "tls": {"secretName": "tls"},
+        "auth": {"secretName": "auth"},
+        "consoleSecret": {"secretName": "console"},
+        "env": [{"name": "AWS_REGION", "value": "eu-central-1"}],
+        "envFrom": [{"secretRef": {"name": "store"}}],
+        "extraVolumes": [{"name": "password", "secret": {"secretName": "valkey"}}],
+        "extraVolumeMounts": [{"name": "password", "mountPath": "/etc/valkey", "readOnly": True}],
+        "networkPolicy": {"egress": [{"ports": [{"protocol": "TCP", "port": 6379}]}]},
+    },
+    "client certificates, own nodes": {
+        "tls": {"secretName": "tls", "clientCertificates": True},
+        "podLabels": {"team": "ranking"},
+        "nodeSelector": {"disk": "nvme"},
+        "tolerations": [{"key": "serving", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+    },
 }
 
 

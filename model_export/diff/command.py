@@ -40,10 +40,8 @@ def diff(arguments: argparse.Namespace) -> None:
         sys.stdout.write(to_text(found))
     if arguments.html is not None:
         _write(arguments.html, to_html(found))
-    if arguments.max_drift is not None and (found.drift_percent or 0.0) > arguments.max_drift:
-        raise ExportError(
-            f"drifted: {found.drift_percent:.3g} % of a table's rows (--max_drift={arguments.max_drift:g})"
-        )
+    if arguments.max_drift is not None and (faults := found.refusals(arguments.max_drift)):
+        raise ExportError(f"drifted (--max_drift={arguments.max_drift:g}): {'; '.join(faults)}")
 
 
 def _with_predictions(found: VersionDiff, old: Path, new: Path) -> VersionDiff:

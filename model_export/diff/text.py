@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.comparison.document import DRIFTED_COSINE, Drift, Neighbours, OutputDiff, Rows, TableDiff, VersionDiff
+from service.comparison.document import (
+    DRIFTED_COSINE,
+    MAX_ROW_FACTOR,
+    Drift,
+    Neighbours,
+    OutputDiff,
+    Rows,
+    TableDiff,
+    VersionDiff,
+)
 
 
 def to_text(diff: VersionDiff) -> str:
@@ -17,7 +26,7 @@ def drift_words(drift: Drift) -> str:
 
     >>> from service.comparison.document import Histogram
     >>> empty = Histogram((), ())
-    >>> drift_words(Drift(200, True, empty, empty, 0.98, 0.1, 0, 2, 1.0, ()))
+    >>> drift_words(Drift(200, True, empty, empty, 0.98, 0.1, 1.0, 0, (8.0, 8.0), 0, 2, 1.0, ()))
     '2 of 200 rows drifted (1 %): cosine below 0.3 after alignment; median cosine 0.980, before alignment 0.100'
     """
     how = "after alignment" if drift.is_aligned else "as they are"
@@ -29,6 +38,21 @@ def drift_words(drift: Drift) -> str:
         words += f"; median cosine {drift.median_cosine:.3f}"
         if drift.is_aligned and drift.median_unaligned_cosine is not None:
             words += f", before alignment {drift.median_unaligned_cosine:.3f}"
+    return words
+
+
+def norm_words(drift: Drift) -> str:
+    """Returns one sentence on how the norms and the spread of a table's rows changed.
+
+    >>> from service.comparison.document import Histogram
+    >>> empty = Histogram((), ())
+    >>> norm_words(Drift(200, True, empty, empty, 0.98, 0.1, 1.25, 3, (8.0, 7.5), 0, 2, 1.0, ()))
+    'norms x1.25 (median), 3 rows by more than x32; the rows spread over 8.0 dimensions, now 7.5'
+    """
+    ratio = "none" if drift.median_norm_ratio is None else f"x{drift.median_norm_ratio:.3g} (median)"
+    words = f"norms {ratio}, {drift.outlying:,} rows by more than x{MAX_ROW_FACTOR:g}"
+    if drift.is_aligned:
+        words += f"; the rows spread over {drift.directions[0]:.1f} dimensions, now {drift.directions[1]:.1f}"
     return words
 
 
@@ -77,6 +101,7 @@ def _lines(diff: VersionDiff) -> Iterator[str]:
         yield f"  {rows_words(table)}"
         if table.drift is not None:
             yield f"  {drift_words(table.drift)}"
+            yield f"  {norm_words(table.drift)}"
             for row in table.drift.worst:
                 cosine = "a number that is not finite" if row.cosine is None else f"cosine {row.cosine:.3f}"
                 yield f"    row {row.name}: {cosine}"

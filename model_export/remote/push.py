@@ -22,9 +22,9 @@ from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.near_names import did_you_mean
 from service.remote.address import StoreAddress
+from service.remote.block_file import BlockFile
 from service.remote.clients import store_client
 from service.remote.layout import NOTES, Pointer, TableLayout, layout_of_record
-from service.types import TABLE_DTYPES, Array, stored_columns
 
 # Number of commands in one batch to the Valkey or Redis cluster. With blocks of 16 KB, a batch has 2 MB.
 _BATCH = 128
@@ -87,6 +87,7 @@ def push(
     pace = _Pace(max_mb_per_s * 1e6)
     try:
         with store_client(address, _TIMEOUT_S) as client:
+            _refuse_eviction(client, address)
             return [
                 _Table(client, artifact, name, table, manifest.tables[table], pace, progress).push(keep)
                 for table in tables or manifest.tables
@@ -128,17 +129,12 @@ class _Table:
         self._pace = pace
         self._progress = progress
         self._is_new = True
-        rows = entry.vocabulary_size
-        columns = stored_columns(entry.dtype, entry.embedding_dim) * np.dtype(TABLE_DTYPES[entry.dtype]).itemsize
-        self._parts = [self._mapped(artifact, entry, rows, columns)]
-        if entry.scale is not None:
-            self._parts.append(self._mapped(artifact, entry.scale, rows, 4))
-
-    def _mapped(self, artifact: Path, entry: TableEntry | TableScale, rows: int, columns: int) -> Array:
-        mapped = np.memmap(artifact / entry.file, np.uint8, "r", entry.offset, (rows, columns))
-        if masked(crc32c_of(mapped.reshape(-1))) != entry.crc32c:
-            raise ExportError(f"{self._what}: the bytes of {artifact / entry.file} do not fit their checksum")
-        return mapped
+        self._file = BlockFile(self._layout, artifact, entry)
+        parts: list[TableEntry | TableScale] = [entry] if entry.scale is None else [entry, entry.scale]
+        for part in parts:
+            mapped = np.memmap(artifact / part.file, np.uint8, "r", part.offset, (part.nbytes,))
+            if masked(crc32c_of(mapped)) != part.crc32c:
+                raise ExportError(f"{self._what}: the bytes of {artifact / part.file} do not fit their checksum")
 
     def push(self, keep: int) -> Pushed:
         layout, client = self._layout, self._client
@@ -177,7 +173,7 @@ class _Table:
                 with self._client.pipeline(transaction=False) as pipe:
                     for block in some:
                         pipe.strlen(layout.key(block))
-                    lengths = pipe.execute()
+                    lengths = [_length(one) for one in pipe.execute(raise_on_error=False)]
             todo = [block for block, size, length in zip(some, sizes, lengths, strict=True) if size != length]
             if todo:
                 self._set(todo)
@@ -193,25 +189,18 @@ class _Table:
             # its rows. The script therefore also deletes the orders of these rows, which record their last changes.
             for block in blocks:
                 keys = (layout.key(block), layout.orders(block % layout.num_shards))
-                self._client.eval(_SET_AGAIN, 2, *keys, self._bytes(block), *range(*layout.rows(block)))
+                self._client.eval(_SET_AGAIN, 2, *keys, self._file.bytes_of(block), *range(*layout.rows(block)))
             return
         with self._client.pipeline(transaction=False) as pipe:
             for block in blocks:
-                pipe.set(layout.key(block), self._bytes(block))
+                pipe.set(layout.key(block), self._file.bytes_of(block))
             pipe.execute()
 
     def _differs(self, block: int, value: bytes | None) -> bool:
         """Says whether a block in the cluster differs from the table's file in rows that no delta or upsert changed."""
-        layout, expected = self._layout, self._bytes(block)
-        if value == expected or value is None or len(value) != len(expected):
-            return value != expected
-        # The hash `orders` names the rows that deltas and upserts changed. It is read after the block, so it already
-        # names each row that is changed in the block's bytes.
-        changed = self._client.hkeys(layout.orders(block % layout.num_shards))
-        begin, end = layout.rows(block)
-        own = [int(row) - begin for row in changed if begin <= int(row) < end]
-        rows, known = (np.frombuffer(one, np.uint8).reshape(end - begin, -1) for one in (value, expected))
-        return not (np.delete(rows, own, 0) == np.delete(known, own, 0)).all()
+        layout = self._layout
+        orders = layout.orders(block % layout.num_shards)
+        return self._file.fault(block, value, lambda: self._client.hkeys(orders)) != ""
 
     def _differing(self) -> list[int]:
         layout, found = self._layout, []
@@ -232,16 +221,12 @@ class _Table:
         begin, end = self._layout.rows(block)
         return (end - begin) * self._layout.row_bytes
 
-    def _bytes(self, block: int) -> bytes:
-        begin, end = self._layout.rows(block)
-        return np.concatenate([part[begin:end] for part in self._parts], axis=1).tobytes()
-
     def _await_replicas(self) -> None:
         """Waits until each replica has all data of its primary: a failover before that would lose blocks."""
         end_s = time.monotonic() + _REPLICAS_S
         wanted: dict[str, int] | None = None
         while True:
-            infos = _replication(self._client)
+            infos = _info(self._client, "replication")
             # `wanted` keeps the primaries' replication offsets of the first loop pass, so the push does not wait until
             # the replicas have commands that other clients write later.
             wanted = wanted or {name: info["master_repl_offset"] for name, info in infos.items()}
@@ -285,11 +270,31 @@ class _Table:
         return count
 
 
-def _replication(client: Any) -> dict[str, dict[str, Any]]:
+def _refuse_eviction(client: Any, address: StoreAddress) -> None:
+    """Raises ExportError if a node would remove rows to make room: lookups of those rows would fail."""
+    for name, info in _info(client, "memory").items():
+        policy = info.get("maxmemory_policy", "")
+        if policy.startswith("allkeys"):
+            raise ExportError(
+                f"{address}: {name} has maxmemory-policy {policy}, so it would remove rows of tables when its memory "
+                "is full; set maxmemory-policy noeviction on all nodes"
+            )
+
+
+def _info(client: Any, section: str) -> dict[str, dict[str, Any]]:
     if isinstance(client, redis.RedisCluster):
-        found: dict[str, dict[str, Any]] = client.info("replication", target_nodes=redis.RedisCluster.PRIMARIES)
+        found: dict[str, dict[str, Any]] = client.info(section, target_nodes=redis.RedisCluster.PRIMARIES)
         return found
-    return {"the server": client.info("replication")}
+    return {"the server": client.info(section)}
+
+
+def _length(answer: Any) -> int:
+    """Returns the length of a block, -1 for a key of another type, which is written again; raises other errors."""
+    if isinstance(answer, redis.ResponseError) and str(answer).startswith("WRONGTYPE"):
+        return -1
+    if isinstance(answer, Exception):
+        raise answer
+    return int(answer)
 
 
 def _batches(blocks: Sequence[int]) -> Iterator[Sequence[int]]:

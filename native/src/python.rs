@@ -231,6 +231,12 @@ impl Clusters {
         self.inner.heard(model, version, table);
     }
 
+    /// Returns the blocks of a table that lacked a row that was read since the last call, and the table's numbers of
+    /// reads and of failed reads.
+    fn lost(&self, model: &str, version: i64, table: &str) -> (Vec<u64>, u64, u64) {
+        self.inner.lost(model, version, table)
+    }
+
     /// Allows reads from these replicas of Valkey or Redis clusters, given by host and port, for the next `seconds`
     /// seconds.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]

@@ -3,6 +3,9 @@
 Two trainings of one model find the same geometry in another coordinate system. Dot products, which the model uses, do
 not change when all rows are rotated, so a rotation is no change of the model.
 
+The mean row is subtracted first: if the rows of a table share a large mean, any two rows point the same way, and a
+table whose rows were permuted would look unchanged.
+
 Source: Schönemann, A generalized solution of the orthogonal Procrustes problem, Psychometrika 31 (1966).
 """
 
@@ -20,25 +23,47 @@ class Alignment:
     D (D - 1) / 2 free numbers, and on its own rows it would make unrelated tables look alike.
 
     Args:
-      typical: typical norms of an old and of a new row. A row with a larger norm counts as much as a row of that norm,
-        so that a few broken rows do not turn the rotation.
+      means: the mean old and new row, [D] each, which are subtracted from the rows.
+      typical: typical norms of an old and of a new row around the mean. A row with a larger norm counts as much as a
+        row of that norm, so that a few broken rows do not turn the rotation.
     """
 
-    def __init__(self, dim: int, typical: tuple[float, float]) -> None:
+    def __init__(self, means: tuple[Array, Array], typical: tuple[float, float]) -> None:
+        self._means = means
         self._typical = typical
+        dim = len(means[0])
         self._sums = np.zeros((2, dim, dim))
+        self._covariances = np.zeros((2, dim, dim))
 
     def add(self, old: Array, new: Array, halves: Array) -> None:
         """Adds pairs of an old and a new row: [n, D], finite float64. halves: [n], the half (0 or 1) of each pair."""
-        weighted = [_limited(rows, norm) for rows, norm in zip((old, new), self._typical, strict=True)]
+        weighted = [_limited(rows, norm) for rows, norm in zip(self.centred(old, new), self._typical, strict=True)]
+        for place, rows in enumerate(weighted):
+            self._covariances[place] += rows.T @ rows
         for half in (0, 1):
             mine = halves == half
             self._sums[half] += weighted[0][mine].T @ weighted[1][mine]
 
+    def centred(self, old: Array, new: Array) -> tuple[Array, Array]:
+        """Returns old and new rows without their tables' mean rows."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return old - self._means[0], new - self._means[1]
+
+    def directions(self) -> tuple[float, float]:
+        """Returns the effective number of dimensions of the old and of the new rows around their mean.
+
+        >>> fit = Alignment((np.zeros(2), np.zeros(2)), (1.0, 1.0))
+        >>> fit.add(np.eye(2), np.array([[1.0, 0.0], [-1.0, 0.0]]), np.arange(2))
+        >>> [round(number, 3) for number in fit.directions()]
+        [2.0, 1.0]
+        """
+        old, new = (_effective(np.linalg.eigvalsh(covariance)) for covariance in self._covariances)
+        return old, new
+
     def rotations(self) -> Array:
         """Returns, for each half of the pairs, the matrix R that brings `old @ R` nearest to `new` in the other half.
 
-        >>> fit = Alignment(2, (1.0, 1.0))
+        >>> fit = Alignment((np.zeros(2), np.zeros(2)), (1.0, 1.0))
         >>> old = np.array([[1.0, 0.0], [0.0, 1.0]])
         >>> for half in (0, 1): fit.add(old, old @ np.array([[0.0, 1.0], [-1.0, 0.0]]), np.full(2, half))
         >>> (fit.rotations()[0] + 0.0).round(6).tolist()
@@ -74,6 +99,12 @@ def norms(rows: Array) -> Array:
 def _same(old: Array, new: Array) -> Array:
     same: Array = ((old == new) | (np.isnan(old) & np.isnan(new))).all(axis=1)
     return same
+
+
+def _effective(variances: Array) -> float:
+    shares = np.clip(variances, 0, None)
+    shares = shares[shares > 0] / shares.sum() if shares.sum() > 0 else np.ones(1)
+    return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
 def _limited(rows: Array, norm: float) -> Array:

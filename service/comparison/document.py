@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,15 @@ from typing import Any, Literal
 # Measured on 1,683 rows of 32 numbers: of two trainings with different seeds, 30 % of the rows have a cosine below 0.3;
 # of a table whose rows were permuted, 95 %.
 DRIFTED_COSINE = 0.3
+# Gates beside the share of drifted rows. The norms of two trainings differ by less; a table in other units, or a broken
+# row, by more.
+MAX_NORM_FACTOR = 4.0
+MAX_ROW_FACTOR = 32.0
+MAX_OUTLYING_PERCENT = 0.5
+# Two trainings use the same number of directions, and keep more neighbours than unrelated tables do.
+MIN_DIRECTIONS = 0.85
+MIN_NEIGHBOURS = 0.02
+MIN_CORRELATION = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +57,13 @@ class Drift:
     rows: number of compared rows: all common rows, or a sample of them.
     is_aligned: rows are compared after the rotation that fits them best; False for a table with too few rows to fit a
       rotation, whose rows are compared as they are.
-    cosines: of the old and new vector of each row. norm_ratios: new norm / old norm, of rows that are finite and not 0.
+    cosines: of the old and new vector of each row, without the mean rows. norm_ratios: new norm / old norm, of rows
+      that are finite and not 0.
     median_cosine, median_unaligned_cosine: with and without the rotation; None if no cosine is finite.
+    median_norm_ratio: of the rows that are finite and not 0; None without one. outlying: rows whose norm ratio is
+      beyond MAX_ROW_FACTOR times the median, or that are not finite or 0 in one version only.
+    directions: effective number of dimensions of the old and the new rows around their mean: exp of the entropy of the
+      shares that the principal components have of the variance.
     equal: rows whose numbers are the same. drifted: rows with a cosine below DRIFTED_COSINE, or with a number that is
       not finite. percent: share of drifted rows. worst: the ten most drifted rows.
     """
@@ -60,6 +74,9 @@ class Drift:
     norm_ratios: Histogram
     median_cosine: float | None
     median_unaligned_cosine: float | None
+    median_norm_ratio: float | None
+    outlying: int
+    directions: tuple[float, float]
     equal: int
     drifted: int
     percent: float
@@ -142,6 +159,18 @@ class VersionDiff:
     predictions: tuple[OutputDiff, ...] | None = None
     notes: tuple[str, ...] = ()
 
+    def refusals(self, max_drift: float) -> list[str]:
+        """Returns why the new version is refused by --max_drift, one line for each reason; [] if it is accepted."""
+        found = [
+            f'table "{table.table}": {why}' for table in self.tables for why in _refusals(table, max_drift, self.old)
+        ]
+        return found + [
+            f"output {one.output} of signature {one.signature}: its answers to {one.requests} recorded requests have a "
+            f"correlation of {one.correlation:.3g} to those of version {self.old}, below {MIN_CORRELATION:g}"
+            for one in self.predictions or ()
+            if one.correlation is not None and one.correlation < MIN_CORRELATION
+        ]
+
     @property
     def drift_percent(self) -> float | None:
         """Largest percentage of drifted rows among the tables with a fitted rotation; None if no table has one."""
@@ -152,6 +181,37 @@ class VersionDiff:
         """Returns this comparison of two versions as plain JSON values; a number that is not finite is null."""
         fields: dict[str, Any] = _plain(self)
         return {**fields, "drift_percent": _plain(self.drift_percent), "drifted_cosine": DRIFTED_COSINE}
+
+
+def _refusals(table: TableDiff, max_drift: float, old: str) -> Iterator[str]:
+    drift, neighbours = table.drift, table.neighbours
+    if drift is not None:
+        if drift.is_aligned and drift.percent > max_drift:
+            yield (
+                f"{drift.percent:.3g} % of {drift.rows} compared rows have a cosine below {DRIFTED_COSINE:g} to "
+                f"version {old} after alignment"
+            )
+        ratio = drift.median_norm_ratio
+        if ratio is not None and not 1 / MAX_NORM_FACTOR <= ratio <= MAX_NORM_FACTOR:
+            yield f"the norms of its rows are {ratio:.3g} times those of version {old} (median)"
+        if drift.outlying > drift.rows * MAX_OUTLYING_PERCENT / 100:
+            yield (
+                f"the norms of {drift.outlying} of {drift.rows} compared rows changed by more than a factor of "
+                f"{MAX_ROW_FACTOR:g}, or to or from 0, NaN or infinity"
+            )
+        before, after = drift.directions
+        if drift.is_aligned and min(before, after) < MIN_DIRECTIONS * max(before, after):
+            yield f"its rows spread over {after:.1f} dimensions, those of version {old} over {before:.1f}"
+    # With a small pool, unrelated tables share many neighbours, so that the overlap says little.
+    if (
+        neighbours is not None
+        and neighbours.chance < MIN_NEIGHBOURS
+        and neighbours.overlap < neighbours.chance + MIN_NEIGHBOURS
+    ):
+        yield (
+            f"{neighbours.overlap:.2%} of the {neighbours.k} nearest neighbours of a row are those of version {old}; "
+            f"unrelated tables share {neighbours.chance:.2%}"
+        )
 
 
 def _plain(value: Any) -> Any:

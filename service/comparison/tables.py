@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from service.comparison.alignment import Alignment, cosines, norms
-from service.comparison.document import DRIFTED_COSINE, Drift, DriftedRow, Histogram, Neighbours, Rows
+from service.comparison.document import DRIFTED_COSINE, MAX_ROW_FACTOR, Drift, DriftedRow, Histogram, Neighbours, Rows
 from service.comparison.matching import NO_ROW, Matching
 from service.types import Array, Table
 
@@ -20,6 +21,8 @@ _FIRST = 10
 _IDS_AT_A_TIME = 1 << 16
 _CHUNK_BYTES = 4 << 20
 _NUM_TYPICAL = 4096
+# Rows with a norm above this many medians do not count in the mean row.
+_USUAL_NORM = 4.0
 _COSINE_EDGES = np.round(np.linspace(-1, 1, 21), 1)
 # Edges of the bins for norm ratios, from 1/8 to 8: four bins for each doubling, and a ratio of 1 is in the middle of
 # its bin.
@@ -77,27 +80,34 @@ def pair_rows(matching: Matching, budget: Budget) -> RowPairs:
 def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Drift:
     """Returns how much the vectors of the paired rows differ between two versions of a table with the same D."""
     count = len(pairs.old_ids)
-    rotations = _rotations(old, new, pairs.old_ids, pairs.new_ids)
-    is_aligned = rotations is not None
+    fit = _fit(old, new, pairs.old_ids, pairs.new_ids)
     aligned, unaligned, ratios = np.empty(count), np.empty(count), np.empty(count)
     equal = 0
     for part, before, after in _chunks(old, new, pairs.old_ids, pairs.new_ids):
         unaligned[part] = cosines(before, after)
-        aligned[part] = _aligned_cosines(part, before, after, rotations)
+        aligned[part] = _aligned_cosines(part, before, after, fit)
         equal += int(_same(before, after).sum())
         with np.errstate(invalid="ignore", divide="ignore"):
-            ratios[part] = norms(after) / norms(before)
+            # Two rows of zeros have the ratio 1.
+            ratios[part] = np.where(_same(before, after), 1.0, norms(after) / norms(before))
+    usual = ratios[np.isfinite(ratios) & (ratios > 0)]
+    middle = float(np.median(usual)) if len(usual) else None
+    with np.errstate(invalid="ignore"):
+        is_usual = (ratios <= MAX_ROW_FACTOR * (middle or 1.0)) & (ratios >= (middle or 1.0) / MAX_ROW_FACTOR)
     is_drifted = ~(aligned >= DRIFTED_COSINE)
     order = np.lexsort((pairs.old_ids, np.where(np.isnan(aligned), -2.0, aligned)))[:_FIRST]
     worst = [at for at in order.tolist() if is_drifted[at]]
     drifted = int(is_drifted.sum())
     return Drift(
         rows=count,
-        is_aligned=is_aligned,
+        is_aligned=fit.rotations is not None,
         cosines=_histogram(aligned[np.isfinite(aligned)], _COSINE_EDGES),
-        norm_ratios=_histogram(ratios[np.isfinite(ratios) & (ratios > 0)], _RATIO_EDGES),
+        norm_ratios=_histogram(usual, _RATIO_EDGES),
         median_cosine=_median(aligned),
         median_unaligned_cosine=_median(unaligned),
+        median_norm_ratio=middle,
+        outlying=int((~is_usual).sum()),
+        directions=fit.directions,
         equal=equal,
         drifted=drifted,
         percent=100.0 * drifted / count if count else 0.0,
@@ -121,11 +131,11 @@ def row_cosines(old: Table, new: Table, matching: Matching, new_ids: Array) -> t
     places = np.flatnonzero(old_ids != NO_ROW)
     places = places[np.argsort(old_ids[places], kind="stable")]
     before_ids, after_ids = old_ids[places], new_ids[places]
-    rotations = _rotations(old, new, before_ids, after_ids)
+    fit = _fit(old, new, before_ids, after_ids)
     found = np.full(len(new_ids), np.nan)
     for part, before, after in _chunks(old, new, before_ids, after_ids):
-        found[places[part]] = _aligned_cosines(part, before, after, rotations)
-    return found, rotations is not None
+        found[places[part]] = _aligned_cosines(part, before, after, fit)
+    return found, fit.rotations is not None
 
 
 def neighbours_of(
@@ -179,25 +189,44 @@ class _Found:
         return Rows(self._count, tuple(self._first))
 
 
-def _rotations(old: Table, new: Table, old_ids: Array, new_ids: Array) -> Array | None:
-    """Fits a rotation for each half of the pairs of old and new rows; returns None if there are too few pairs."""
+class _Fit(NamedTuple):
+    """How two versions of a table are compared.
+
+    means: the mean old and new row, subtracted from the rows; zeros without rotations. rotations: as Alignment has
+      them; None if there are too few pairs. directions: as in Drift.
+    """
+
+    means: tuple[Array, Array]
+    rotations: Array | None
+    directions: tuple[float, float]
+
+
+def _fit(old: Table, new: Table, old_ids: Array, new_ids: Array) -> _Fit:
+    """Fits the means and a rotation for each half of the pairs of old and new rows."""
+    nothing = np.zeros(old.info.embedding_dim)
     if len(old_ids) < ROWS_PER_DIM * old.info.embedding_dim:
-        return None
+        return _Fit((nothing, nothing), None, (1.0, 1.0))
     sample = slice(None, None, max(1, len(old_ids) // _NUM_TYPICAL))
-    typical = [_typical_norm(table, ids[sample]) for table, ids in ((old, old_ids), (new, new_ids))]
-    fit = Alignment(old.info.embedding_dim, (typical[0], typical[1]))
+    samples = [table.rows(ids[sample]).astype(np.float64) for table, ids in ((old, old_ids), (new, new_ids))]
+    # Broken rows would move the mean. The norms decide which rows are left out, so that a rotation changes nothing.
+    lengths = [norms(rows) for rows in samples]
+    usual = np.all([(one > 0) & (one <= _USUAL_NORM * _typical_norm(one)) for one in lengths], axis=0)
+    means = [rows[usual].mean(axis=0) if usual.any() else nothing for rows in samples]
+    typical = [_typical_norm(norms(rows - mean)) for rows, mean in zip(samples, means, strict=True)]
+    fit = Alignment((means[0], means[1]), (typical[0], typical[1]))
     for part, before, after in _chunks(old, new, old_ids, new_ids):
         usable = np.isfinite(norms(before)) & np.isfinite(norms(after))
         fit.add(before[usable], after[usable], _halves(part)[usable])
-    return fit.rotations()
+    return _Fit((means[0], means[1]), fit.rotations(), fit.directions())
 
 
-def _aligned_cosines(part: slice, before: Array, after: Array, rotations: Array | None) -> Array:
-    if rotations is None:
+def _aligned_cosines(part: slice, before: Array, after: Array, fit: _Fit) -> Array:
+    if fit.rotations is None:
         return cosines(before, after)
     with np.errstate(invalid="ignore", over="ignore"):
-        turned = np.where(_halves(part)[:, None] == 0, before @ rotations[0], before @ rotations[1])
-        found = cosines(turned, after)
+        old, new = before - fit.means[0], after - fit.means[1]
+        turned = np.where(_halves(part)[:, None] == 0, old @ fit.rotations[0], old @ fit.rotations[1])
+        found = cosines(turned, new)
     # A row of zeros or NaN has no direction that a rotation could change: if it is the same in both versions, its
     # cosine counts as 1.
     lengths = norms(before)
@@ -210,8 +239,7 @@ def _same(before: Array, after: Array) -> Array:
     return same
 
 
-def _typical_norm(table: Table, ids: Array) -> float:
-    lengths = norms(table.rows(ids).astype(np.float64))
+def _typical_norm(lengths: Array) -> float:
     lengths = lengths[np.isfinite(lengths) & (lengths > 0)]
     return float(np.median(lengths)) if len(lengths) else 1.0
 

@@ -111,7 +111,12 @@ class ServerSettings:
     num_load_threads: int = setting(
         0, "How many versions of all models may load at the same time; 0: one version of each model.", 0, 1024
     )
-    max_num_load_retries: int = setting(5, "How often the load of a version that failed is tried again.", 0, 1000)
+    max_num_load_retries: int = setting(
+        5,
+        "How often the load of a version with a fault in its folder is tried again; other failures are tried for ever.",
+        0,
+        1000,
+    )
     load_retry_interval_micros: int = setting(
         60_000_000, "Microseconds between two attempts to load a version; less than 0 is 0.", -(10**12), 10**12
     )
@@ -156,7 +161,8 @@ class ServerSettings:
         100.0,
         "Most per cent of a table's rows that may have drifted from the newest AVAILABLE version; a newer version "
         "beyond it is not loaded. A row has drifted if the cosine of its old and new vector, after the rotation that "
-        "fits the tables best, is below 0.3. 100: versions are not compared. See docs/diff.md.",
+        "fits the tables best, is below 0.3. Norms, columns and neighbours are judged, too, by fixed limits. 100: "
+        "versions are not compared. See docs/diff.md.",
         0,
         100,
     )

@@ -22,7 +22,7 @@ class LoadRules:
     """The rules for loading versions, which are the same for all models: loader, retries and timeouts.
 
     load: reads a version folder into a servable; raises ServiceError.
-    max_retries: how often a version that failed is tried again, retry_interval_s apart.
+    max_retries: how often a version that failed by a fault of its folder is tried again, retry_interval_s apart.
     settle_s: how long a folder without a manifest must not have changed before the version is loaded.
     clock, wall_clock: seconds; clock is monotonic, wall_clock is the file system's.
     slots: a semaphore that is held during a load; it bounds the number of loads at a time.

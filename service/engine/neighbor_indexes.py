@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from service.engine.low_priority import low_priority_thread
 from service.engine.neighbors import Metric, Nearest, RowIndex, RowSearch, SearchedTable
@@ -27,6 +30,12 @@ MAX_ROWS = 100_000_000
 BuildIndex = Callable[
     [Callable[[Array], Array], Callable[[RowSearch], Nearest], Callable[[], None], int, Metric], "RowIndex | None"
 ]
+# Type of a function that tunes an index, as tables.row_index.tune_index. Arguments: the index; compares all rows;
+# queries; number of rows.
+TuneIndex = Callable[[Any, Callable[[RowSearch], Nearest], Array, int], "RowIndex | None"]
+# An index is tuned for searches by vectors when this many vectors were asked for, and again each time that their number
+# has doubled. The sample has at most _SAMPLED_VECTORS of them, drawn evenly from all, and _ADDED_VECTORS of one search.
+_FIRST_TUNING, _SAMPLED_VECTORS, _ADDED_VECTORS = 64, 256, 16
 # Type of a function that leases the servable of a model's version.
 LeaseVersion = Callable[[ModelRef], AbstractContextManager[Servable]]
 
@@ -60,10 +69,39 @@ class IndexFiles(Protocol):
 
 
 class Indexing(NamedTuple):
-    """How nearest-row indexes are built. files: keeps them over a restart; None: the server builds each anew."""
+    """How nearest-row indexes are built. files: keeps them over a restart; None: the server builds each anew.
+
+    tune: tunes an index for queries by vectors.
+    """
 
     build: BuildIndex
+    tune: TuneIndex
     files: IndexFiles | None = None
+
+
+class _Vectors:
+    # A sample of the vectors with which a table was searched, and its index as it was tuned for them. index: None until
+    # then, and if too many lists would have to be read.
+
+    def __init__(self) -> None:
+        self.sample: list[Array] = []
+        self.index: RowIndex | None = None
+        self._num_seen = 0
+        self._due = _FIRST_TUNING
+        self._random = random.Random(0)
+
+    def add(self, vectors: Array) -> bool:
+        """Adds vectors to the sample; says whether the index is to be tuned again."""
+        for vector in vectors[:_ADDED_VECTORS]:
+            self._num_seen += 1
+            if len(self.sample) < _SAMPLED_VECTORS:
+                self.sample.append(np.array(vector, np.float32))
+            elif (place := self._random.randrange(self._num_seen)) < _SAMPLED_VECTORS:
+                self.sample[place] = np.array(vector, np.float32)
+        is_due = self._num_seen >= self._due
+        if is_due:
+            self._due = 2 * self._num_seen
+        return is_due
 
 
 class NeighborIndexes:
@@ -75,6 +113,7 @@ class NeighborIndexes:
     def __init__(self, indexing: Indexing | None, lease: LeaseVersion, least_rows: int) -> None:
         """Indexes only tables of at least `least_rows` rows; no table if least_rows is 0 or indexing is None."""
         self._build = None if indexing is None else indexing.build
+        self._tune = None if indexing is None else indexing.tune
         self._files = None if indexing is None else indexing.files
         self._lease = lease
         self._least_rows = least_rows
@@ -82,12 +121,49 @@ class NeighborIndexes:
         self._thread: ThreadPoolExecutor | None = None
         self._is_closed = False
         self._kept: WeakKeyDictionary[Files, dict[IndexName, Future[RowIndex | None]]] = WeakKeyDictionary()
+        self._vectors: WeakKeyDictionary[Files, dict[IndexName, _Vectors]] = WeakKeyDictionary()
 
     def of(self, servable: Servable, table: SearchedTable, metric: Metric) -> RowIndex | None:
         """Returns a table's nearest-row index for a metric; None if there is none, or if it is not built yet."""
         name = IndexName(servable.name, servable.version, table.info.name, metric)
         future = self._kept.get(servable.files, {}).get(name) if self._is_wanted(servable, table) else None
         return future.result() if future is not None and future.done() and not future.cancelled() else None
+
+    def of_vectors(
+        self, servable: Servable, table: SearchedTable, metric: Metric, index: RowIndex, vectors: Array
+    ) -> RowIndex | None:
+        """Returns a table's index as it was tuned for searches by vectors; None until it is, so that all rows are
+        compared.
+
+        Args:
+          index: of the table. vectors: [Q, D], of this search; they become part of the sample for which it is tuned.
+        """
+        name = IndexName(servable.name, servable.version, table.info.name, metric)
+        with self._lock:
+            known = self._vectors.setdefault(servable.files, {}).setdefault(name, _Vectors())
+            if known.add(vectors) and self._thread is not None and not self._is_closed:
+                queries = np.stack(known.sample)
+                files, num_rows = id(servable.files), table.info.vocabulary_size
+                self._thread.submit(self._tuned, name, files, num_rows, index, queries, known)
+        return known.index
+
+    def _tuned(
+        self, name: IndexName, files: int, num_rows: int, index: RowIndex, queries: Array, known: _Vectors
+    ) -> None:
+        assert self._tune is not None
+        try:
+            known.index = found = self._tune(index, self._leased(name, files).search, queries, num_rows)
+        except ServiceError:
+            # The version is gone, and its index with it.
+            return
+        except Exception:
+            logger.exception("index of nearest rows could not be tuned for vectors", extra=name._asdict())
+            return
+        # Without an index for them, searches by vectors compare all rows.
+        told: dict[str, object] = {"is_used": found is not None, "vectors": len(queries)}
+        if found is not None:
+            told |= {"recall": round(found.recall or 0.0, 4), "lists_read": found.probes}
+        logger.info("index of nearest rows is tuned for vectors", extra=name._asdict() | told)
 
     def want(self, servable: Servable, table: SearchedTable, metric: Metric) -> None:
         """Starts to load or build a table's nearest-row index, unless an earlier call for this index has done so."""
@@ -120,39 +196,20 @@ class NeighborIndexes:
         return self._build is not None and is_large and table.info.name not in servable.remote_tables
 
     def _built(self, name: IndexName, files: int, num_rows: int) -> RowIndex | None:
-        # Each block of rows takes a lease of its own, so that a version can be unloaded while its index is built.
-        def go_on() -> None:
-            if self._is_closed:
-                raise VersionNotFound("The server ends.")
-
-        @contextmanager
-        def held() -> Iterator[SearchedTable]:
-            go_on()
-            with self._lease(ModelRef(name.model, version=name.version)) as servable:
-                if id(servable.files) != files:
-                    raise VersionNotFound("The version was loaded anew.")
-                yield servable.tables[name.table]
-
-        def read(ids: Array) -> Array:
-            with held() as table:
-                return table.rows(ids)
-
-        def search(wanted: RowSearch) -> Nearest:
-            with held() as table:
-                return table.nearest(wanted)
-
+        leased = self._leased(name, files)
         assert self._build is not None
         extra = name._asdict()
         try:
             kept = None if self._files is None else self._files.load(name, num_rows)
             if kept is not None:
-                logger.info("index of nearest rows is loaded", extra=extra | {"recall": round(kept.recall, 4)})
+                recall = round(kept.recall or 0.0, 4)
+                logger.info("index of nearest rows is loaded", extra=extra | {"recall": recall})
                 return kept
-            index = self._build(read, search, go_on, num_rows, name.metric)
+            index = self._build(leased.read, leased.search, leased.go_on, num_rows, name.metric)
             if index is not None and self._files is not None:
                 # changed_rows() is called after the build, so the index has the values of the table's file for all rows
                 # that are not in `changed`.
-                with held() as table:
+                with leased.held() as table:
                     changed = table.changed_rows()
                 self._files.keep(name, index, changed)
         except ServiceError as error:
@@ -165,6 +222,47 @@ class NeighborIndexes:
         if index is None:
             logger.info("table is searched without an index: too many lists would have to be read", extra=extra)
             return None
-        found = {"recall": round(index.recall, 4), "lists": index.num_lists, "lists_read": index.probes}
+        found = {"recall": round(index.recall or 0.0, 4), "lists": index.num_lists, "lists_read": index.probes}
         logger.info("index of nearest rows is built", extra=extra | found | {"seconds": round(index.seconds, 3)})
         return index
+
+    def _leased(self, name: IndexName, files: int) -> _Leased:
+        return _Leased(name, files, self._lease, lambda: self._is_closed)
+
+
+class _Leased:
+    """A table that is read and searched under leases of their own, so that its version can be unloaded in between.
+
+    Args:
+      files: id of the version's files. is_closed: says whether the server ends.
+    """
+
+    def __init__(self, name: IndexName, files: int, lease: LeaseVersion, is_closed: Callable[[], bool]) -> None:
+        self._name = name
+        self._files = files
+        self._lease = lease
+        self._is_closed = is_closed
+
+    def go_on(self) -> None:
+        """Raises VersionNotFound if the server ends."""
+        if self._is_closed():
+            raise VersionNotFound("The server ends.")
+
+    @contextmanager
+    def held(self) -> Iterator[SearchedTable]:
+        """Holds a lease within a `with` block; raises VersionNotFound if the version is gone."""
+        self.go_on()
+        with self._lease(ModelRef(self._name.model, version=self._name.version)) as servable:
+            if id(servable.files) != self._files:
+                raise VersionNotFound("The version was loaded anew.")
+            yield servable.tables[self._name.table]
+
+    def read(self, ids: Array) -> Array:
+        """Returns rows of the table."""
+        with self.held() as table:
+            return table.rows(ids)
+
+    def search(self, wanted: RowSearch) -> Nearest:
+        """Compares rows of the table."""
+        with self.held() as table:
+            return table.nearest(wanted)

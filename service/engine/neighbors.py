@@ -93,7 +93,8 @@ class NeighborAnswer(NamedTuple):
     ids, scores: as in Nearest. keys: [Q, k] object (bytes, int, or None for a row without a key); None: the table has
     no vocabulary, or several and the request names none.
     version: the model version of the table. rows_scanned: number of rows that the queries were compared with.
-    recall: the measured share of the ten nearest rows that the table's index finds; None: all rows were compared.
+    recall: the measured share of the ten nearest rows that the table's index finds; None: all rows were compared, or
+      the recall of such a search was not measured.
     """
 
     ids: Array
@@ -107,11 +108,11 @@ class NeighborAnswer(NamedTuple):
 class RowIndex(Protocol):
     """An index that names the rows of a table that may be nearest to a query. Concurrency: any thread.
 
-    recall: the share of the ten nearest rows that it names, measured when it was built. seconds: the time to build it.
+    recall: the share of the ten nearest rows that it names; None: not measured. seconds: the time to build it.
     num_lists, probes: lists of rows, and how many of them a search reads. nbytes: memory.
     """
 
-    recall: float
+    recall: float | None
     seconds: float
     num_lists: int
     probes: int
@@ -119,6 +120,10 @@ class RowIndex(Protocol):
 
     def candidates(self, queries: Array) -> Sequence[Array]:
         """Returns, for each of [Q, D] float32 queries, the int64 ids of rows that may be nearest to it, ascending."""
+        ...
+
+    def widened(self, rank: int) -> RowIndex | None:
+        """Returns an index for searches of the `rank` nearest rows; None if such a search compares all rows."""
         ...
 
 

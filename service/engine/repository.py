@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from service.artifact.completeness import Fingerprint, Identity, is_replaced
+from service.engine.load_failures import Failure
 from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig
 from service.engine.model_folder import SHORTEST_WAIT_S, LoadedFiles, ModelFolder, Scan, Scanned, unanswered
@@ -28,13 +28,6 @@ logger = logging.getLogger(__name__)
 # Maximum number of unloaded versions that a model's status still lists, as TensorFlow Serving lists them too.
 _MAX_ENDED = 32
 _NOT_RELOADED = "they are not served; give them a new number, or start with --reload_replaced_versions"
-
-
-@dataclass(slots=True)
-class _Failure:
-    attempts: int
-    retry_at_s: float
-    seen: Fingerprint
 
 
 class ModelWatcher:
@@ -67,13 +60,13 @@ class ModelWatcher:
         self._loaded: dict[int, LoadedFiles] = {}
         self._folder = ModelFolder(config.name, rules, self.look_again)
         self._announced: set[int] = set()
-        self._failures: dict[int, _Failure] = {}
+        self._failures: dict[int, Failure] = {}
         # Damaged version -> the fingerprint of its folder with the damage; the version is loaded again when its folder
         # has another one.
         self._damaged: dict[int, Fingerprint] = {}
         self._notes: Mapping[int, str] = {}
-        # Replaced version that did not load again -> its files at that load, and the error.
-        self._not_reloaded: dict[int, tuple[Identity, str]] = {}
+        # Replaced version that did not load again -> its files at that load, the error, and the count of failures.
+        self._not_reloaded: dict[int, tuple[Identity, str, Failure]] = {}
         self._problem = ""
         # The last scan after whose act() nothing was left to do: an equal scan needs no act().
         self._settled: Scanned | None = None
@@ -175,9 +168,10 @@ class ModelWatcher:
             self._try(config, version, found[version], instead)
             if self._is_outdated(config):
                 return None
-        for version in instead:
-            if self._loaded or not (self._folder.source.is_local or self._failures.keys() & set(wanted)):
-                # While an object store still fetches the wanted version, an older one is not fetched beside it.
+        # While an object store still fetches the wanted version, an older one is not fetched beside it.
+        has_failed = bool(self._failures.keys() & set(wanted))
+        for version in (v for v in instead if has_failed or self._folder.source.is_at_hand(v)):
+            if self._loaded:
                 break
             if self._try(config, version, found[version], instead) and not self._is_outdated(config):
                 extra = {"model": self.name, "version": version, "instead_of": wanted[0]}
@@ -239,9 +233,9 @@ class ModelWatcher:
 
         The version that is served stays until the new one is loaded.
         """
-        failed = self._not_reloaded.get(version)
-        if failed is not None and failed[0] == now:
-            return failed[1]
+        before, reason, failure = self._not_reloaded.get(version, (now, "", Failure()))
+        if before == now and not failure.is_due(self._rules.clock()):
+            return reason
         try:
             if self._loads.is_hanging(version) or not self._folder.has_arrived(version, path):
                 return "they are loaded when all of them are there"
@@ -254,7 +248,9 @@ class ModelWatcher:
             return "their file system does not answer"
         except Exception as error:
             reason = error.message if isinstance(error, ServiceError) else f"{type(error).__name__}: {error}"
-            self._not_reloaded[version] = now, reason
+            failure = failure if before == now else Failure()
+            self._note_failure(failure, error, 0)
+            self._not_reloaded[version] = now, reason, failure
             logger.error("reload of a replaced version failed", extra=self._named(version, reason))
             return reason
         self._folder.forget(version)
@@ -339,7 +335,7 @@ class ModelWatcher:
             # is loaded at once, and may be retried as often as a new version.
             failure.attempts = 0
             return True
-        return failure.attempts <= self._rules.max_retries and self._rules.clock() >= failure.retry_at_s
+        return failure.is_due(self._rules.clock())
 
     def _try_load(self, version: int, path: Path, instead: int | None) -> None:
         rules = self._rules
@@ -372,23 +368,19 @@ class ModelWatcher:
         logger.info("loaded", extra={"model": self.name, "version": version, "seconds": seconds, "path": str(path)})
 
     def _failed(self, version: int, error: Exception) -> None:
-        rules = self._rules
-        seen = self._folder.seen(version)
-        failure = self._failures.setdefault(version, _Failure(0, 0.0, seen))
-        failure.attempts += 1
-        failure.retry_at_s = rules.clock() + rules.retry_interval_s
-        failure.seen = seen
+        failure = self._failures.setdefault(version, Failure())
+        retry_in_s = self._note_failure(failure, error, self._rules.max_retries)
+        failure.seen = self._folder.seen(version)
         known = error if isinstance(error, ServiceError) else ArtifactError(f"{type(error).__name__}: {error}")
         logger.error(
             "load failed",
             exc_info=None if isinstance(error, ServiceError) else error,
-            extra=self._named(version, known.message)
-            | {
-                "attempt": failure.attempts,
-                "retry_in_s": rules.retry_interval_s if failure.attempts <= rules.max_retries else None,
-            },
+            extra=self._named(version, known.message) | {"attempt": failure.attempts, "retry_in_s": retry_in_s},
         )
         self._registry.fail(self.name, version, self.last_config.told_error(known))
+
+    def _note_failure(self, failure: Failure, error: Exception, max_retries: int) -> float | None:
+        return failure.note(error, self._rules.clock(), self._rules.retry_interval_s, max_retries)
 
     def _unload_all_but(self, wanted: list[int]) -> None:
         for version in sorted(self._loaded.keys() - set(wanted)):
@@ -404,6 +396,6 @@ class ModelWatcher:
             failure = self._failures.get(version)
             if failure is None:
                 waits.append(rules.settle_s)
-            elif failure.attempts <= rules.max_retries:
+            elif failure.retry_at_s is not None:
                 waits.append(failure.retry_at_s - rules.clock())
         return max(min(waits), SHORTEST_WAIT_S) if waits else None

@@ -194,12 +194,17 @@ class Searches:
             threads = max(self._limits.threads // len(self._running), 1)
             may_use_index = not (query.exact or query.allowed.is_given or query.k > MAX_INDEXED_K)
             index = self.indexes.of(servable, table, query.metric) if may_use_index else None
+            is_built = index is not None
+            if index is not None and query.vectors is not None:
+                index = self.indexes.of_vectors(servable, table, query.metric, index, query.vectors)
+            # The rows that a filter leaves out may be the nearest ones, so that as many more rows must be found.
+            index = None if index is None else index.widened(query.k + query.denied.size)
             found = find_neighbors(
                 servable, table, query, self._limits, index, seconds=max(seconds, 0.0), threads=threads
             )
         finally:
             self._running.pop()
-        if may_use_index and index is None:
+        if may_use_index and not is_built:
             self.indexes.want(servable, table, query.metric)
         key = get_ident(), servable.name
         self._scanned[key] = self._scanned.get(key, 0) + found.rows_scanned

@@ -52,6 +52,9 @@ class VersionSource(Protocol):
     def arrival(self, version: int, path: Path) -> VersionArrival:
         """Returns an object that watches a version until all its files are in the local folder."""
 
+    def is_at_hand(self, version: int) -> bool:
+        """Says whether the version can be loaded without waiting for files from elsewhere."""
+
     def keep(self, versions: Collection[int]) -> None:
         """Tells the VersionSource which versions are loaded or wanted; it may remove its local copies of others."""
 
@@ -96,6 +99,10 @@ class Folder:
     def arrival(self, version: int, path: Path) -> VersionArrival:
         """Returns an object that watches a version's folder until the version is completely copied."""
         return completeness.Arrival(path, self._settle_s, self._clock, self._wall_clock)
+
+    def is_at_hand(self, version: int) -> bool:
+        """Returns True: a mounted folder has all versions that are found in it."""
+        return True
 
     def keep(self, versions: Collection[int]) -> None:
         """Does nothing, because the server may not remove versions from a mounted folder, which others own."""

@@ -18,7 +18,7 @@ from service.artifact.plain_file import read_plain_file
 from service.engine.neighbor_indexes import Indexing, IndexName
 from service.engine.neighbors import RowIndex
 from service.errors import ArtifactError
-from service.tables.row_index import RowLists, build_index
+from service.tables.row_index import RowLists, build_index, tune_index
 from service.tables.row_index_file import decode, encode
 from service.types import Array
 
@@ -90,4 +90,5 @@ class NeighborIndexFiles:
 
 def indexing_of(folder: str, version_folder: Callable[[str, int], Path]) -> Indexing:
     """Returns the Indexing that builds nearest-row indexes and keeps them in files of a folder; "" keeps no files."""
-    return Indexing(build_index, NeighborIndexFiles(Path(folder).absolute(), version_folder) if folder else None)
+    files = NeighborIndexFiles(Path(folder).absolute(), version_folder) if folder else None
+    return Indexing(build_index, tune_index, files)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry
 from service.engine.model_config import ModelConfig
-from service.errors import ArtifactError
+from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_names import RemoteNames
+from service.loading.remote_scrubbing import RemoteScrubbing
 from service.remote.address import StoreAddress
 from service.remote.core_clusters import CoreClusters
-from service.remote.counts import Subject
+from service.remote.counts import RemoteState, Subject
 from service.remote.layout import TableLayout
 from service.tables.remote_table import RemoteTable
 from service.tables.table import table_info
@@ -71,6 +72,7 @@ class RemoteTables:
         # version.
         self._tables: weakref.WeakValueDictionary[Subject, RemoteTable] = weakref.WeakValueDictionary()
         self._changes: weakref.WeakSet[TableChanges] = weakref.WeakSet()
+        self._scrubbing = RemoteScrubbing(self._tables.__contains__, core, on_change)
         self._primaries: dict[StoreAddress, Primaries] = {}
         self._replicas: dict[StoreAddress, Replicas] = {}
 
@@ -82,8 +84,8 @@ class RemoteTables:
         """Opens the remote tables of a version; returns them by name. A version without a manifest has none.
 
         Raises:
-          ArtifactError: a cluster does not hold a table of this version, or can not be reached; or a table is named
-            remote that does not exist.
+          TableUnreachable: a cluster does not hold a table of this version, or can not be reached.
+          ArtifactError: a table is named remote that does not exist.
         """
         entries = {} if manifest is None else manifest.tables
         addresses = self._names.addresses_of(model, entries)
@@ -115,9 +117,11 @@ class RemoteTables:
             raise ArtifactError(f"table {name!r} is remote, which needs the native core")
         # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         try:
+            from service.remote.block_file import BlockFile
             from service.remote.changes import TableChanges
             from service.remote.primaries import Primaries, Refused
             from service.remote.records import check_records
+            from service.remote.scrub import Scrub
             from service.remote.topology import Unreachable
         except ModuleNotFoundError as error:
             raise ArtifactError(f"table {name!r} is remote, which needs the extra [remote]: {error}") from error
@@ -137,18 +141,20 @@ class RemoteTables:
         try:
             changes.begin(end_s)
         except (Unreachable, Refused) as error:
-            raise ArtifactError(f"changes of table {name!r} can not be followed: {error}") from error
+            raise TableUnreachable(f"changes of table {name!r} can not be followed: {error}") from error
         default_rows = _default_rows(manifest, name) if address.on_unavailable == "default_row" else ()
         try:
             core = self._core.open(subject, layout, address, default_rows)
         except OSError as error:
-            raise ArtifactError(f"default rows of table {name!r} can not be read: {error}") from error
+            raise TableUnreachable(f"default rows of table {name!r} can not be read: {error}") from error
         changes.listeners.append(partial(self._core.forget, subject))
         changes.on_heard = partial(self._core.heard, subject)
         table = RemoteTable(table_info(manifest, name, layout.nbytes), layout, address, default_rows, core, changes)
         with self._changing:
             self._tables[subject] = table
             self._changes.add(changes)
+        scrub = Scrub(layout, primaries, BlockFile(layout, artifact, entry))
+        self._scrubbing.add(subject, address, scrub)
         extra = {"model": model, "version": version, "table": name, "cluster": str(address)}
         logger.info("table is remote", extra=extra)
         return table
@@ -159,6 +165,17 @@ class RemoteTables:
         with self._changing:
             return self._topologies.setdefault(address, Topology(address))
 
+    def state(self) -> RemoteState:
+        """Returns which clusters can be reached, and what the comparison of their blocks has found, for metrics."""
+        with self._changing:
+            topologies = dict(self._topologies)
+        reached = {str(address): address not in self._problems for address in topologies}
+        silent = {
+            str(address): sum(not node.answers for node in topology.status())
+            for address, topology in topologies.items()
+        }
+        return RemoteState(reached, silent, self._scrubbing.counts())
+
     def clusters(self) -> list[dict[str, object]]:
         """Returns each cluster's nodes, and why the cluster can not be reached ("" if it can), for the status page."""
         with self._changing:
@@ -167,22 +184,26 @@ class RemoteTables:
             {
                 "cluster": str(address),
                 "problem": self._problems.get(address, ""),
+                "tables": self._scrubbing.of(address),
                 "nodes": [node._asdict() for node in topology.status()],
             }
             for address, topology in topologies.items()
         ]
 
     def problem(self, model: str) -> str:
-        """Returns one line on an unreachable table of the model that has on_unavailable=error; "" if there is none."""
+        """Returns one line on a table of the model that can not be reached, or lost rows; "" if there is none.
+
+        Only tables with on_unavailable=error count.
+        """
         if not self._problems:
-            return ""
+            return self._scrubbing.problem(model)
         with self._changing:
             tables = list(self._tables.items())
         for (name, version, table), opened in tables:
             why = self._problems.get(opened.address, "")
             if name == model and why and opened.address.on_unavailable == "error":
                 return f"table {table!r} of version {version} can not be reached: {why}"
-        return ""
+        return self._scrubbing.problem(model)
 
     def look(self) -> None:
         """Checks each cluster and all its nodes; logs each cluster that can not be reached, or can be reached again."""
@@ -229,6 +250,7 @@ class RemoteTables:
             while not stop.wait(_COMPARE_S):
                 self.compare()
 
+        self._scrubbing.watch(stop)
         threading.Thread(target=run, name="remote-tables", daemon=True).start()
         threading.Thread(target=compare, name="remote-replicas", daemon=True).start()
         threading.Thread(target=follow, name="remote-changes", daemon=True).start()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.manifest import MANIFEST_PATH
-from service.comparison.document import DRIFTED_COSINE, VersionDiff
+from service.comparison.document import VersionDiff
 from service.comparison.versions import compare_rows, compare_versions
 from service.engine.load_rules import LoadRules
 from service.engine.servable import LoadedServable, Servable
@@ -91,7 +91,7 @@ class VersionDiffs:
             extra = {"model": model, "version": version, "served": served.version, "reason": error.message}
             logger.warning("versions can not be compared: the new one is loaded", extra=extra)
         else:
-            _refuse_drifted(found, served.version, max_drift)
+            _refuse_drifted(found, max_drift)
 
     def _compare(self, model: str, old: int, new: int, folders: tuple[Path, Path]) -> VersionDiff:
         servable = next((one for one in self._versions(model) if one.version == old), None)
@@ -116,14 +116,8 @@ class VersionDiffs:
         return [one.servable for one in self._loaded() if one.servable.name == model]
 
 
-def _refuse_drifted(found: VersionDiff, served: int, max_drift: float) -> None:
-    faults = [
-        f'table "{table.table}": {table.drift.percent:.3g} % of {table.drift.rows} compared rows have a cosine below '
-        f"{DRIFTED_COSINE:g} to version {served} after alignment"
-        for table in found.tables
-        if table.drift is not None and table.drift.is_aligned and table.drift.percent > max_drift
-    ]
-    if faults:
+def _refuse_drifted(found: VersionDiff, max_drift: float) -> None:
+    if faults := found.refusals(max_drift):
         raise ArtifactError(
             f"The version drifted (--max_drift={max_drift:g}): {'; '.join(faults)}. To serve it anyway, restart with a "
             "larger --max_drift; `model-export diff` shows the rows."

@@ -59,6 +59,12 @@ class Clusters:
         """Extends the time for which cached rows of a table are valid: the server has read all changes of the table."""
         self.core.heard(*subject)
 
+    def lost(self, subject: Subject) -> tuple[list[int], int, int]:
+        """Returns the blocks of a table that lacked a row that was read since the last call, and the table's numbers of
+        reads and of failed reads.
+        """
+        return self.core.lost(*subject)
+
     def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
         """Lets the native core read rows of the given replicas for `seconds` from now."""
         self.core.set_in_sync(list(nodes), seconds)

@@ -114,10 +114,18 @@ def _of_limits(document: Mapping[str, Any]) -> Iterator[Notice]:
 def _of_places(document: Mapping[str, Any]) -> Iterator[Notice]:
     for cluster in document["clusters"]:
         if cluster["problem"]:
-            yield Notice("", f"cluster {cluster['cluster']}: {cluster['problem']}", "")
+            yield Notice("", f"cluster {cluster['cluster']}: {cluster['problem']}", "EmbeddingClusterUnreachable")
+        silent = [node["node"] for node in cluster["nodes"] if not node["answers"]]
+        if silent and not cluster["problem"]:
+            message = f"cluster {cluster['cluster']}: {', '.join(silent)} not reached; other nodes answer for it"
+            yield Notice("", message, "EmbeddingClusterNodeDown")
+        for table in cluster["tables"]:
+            if table["problem"]:
+                message = f"version {table['version']}: rows of table {table['table']}: {table['problem']}"
+                yield Notice(table["model"], message, "EmbeddingRemoteRowsLost")
     for store in document["stores"]:
         if store["problem"]:
-            yield Notice(store["model"], f"object store: {store['problem']}", "")
+            yield Notice(store["model"], f"object store: {store['problem']}", "EmbeddingStoreUnlisted")
     for name, log in document["request_logs"].items():
         if log["is_disabled"]:
             yield Notice(name, "an error ended the request log", "EmbeddingRequestLogDisabled")

@@ -12,7 +12,7 @@ _INDEX_METRICS: tuple[tuple[str, str, Callable[[RowIndex], float]], ...] = (
     (
         "embedding_server_neighbor_index_recall",
         "Share of the ten nearest rows that the index of a table finds, measured when it was built.",
-        lambda index: index.recall,
+        lambda index: index.recall or 0.0,
     ),
     (
         "embedding_server_neighbor_index_build_seconds",

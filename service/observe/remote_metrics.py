@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from service.observe.metric_text import Kind, family, labels, sample
-from service.remote.counts import RemoteCounts
+from service.remote.counts import RemoteCounts, RemoteState
 
 _PREFIX = "embedding_server_remote_table_"
 _FAMILIES = (
@@ -25,6 +25,7 @@ _CACHED_FAMILIES = (
     ("cache_hits_total", "Rows that the cache had.", "cache_hits"),
     ("cache_misses_total", "Rows that the cache lacked, and that were read.", "cache_misses"),
 )
+_FAULTS = ("missing", "cut short", "of another type", "differs")
 _CACHE_PREFIX = "embedding_server_remote_cache_"
 _CACHE_FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
     ("rows", "gauge", "Rows of remote tables in the cache.", "rows"),
@@ -33,9 +34,9 @@ _CACHE_FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
 )
 
 
-def remote_lines(found: RemoteCounts) -> list[str]:
+def remote_lines(found: RemoteCounts, state: RemoteState) -> list[str]:
     """Returns the lines of metrics on remote tables; none if no table is remote."""
-    lines: list[str] = []
+    lines = _state_lines(state)
     counts = found.tables
     if not counts:
         return lines
@@ -52,6 +53,31 @@ def remote_lines(found: RemoteCounts) -> list[str]:
     for name, kind, about, field in _CACHE_FAMILIES if found.cache is not None else ():
         lines += family(_CACHE_PREFIX + name, kind, about)
         lines.append(sample(_CACHE_PREFIX + name, labels({}), float(getattr(found.cache, field))))
+    return lines
+
+
+def _state_lines(state: RemoteState) -> list[str]:
+    lines: list[str] = []
+    if not state.is_reached:
+        return lines
+    name = "embedding_server_remote_cluster_is_reached"
+    lines += family(name, "gauge", "Whether each hash slot of the cluster has a node that answers.")
+    lines += [sample(name, labels({"cluster": one}), float(value)) for one, value in sorted(state.is_reached.items())]
+    name = "embedding_server_remote_cluster_silent_nodes"
+    lines += family(name, "gauge", "Known nodes of the cluster that do not answer.")
+    lines += [sample(name, labels({"cluster": one}), float(count)) for one, count in sorted(state.num_silent.items())]
+    tables = [
+        ({"model": model, "version": str(version), "table": table}, found)
+        for (model, version, table), found in sorted(state.compared.items())
+    ]
+    name = _PREFIX + "compared_blocks_total"
+    lines += family(name, "counter", "Blocks in the cluster that were compared with the version's files.")
+    lines += [sample(name, labels(subject), float(compared)) for subject, (compared, _) in tables]
+    name = _PREFIX + "faulty_blocks"
+    lines += family(name, "gauge", "Blocks in the cluster that are lost or differ from the version's files, by fault.")
+    for subject, (_, faulty) in tables:
+        for fault in _FAULTS:
+            lines.append(sample(name, labels(subject | {"fault": fault}), float(faulty.get(fault, 0))))
     return lines
 
 

@@ -103,7 +103,7 @@ class App:
         more = [
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
-            lambda: remote_lines(remote_counts(self._clusters)),
+            lambda: remote_lines(remote_counts(self._clusters), self._remote.state()),
             paging.lines,
             lambda: neighbor_lines(self._engine.searches.rows_scanned(), self._engine.searches.indexes.all()),
             self._request_logs.metric_lines,

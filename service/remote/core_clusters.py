@@ -66,6 +66,11 @@ class CoreClusters(Protocol):
     def heard(self, subject: Subject) -> None:
         """Extends the time for which cached rows of a table are valid: all its changes were read. Must not raise."""
 
+    def lost(self, subject: Subject) -> tuple[list[int], int, int]:
+        """Returns the blocks that lacked a row that was read since the last call, and the numbers of reads and of
+        failed reads. Must not raise.
+        """
+
     def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
         """Lets rows of the given replicas be read for `seconds` from now. Must not raise."""
 

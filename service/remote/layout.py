@@ -23,7 +23,7 @@ from urllib.parse import quote
 import numpy as np
 
 from service.artifact.manifest import TableEntry
-from service.errors import ArtifactError
+from service.errors import TableUnreachable
 from service.types import TABLE_DTYPES, Array, stored_columns
 
 LAYOUT = 1
@@ -140,18 +140,20 @@ class TableLayout:
         return json.dumps({"layout": LAYOUT, "is_whole": is_whole, **asdict(self)})
 
     def check_record(self, text: str | None, pointer: str | None) -> None:
-        """Raises ArtifactError unless two JSON texts read from a cluster say that it holds all rows of this table.
+        """Raises TableUnreachable unless two JSON texts read from a cluster say that it holds all rows of this table.
 
         Args:
           text: the value of the key `record`. pointer: the value of the key `pointer`. None: the key is missing.
         """
         what = f"table {self.table!r} of model {self.model!r}, fingerprint {self.fingerprint},"
         if text is None:
-            raise ArtifactError(f"{what} is not in the cluster; write it with `model-export push`")
+            raise TableUnreachable(f"{what} is not in the cluster; write it with `model-export push`")
         if text != self.record_text(is_whole=True):
-            raise ArtifactError(f"{what} is written in part only, or in another layout; run `model-export push` again")
+            raise TableUnreachable(
+                f"{what} is written in part only, or in another layout; run `model-export push` again"
+            )
         if self.fingerprint not in Pointer.of(pointer).fingerprints:
-            raise ArtifactError(f"{what} is not in use any more: the cluster's pointer names {pointer}")
+            raise TableUnreachable(f"{what} is not in use any more: the cluster's pointer names {pointer}")
 
 
 def layout_of_record(text: str) -> TableLayout | None:

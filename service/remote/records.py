@@ -6,7 +6,7 @@ import time
 
 import redis
 
-from service.errors import ArtifactError
+from service.errors import TableUnreachable
 from service.remote.clients import node_client
 from service.remote.layout import TableLayout, slot_of
 from service.remote.topology import Topology, Unreachable
@@ -15,7 +15,7 @@ _PAUSE_S = 0.1
 
 
 def check_records(layout: TableLayout, topology: Topology, end_s: float) -> None:
-    """Raises ArtifactError unless a cluster's record says, before end_s, that the cluster holds all rows of a table."""
+    """Raises TableUnreachable unless a cluster's record says, before end_s, that it holds all rows of a table."""
     slot, why = slot_of(layout.record), ""
     while (left_s := end_s - time.monotonic()) > 0:
         try:
@@ -32,4 +32,4 @@ def check_records(layout: TableLayout, topology: Topology, end_s: float) -> None
         except (Unreachable, redis.RedisError, OSError) as error:
             why = str(error)
         time.sleep(_PAUSE_S)
-    raise ArtifactError(f"table {layout.table!r} is remote, and {topology.address} does not answer: {why}")
+    raise TableUnreachable(f"table {layout.table!r} is remote, and {topology.address} does not answer: {why}")

@@ -90,20 +90,32 @@ class Cache:
         for path in self.folder.iterdir():
             if path.is_dir() and path not in self._used:
                 shutil.rmtree(path, ignore_errors=True)
-        if not self._has_room(missing):
-            bound = (
-                f"at most {_mib(self._max_bytes)} (--store_cache_mib)" if self._max_bytes else "all that the disk has"
-            )
-            raise ArtifactError(
-                f"{what} needs {_mib(missing())} more in {self.folder}, which has {_mib(num_bytes_of(self.folder))} "
-                f"now; it may have {bound}, and {_mib(shutil.disk_usage(self.folder).free)} of its disk are free"
-            )
+        if why := self._lack(missing()):
+            raise ArtifactError(f"{what} needs {_mib(missing())} more in {self.folder}, {why}")
 
     def _has_room(self, missing: Callable[[], int]) -> bool:
-        needed = missing() + sum(other() for other in self._wanted)
-        if needed and needed + _SPARE_BYTES > shutil.disk_usage(self.folder).free:
-            return False
-        return not self._max_bytes or num_bytes_of(self.folder) + needed <= self._max_bytes
+        return not self._lack(missing())
+
+    def _lack(self, needed: int) -> str:
+        """Returns why the cache has no room for this many bytes: the bound, and all that counts against it; "" if it
+        has.
+        """
+        others = sum(other() for other in self._wanted)
+        reserved = f", {_mib(others)} are reserved for other versions" if others else ""
+        if self._max_bytes:
+            used = num_bytes_of(self.folder)
+            if needed > (left := max(self._max_bytes - used - others, 0)):
+                return (
+                    f"and {_mib(left)} are left: it may have {_mib(self._max_bytes)} (--store_cache_mib), it has "
+                    f"{_mib(used)}{reserved}"
+                )
+        free = shutil.disk_usage(self.folder).free
+        if needed + others and needed > (left := max(free - _SPARE_BYTES - others, 0)):
+            return (
+                f"and {_mib(left)} are left: its disk has {_mib(free)} free, {_mib(_SPARE_BYTES)} of them stay free"
+                f"{reserved}"
+            )
+        return ""
 
 
 def num_bytes_of(folder: Path) -> int:

@@ -15,6 +15,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -37,8 +38,20 @@ _DELTA = re.compile(rf"{DELTAS_FOLDER}/[0-9]+\.delta")
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 
 
+class Outcome(Enum):
+    """The result of an attempt to fetch a version.
+
+    KEPT: the version's local folder has what the store lists. STAGED: the staging folder has it, checked; publish()
+    puts it into place. INCOMPLETE: the store does not list all files of the version.
+    """
+
+    KEPT = "KEPT"
+    STAGED = "STAGED"
+    INCOMPLETE = "INCOMPLETE"
+
+
 class Fetch:
-    """One attempt to fetch a version from an object store.
+    """One attempt to fetch a version from an object store. bring() leaves the version's local folder as it is.
 
     num_bytes: size of the version in the store; done_bytes: size of the fetched part. Both are 0 before the listing.
     Concurrency: one thread calls bring(); any thread may read the attributes.
@@ -74,8 +87,8 @@ class Fetch:
         self.done_bytes = 0
         self.read_bytes = 0
 
-    def bring(self) -> bool:
-        """Fetches the version unless that was done before; returns False if the store does not have all its files yet.
+    def bring(self) -> Outcome:
+        """Fetches the version into the staging folder, unless the version's local folder has all of it.
 
         Raises:
           StoreError: the store can not be read. ArtifactError: the version can not be used, or has no room.
@@ -87,11 +100,13 @@ class Fetch:
         listed: Record = {one.path: [one.num_bytes, one.tag] for one in objects}
         record = read_record(self._target)
         if record is not None and _without_deltas(record) == _without_deltas(listed):
-            return True
+            return Outcome.KEPT
+        if not objects:
+            return Outcome.INCOMPLETE
         self._staging.mkdir(exist_ok=True)
         self._drop_outdated(listed)
         if not self._is_whole(objects):
-            return False
+            return Outcome.INCOMPLETE
         self.num_bytes = sum(one.num_bytes for one in objects)
         self.done_bytes = sum(self._progress.of(one).num_bytes for one in objects)
         what = f"version {self._name} of {self._store.uri}"
@@ -105,8 +120,7 @@ class Fetch:
             # fetches the whole version.
             shutil.rmtree(self._staging)
             raise
-        self._publish()
-        return True
+        return Outcome.STAGED
 
     def _drop_outdated(self, listed: Record) -> None:
         """Removes partly fetched files of objects that changed in the store, and records the new listing."""
@@ -176,8 +190,11 @@ class Fetch:
                     raise
                 yield part
 
-    def _publish(self) -> None:
-        """Renames the staging folder to the version's folder, which always has a complete version or is missing."""
+    def publish(self) -> None:
+        """Renames the staging folder to the version's folder, which always has a complete version or is missing.
+
+        Call this after bring() returned STAGED, while no thread loads the version.
+        """
         (self._staging / PROGRESS).unlink(missing_ok=True)
         if self._target.exists():
             outdated = self._target.with_name(f".outdated-{self._target.name}")

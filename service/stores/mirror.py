@@ -1,13 +1,13 @@
 """Mirrors one model's versions from an object store: lists all, fetches wanted versions, removes unwanted local copies.
 
-A listing or a fetch that fails takes nothing away: the watcher goes on with what is loaded, and the mirror tries again.
+A version in the cache folder is whole and was checked when it was fetched, so it is served at once: threads of the
+mirror ask the store meanwhile. A listing or a fetch that fails takes nothing away: the watcher goes on with what is
+loaded, and the mirror tries again.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import random
 import shutil
 import threading
 import time
@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.completeness import Fingerprint, fingerprint
-from service.engine.base_paths import find_versions, same_number, version_number
+from service.engine.base_paths import find_versions, version_number
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.stores.cache import Cache
-from service.stores.fetch import Fetch, bring_deltas, read_record
+from service.stores.fetch import Fetch, Outcome, bring_deltas, read_record
+from service.stores.listing import Counts, Listing, jittered, wait_s
 from service.stores.object_store import ObjectStore, StoredObject, StoreError
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WAIT_S = 1.0
-_MAX_WAIT_S = 60.0
 _TELL_EACH_S = 10.0
 
 
@@ -34,26 +33,23 @@ _TELL_EACH_S = 10.0
 class _Job:
     """The state of one attempt to fetch a version. again_at_s: time when the next attempt may begin, after the end of
     this one.
+
+    is_cached: the cache folder had the version when the attempt began. is_kept: the attempt found that the cache folder
+    has what the store lists. is_staged: the store had other files, which wait to be published.
     """
 
     fetch: Fetch | None = None
     state: str = "WAITING"
+    message: str = ""
     error: ServiceError | None = None
+    is_cached: bool = False
+    is_kept: bool = False
+    is_staged: bool = False
     is_told: bool = False
     is_over: bool = False
     is_stopped: bool = False
     attempts: int = 0
     again_at_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts of what one model's mirror did in its object store. read_bytes: bytes that were read from objects."""
-
-    read_bytes: int = 0
-    listings: int = 0
-    failures: int = 0
-    fetched: int = 0
 
 
 class Arrival:
@@ -78,10 +74,11 @@ class Arrival:
 class Mirror:
     """The mirror of a model's versions below one URI; implements engine.version_source.VersionSource.
 
-    Concurrency: the watcher's thread calls; each version is fetched by a thread of its own, one after the other.
+    Concurrency: the watcher's thread calls; a thread lists the store, and each version is fetched by a thread of its
+    own, one after the other.
 
-    wake: called when a fetch has ended. poll_s: between two listings; settle_s: for which the listing of a version
-    without a manifest must not have changed. clock: seconds, monotonic.
+    wake: called when a listing or a fetch has ended. poll_s: between two listings; settle_s: for which the listing of a
+    version without a manifest must not have changed. clock: seconds, monotonic.
     """
 
     model: str
@@ -93,17 +90,15 @@ class Mirror:
     settle_s: float
     clock: Callable[[], float] = time.monotonic
     counts: Counts = field(default_factory=Counts)
-    problem: str = ""
     is_local: bool = False
-    notes: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._names: dict[int, str] | None = None
-        self._list_at_s = 0.0
+        self._listing = Listing(
+            self.store, self._fetched, lambda: self.wake(), self.poll_s, self.clock, self.counts, self._named()
+        )
         self._jobs: dict[int, _Job] = {}
         self._settling: dict[int, tuple[Sequence[StoredObject], float]] = {}
         self._turn = threading.Lock()
-        self._list_failures = 0
         # If an earlier process ended while it removed a version's folder, the renamed folder is left; it is removed
         # now.
         for left in [*self.folder.glob(".removed-*"), *self.folder.glob(".outdated-*")]:
@@ -112,54 +107,71 @@ class Mirror:
     def find(self) -> Mapping[int, Path]:
         """Returns version -> local folder, for the versions in the store, whether fetched or not.
 
-        The store is listed once in poll_s. If the store can not be listed, or lists nothing, the last listing stays in
-        force. Before the first listing, the server serves the versions that an earlier process has fetched.
+        The store is listed once in poll_s, by a thread of its own. Until the listing has ended, and if the store can
+        not be listed or lists nothing, the last listing stays in force. Before the first listing, the server serves the
+        versions that an earlier process has fetched; only without such versions this method waits for the store.
 
         Raises:
           StoreError: it can not be listed, and nothing is known of it.
         """
-        if self.clock() >= self._list_at_s:
-            self._list()
-        if self._names is None:
-            fetched = self._fetched()
-            if not fetched:
-                raise StoreError(0, self.problem)
-            return fetched
-        return {version: self._path(version) for version in self._names}
+        self._publish_staged()
+        self._listing.begin_if_due()
+        if self._listing.names is None:
+            if fetched := self._fetched():
+                return fetched
+            self._listing.wait()
+        if self._listing.names is None:
+            raise StoreError(0, self.problem)
+        if self._listing.is_new:
+            self._listing.is_new = False
+            self._refresh()
+        return {version: self._path(version) for version in self._listing.names}
 
-    def _list(self) -> None:
-        self.counts.listings += 1
-        try:
-            names: dict[int | None, list[str]] = {}
-            for name in sorted(self.store.folders()):
-                names.setdefault(version_number(name), []).append(name)
-            # If a portal or a proxy sends a web page in place of the store's listing, obstore reads the page as an
-            # empty listing. An empty listing must not unload the model's versions.
-            if not names.keys() - {None} and (self._names or self._fetched()):
-                raise StoreError(errno.ENOENT, "the store lists no versions any more; the versions before stay")
-        except StoreError as error:
-            self._list_failures += 1
-            self.counts.failures += 1
-            self._list_at_s = self.clock() + self._wait_s(self._list_failures)
-            if self.problem != error.text:
-                self.problem = error.text
-                logger.warning("store can not be listed", extra=self._named(reason=self.problem))
-            return
-        if self.problem:
-            logger.info("store is listed again", extra=self._named())
-        self.problem, self._list_failures = "", 0
-        self._names = {version: given[-1] for version, given in names.items() if version is not None}
-        self.notes = {
-            version: same_number(given) for version, given in names.items() if version is not None and len(given) > 1
-        }
-        self._list_at_s = self.clock() + self._jittered(self.poll_s)
+    @property
+    def problem(self) -> str:
+        """Why the last listing of the store failed; "" if it did not."""
+        return self._listing.problem
+
+    @property
+    def notes(self) -> Mapping[int, str]:
+        """Version -> one line on folders of the store that have the same number."""
+        return self._listing.notes
+
+    def _publish_staged(self) -> None:
+        """Puts the versions into place that replace cached ones. The watcher's thread, so that no load runs beside."""
         for version, job in self._jobs.items():
-            if job.is_over and job.state == "HERE" and version in self._names and not self._is_fetching(version):
-                name = self._thread_name(version)
-                threading.Thread(target=self._bring_deltas, args=(version,), name=name, daemon=True).start()
+            if job.is_staged and job.fetch is not None:
+                job.is_staged = False
+                job.fetch.publish()
+                logger.info("replaced in the cache", extra=self._named(version))
+
+    def _refresh(self) -> None:
+        """Asks the store about each version in the cache: for its files if that failed before, else for new deltas."""
+        for version, job in self._jobs.items():
+            if not (job.is_over and job.state == "HERE" and version in (self._listing.names or ())):
+                continue
+            if self._is_fetching(version):
+                continue
+            if job.is_kept:
+                self._start(version, self._bring_deltas, version)
+            else:
+                self._begin(version)
+
+    def _begin(self, version: int) -> _Job:
+        """Starts an attempt to fetch a version; if the cache has the version, an attempt to compare it."""
+        before = self._jobs.get(version)
+        job = _Job(attempts=0 if before is None or before.error is None else before.attempts)
+        if read_record(self._path(version)) is not None:
+            job.state, job.is_cached = "HERE", True
+        self._jobs[version] = job
+        self._start(version, self._run, version, job)
+        return job
+
+    def _start(self, version: int, run: Callable[..., None], *given: object) -> None:
+        threading.Thread(target=run, args=given, name=self._thread_name(version), daemon=True).start()
 
     def _bring_deltas(self, version: int) -> None:
-        name = (self._names or {}).get(version, str(version))
+        name = (self._listing.names or {}).get(version, str(version))
         try:
             read_bytes = bring_deltas(self.store, name, self._path(version), self.cache)
         except (OSError, ServiceError) as error:
@@ -189,14 +201,20 @@ class Mirror:
         """Returns the Arrival of a version, which says whether all files of the version are fetched."""
         return Arrival(self, version, path)
 
+    def is_at_hand(self, version: int) -> bool:
+        """Says whether the cache folder has the version, so that it can be loaded without the store."""
+        return read_record(self._path(version)) is not None
+
     def has(self, version: int) -> bool:
-        """Says whether a version is completely fetched; starts a fetch if due. Raises a failed fetch's error once."""
+        """Says whether a version is completely fetched; starts a fetch if due. Raises a failed fetch's error once.
+
+        A version in the cache is complete at once; whether the store has other files is found meanwhile.
+        """
         job = self._jobs.get(version)
-        if job is None or (job.is_over and self.clock() >= job.again_at_s):
-            attempts = 0 if job is None or job.error is None else job.attempts
-            job = self._jobs[version] = _Job(attempts=attempts)
-            name = self._thread_name(version)
-            threading.Thread(target=self._run, args=(version, job), name=name, daemon=True).start()
+        if job is None or (job.is_over and self.clock() >= job.again_at_s and not job.is_staged):
+            job = self._begin(version)
+        if job.is_cached:
+            return True
         if not job.is_over:
             return False
         if job.error is not None and not job.is_told:
@@ -233,7 +251,7 @@ class Mirror:
                 {
                     "version": version,
                     "state": job.state,
-                    "message": job.error.message if job.error else "",
+                    "message": job.message,
                     "done_bytes": job.fetch.done_bytes if job.fetch else 0,
                     "num_bytes": job.fetch.num_bytes if job.fetch else 0,
                 }
@@ -257,7 +275,7 @@ class Mirror:
 
     def _bring(self, version: int, job: _Job) -> None:
         target = self._path(version)
-        name = (self._names or {}).get(version, str(version))
+        name = (self._listing.names or {}).get(version, str(version))
         fetch = job.fetch = Fetch(
             self.store,
             name,
@@ -267,27 +285,28 @@ class Mirror:
             has_settled=lambda objects: self._has_settled(version, objects),
             is_stopped=lambda: job.is_stopped,
         )
-        job.state, started_s = "FETCHING", self.clock()
+        job.state, started_s = "HERE" if job.is_cached else "FETCHING", self.clock()
         over = threading.Event()
         threading.Thread(target=self._tell, args=(version, fetch, over), name="fetch-progress", daemon=True).start()
         try:
-            is_here = fetch.bring()
-            if is_here and not fetch.read_bytes:
-                # An earlier process has fetched the version. Fetch the deltas that came later before the version is
-                # loaded.
+            outcome = fetch.bring()
+            if outcome is Outcome.KEPT:
+                job.is_kept = True
                 self._bring_deltas(version)
-            job.state = "HERE" if is_here else "INCOMPLETE"
-            job.again_at_s = self.clock() + self._jittered(self.poll_s)
+            elif outcome is Outcome.INCOMPLETE and job.is_cached:
+                raise NotReady("the store does not list all files of the version")
+            elif outcome is Outcome.STAGED and job.is_cached:
+                # find() publishes the files, because the watcher may load the cached version at this moment.
+                job.is_staged = True
+            elif outcome is Outcome.STAGED:
+                job.is_kept = True
+                fetch.publish()
+            job.state = "INCOMPLETE" if outcome is Outcome.INCOMPLETE else "HERE"
+            job.again_at_s = self.clock() + jittered(self.poll_s)
             if version in self._settling and job.state != "HERE":
                 job.again_at_s = self.clock() + self.settle_s
         except StoreError as error:
-            if read_record(target) is not None:
-                # The store can not be read, but the cache folder has the whole version, maybe from an earlier process,
-                # so the version can be served.
-                job.state, job.again_at_s = "HERE", self.clock() + self._jittered(self.poll_s)
-                logger.warning("store can not be asked about a version", extra=self._named(version, error.text))
-            else:
-                self._failed(version, job, NotReady(f"version {version} of {self.store.uri}: {error.text}"))
+            self._failed(version, job, NotReady(f"version {version} of {self.store.uri}: {error.text}"))
         except ServiceError as error:
             self._failed(version, job, error)
         except Exception as error:
@@ -302,11 +321,17 @@ class Mirror:
             logger.info("fetched", extra=self._named(version, bytes=fetch.read_bytes, seconds=seconds))
 
     def _failed(self, version: int, job: _Job, error: ServiceError) -> None:
-        job.attempts += 1
-        wait_s = self._wait_s(job.attempts)
-        job.state, job.error, job.again_at_s = "FAILED", error, self.clock() + wait_s
         self.counts.failures += 1
-        extra = self._named(version, error.message, retry_in_s=round(wait_s, 1))
+        if job.is_cached:
+            # The cached version is served. _refresh() starts the next attempt after the next listing.
+            job.message = f"the cached files are served: {error.message}"
+            logger.warning("cached version can not be compared", extra=self._named(version, error.message))
+            return
+        job.attempts += 1
+        again_in_s = wait_s(job.attempts, self.poll_s)
+        job.state, job.error, job.message = "FAILED", error, error.message
+        job.again_at_s = self.clock() + again_in_s
+        extra = self._named(version, error.message, retry_in_s=round(again_in_s, 1))
         logger.warning("fetch failed", extra=extra)
 
     def _has_settled(self, version: int, objects: Sequence[StoredObject]) -> bool:
@@ -327,11 +352,3 @@ class Mirror:
     def _named(self, version: int | None = None, reason: str = "", **more: object) -> dict[str, Any]:
         named = {"model": self.model, "uri": self.store.uri, "version": version, "reason": reason}
         return {name: value for name, value in named.items() if value not in (None, "")} | more
-
-    def _wait_s(self, attempts: int) -> float:
-        return self._jittered(min(_FIRST_WAIT_S * 2 ** (attempts - 1), _MAX_WAIT_S, max(self.poll_s, _FIRST_WAIT_S)))
-
-    def _jittered(self, wait_s: float) -> float:
-        # Each wait is made up to 20 % shorter or longer at random, so that the servers that read one bucket do not all
-        # send their requests at the same moment.
-        return wait_s * random.uniform(0.8, 1.2)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from service.stores.cache import Cache
-from service.stores.mirror import Counts, Mirror
+from service.stores.listing import Counts
+from service.stores.mirror import Mirror
 from service.stores.object_store import ObjectStore
 
 

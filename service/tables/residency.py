@@ -127,7 +127,7 @@ class Residency:
             "RLIMIT_MEMLOCK (ulimit -l, LimitMEMLOCK=, --ulimit memlock=-1)"
         )
         if self.lock == "require":
-            raise ArtifactError(reason)
+            raise ArtifactError(reason) from OSError(number, os.strerror(number))
         logger.warning("table is not locked", extra={"table": name, "reason": reason})
 
 
@@ -149,8 +149,9 @@ def _advise(name: str, address: int, nbytes: int, advice: PageAdvice) -> None:
 def _read_pages(address: int, nbytes: int) -> None:
     if _libc.madvise(address, nbytes, _POPULATE_READ) == 0:
         return
-    if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
-        raise ArtifactError(f"a table can not be read: {os.strerror(ctypes.get_errno())}")
+    if (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
+        reason = os.strerror(number)
+        raise ArtifactError(f"a table can not be read: {reason}") from OSError(number, reason)
     # Without POPULATE_READ (Linux before 5.14), the kernel is asked for all pages, and then one byte of each page is
     # read.
     _libc.madvise(address, nbytes, _WILL_NEED)

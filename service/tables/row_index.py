@@ -9,6 +9,7 @@ asymmetric LSHs for inner product search, ICML 2015 (rows of one length for the 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,7 +70,8 @@ class RowLists:
     """A nearest-row index: lists of near rows, each with a centre; implements engine.neighbors.RowIndex.
 
     Concurrency: any thread.
-    recall: the share of the ten nearest rows that searches with queries like the table's rows find; measured.
+    recall: the share of the ten nearest rows that searches find, measured with queries like those that the index was
+      tuned for: rows of the table, or the vectors of tune_index(). None: not measured.
     num_lists, probes: how many lists there are, and how many of them a search reads.
     seconds: how long it took to build. nbytes: its memory.
     """
@@ -85,8 +87,19 @@ class RowLists:
         self.num_lists = len(centres)
         self.nbytes = centres.nbytes + members.nbytes + starts.nbytes
         self.probes = 1
-        self.recall = 0.0
+        self.recall: float | None = 0.0
         self.seconds = 0.0
+
+    def widened(self, rank: int) -> RowLists | None:
+        """Returns this index for searches of the `rank` nearest rows, of which more lists are read, in proportion.
+
+        None if they would have to read too many lists. The recall is not measured for a rank above RECALL_K.
+        """
+        if rank <= RECALL_K:
+            return self
+        found = copy.copy(self)
+        found.probes, found.recall = self.probes * -(-rank // RECALL_K), None
+        return found if found.probes <= self.num_lists * _MAX_SHARE else None
 
     @staticmethod
     def of(lists: Lists) -> RowLists:
@@ -99,7 +112,8 @@ class RowLists:
     def lists(self) -> Lists:
         """Returns the arrays and numbers of this nearest-row index, without copies, to be written to a file."""
         parts = self._vectors, self._starts, self._members, self._loose
-        return Lists(self._space.wanted, *parts, self._space.longest, self.probes, self.recall, self.seconds)
+        recall = self.recall or 0.0
+        return Lists(self._space.wanted, *parts, self._space.longest, self.probes, recall, self.seconds)
 
     def candidates(self, queries: Array) -> list[Array]:
         """Returns, for each of [Q, D] float32 queries, the int64 ids of the rows to compare with it, ascending."""
@@ -144,6 +158,26 @@ def build_index(
     has_recall = _choose_probes(index, queries, true)
     index.seconds = time.monotonic() - started_s
     return index if has_recall else None
+
+
+def tune_index(
+    index: RowLists, search: Callable[[RowSearch], Nearest], queries: Array, num_rows: int
+) -> RowLists | None:
+    """Returns an index that reads as many lists as the given [Q, D] float32 queries need for RECALL.
+
+    Queries unlike the rows, such as users against films, need more lists than the rows themselves.
+
+    Args:
+      index: the index that is tuned; it stays as it is. search, num_rows: as for build_index.
+
+    Returns:
+      None if a search would have to read too many lists.
+    """
+    none = np.full(len(queries), -1, np.int64)
+    true = _true_neighbors(_row_search(queries, none, RECALL_K, index.lists().metric), search, num_rows)
+    tuned = copy.copy(index)
+    tuned.probes = 1
+    return tuned if _choose_probes(tuned, queries, true) else None
 
 
 def _members(lists: Array, count: int) -> tuple[Array, Array]:

@@ -87,8 +87,8 @@ def agree(objects: Objects, name: str) -> None:
     ports = {port["name"]: port["containerPort"] for port in server["ports"]}
     assert ports == {"grpc": settings(server).port, "http": settings(server).rest_api_port}
     assert deployment["spec"]["selector"]["matchLabels"] == labels
-    (spread,) = pod["topologySpreadConstraints"]
-    assert spread["labelSelector"]["matchLabels"] == labels
+    spread = {one["topologyKey"]: one["labelSelector"]["matchLabels"] for one in pod["topologySpreadConstraints"]}
+    assert spread == {"kubernetes.io/hostname": labels, "topology.kubernetes.io/zone": labels}
     policy = objects["NetworkPolicy", name]["spec"]
     assert policy["podSelector"]["matchLabels"] == labels
     assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": {"embedding-server-client": "true"}}}]

@@ -118,7 +118,105 @@ def test_deltas_that_are_added_in_the_store_are_served_also_after_a_restart(
     s3.put("toy/1/deltas/2.delta", second)
     again = start().answering()
     until(lambda: answers(again, 6))
-    assert count(again, "read_bytes_total") == len(second)
+    until(lambda: count(again, "read_bytes_total") == len(second))
+
+
+EMPTY = b'<?xml version="1.0"?><ListBucketResult><Name>models</Name><KeyCount>0</KeyCount></ListBucketResult>'
+
+
+@pytest.mark.parametrize(
+    ("fault", "hits_versions_only", "text"),
+    [
+        (Fault(200, EMPTY), False, "lists no versions any more"),
+        (Fault(200, b"<html>hello</html>"), False, "lists no versions any more"),
+        (Fault(drops=40), False, "the store can not be read"),
+        (Fault(200, EMPTY), True, "does not list all files of the version"),
+        (Fault(200, b"<html>hello</html>"), True, "does not list all files of the version"),
+        (Fault(drops=40), True, "the store can not be read"),
+        (Fault(503), True, "the store can not be read"),
+        (Fault(held=threading.Event()), False, ""),
+        (Fault(held=threading.Event()), True, ""),
+    ],
+    ids=[
+        "empty",
+        "page",
+        "cut",
+        "version-empty",
+        "version-page",
+        "version-cut",
+        "version-503",
+        "hangs",
+        "version-hangs",
+    ],
+)
+def test_a_cached_version_is_served_whatever_the_store_lists(
+    s3: S3Server,
+    proxy: StoreProxy,
+    start: Serve,
+    tmp_path: Path,
+    fault: Fault,
+    hits_versions_only: bool,
+    text: str,
+) -> None:
+    s3.upload(version(tmp_path, 1), "toy/1")
+    with start().answering() as server:
+        until(lambda: answers(server, 1))
+
+    def is_hit(query: dict[str, list[str]]) -> bool:
+        return "list-type" in query and (not hits_versions_only or "delimiter" not in query)
+
+    proxy.requests.clear()
+    proxy.rule = lambda method, path, query: fault if is_hit(query) else None
+    again = start().answering()
+    until(lambda: answers(again, 1))
+    # A request that hangs is recorded when its answer is sent: the server answers before the store does.
+    assert fault.held is None or not [one for one in proxy.requests if is_hit(one.query)]
+    if text:
+        until(
+            lambda: (
+                text in store_state(again)["problem"] + "".join(v["message"] for v in store_state(again)["versions"])
+            )
+        )
+    assert answers(again, 1) and cached(tmp_path) >= {"1"}
+    assert again.http.get("/readyz").status_code == 200
+    if fault.held is not None:
+        fault.held.set()
+    proxy.rule = None
+    s3.upload(version(tmp_path, 2), "toy/2")
+    until(lambda: answers(again, 2))
+
+
+def test_a_cached_version_serves_until_a_newer_one_is_fetched(
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
+) -> None:
+    s3.upload(version(tmp_path, 1), "toy/1")
+    with start().answering() as server:
+        until(lambda: answers(server, 1))
+    s3.upload(version(tmp_path, 2), "toy/2")
+    held = threading.Event()
+    proxy.rule = lambda method, path, query: Fault(held=held) if "/2/" in path else None
+    again = start().answering()
+    until(lambda: answers(again, 1))
+    until(lambda: [one["version"] for one in store_state(again)["versions"]][:1] == [2])
+    assert answers(again, 1)
+    held.set()
+    until(lambda: answers(again, 2))
+
+
+def test_a_version_that_was_replaced_in_the_store_is_served_from_the_cache_and_then_loaded_again(
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
+) -> None:
+    s3.upload(version(tmp_path, 1), "toy/1")
+    with start().answering() as server:
+        until(lambda: answers(server, 1))
+    s3.upload(version(tmp_path, 2), "toy/1")
+    held = threading.Event()
+    proxy.rule = lambda method, path, query: Fault(held=held) if path.endswith(SHARD) else None
+    again = start(reload_replaced_versions=True).answering()
+    until(lambda: answers(again, 1))
+    held.set()
+    until(lambda: answers(again, 2))
+    until(lambda: cached(tmp_path) == {"1"})
 
 
 def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
@@ -282,7 +380,7 @@ def test_a_version_larger_than_the_cache_is_refused(
     until(lambda: answers(server, 1))
     s3.upload(version(tmp_path, 2, 2 << 20), "toy/2")
     until(lambda: states(server).get(2, ("", "", ""))[0] == "END")
-    assert "it may have at most 1.0 MiB (--store_cache_mib)" in states(server)[2][2]
+    assert "are left: it may have 1.0 MiB (--store_cache_mib), it has " in states(server)[2][2]
     assert answers(server, 1)
     # A second server with the same cache folder refuses to start.
     second = start()

@@ -17,7 +17,7 @@ import pytest
 from model_export.remote.push import push
 from service.artifact.manifest import Manifest
 from service.engine.deadline import DEADLINE_S
-from service.errors import ArtifactError, DeadlineExceeded, TableUnreachable
+from service.errors import DeadlineExceeded, TableUnreachable
 from service.loading.remote_tables import RemoteTables
 from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
@@ -178,10 +178,29 @@ def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.
     assert (readers.wrong, readers.failures) == (0, [])
 
 
+def test_a_version_that_is_pushed_after_many_failed_loads_is_served(cluster: Cluster, tmp_path: Path) -> None:
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    with ServerProcess(
+        model_name="toy",
+        model_base_path=folder.parent,
+        remote_tables=f"user={cluster.address}",
+        max_num_load_retries=0,
+        load_retry_interval_micros=1,
+        first_loads_timeout_s=0.5,
+        graph_signatures="off",
+    ) as server:
+        server.answering()
+        until(lambda: server.text().count("load failed") >= 3)
+        (status,) = server.http.get("/v1/models/toy").json()["model_version_status"]
+        assert "is not in the cluster; write it with `model-export push`" in status["status"]["error_message"]
+        push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+        until(lambda: server.tells({"user": [1]}, {"user": [[1, 10]]}, model="toy"))
+
+
 def test_a_version_is_opened_only_when_it_is_whole(cluster: Cluster, tmp_path: Path) -> None:
     first, second = (write_toy_model(tmp_path / "toy" / str(n), scale=n) for n in (1, 2))
     table, tables, clusters = opened(cluster, first)
-    with pytest.raises(ArtifactError, match="is not in the cluster; write it with `model-export push`"):
+    with pytest.raises(TableUnreachable, match="is not in the cluster; write it with `model-export push`"):
         reopened(tables, second)
     push(second, StoreAddress.parse(cluster.address))
     newer = reopened(tables, second)
@@ -191,7 +210,7 @@ def test_a_version_is_opened_only_when_it_is_whole(cluster: Cluster, tmp_path: P
     # the second.
     push(second, StoreAddress.parse(cluster.address), keep=1)
     assert "not in the cluster" in _refusal(table, ids)
-    with pytest.raises(ArtifactError, match="is not in the cluster|not in use any more"):
+    with pytest.raises(TableUnreachable, match="is not in the cluster|not in use any more"):
         reopened(tables, first)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.remote.push import push
-from service.errors import ArtifactError, TableUnreachable
+from service.errors import TableUnreachable
 from service.loading import remote_tables
 from service.loading.remote_tables import RemoteTables
 from service.native.clusters import Clusters
@@ -97,7 +97,7 @@ def test_wrong_credentials_and_an_unknown_authority_are_named(
     ):
         with pytest.raises(ExportError, match=text):
             push(folder, StoreAddress.parse(address))
-        with pytest.raises(ArtifactError, match=text):
+        with pytest.raises(TableUnreachable, match=text):
             reopened(RemoteTables({"user": StoreAddress.parse(address)}, lambda: None, Clusters(0)), folder)
     # The system trusts the nodes' authority, but ca_file has another one.
     monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
@@ -105,7 +105,7 @@ def test_wrong_credentials_and_an_unknown_authority_are_named(
     other = StoreAddress.parse(f"valkeys://:{_ESCAPED}@{nodes}?ca_file={tmp_path / 'other.pem'}")
     with pytest.raises(ExportError, match="certificate verify failed"):
         push(folder, other)
-    with pytest.raises(ArtifactError, match="certificate verify failed"):
+    with pytest.raises(TableUnreachable, match="certificate verify failed"):
         reopened(RemoteTables({"user": other}, lambda: None, Clusters(0)), folder)
 
 

@@ -125,6 +125,20 @@ impl Clusters {
         self.named(model, version, table).for_each(|one| one.heard());
     }
 
+    /// Returns the blocks of an open table that lacked a row that was read since the last call, and the table's numbers
+    /// of reads and of failed reads.
+    #[must_use]
+    pub fn lost(&self, model: &str, version: i64, table: &str) -> (Vec<u64>, u64, u64) {
+        let mut found = (Vec::new(), 0, 0);
+        for one in self.named(model, version, table) {
+            found.0.extend(one.take_lost());
+            let counts = one.counts();
+            found.1 += counts.reads;
+            found.2 += counts.errors;
+        }
+        found
+    }
+
     /// Records replicas, by host and port, that are in sync with their primaries: rows may be read from them for `time`
     /// from now on.
     pub fn set_in_sync(&self, nodes: &[(String, u16)], time: Duration) {

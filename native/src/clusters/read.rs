@@ -119,6 +119,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
         hedges: 0,
         hedge_wins: 0,
         why: String::new(),
+        lost: String::new(),
     };
     task.run();
     let Task { wants, left, retries, hedges, hedge_wins, why, .. } = task;
@@ -192,6 +193,8 @@ struct Task<'a, 'w> {
     hedges: u64,
     hedge_wins: u64,
     why: String,
+    /// Which block lacked a row last, and how.
+    lost: String,
 }
 
 impl Task<'_, '_> {
@@ -274,7 +277,7 @@ impl Task<'_, '_> {
                 continue;
             }
             if nodes.iter().all(|node| lacking.contains(node)) {
-                "its rows are not in the cluster".clone_into(&mut self.why);
+                self.why.clone_from(&self.lost);
             }
             return true;
         }
@@ -539,8 +542,9 @@ impl Task<'_, '_> {
     /// Handles a node's answer that has no row, such as an error; returns true if the slot map may be outdated.
     fn judge(&mut self, node: &Node, item: Item, frame: &OwnedFrame) -> bool {
         let OwnedFrame::Error(text) = frame else {
-            self.lacking.entry(item).or_default().push(node.clone());
-            "its rows are not in the cluster".clone_into(&mut self.why);
+            let is_short = matches!(frame, OwnedFrame::BulkString(bytes) if !bytes.is_empty());
+            let fault = if is_short { "is cut short" } else { "is not in the cluster, or ends before the row" };
+            self.lost(node, item, fault);
             return true;
         };
         self.why = format!("{node}: {text}");
@@ -556,8 +560,19 @@ impl Task<'_, '_> {
         if PASSING.contains(&kind) {
             return true;
         }
-        self.lacking.entry(item).or_default().push(node.clone());
+        let fault = if kind == "WRONGTYPE" { "is of another type" } else { &*format!("can not be read: {text}") };
+        self.lost(node, item, fault);
         false
+    }
+
+    /// Notes that a node lacks a row, although the node holds the row's slot.
+    fn lost(&mut self, node: &Node, item: Item, fault: &str) {
+        self.lacking.entry(item).or_default().push(node.clone());
+        let want = &self.wants[item.want as usize];
+        let id = want.ids[item.position as usize];
+        want.table.note_lost(id);
+        self.lost = format!("{} {fault}; run \"model-export push\"", want.table.place(id));
+        self.why.clone_from(&self.lost);
     }
 
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {

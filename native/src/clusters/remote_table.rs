@@ -1,11 +1,11 @@
 //! One table of one model version whose rows lie in a Valkey or Redis cluster: the commands that read the rows, and the
 //! counts of these reads.
 
-use std::sync::Arc;
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -76,6 +76,8 @@ pub struct RemoteTable {
     cache: Option<Arc<Cache>>,
     /// Counts the changes of rows, so that a read that began before a change does not cache an old row.
     changes: AtomicU64,
+    /// Numbers of blocks that lacked a row that was read, until [`Self::take_lost`] takes them.
+    lost: Mutex<Vec<u64>>,
     /// Serial number of the table in the keys of the cache, different for each open table of each version.
     serial: u64,
     num_rows: u64,
@@ -148,6 +150,7 @@ impl RemoteTable {
             topology,
             counters: Counters::default(),
             changes: AtomicU64::new(0),
+            lost: Mutex::default(),
             serial: cache.as_ref().map_or(0, |cache| cache.next_serial()),
             cache,
             num_rows: rows as u64,
@@ -290,6 +293,25 @@ impl RemoteTable {
         }
     }
 
+    /// Notes that the block of a row lacks this row in the cluster.
+    pub(super) fn note_lost(&self, id: u64) {
+        let block = id / self.block_rows as u64;
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if lost.len() < MOST_LOST && !lost.contains(&block) {
+            lost.push(block);
+        }
+    }
+
+    /// Returns and forgets the blocks of [`Self::note_lost`].
+    pub(super) fn take_lost(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.lost.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Names the block and the hash slot of a row, for an error text.
+    pub(super) fn place(&self, id: u64) -> String {
+        format!("block {} of table \"{}\" (slot {})", id / self.block_rows as u64, self.subject.2, self.slot(id))
+    }
+
     /// Returns the hash slot of the cluster in which a row lies.
     pub(super) fn slot(&self, id: u64) -> u16 {
         self.slots[id as usize / self.block_rows % self.slots.len()]
@@ -335,6 +357,8 @@ impl RemoteTable {
     }
 }
 
+/// Largest number of blocks that are noted as lost at a time.
+const MOST_LOST: usize = 64;
 /// Number of hexadecimal digits of a shard and of a block in a key, as in `TableLayout.key` of
 /// service/remote/layout.py.
 const SHARD_DIGITS: usize = 4;

@@ -18,7 +18,7 @@ from service.engine.engine import Engine
 from service.engine.neighbor_indexes import BuildIndex, Indexing
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
 from service.loading.loader import ServableLoader
-from service.tables.row_index import build_index
+from service.tables.row_index import build_index, tune_index
 from service.types import ModelRef
 from tests.conftest import RecordingObserver
 from tests.integration.process import PATIENCE_S, until
@@ -49,7 +49,10 @@ def write_large(folder: Path, seed: int) -> np.ndarray:
 def engine_of(served: Served, build: BuildIndex = build_index) -> Engine:
     """Returns an engine that builds an index for tables of 1,000 rows and more."""
     return Engine(
-        served.registry, RecordingObserver(), neighbor_limits=NeighborLimits(index_rows=1000), indexing=Indexing(build)
+        served.registry,
+        RecordingObserver(),
+        neighbor_limits=NeighborLimits(index_rows=1000),
+        indexing=Indexing(build, tune_index),
     )
 
 
@@ -64,8 +67,10 @@ def nearest(rows: np.ndarray) -> list[int]:
 
 
 def until_indexed(engine: Engine) -> None:
+    """Waits until the table has an index, and the index is tuned for searches by vectors."""
     find(engine)
     until(lambda: bool(engine.searches.indexes.all()))
+    until(lambda: find(engine).recall is not None)
 
 
 def test_an_index_answers_after_the_first_search_and_reads_fewer_rows(tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_another_version_is_searched_without_the_index_of_the_old_one(tmp_path: 
     assert (found.version, found.ids.tolist(), found.recall) == (2, [nearest(newer)], None)
     old.retire()
     until(lambda: [name.version for name in engine.searches.indexes.all()][-1:] == [2])
-    assert find(engine).recall is not None
+    until(lambda: find(engine).recall is not None)
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import shutil
 import threading
@@ -18,7 +19,7 @@ from service.engine.registry import Registry
 from service.engine.repository import ModelWatcher
 from service.engine.servable import Servable
 from service.engine.version_policy import All, Latest, Specific, VersionPolicy
-from service.errors import ArtifactError, ModelNotFound, NotReady
+from service.errors import ArtifactError, DeadlineExceeded, ModelNotFound, NotReady, TableUnreachable
 from service.types import ModelRef, State, VersionStatus
 from tests.conftest import Clock
 from tests.toy_model import SHARD, write_toy_model
@@ -183,6 +184,66 @@ def test_a_failed_version_is_tried_again_only_after_the_interval_and_no_more_tha
         attempts.append(len(world.loads))
         world.clock.now_s += 1
     assert attempts == [1, 2, 3, 3, 3, 3]
+
+
+def _caused(error: Exception, by: BaseException) -> Exception:
+    error.__cause__ = by
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TableUnreachable("the cluster does not answer"),
+        NotReady("the store denies access"),
+        DeadlineExceeded("it did not load within 5 s"),
+        MemoryError("no memory"),
+        OSError(errno.EIO, "Input/output error"),
+        _caused(ArtifactError("can not be locked in memory"), OSError(errno.ENOMEM, "Cannot allocate memory")),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_reason_outside_of_the_folder_is_tried_for_ever_with_growing_waits(world: World, error: Exception) -> None:
+    world.broken[1] = error
+    world.add("1")
+    world.poll()
+    waits = []
+    for number in range(1, 40):
+        world.broken[1] = error if number < 20 else NotReady("another reason")
+        begun_s, loads = world.clock.now_s, len(world.loads)
+        while len(world.loads) == loads:
+            due_s = poll(world.watcher)
+            assert due_s is not None, "no further try is planned"
+            world.clock.now_s += due_s if len(world.loads) == loads else 0
+        waits.append(world.clock.now_s - begun_s)
+    assert world.registry.statuses("m")[0].message == "another reason", "the reason of the last try is shown"
+    assert 0.8 <= waits[0] <= 1.3 and 1.6 <= waits[1] <= 2.5
+    assert 0.8 * RETRY_INTERVAL_S <= min(waits[10:]) and max(waits) <= 1.2 * RETRY_INTERVAL_S + 0.1
+    assert len(set(waits[10:])) > 10, "the waits are spread at random"
+    del world.broken[1]
+    world.clock.now_s += 1.2 * RETRY_INTERVAL_S
+    world.poll()
+    assert world.serving == 1
+
+
+def test_a_replaced_version_that_failed_for_a_reason_outside_is_loaded_again_later(world: World) -> None:
+    world.watcher = ModelWatcher(
+        world.config(), world.registry, dataclasses.replace(world.rules, reloads_replaced=True)
+    )
+    world.add("1")
+    (world.base / "1" / "saved_model.pb").write_bytes(b"old")
+    world.poll()
+    (world.base / "1" / "saved_model.pb").write_bytes(b"newer")
+    world.broken[1] = TableUnreachable("the cluster does not answer")
+    for _ in range(10):
+        world.poll()
+        world.clock.now_s += 2 * RETRY_INTERVAL_S
+    assert len(world.loads) == 11
+    world.broken[1] = ArtifactError("no graph")
+    for _ in range(5):
+        world.poll()
+        world.clock.now_s += 2 * RETRY_INTERVAL_S
+    assert len(world.loads) == 12, "a fault of the folder is not tried again"
 
 
 def test_a_retry_that_works_serves(world: World) -> None:

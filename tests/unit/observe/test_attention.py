@@ -43,7 +43,7 @@ def document() -> dict[str, Any]:
         },
         "overload": {"models": held, "limits": {"bytes": 100, "rows": 11}},
         "server": {"open_files": 899, "max_files": 1000},
-        "clusters": [{"cluster": "redis://a", "problem": ""}],
+        "clusters": [{"cluster": "redis://a", "problem": "", "tables": [], "nodes": []}],
         "stores": [{"model": "m", "problem": ""}],
         "request_logs": {"m": {"is_disabled": False}},
     }
@@ -114,9 +114,24 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
     ),
     (
         lambda one: one["clusters"][0].update(problem="slots 0-99 have no node"),
-        ("", "cluster redis://a: slots 0-99 have no node", ""),
+        ("", "cluster redis://a: slots 0-99 have no node", "EmbeddingClusterUnreachable"),
     ),
-    (lambda one: one["stores"][0].update(problem="refused"), ("m", "object store: refused", "")),
+    (
+        lambda one: one["clusters"][0]["nodes"].extend(
+            [{"node": "a:1", "answers": False}, {"node": "a:2", "answers": True}]
+        ),
+        ("", "cluster redis://a: a:1 not reached; other nodes answer for it", "EmbeddingClusterNodeDown"),
+    ),
+    (
+        lambda one: one["clusters"][0]["tables"].append(
+            {"model": "m", "version": 2, "table": "user", "problem": "1 blocks are missing, in slots 7"}
+        ),
+        ("m", "version 2: rows of table user: 1 blocks are missing, in slots 7", "EmbeddingRemoteRowsLost"),
+    ),
+    (
+        lambda one: one["stores"][0].update(problem="refused"),
+        ("m", "object store: refused", "EmbeddingStoreUnlisted"),
+    ),
     (
         lambda one: one["request_logs"]["m"].update(is_disabled=True),
         ("m", "an error ended the request log", "EmbeddingRequestLogDisabled"),

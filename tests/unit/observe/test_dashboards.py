@@ -27,7 +27,7 @@ from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.store_metrics import store_lines
 from service.observe.version_metrics import readiness_lines
-from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts
+from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, RemoteState
 from service.types import State, VersionStatus
 from tests.exposition import Family, read_exposition
 from tests.toy_model import write_toy_model
@@ -101,7 +101,11 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     indexes: Any = {IndexName("m", 1, "t", "dot"): SimpleNamespace(recall=1.0, seconds=0.1, nbytes=1)}
     more += [lambda: hot_rows_lines(sampled), lambda: neighbor_lines({"m": 1}, indexes)]
     more.append(lambda: page_lines(PageCounts(1, 1, 0, 0, 0.1, 4096, 8192)))
-    more += [logs.metric_lines, dropped_line_metrics, lambda: remote_lines(remote)]
+    more += [
+        logs.metric_lines,
+        dropped_line_metrics,
+        lambda: remote_lines(remote, RemoteState({"c": True}, {"c": 0}, {("m", 1, "t"): (1, {})})),
+    ]
     metrics = Metrics(served.registry.loaded, more)
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
     return read_exposition(metrics.render()[0].decode())

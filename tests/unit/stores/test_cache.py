@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +42,9 @@ def test_reservations_and_files_share_the_bound(tmp_path: Path) -> None:
     write(folder, 4 * MIB)
     with cache.reserved(lambda: 4 * MIB, "version 2"):
         with pytest.raises(
-            ArtifactError, match=r"^version 3 needs 3.0 MiB more in .* which has 4.0 MiB now; it may have"
+            ArtifactError,
+            match=r"^version 3 needs 3.0 MiB more in .*, and 2.0 MiB are left: it may have 10.0 MiB "
+            r"\(--store_cache_mib\), it has 4.0 MiB, 4.0 MiB are reserved for other versions$",
         ):
             with cache.reserved(lambda: 3 * MIB, "version 3"):
                 pytest.fail("there is no room")
@@ -65,7 +69,18 @@ def test_what_is_left_of_other_models_goes_when_room_is_short(tmp_path: Path) ->
     assert num_bytes_of(kept) == 4 * MIB
 
 
-def test_the_disk_is_a_bound_too(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="it may have all that the disk has, and .* of its disk are free"):
-        with Cache(tmp_path, 0).reserved(lambda: 1 << 60, "version 1"):
-            pytest.fail("no disk is so large")
+def test_the_disk_is_a_bound_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk(free: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+
+    cache = Cache(tmp_path, 0)
+    disk(100 * MIB)
+    # Without the 64 MiB that stay free in the text, nobody would understand why 40 MiB do not fit into 100 MiB.
+    told = r"needs 40.0 MiB more in .*, and 36.0 MiB are left: its disk has 100.0 MiB free, 64.0 MiB of them stay free$"
+    with pytest.raises(ArtifactError, match=told):
+        with cache.reserved(lambda: 40 * MIB, "version 1"):
+            pytest.fail("there is no room")
+    with cache.reserved(lambda: 36 * MIB, "version 1"):
+        with pytest.raises(ArtifactError, match="and 0.0 MiB are left: .*, 36.0 MiB are reserved for other versions$"):
+            with cache.reserved(lambda: MIB, "version 2"):
+                pytest.fail("there is no room")

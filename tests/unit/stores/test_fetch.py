@@ -20,7 +20,7 @@ if importlib.util.find_spec("obstore") is None:
 
 import service.stores.fetch as fetch_module
 from service.stores.cache import Cache
-from service.stores.fetch import RECORD, Fetch, bring_deltas, read_record
+from service.stores.fetch import RECORD, Fetch, Outcome, bring_deltas, read_record
 from service.stores.object_store import StoredObject, StoreError
 from service.stores.progress import PROGRESS
 
@@ -88,6 +88,14 @@ def fetch_of(bucket: Bucket, cache: Cache, *, settled: bool = True, is_stopped: 
     )
 
 
+def brings(fetch: Fetch) -> bool:
+    """Fetches a version and puts it into place, as a mirror does; returns whether the version is there."""
+    outcome = fetch.bring()
+    if outcome is Outcome.STAGED:
+        fetch.publish()
+    return outcome is not Outcome.INCOMPLETE
+
+
 def files(folder: Path) -> dict[str, bytes]:
     """Returns a fetched version's files, without the record."""
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -98,12 +106,12 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_version_is_brought_once(tmp_path: Path, cache: Cache) -> None:
     bucket = Bucket(toy_objects(tmp_path / "toy"))
     fetch = fetch_of(bucket, cache)
-    assert fetch.bring()
+    assert brings(fetch)
     assert files(cache.folder / "1") == bucket.contents
     total = sum(map(len, bucket.contents.values()))
     assert (fetch.num_bytes, fetch.done_bytes, fetch.read_bytes) == (total, total, total)
     bucket.reads.clear()
-    assert fetch_of(bucket, cache).bring()
+    assert brings(fetch_of(bucket, cache))
     assert bucket.reads == []
 
 
@@ -115,7 +123,7 @@ def partly_fetched(bucket: Bucket, cache: Cache, readable: int = 3 * PART) -> Pa
     """Fetches a version, whose large object can be read up to an offset only; returns the file of this object."""
     bucket.readable = {LARGE: readable}
     with pytest.raises(StoreError):
-        fetch_of(bucket, cache).bring()
+        brings(fetch_of(bucket, cache))
     bucket.readable = {}
     partial = cache.folder / ".fetching-1" / LARGE
     assert partial.read_bytes() == bucket.contents[LARGE][:readable]
@@ -132,7 +140,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 def fetched_of_large(bucket: Bucket, cache: Cache) -> int:
     """Fetches the version and compares its files; returns how many reads of the large object that took."""
     bucket.reads.clear()
-    assert fetch_of(bucket, cache).bring()
+    assert brings(fetch_of(bucket, cache))
     assert files(cache.folder / "1") == bucket.contents
     return bucket.reads.count(LARGE)
 
@@ -197,23 +205,23 @@ def test_an_object_without_a_tag_is_not_continued(bucket: Bucket, cache: Cache) 
 
 def test_what_changed_in_the_store_is_read_anew(tmp_path: Path, cache: Cache) -> None:
     bucket = Bucket(toy_objects(tmp_path / "toy"))
-    assert fetch_of(bucket, cache).bring()
+    assert brings(fetch_of(bucket, cache))
     bucket.contents = toy_objects(tmp_path / "other", scale=2)
-    assert fetch_of(bucket, cache).bring()
+    assert brings(fetch_of(bucket, cache))
     assert files(cache.folder / "1") == bucket.contents
 
 
 def test_a_file_of_an_older_listing_is_not_gone_on_with(tmp_path: Path, cache: Cache) -> None:
     bucket = Bucket(toy_objects(tmp_path / "toy"))
     with pytest.raises(NotReady):
-        fetch_of(bucket, cache, is_stopped=True).bring()
+        brings(fetch_of(bucket, cache, is_stopped=True))
     staged = cache.folder / ".fetching-1" / "saved_model.pb"
     staged.write_bytes(b"of the older object")
     bucket.contents["saved_model.pb"] += b"\0"
     with pytest.raises(ArtifactError) as caught:
         # The manifest now states a wrong size for saved_model.pb, which is ignored here: the staged file must be
         # discarded.
-        if not fetch_of(bucket, cache).bring():
+        if not brings(fetch_of(bucket, cache)):
             raise ArtifactError("incomplete")
     assert caught.value.message == "incomplete"
     assert not staged.exists()
@@ -223,16 +231,16 @@ def test_a_file_of_an_older_listing_is_not_gone_on_with(tmp_path: Path, cache: C
 def test_a_version_without_one_of_its_files_is_not_there_yet(tmp_path: Path, cache: Cache, missing: str) -> None:
     bucket = Bucket(toy_objects(tmp_path / "toy"))
     del bucket.contents[missing]
-    assert not fetch_of(bucket, cache).bring()
+    assert not brings(fetch_of(bucket, cache))
     assert not (cache.folder / "1").exists()
 
 
 def test_a_version_without_a_manifest_must_have_settled(tmp_path: Path, cache: Cache) -> None:
     bucket = Bucket({"saved_model.pb": b"graph", "variables/variables.index": b"index"})
-    assert not fetch_of(bucket, cache, settled=False).bring()
-    assert fetch_of(bucket, cache).bring()
+    assert not brings(fetch_of(bucket, cache, settled=False))
+    assert brings(fetch_of(bucket, cache))
     del bucket.contents["saved_model.pb"]
-    assert not fetch_of(bucket, cache).bring()
+    assert not brings(fetch_of(bucket, cache))
 
 
 def test_a_wrong_byte_of_a_table_is_refused_and_read_anew(tmp_path: Path, cache: Cache) -> None:
@@ -241,10 +249,10 @@ def test_a_wrong_byte_of_a_table_is_refused_and_read_anew(tmp_path: Path, cache:
     right = bucket.contents[shard]
     bucket.contents[shard] = right[:-1] + bytes([right[-1] ^ 1])
     with pytest.raises(ArtifactError, match="bytes of table user in .* do not have their checksum"):
-        fetch_of(bucket, cache).bring()
+        brings(fetch_of(bucket, cache))
     assert not (cache.folder / "1").exists() and read_record(cache.folder / ".fetching-1") is None
     bucket.contents[shard] = right
-    assert fetch_of(bucket, cache).bring()
+    assert brings(fetch_of(bucket, cache))
 
 
 def test_a_manifest_that_is_damaged_on_its_way_is_read_anew(tmp_path: Path, cache: Cache) -> None:
@@ -256,16 +264,16 @@ def test_a_manifest_that_is_damaged_on_its_way_is_read_anew(tmp_path: Path, cach
 
     bucket.read = damaged  # type: ignore[method-assign]
     with pytest.raises(ArtifactError, match="^version 1 of s3://bucket/m: manifest is not valid JSON"):
-        fetch_of(bucket, cache).bring()
+        brings(fetch_of(bucket, cache))
     bucket.read = right_read  # type: ignore[method-assign]
-    assert fetch_of(bucket, cache).bring()
+    assert brings(fetch_of(bucket, cache))
     assert files(cache.folder / "1") == bucket.contents
 
 
 def test_deltas_that_come_later_are_brought_alone_and_once(tmp_path: Path, cache: Cache) -> None:
     bucket = Bucket(toy_objects(tmp_path / "toy") | {"deltas/1.delta": b"one"})
     store: Any = bucket
-    assert fetch_of(bucket, cache).bring()
+    assert brings(fetch_of(bucket, cache))
     bucket.reads.clear()
     bucket.contents |= {
         "deltas/2.delta": b"second",
@@ -282,7 +290,7 @@ def test_deltas_that_come_later_are_brought_alone_and_once(tmp_path: Path, cache
     for name in ("deltas/x.tmp", "deltas/a/3.delta", "deltas/../4"):
         del bucket.contents[name]
     bucket.reads.clear()
-    assert fetch_of(bucket, cache).bring() and bucket.reads == []
+    assert brings(fetch_of(bucket, cache)) and bucket.reads == []
     assert bring_deltas(store, "1", cache.folder / "1", cache) == len(b"anew")
     assert (cache.folder / "1" / "deltas" / "2.delta").read_bytes() == b"anew"
     assert bring_deltas(store, "2", cache.folder / "2", cache) == 0, "a version that is not fetched has no deltas"
@@ -292,5 +300,5 @@ def test_deltas_that_come_later_are_brought_alone_and_once(tmp_path: Path, cache
 def test_an_object_can_not_name_a_file_elsewhere(cache: Cache, path: str) -> None:
     bucket = Bucket({"saved_model.pb": b"graph", path: b"evil"})
     with pytest.raises(ArtifactError, match="can not be a file of a version"):
-        fetch_of(bucket, cache).bring()
+        brings(fetch_of(bucket, cache))
     assert bucket.reads == []

@@ -8,7 +8,7 @@ import pytest
 from service.engine.neighbors import METRICS, Metric, Nearest, RowSearch
 from service.errors import VersionNotFound
 from service.tables import row_index
-from service.tables.row_index import RECALL, RowLists, build_index
+from service.tables.row_index import RECALL, RowLists, build_index, tune_index
 from service.tables.table import MappedTable
 from service.types import Array
 from tests.stored_tables import store
@@ -122,3 +122,69 @@ def test_an_index_that_nobody_wants_any_more_is_given_up() -> None:
 
     with pytest.raises(VersionNotFound):
         build_index(table.rows, table.nearest, refuse, 2000, "l2")
+
+
+def hits(rows: Array, index: RowLists, queries: Array, metric: Metric, k: int = K) -> float:
+    """Returns the share of the k truly nearest rows of the queries that an index names."""
+    found = index.candidates(queries)
+    named = [len(nearest_of(rows, one, metric, k) & set(ids.tolist())) for one, ids in zip(queries, found, strict=True)]
+    return float(np.mean(named)) / k
+
+
+def nearest_of(rows: Array, query: Array, metric: Metric, k: int) -> set[int]:
+    lengths = np.linalg.norm(rows, axis=1) if metric == "cosine" else 1.0
+    scores = np.square(rows - query).sum(axis=1) if metric == "l2" else -(rows @ query) / lengths
+    return set(np.argsort(scores)[:k].tolist())
+
+
+def queries_of(kind: str, rows: Array, count: int, seed: int) -> Array:
+    """Returns [count, D] queries: rows, near rows, means of rows, rows of another table, or random."""
+    random = np.random.default_rng(seed)
+    chosen = rows[random.integers(0, len(rows), (count, 5))]
+    found = {
+        "rows": chosen[:, 0],
+        "near rows": chosen[:, 0] + 0.3 * random.normal(size=chosen[:, 0].shape),
+        "midpoints": chosen[:, :2].mean(axis=1),
+        "means of five": chosen.mean(axis=1),
+        "another table": chosen[:, 0] @ np.linalg.qr(np.random.default_rng(9).normal(size=(rows.shape[1],) * 2))[0],
+        "random": random.normal(size=chosen[:, 0].shape),
+    }
+    return found[kind].astype(np.float32)
+
+
+KINDS = ("rows", "near rows", "midpoints", "means of five", "another table", "random")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recall_of_a_tuned_index_is_true_for_other_queries_of_its_kind(metric: Metric, kind: str) -> None:
+    rows = clustered(3000)
+    table = store(rows, "float32").mapped
+    index = built(table, metric)
+    assert index is not None
+    before = index.probes, index.recall
+    tuned = tune_index(index, table.nearest, queries_of(kind, rows, 200, 1), 3000)
+    assert (index.probes, index.recall) == before
+    if tuned is None:
+        # So many lists would be needed that searches compare all rows.
+        assert kind not in ("rows", "near rows")
+        return
+    assert tuned.recall is not None and tuned.recall >= RECALL
+    assert hits(rows, tuned, queries_of(kind, rows, 200, 2), metric) > tuned.recall - 0.03
+
+
+def test_the_recall_for_rows_is_untrue_for_queries_unlike_them() -> None:
+    rows = clustered(3000)
+    index = built(store(rows, "float32").mapped, "dot")
+    assert index is not None and index.recall is not None
+    assert hits(rows, index, queries_of("random", rows, 200, 2), "dot") < index.recall - 0.1
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_an_index_is_widened_for_rows_that_a_filter_leaves_out(metric: Metric) -> None:
+    rows = clustered(3000)
+    index = built(store(rows, "float32").mapped, metric)
+    assert index is not None and index.widened(K) is index and index.widened(3000) is None
+    wide = index.widened(30)
+    assert wide is not None and wide.probes == 3 * index.probes and wide.recall is None
+    assert hits(rows, wide, rows[:300], metric, 30) > RECALL
