@@ -80,7 +80,11 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
       max_body_bytes: largest body of a request.
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
     """
-    app = FastAPI(title="Embedding lookups", redirect_slashes=False)
+    app = FastAPI(
+        title="Embedding lookups",
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     app.router.route_class = _json_route(max_body_bytes, strict_json)
     json_answer = partial(Response, media_type="application/json")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import grpc
@@ -46,3 +47,27 @@ def test_flags_of_the_wires(serve: Serve, tmp_path_factory: pytest.TempPathFacto
     assert response.headers["access-control-allow-origin"] == "*"
     response = server.http.post(path, content=b'{"features": {"user": [NaN]}}')
     assert response.status_code == 400 and "NaN" in json.loads(response.content)["error"]
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "compressed"])
+def test_a_limit_below_the_size_of_small_requests_holds(serve: Serve, *, is_packed: bool) -> None:
+    server = serve(max_request_bytes=1024).ready()
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "default", "lookup"
+    call = server.channel.unary_unary(PREDICT)
+    compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
+    for ids, is_fitting in ((500, True), (4000, False)):
+        request.inputs["user"].Clear()
+        fill_tensor(request.inputs["user"], np.ones(ids, np.int64))
+        try:
+            call(request.SerializeToString(), timeout=PATIENCE_S, compression=compression)
+            code = grpc.StatusCode.OK
+        except grpc.RpcError as error:
+            code = error.code()
+        assert code is (grpc.StatusCode.OK if is_fitting else grpc.StatusCode.RESOURCE_EXHAUSTED)
+        body = b'{"features": {"user": [%s]}}' % b",".join([b"1"] * (ids // 2))
+        headers = {"content-encoding": "gzip"} if is_packed else {}
+        response = server.http.post(
+            "/v1/models/default:lookup", content=gzip.compress(body) if is_packed else body, headers=headers
+        )
+        assert response.status_code == (200 if is_fitting else 413)

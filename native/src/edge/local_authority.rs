@@ -154,7 +154,9 @@ impl Rewriter {
                 let size = data.len().min(self.block_left);
                 self.block_left -= size;
                 let (block, rest) = data.split_at_mut(size);
-                block.iter_mut().for_each(|byte| self.header_byte(byte));
+                for byte in block {
+                    self.header_byte(byte);
+                }
                 data = rest;
             } else if self.after_left > 0 {
                 let skipped = data.len().min(self.after_left);
@@ -293,9 +295,11 @@ mod tests {
 
     fn rewritten(frames: &[Vec<u8>], cut: usize) -> Vec<u8> {
         let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        frames.iter().for_each(|frame| sent.extend(frame));
+        sent.extend(frames.concat());
         let mut rewriter = Rewriter::default();
-        sent.chunks_mut(cut).for_each(|part| rewriter.rewrite(part));
+        for part in sent.chunks_mut(cut) {
+            rewriter.rewrite(part);
+        }
         sent.split_off(PREFACE_BYTES)
     }
 
@@ -356,8 +360,10 @@ mod tests {
         for seed in 0..200_u8 {
             let mut rewriter = Rewriter::default();
             let mut noise: Vec<u8> =
-                (0..5000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 16) as u8 ^ seed).collect();
-            noise.chunks_mut(77).for_each(|part| rewriter.rewrite(part));
+                (0..5000_u32).map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()[2] ^ seed).collect();
+            for part in noise.chunks_mut(77) {
+                rewriter.rewrite(part);
+            }
         }
     }
 }

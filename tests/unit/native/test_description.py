@@ -21,6 +21,8 @@ from tests.toy_described import MAX_NORM, write_described_model
 from tests.toy_model import write_toy_model
 from tests.toy_policies import write_policy_model
 
+pytest.importorskip("service._native", reason="the native core is not built")
+
 
 def opened(folder: Path) -> OpenedLookups:
     """Opens the lookups of an artifact, as the loader does."""

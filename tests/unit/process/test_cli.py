@@ -33,11 +33,14 @@ class FakeApp:
 
 @pytest.fixture
 def fake_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeApp]]:
-    """Replaces the app, and each function with which main changes the process."""
-    module = types.ModuleType("service.process.app")
+    """Replaces the app, and the reference server, which main takes without the core, and each function with which main
+    changes the process.
+    """
     app = type("App", (FakeApp,), {"seen": []})
-    vars(module).update(App=app)
-    monkeypatch.setitem(sys.modules, "service.process.app", module)
+    for name, server in (("service.process.app", "App"), ("service.process.reference_server", "ReferenceServer")):
+        module = types.ModuleType(name)
+        vars(module)[server] = app
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(service.process.cli, "prepare_libraries", lambda: None)
     monkeypatch.setattr(service.process.cli, "set_signals", lambda log: None)
     monkeypatch.delenv("EMB_MODEL_BASE_PATH", raising=False)
@@ -64,6 +67,19 @@ def test_a_drained_server_exits_with_0_and_logs_its_settings(
     err = capfd.readouterr().err
     assert "settings model_base_path=m" in err
     assert " port=7" in err
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_the_reference_server_is_started_in_place_of_the_app(
+    is_reference: bool, fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without its module, the other server can not be started.
+    other = "service.process.app" if is_reference else "service.process.reference_server"
+    monkeypatch.setitem(sys.modules, other, None)
+    given = ["--data_plane=reference"] if is_reference else ["--data_plane=core"]
+    monkeypatch.setattr("service.process.cli.with_data_plane", lambda settings: settings)
+    assert service.process.cli.main(["--model_base_path=m", *given]) == 0
+    assert [s.data_plane for s in fake_app.seen] == given[0].split("=")[1:]
 
 
 def test_the_links_of_a_kubernetes_service_have_one_line_in_the_log(
