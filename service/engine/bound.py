@@ -13,7 +13,6 @@ from service.engine.servable import Lease, Servable
 from service.engine.tracing import Tracing
 from service.errors import DeadlineExceeded, InputMismatch, Unimplemented
 from service.types import Array, SignatureSpec
-from service.wire.predict_proto import decode_response, encode_request
 
 # The text for a Predict, lookup or infer request that the native core forwarded, because it could not compile the
 # version.
@@ -98,18 +97,17 @@ class Bound:
         deadline_s = self._call.deadline_s
         if deadline_s is not None and self._services.clock() >= deadline_s:
             raise DeadlineExceeded("The deadline passed before the request was run.")
-        request = encode_request(servable.name, self.spec.name, {INPUTS: examples}, outputs)
         started_s = self._services.clock()
         if self._services.tracing is None:
-            response = servable.native.answer(request)
+            found = servable.native.run(self.spec.name, {INPUTS: examples}, outputs)
         else:
             with self._services.tracing.run(self.spec, servable.name, servable.version):
-                response = servable.native.answer(request)
+                found = servable.native.run(self.spec.name, {INPUTS: examples}, outputs)
         self._run_s += self._services.clock() - started_s
         if servable.files.is_damaged:
             self._services.on_damage(servable.name)
             raise servable.data_loss()
-        result = result_of(method_name, decode_response(response), examples.size)
+        result = result_of(method_name, found, examples.size)
         recorder = self._recorder
         if recorder is not None and recorder.draw.is_chosen():
             recorder.inferred(self.spec, servable.version, examples=examples, result=result)
