@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, Row] = {
         # engine.neighbors for types of a search for nearest rows.
         _FORMATS
         | {"service.native_tables", "service.remote"}
-        | {f"service.engine.{name}" for name in ("deadline", "hot_rows", "instead", "neighbors", "validation")},
+        | {f"service.engine.{name}" for name in ("hot_rows", "neighbors", "validation")},
         {"numpy", "ml_dtypes"},
     ),
     # service.comparison opens both versions as a load does.
@@ -152,7 +152,12 @@ MAY_IMPORT: dict[str, Row] = {
     "service.native": Row(
         _BASE
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
-        | {"service.artifact.manifest", "service.graph.native_form", "service.wire.ssl_config_proto"}
+        | {
+            "service.artifact.manifest",
+            "service.graph.native_form",
+            "service.wire.predict_proto",
+            "service.wire.ssl_config_proto",
+        }
         | {"service.observe.batch_metrics", "service.observe.buckets", "service.observe.request_metrics"}
         | {f"service.remote.{name}" for name in ("address", "core_clusters", "counts", "layout")},
         {"numpy"},

@@ -34,10 +34,10 @@ class ZooModel(NamedTuple):
     request: Callable[[int, int, np.random.Generator], Request]
 
 
-def write_zoo_model(tf: Any, name: str, folder: Path) -> Path:
-    """Writes version 1 of a model whose tables have ZOO_ROWS rows, below a folder; returns the version's folder."""
+def write_zoo_model(tf: Any, name: str, folder: Path, table_rows: int = ZOO_ROWS) -> Path:
+    """Writes version 1 of a model below a folder; returns the version's folder. table_rows: of each table."""
     module = tf.Module()
-    function, specs = ZOO[name].build(tf, module, ZOO_ROWS)
+    function, specs = ZOO[name].build(tf, module, table_rows)
     signature = tf.function(function, input_signature=specs, autograph=False)
     version = folder / "1"
     tf.saved_model.save(module, str(version), signatures={SIGNATURE: signature})

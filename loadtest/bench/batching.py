@@ -21,7 +21,8 @@ from typing import Any
 
 import grpc
 
-from loadtest.bench.lookup_vs_graph import Server, machine, write
+from loadtest.bench.lookup_vs_graph import MODEL, machine, write
+from loadtest.live_server import LiveServer
 from loadtest.wire import PREDICT_METHOD, message_classes
 
 DT_FLOAT = 1
@@ -49,11 +50,10 @@ def main() -> None:
         write_model(folder / "model" / "1", options.width, options.layers)
         file = folder / "batching.txt"
         file.write_text(PARAMETERS % (options.batch_timeout_micros, options.num_batch_threads))
-        flags = {"grpc_max_threads": 2 * max(options.clients), "version_settle_s": 0}
-        batched = {"enable_batching": "true", "batching_parameters_file": file}
-        calls = [
-            call_of(stack, stack.enter_context(Server(folder / "model", **flags, **more))[1]) for more in (batched, {})
-        ]
+        flags = [f"--model_name={MODEL}", f"--model_base_path={folder / 'model'}"]
+        batched = ["--enable_batching", f"--batching_parameters_file={file}"]
+        servers = [stack.enter_context(LiveServer(*flags, *more)).ready() for more in (batched, [])]
+        calls = [call_of(stack, server.grpc) for server in servers]
         requests = [request_of(options.width, number) for number in range(16)]
         for request in requests:
             ours, theirs = (call(request).outputs["y"].float_val[0] for call in calls)
@@ -112,7 +112,7 @@ def call_of(stack: ExitStack, address: str) -> Any:
 def request_of(width: int, number: int) -> Any:
     """Returns a PredictRequest that has one row of numbers."""
     request = message_classes()[0]()
-    request.model_spec.name = "bench"
+    request.model_spec.name = MODEL
     tensor = request.inputs["x"]
     tensor.dtype = DT_FLOAT
     for size in (1, width):

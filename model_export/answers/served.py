@@ -19,7 +19,6 @@ from service.loading.towers import open_towers
 from service.process.trial import cut_servable
 from service.tables.backend import open_lookups
 from service.types import Array, SignatureSpec
-from service.wire.predict_proto import decode_response, encode_request
 
 _MODEL = "served"
 
@@ -79,7 +78,7 @@ class ServedAnswers:
     def _answer(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
         native = self._servable.native
         if native is not None and signature not in self._servable.forwarded:
-            return decode_response(native.answer(encode_request(_MODEL, signature, inputs, outputs)))
+            return native.run(signature, inputs, outputs)
         # The server runs in Python what the native core does not run, and everything without a core.
         arrays, _ = checked(self.specs[signature], dict(inputs))
         wanted = outputs or tuple(self.specs[signature].outputs)

@@ -96,8 +96,6 @@ class Engine:
 
     Args:
       clock: seconds, monotonic.
-      max_response_bytes: largest answer, in bytes, as arrays.
-      strict_shapes: refuses inputs whose shapes contradict the signature, before a graph is run.
       reload: replaces the list of models; None: the list is fixed.
       set_label: changes a label of a model; None: the list is fixed.
       admission: counts and limits the bytes and rows in flight; None: there is no limit.
@@ -115,8 +113,6 @@ class Engine:
         observer: Observer,
         clock: Callable[[], float] = time.monotonic,
         *,
-        max_response_bytes: int = 2**31 - 1,
-        strict_shapes: bool = False,
         reload: Reload | None = None,
         set_label: SetLabel | None = None,
         pin: Pin | None = None,
@@ -135,9 +131,7 @@ class Engine:
         self._set_label, self._pin = set_label, pin
         self._recorders = recorders
         self._compare = compare
-        self._services = Services(
-            observer, clock, max_response_bytes, strict_shapes, self.admission, tracing, on_damage
-        )
+        self._services = Services(observer, clock, tracing, on_damage)
 
     @property
     def clock(self) -> Callable[[], float]:

@@ -14,7 +14,17 @@ from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, ho
 from service.engine.neighbors import SearchedTable, TableKeys
 from service.errors import DataLoss, GraphUnavailable, InvalidRequest, SignatureNotFound
 from service.near_names import did_you_mean
-from service.types import DEFAULT_SIGNATURE, INIT_SIGNATURE, Backend, SignatureSpec, TableCounts, Vocabulary, runnable
+from service.types import (
+    DEFAULT_SIGNATURE,
+    INIT_SIGNATURE,
+    Array,
+    Backend,
+    SignatureSpec,
+    TableCounts,
+    Tensors,
+    Vocabulary,
+    runnable,
+)
 
 
 class Files(Protocol):
@@ -65,6 +75,10 @@ class NativeServable(Protocol):
         """Runs a PredictRequest that names this model as the gRPC port does, but never in a batch; returns the
         PredictResponse. Blocks. Raises ServiceError.
         """
+        ...
+
+    def run(self, signature: str, inputs: Tensors, outputs: tuple[str, ...] = ()) -> dict[str, Array]:
+        """Runs a signature as answer() does; returns the named outputs, by default all. Raises ServiceError."""
         ...
 
     @property

@@ -55,25 +55,6 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
     return result, num_rows
 
 
-def answer_bytes(spec: SignatureSpec, inputs: Tensors, rows: int, outputs: tuple[str, ...]) -> int:
-    """Returns how many bytes the numbers of an answer take, as far as the shapes of its outputs are known.
-
-    Args:
-      inputs, rows: the result of checked().
-      outputs: the signature's outputs that the request wants; a lookup answers those whose features were sent.
-    """
-    if not spec.output_ids:
-        return rows * sum(spec.row_bytes[name] for name in outputs)
-    size = 0
-    for name in outputs:
-        ids = spec.output_ids[name]
-        if all(one in inputs for one in ids):
-            splits = next((one.row_splits for one in spec.ragged_names if one.values == ids[0]), None)
-            count = _num_rows(spec, ids[0], inputs[ids[0]]) if splits is None else inputs[splits].size - 1
-            size += count * spec.row_bytes[name]
-    return size
-
-
 def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
     if spec.kind == "lookup" and array.ndim == 2 and (spec.inputs[name].shape or (None, 1))[1] is None:
         # If a lookup's ids have the shape [B, K] with an unknown K, spec.row_bytes is the size of one id's vector, so
@@ -94,36 +75,6 @@ def check_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
         else:
             return
     _raise_names(spec, inputs)
-
-
-def check_outputs(spec: SignatureSpec, inputs: Mapping[str, object], selected: tuple[str, ...]) -> None:
-    """Raises InputMismatch if an output joins several features and the request lacks one of them.
-
-    Args:
-      inputs: inputs that checked() has accepted. selected: outputs that the request names; none means all outputs whose
-        features were sent.
-    """
-    if not spec.has_joined_outputs:
-        return
-    joined = {name: ids for name, ids in spec.output_ids.items() if len(ids) > 1}
-    lacking = {name: [one for one in ids if one not in inputs] for name, ids in joined.items()}
-    for name in selected:
-        if lacking.get(name):
-            _raise_lacking(spec, name, lacking[name])
-    if (
-        not selected
-        and all(lacking.values())
-        and not any(ids[0] in inputs for name, ids in spec.output_ids.items() if name not in joined)
-    ):
-        _raise_lacking(spec, *min(lacking.items(), key=lambda item: len(item[1])))
-
-
-def _raise_lacking(spec: SignatureSpec, output: str, ids: list[str]) -> None:
-    names = [next((one.feature for one in spec.ragged_names if one.values == name), name) for name in ids]
-    raise InputMismatch(
-        f'output "{output}" of signature "{spec.name}" joins several features. Missing but required: '
-        f"{{{_join(sorted(names))}}}."
-    )
 
 
 def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import grpc
 
 from service.access.callers import Grant
-from service.engine import instead, request_context
+from service.engine import request_context
 from service.engine.admission import Reservation
 from service.engine.engine import Engine
 from service.errors import Unimplemented
@@ -34,7 +34,7 @@ from service.grpc.served import (
 )
 from service.grpc.server_reflection import Reflection
 from service.grpc.status_codes import STATUS_CODES
-from service.native.forwarded import NO_FORWARDING, Forwarding
+from service.native.forwarded import Forwarding
 from service.wire.grpc_api import Handler
 from service.wire.model_name import first_model
 
@@ -54,15 +54,11 @@ class GrpcServer:
     """The gRPC server in Python, with TensorFlow Serving's API and the Open Inference Protocol.
 
     Args:
-      hosts: addresses to listen on, IPv6 in brackets; [] for Unix sockets only. port: on all of them; 0 picks one.
-      abstract_name: name of an abstract Unix socket, where only the native core may call; "" for none.
+      abstract_name: name of the abstract Unix socket to listen on, where only the native core may call.
       max_message_bytes: largest request.
       max_workers: threads that run requests; more requests wait.
-      socket_path: path of a Unix socket to listen on, too; "" for none.
-      channel_arguments: gRPC's channel arguments, which override this server's own.
       as_content: answers have tensor_content unless a request asks for the other form.
       guard: authenticates callers; None: everybody may call.
-      credentials: TLS of the port; None: plaintext. A Unix socket is always plaintext.
       forwarding: reads the headers that the native core adds to forwarded calls.
 
     Concurrency: any thread; start and stop once.
@@ -72,22 +68,15 @@ class GrpcServer:
         self,
         engine: Engine,
         *,
-        hosts: Sequence[str] = (),
-        port: int = 0,
+        abstract_name: str,
         max_message_bytes: int,
         max_workers: int,
-        abstract_name: str = "",
-        socket_path: str = "",
-        channel_arguments: Sequence[tuple[str, int | str]] = (),
         as_content: bool = False,
         guard: Guard | None = None,
-        credentials: grpc.ServerCredentials | None = None,
-        forwarding: Forwarding = NO_FORWARDING,
+        forwarding: Forwarding,
     ) -> None:
         self._engine = engine
-        self._hosts, self._port = hosts, port
-        self._abstract_name, self._socket_path = abstract_name, socket_path
-        self._credentials = credentials
+        self._abstract_name = abstract_name
         self._threads = ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
         methods: grpc.GenericRpcHandler
         if guard is None:
@@ -103,8 +92,8 @@ class GrpcServer:
                 return _MethodTable(known.engine_of(grant), as_content=as_content)
 
             methods = CallerTable(by_context, of_caller)
-        make = partial(
-            grpc.server,
+        core_only: list[grpc.ServerInterceptor] = [_CoreOnly(forwarding)]
+        self._server = grpc.server(
             self._threads,
             handlers=[
                 methods,
@@ -113,38 +102,19 @@ class GrpcServer:
             ],
             # Most gRPC calls that run or wait at a time; grpcio itself refuses further calls with RESOURCE_EXHAUSTED.
             maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
+            options=list({**_options(max_message_bytes), **_CORE_OPTIONS}.items()),
+            interceptors=core_only,
         )
-        # Merging the dicts of channel options gives each option once: of two values, gRPC would use an arbitrary one.
-        options = {**_options(max_message_bytes), **dict(channel_arguments)}
-        if abstract_name:
-            core_only: list[grpc.ServerInterceptor] = [_CoreOnly(forwarding)]
-            self._server = make(options=list({**options, **_CORE_OPTIONS}.items()), interceptors=core_only)
-        else:
-            self._server = make(options=list(options.items()))
-        # Clients of the socket path have no seal of the core, so behind the core they need a server of their own.
-        self._path_server = self._server
-        if socket_path and abstract_name:
-            self._path_server = make(options=list(options.items()))
 
-    def start(self) -> int | None:
-        """Listens and starts to serve; returns the port, None without one.
-
-        Raises:
-          OSError: the server can not listen on an address.
-        """
-        for host in self._hosts:
-            self._port = _listen(self._server, f"{host}:{self._port}", self._credentials)
-        if self._abstract_name:
-            _listen(self._server, f"unix-abstract:{self._abstract_name}")
-        if self._socket_path:
-            _listen(self._path_server, f"unix:{self._socket_path}")
+    def start(self) -> None:
+        """Listens and starts to serve; raises OSError if the server can not listen on its name."""
+        address = f"unix-abstract:{self._abstract_name}"
+        try:
+            self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
         self.set_serving(self._engine.is_ready)
-        for server in self._servers():
-            server.start()
-        return self._port if self._hosts else None
-
-    def _servers(self) -> set[grpc.Server]:
-        return {self._server, self._path_server}
+        self._server.start()
 
     def set_serving(self, is_serving: bool) -> None:
         """Sets the statuses that health checks return, of the server, its services and each of its models."""
@@ -161,20 +131,10 @@ class GrpcServer:
         """
         self._health.stop()
         self._reflection.stop()
-        for ended in [server.stop(grace_s) for server in self._servers()]:
-            ended.wait()
+        self._server.stop(grace_s).wait()
         self._health.close()
         self._reflection.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _listen(server: grpc.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
-    try:
-        if credentials is None:
-            return int(server.add_insecure_port(address))
-        return int(server.add_secure_port(address, credentials))
-    except RuntimeError as error:
-        raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
 
 
 class _CoreOnly(grpc.ServerInterceptor):
@@ -265,11 +225,7 @@ class _Serve:
         reservation = Reservation(self._engine.admission, first_model(data, self._engine.is_model))
         try:
             reservation.grow(len(data))
-            with instead.noting() as noted:
-                answer = handler(data, deadline_s)
-            if noted:
-                context.set_trailing_metadata(tuple(instead.headers_of(noted).items()))
-            return answer
+            return handler(data, deadline_s)
         except Exception as error:
             self._abort(context, error)
         finally:

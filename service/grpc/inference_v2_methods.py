@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from service.engine.call import Call
 from service.engine.engine import Engine, ModelDescription
-from service.errors import LabelNotFound, NotFound, NotReady, ServiceError
+from service.errors import LabelNotFound, NotFound, NotReady
 from service.types import SignatureSpec
 from service.wire import oip_models
-from service.wire.grpc_api import API, Handler
+from service.wire.grpc_api import Handler
 from service.wire.oip_models import encode_document, model_ref
-from service.wire.oip_proto import decode_infer_inputs, decode_infer_request, encode_infer_response
 from service.wire.proto_message import parse_message
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
@@ -44,20 +42,6 @@ UNIMPLEMENTED: Mapping[str, str] = {
 
 def open_inference_methods(engine: Engine) -> dict[str, Handler]:
     """Returns the handlers of the Open Inference Protocol's methods, by path. Concurrency: any thread may call them."""
-
-    def model_infer(data: bytes, deadline_s: float | None) -> bytes:
-        call = Call(API, "ModelInfer", engine.clock(), deadline_s)
-        try:
-            request = decode_infer_request(data)
-        except ServiceError as error:
-            engine.reject(error, call)
-            raise
-        fallback = oip_models.FALLBACK_SIGNATURE
-        with engine.bind(request.ref, request.signature_name, call, fallback_signature=fallback) as bound:
-            outputs = bound.run(decode_infer_inputs(request), request.outputs)
-            return encode_infer_response(
-                outputs, request, model=bound.model, version=bound.version, signature_name=bound.spec.name
-            )
 
     def server_live(data: bytes, deadline_s: float | None) -> bytes:
         return encode_document("inference.ServerLiveResponse", {"live": True})
@@ -103,7 +87,6 @@ def open_inference_methods(engine: Engine) -> dict[str, Handler]:
         "ModelReady": model_ready,
         "ServerMetadata": server_metadata,
         "ModelMetadata": model_metadata,
-        "ModelInfer": model_infer,
         "ModelConfig": model_config,
         "RepositoryIndex": repository_index,
     }

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.artifact.signature_def import encode_metadata
+from service.engine.bound import NOT_HERE
 from service.engine.call import Call
 from service.engine.engine import Engine
-from service.errors import InputMismatch, InvalidRequest, MalformedPayload, ServiceError
+from service.errors import InvalidRequest, ServiceError, Unimplemented
 from service.grpc.inference_methods import inference_methods
 from service.grpc.neighbor_search import is_search, search
 from service.wire.grpc_api import API, MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler
 from service.wire.model_config_proto import decode_reload_request, encode_reload_response
-from service.wire.predict_proto import decode_inputs, decode_request, encode_response, read_model_spec
+from service.wire.predict_proto import decode_request, read_model_spec
 from service.wire.proto_message import parse_message
 from service.wire.status import encode_statuses
 
@@ -33,6 +34,7 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
       as_content: True puts Predict's values into tensor_content, False into the `*_val` fields.
     """
 
+    # The native core answers all other Predict requests.
     def predict(data: bytes, deadline_s: float | None) -> bytes:
         call = Call(API, "Predict", engine.clock(), deadline_s)
         try:
@@ -42,22 +44,7 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
             raise
         if is_search(engine, request):
             return search(engine, request, call, as_content=as_content)
-        with engine.bind(request.ref, request.signature_name, call) as bound:
-            try:
-                inputs = decode_inputs(request)
-            except (MalformedPayload, InputMismatch):
-                # The input names are checked before the error is raised: like TensorFlow Serving, the server reports
-                # wrong names before tensors that do not parse.
-                bound.check_names(request.tensors)
-                raise
-            outputs = bound.run(inputs, request.output_filter)
-            return encode_response(
-                outputs,
-                model=bound.model,
-                version=bound.version,
-                signature_name=bound.spec.name,
-                as_content=as_content,
-            )
+        raise Unimplemented(NOT_HERE)
 
     def get_model_metadata(data: bytes, deadline_s: float | None) -> bytes:
         message = parse_message("tensorflow.serving.GetModelMetadataRequest", data)

@@ -6,11 +6,10 @@ Steps that take microseconds run on the event loop, longer steps in a thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -20,7 +19,6 @@ from service.engine.admission import Reservation
 from service.engine.bound import Bound
 from service.engine.call import Call
 from service.engine.engine import Engine
-from service.engine.instead import headers_of, noting
 from service.engine.workers import Workers
 from service.errors import DeadlineExceeded, ServiceError
 from service.http.body import read_body
@@ -31,8 +29,6 @@ MODEL_VERSION = "X-Model-Version"
 
 # Number of threads that parse large bodies. More would not help, because the JSON parser holds the interpreter's lock.
 _NUM_PARSE_THREADS = 2
-# Number of threads for lookups of remote tables, which wait for other machines; started at the first such lookup.
-_NUM_WAITING_THREADS = 32
 
 
 class Parsed(Protocol):
@@ -48,19 +44,15 @@ T = TypeVar("T")
 
 
 class Answered(NamedTuple, Generic[A]):
-    """The answer of an operation, such as predict, and the model version that computed it.
-
-    instead: headers of the answer that say, by table, how many default or cached rows replace unreadable rows.
-    """
+    """The answer of an operation, such as classify, and the model version that computed it."""
 
     content: A
     version: int
-    instead: Mapping[str, str] = MappingProxyType({})
 
 
 def json_response(answered: Answered[bytes]) -> Response:
     """Returns an HTTP response with the answer as JSON and its model version in the header X-Model-Version."""
-    headers = {MODEL_VERSION: str(answered.version), **answered.instead}
+    headers = {MODEL_VERSION: str(answered.version)}
     return Response(answered.content, headers=headers, media_type="application/json")
 
 
@@ -104,7 +96,6 @@ class Calls:
         admission, clock = engine.admission, engine.clock
         self._graph_threads = Workers(graph_threads, name="http-graph", admission=admission, clock=clock)
         self._parse_threads = Workers(_NUM_PARSE_THREADS, name="http-parse", admission=admission, clock=clock)
-        self._waiting_threads = Workers(_NUM_WAITING_THREADS, name="http-remote", admission=admission, clock=clock)
 
     async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> Answered[A]:
         """Runs an operation, such as predict, for a request; returns its answer and the model version.
@@ -145,36 +136,28 @@ class Calls:
             unknown_signature=method.unknown_signature,
             fallback_signature=method.fallback_signature,
         )
-        is_lookup = bound.spec.kind == "lookup"
-        if is_lookup and is_small and not bound.may_wait:
-            return _answer(bound, method, parsed)
-        threads = self._parse_threads if is_lookup else self._graph_threads
-        if bound.may_wait:
-            threads = self._waiting_threads
         work = partial(_answer, bound, method, parsed)
-        return await self._in_thread(threads, reservation, work, deadline_s, bound)
+        return await self._in_thread(self._graph_threads, reservation, work, deadline_s, bound)
 
-    async def read(self, request: Request, model: str, work: Callable[[bytes], T], *, may_wait: bool = False) -> T:
+    async def read(self, request: Request, model: str, work: Callable[[bytes], T]) -> T:
         """Reads a request's body and returns the result of work(body), which runs in a thread if the body is large.
 
         Args:
           model: the model's name in the request; "" if the request is for no model.
-          may_wait: work waits for other machines, so it runs in a thread in any case.
         """
         reservation = Reservation(self._engine.admission, self._engine.share_of(model))
         try:
             body = await read_body(request, self._max_body_bytes, reservation)
-            if len(body) <= self._inline_body_bytes and not may_wait:
+            if len(body) <= self._inline_body_bytes:
                 return work(body)
             deadline_s = self._engine.clock() + self._timeout_s
-            threads = self._waiting_threads if may_wait else self._parse_threads
-            return await self._in_thread(threads, reservation, partial(work, body), deadline_s)
+            return await self._in_thread(self._parse_threads, reservation, partial(work, body), deadline_s)
         finally:
             reservation.drop_user()
 
     def close(self) -> None:
         """Ends all thread pools: running jobs go on, waiting ones are dropped."""
-        for threads in (self._graph_threads, self._parse_threads, self._waiting_threads):
+        for threads in (self._graph_threads, self._parse_threads):
             threads.close()
 
     async def _in_thread(
@@ -221,9 +204,8 @@ class Calls:
 
 
 def _answer(bound: Bound, method: Method[P, A], parsed: P) -> Answered[A]:
-    with noting() as noted, bound:
-        content = method.answer(bound, parsed)
-    return Answered(content, bound.version, headers_of(noted))
+    with bound:
+        return Answered(method.answer(bound, parsed), bound.version)
 
 
 def _release(bound: Bound | None, error: ServiceError) -> None:

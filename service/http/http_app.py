@@ -38,7 +38,6 @@ from service.http.statusz_route import add_statusz_route
 from service.http.table_view_routes import add_table_view_routes
 from service.http.tfs_routes import add_tfs_routes
 from service.native.forwarded import NO_FORWARDING, Forwarding
-from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
 DEFAULT_INLINE_BODY_BYTES = 4 * 1024
 # HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
@@ -54,7 +53,6 @@ def create_http_app(
     rest_api_timeout_s: float,
     graph_threads: int,
     inline_body_bytes: int = DEFAULT_INLINE_BODY_BYTES,
-    max_table_rows: int = DEFAULT_MAX_TABLE_ROWS,
     gzip_min_bytes: int = 0,
     has_cors: bool = False,
     cors_origins: Collection[str] = (),
@@ -73,9 +71,7 @@ def create_http_app(
       max_body_bytes: largest body, before and after decompression.
       rest_api_timeout_s: timeout of a whole request.
       graph_threads: number of graph runs at a time.
-      inline_body_bytes: largest body whose lookup runs on the event loop: handing a smaller one to a thread costs more
-        than its lookup.
-      max_table_rows: most rows that one :rows request may ask for.
+      inline_body_bytes: largest body that is parsed on the event loop.
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
       has_cors: lets web pages of other origins read answers; with cors_origins, of these origins only.
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
@@ -112,8 +108,7 @@ def create_http_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
         **openapi.application(),
     )
-    # The most used routes are added first, because the router tries routes in their order.
-    add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
+    add_lookup_routes(app, engine)
     close_searches = add_neighbor_routes(app, engine, max_body_bytes=max_body_bytes, timeout_s=rest_api_timeout_s)
     add_hot_rows_route(app, engine)
     # The route that compares versions is added before the status route, whose pattern also matches paths like
@@ -121,7 +116,7 @@ def create_http_app(
     add_diff_route(app, engine)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     close_table_views = add_table_view_routes(app, engine)
-    add_open_inference_routes(app, engine, calls, strict_json=strict_json)
+    add_open_inference_routes(app, engine, calls)
     add_admin_routes(app, engine, metrics, metrics_paths)
     if statusz is not None:
         add_statusz_route(app, *statusz)

@@ -6,7 +6,6 @@ triton-inference-server/server, docs/protocol/extension_{binary_data,model_repos
 
 from __future__ import annotations
 
-import zlib
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -16,23 +15,16 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.bound import Bound
 from service.engine.engine import Engine, ModelDescription
 from service.errors import MalformedPayload, Unimplemented
 from service.http import oip_openapi
-from service.http.calls import MODEL_VERSION, Calls, Method
+from service.http.calls import Calls
 from service.http.path_case import IS_ENCODED
-from service.http.routing import add_route
+from service.http.routing import add_route, in_the_core
 from service.types import ModelRef, SignatureSpec
 from service.wire import oip_models
 from service.wire.json_document import describe, parse_object
-from service.wire.oip_json import InferBody, decode_infer, decode_inputs, encode_infer
 
-LENGTH_HEADER = "Inference-Header-Content-Length"
-# Content-Encoding -> zlib's window size that selects the format; HTTP's "deflate" is zlib's own format.
-_WINDOWS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-# zlib's fastest compression level, because numbers compress badly at every level.
-_LEVEL = 1
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
 _NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
 # Path of a Triton route that this server lacks -> its HTTP methods, and the error text of the answer 501.
@@ -46,34 +38,10 @@ _UNIMPLEMENTED = {
     "/v2/cudasharedmemory/{rest:path}": ("GET POST", _NO_SHARED_MEMORY),
     "/v2/repository/models/{model}/{action}": ("POST", _NO_CONTROL),
 }
-Answer = tuple[bytes, int | None]
 
 
-def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
-    """Adds all routes of the Open Inference Protocol.
-
-    Args:
-      strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
-    """
-
-    async def infer(request: Request) -> Response:
-        """Runs a signature on tensors that the request has as JSON or as binary data."""
-        ref = _ref(request)
-        coding = accepted_coding(request)
-        method = Method(
-            partial(decode_infer, header_length=request.headers.get(LENGTH_HEADER), strict=strict_json),
-            partial(_answer, coding, strict_json),
-            name="infer",
-            fallback_signature=oip_models.FALLBACK_SIGNATURE,
-        )
-        (body, header_length), version, instead = await calls.answer(request, ref, method)
-        headers = {MODEL_VERSION: str(version), **instead}
-        if coding is not None:
-            headers |= {"Content-Encoding": coding.decode(), "Vary": "Accept-Encoding"}
-        if header_length is None:
-            return Response(body, headers=headers, media_type="application/json")
-        headers[LENGTH_HEADER] = str(header_length)
-        return Response(body, headers=headers, media_type="application/octet-stream")
+def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
+    """Adds all routes of the Open Inference Protocol but infer, which the native core answers."""
 
     async def metadata(request: Request) -> Response:
         """Returns a model's AVAILABLE versions, and names, datatypes and shapes of the inputs and outputs of one
@@ -118,7 +86,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
 
     for where in ("", "/versions/{version}"):
         path = "/v2/models/{model}" + where
-        add_route(app, path + "/infer", infer, "POST", oip_openapi.infer(path))
+        add_route(app, path + "/infer", in_the_core, "POST", oip_openapi.infer(path))
         add_route(app, path + "/ready", model_ready, "GET", oip_openapi.model_ready(path))
         add_route(app, path + "/config", config, "GET", oip_openapi.model_config(path))
         add_route(app, path, metadata, "GET", oip_openapi.model_metadata(path))
@@ -139,35 +107,11 @@ def read_only_ready(body: bytes) -> bool:
     return only_ready
 
 
-def accepted_coding(request: Request) -> bytes | None:
-    """Returns gzip or deflate if Accept-Encoding names only this coding, as the library tritonclient does; else None.
-
-    HTTP libraries list all codings that they know with every request; compressing numbers for these clients would only
-    cost time.
-    """
-    for name, value in request.scope["headers"]:
-        if name == b"accept-encoding":
-            coding = bytes(value).strip().lower()
-            return coding if coding in _WINDOWS else None
-    return None
-
-
 def _ref(request: Request) -> ModelRef:
     name, version = request.path_params["model"], request.path_params.get("version", "")
     if IS_ENCODED in request.scope:
         name, version = unquote(name), unquote(version)
     return oip_models.model_ref(name, version)
-
-
-def _answer(coding: bytes | None, strict: bool, bound: Bound, body: InferBody) -> Answer:
-    outputs = bound.run(decode_inputs(body), body.outputs)
-    data, header_length = encode_infer(
-        outputs, body, model=bound.model, version=bound.version, signature_name=bound.spec.name, strict=strict
-    )
-    if coding is not None:
-        encoder = zlib.compressobj(_LEVEL, wbits=_WINDOWS[coding])
-        data = encoder.compress(data) + encoder.flush()
-    return data, header_length
 
 
 async def _refuse(text: str, request: Request) -> Response:

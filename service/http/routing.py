@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from service.errors import InvalidRequest
+from service.engine.bound import NOT_HERE
+from service.errors import InvalidRequest, Unimplemented
 from service.http.json_schema import Json
 from service.http.path_case import IS_ENCODED
 from service.types import ModelRef
@@ -56,6 +57,13 @@ class RawRoute(Route):
 def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, operation: Json | None = None) -> None:
     """Adds a RawRoute to the application's own router: an included router would be searched for every request."""
     app.router.routes.append(RawRoute(path, endpoint, method, operation))
+
+
+async def in_the_core(request: Request) -> Response:
+    """Refuses a request that the native core forwarded although it answers such requests: it has no compiled form of
+    the version. The route is here for the OpenAPI document.
+    """
+    raise Unimplemented(NOT_HERE)
 
 
 def model_ref(request: Request) -> ModelRef:

@@ -1,4 +1,4 @@
-"""Adds the HTTP routes of TensorFlow Serving's REST API: predict, classify, regress, status, metadata.
+"""Adds the HTTP routes of TensorFlow Serving's REST API but predict: classify, regress, status, metadata.
 
 Source: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
 """
@@ -18,9 +18,8 @@ from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD, UNKNOWN_SI
 from service.errors import InvalidRequest
 from service.http import openapi
 from service.http.calls import Calls, Method, json_response
-from service.http.routing import add_route, model_ref
+from service.http.routing import add_route, in_the_core, model_ref
 from service.wire.json_examples import ExamplesBody, decode_examples_body, encode_result
-from service.wire.json_tensor import PredictBody, decode_inputs, decode_predict, encode_predict
 from service.wire.status import statuses_json
 
 
@@ -30,14 +29,6 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
     Args:
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
     """
-    # unknown_signature is the error text of TensorFlow Serving's REST API for a signature that a model lacks; the
-    # engine has the text of its gRPC API.
-    predict_method = Method(
-        partial(decode_predict, strict=strict_json),
-        partial(_predict, strict_json),
-        unknown_signature='Serving signature name: "{}" not found in signature def',
-        name="predict",
-    )
     classify_method, regress_method = (
         Method(
             partial(decode_examples_body, strict=strict_json),
@@ -47,10 +38,6 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         )
         for name, method_name in (("classify", CLASSIFY_METHOD), ("regress", REGRESS_METHOD))
     )
-
-    async def predict(request: Request) -> Response:
-        """Runs a signature on tensors in JSON, given by row ("instances") or by column ("inputs")."""
-        return json_response(await calls.answer(request, model_ref(request), predict_method))
 
     async def classify(request: Request) -> Response:
         """Classifies tf.Examples with a signature of a model."""
@@ -79,7 +66,7 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
-        add_route(app, path + ":predict", predict, "POST", openapi.predict(path))
+        add_route(app, path + ":predict", in_the_core, "POST", openapi.predict(path))
         add_route(app, path + ":classify", classify, "POST", openapi.classify(path))
         add_route(app, path + ":regress", regress, "POST", openapi.regress(path))
         add_route(app, path, status, "GET", openapi.status(path))
@@ -88,11 +75,6 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         add_route(app, "/v1/models" + where, no_name, "GET")
         if where:
             add_route(app, f"/v1/models{where}/metadata", no_name, "GET")
-
-
-def _predict(strict_json: bool, bound: Bound, body: PredictBody) -> bytes:
-    outputs = bound.run(decode_inputs(body, bound.spec))
-    return encode_predict(outputs, body.layout, strict=strict_json)
 
 
 def _infer(strict_json: bool, method_name: str, bound: Bound, body: ExamplesBody) -> bytes:

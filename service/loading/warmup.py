@@ -14,7 +14,6 @@ import numpy as np
 from service.engine.servable import Servable
 from service.errors import ServiceError
 from service.types import Array, SignatureSpec, TensorSpec
-from service.wire.predict_proto import encode_request
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ def warm_up(servable: Servable, names: Iterable[str]) -> None:
         assert servable.native is not None
         row = _one_row(servable.signatures[name])
         try:
-            servable.native.answer(encode_request(servable.name, name, row))
+            servable.native.run(name, row)
         except ServiceError as error:
             logger.info("signature is not warmed up", extra={"signature": name, "reason": error.message})
 

@@ -26,7 +26,8 @@ from service.native.description import Described, describe
 from service.native.left_out import left_out
 from service.tables.backend import OpenedLookups
 from service.tables.table import MappedTable
-from service.types import INIT_SIGNATURE, TableCounts, runnable
+from service.types import INIT_SIGNATURE, Array, TableCounts, Tensors, runnable
+from service.wire.predict_proto import decode_response, encode_request
 
 if TYPE_CHECKING:
     from service import _native
@@ -51,11 +52,13 @@ _NEEDS_TENSORFLOW = "it needs TensorFlow, which this server runs without"
 class CompiledServable:
     """A servable in the form that the native core has compiled; implements engine.servable.NativeServable.
 
+    name: the model's name.
     compiled: the core's own object. It owns the description's arrays until its last request has ended, so they must not
       refer to this object: Python's garbage collector can not find a cycle through the core.
     earlier: the servable that answered lookups while the version was loading; its counts are added to this one's.
     """
 
+    name: str
     compiled: _native.Servable
     described: Described
     earlier: NativeServable | None = None
@@ -74,6 +77,10 @@ class CompiledServable:
         except _native.Unanswered as error:
             code, text = error.args
             raise _ERRORS.get(code, BackendFailure)(text) from error
+
+    def run(self, signature: str, inputs: Tensors, outputs: tuple[str, ...] = ()) -> dict[str, Array]:
+        """Runs a signature as answer() does; returns the named outputs, by default all. Raises ServiceError."""
+        return decode_response(self.answer(encode_request(self.name, signature, inputs, outputs)))
 
     @property
     def num_holders(self) -> int:
@@ -153,7 +160,7 @@ def compile_native(
     native: CompiledServable | None = None
     try:
         compiled = _native.Servable(*described.arguments, clusters, pager, batcher, described.openers)
-        native = CompiledServable(compiled, described, earlier)
+        native = CompiledServable(servable.name, compiled, described, earlier)
         # The core may fail to open a graph that the description names.
         not_run |= compiled.closed_graphs()
     except (ValueError, OSError) as error:

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
     from service.process.admin_server import AdminServer
     from service.process.native_servers import NativeServers
-    from service.process.python_servers import PythonServers
 
 logger = logging.getLogger(__name__)
 
@@ -87,14 +86,13 @@ class App:
             max_files=settings.request_log_files,
             has_answers=settings.request_log_answers,
         )
-        # Without the native core there is no RoutePublisher, because Python answers all requests.
-        self._routes = RoutePublisher(self._request_logs.recorders) if settings.data_plane == "core" else None
+        self._routes = RoutePublisher(self._request_logs.recorders)
         self._health = HealthUpdates(lambda: self._servers.set_serving(self._registry.is_ready))
         self._registry = Registry(
             self._version_changed, self._routes, on_problem=self._health.note, is_strict=settings.strict_readiness
         )
         self._history, self._recent = VersionHistory(), RecentRequests(settings.slow_request_s)
-        self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
+        self._clusters = Clusters(settings.remote_cache_bytes)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._health.note, self._clusters)
         self._registry.problem_beside = self._remote.problem
         batching, self._stores = batching_of(settings), open_stores(settings)
@@ -156,8 +154,6 @@ class App:
         self._engine: Engine = Engine(
             self._registry,
             self._metrics.requests,
-            max_response_bytes=settings.max_response_bytes,
-            strict_shapes=settings.strict_shapes,
             reload=self._lists.reload,
             set_label=self._lists.set_label,
             pin=self._lists.pin,
@@ -296,20 +292,15 @@ class App:
             # TensorFlow next, which holds the interpreter's lock so long that health checks would have to wait.
             self._is_complete.wait(_COMPLETE_S)
 
-    def _create_servers(self) -> PythonServers | NativeServers:
-        settings, engine, parts = self._settings, self._engine, self._http_parts
-        if self._routes is None:
-            # python_servers and native_servers are imported here and not at the top: the one imports FastAPI, the other
-            # the native core, which may not be installed.
-            from service.process.python_servers import PythonServers
-
-            return PythonServers(settings, engine, parts, tls=self._tls, access=self._access, on_end=self._stop.set)
+    def _create_servers(self) -> NativeServers:
+        # native_servers is imported here and not at the top, because it imports the native core, and tests import this
+        # module without one.
         from service.process.native_servers import NativeServers
 
         return NativeServers(
-            settings,
-            engine,
-            parts,
+            self._settings,
+            self._engine,
+            self._http_parts,
             routes=self._routes,
             metrics=self._metrics,
             recent=self._recent,

@@ -1,4 +1,4 @@
-"""Builds the HTTP servers of the settings: for requests for models, and for the admin routes."""
+"""Builds the HTTP servers of the settings: for control requests behind the native core, and for the admin routes."""
 
 from __future__ import annotations
 
@@ -9,47 +9,31 @@ from service.engine.engine import Engine
 from service.http.console_routes import ConsoleSources, new_csrf
 from service.http.http_app import create_http_app
 from service.http.uvicorn_server import HttpServer, uvicorn_config
-from service.native.forwarded import NO_FORWARDING, Forwarding
+from service.native.forwarded import Forwarding
 from service.observe.statusz_page import page
 from service.process.admin_server import AdminServer
 from service.process.bound_ports import BoundPort
 from service.process.http_parts import HttpParts
-from service.process.resources import max_connections
 
 _UPSTREAM_KEEP_ALIVE_S = 3600
 
 
-def create_http_server(parts: HttpParts) -> HttpServer:
-    """Returns the HTTP server of requests for models, on the public port; raises StartError."""
-    settings = parts.settings
-    return HttpServer(
-        uvicorn_config(
-            _create_app(parts),
-            drain_timeout_s=settings.drain_timeout_s,
-            tls=None if parts.tls.http is None else parts.tls.http.context,
-            lifespan="on",
-            max_connections=max_connections(settings.max_connections),
-            timeout_keep_alive=settings.rest_api_keep_alive_s,
-        )
-    )
-
-
-def create_reference_http_server(parts: HttpParts, forwarding: Forwarding) -> HttpServer:
-    """Returns the reference HTTP server, which answers requests that the native core forwards; raises StartError."""
+def create_control_http_server(parts: HttpParts, forwarding: Forwarding) -> HttpServer:
+    """Returns the HTTP server in Python for the control requests that the native core forwards; raises StartError."""
     return HttpServer(
         uvicorn_config(
             _create_app(parts, forwarding),
             drain_timeout_s=parts.settings.drain_timeout_s,
             lifespan="on",
             is_own_only=True,
-            # The reference HTTP server keeps idle connections open for an hour, so that only the native core closes
+            # The server keeps idle connections open for an hour, so that only the native core closes
             # them: if this server closed one, a forwarded request that is on its way could be lost.
             timeout_keep_alive=_UPSTREAM_KEEP_ALIVE_S,
         )
     )
 
 
-def _create_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) -> Any:
+def _create_app(parts: HttpParts, forwarding: Forwarding) -> Any:
     settings, access = parts.settings, parts.access
     engine = access.engine if access else parts.engine
     return create_http_app(

@@ -1,8 +1,8 @@
-"""Runs the native core on the public ports, and the reference servers in Python behind it.
+"""Runs the native core on the public ports, and the control servers in Python behind it.
 
 The core forwards requests that it does not answer over Unix sockets with abstract names: no file can be removed while
 the server runs, none is left behind, and no folder needs to be writable. Permissions do not protect such a name, so the
-reference servers refuse all other clients: by the process id of the connection (HTTP), by the seal (gRPC).
+control servers refuse all other clients: by the process id of the connection (HTTP), by the seal (gRPC).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HEALTH_S = 1.0
 
 
 class NativeServers:
-    """The native core, and the reference servers behind it. Concurrency: event loop only, except set_serving.
+    """The native core, and the control servers behind it. Concurrency: event loop only, except set_serving.
 
     Args:
       routes: the publisher to which the registry passes its routes.
@@ -94,7 +94,7 @@ class NativeServers:
         # A leading zero byte marks an abstract name.
         self._upstreams = {wire: f"\0{name}-{wire}" for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # The reference gRPC server, the reference HTTP server and the task that runs it are None until complete().
+        # The control gRPC server, the control HTTP server and the task that runs it are None until complete().
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -130,12 +130,12 @@ class NativeServers:
         return ports
 
     async def complete(self) -> None:
-        """Starts the reference servers in Python, to which the native core forwards requests."""
-        # Garbage collection is off until the reference servers are up: it would take a fifth of their imports' time and
+        """Starts the control servers in Python, to which the native core forwards requests."""
+        # Garbage collection is off until the control servers are up: it would take a fifth of their imports' time and
         # find no garbage.
         gc.disable()
         try:
-            await self._start_reference()
+            await self._start_control()
             # gc.freeze() exempts the objects of FastAPI and grpcio, which live as long as the process: searching them
             # for garbage, each full garbage collection would stop all Python threads for some 100 ms.
             gc.freeze()
@@ -143,21 +143,21 @@ class NativeServers:
             gc.enable()
         self._telling = asyncio.create_task(self._repeat_health())
 
-    async def _start_reference(self) -> None:
-        # The reference servers are imported only now, while the native core already serves: FastAPI and grpcio take as
+    async def _start_control(self) -> None:
+        # The control servers are imported only now, while the native core already serves: FastAPI and grpcio take as
         # long to import as all other modules that lookups need.
-        from service.process.grpc_transport import create_reference_grpc_server
-        from service.process.http_transport import create_reference_http_server
+        from service.process.grpc_transport import create_control_grpc_server
+        from service.process.http_transport import create_control_http_server
 
         forwarding = Forwarding(self._seal)
-        self._grpc = create_reference_grpc_server(
+        self._grpc = create_control_grpc_server(
             self._settings, self._engine, self._upstreams["grpc"], self._access, forwarding
         )
         try:
             self._grpc.start()
         except OSError as error:
             raise StartError(str(error)) from error
-        self._http = create_reference_http_server(self._http_parts, forwarding)
+        self._http = create_control_http_server(self._http_parts, forwarding)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self._upstreams["http"])
         listener.listen(BACKLOG)
@@ -208,7 +208,7 @@ class NativeServers:
             freed.look(self._statistics.connections, self._statistics.bytes_held_total)
 
     def _note_silence(self) -> None:
-        """Makes the server not ready while the core can not reach the reference servers, and logs each change."""
+        """Makes the server not ready while the core can not reach the control servers, and logs each change."""
         # open() calls _open_edge(), which sets _edge, before it starts the thread that calls this.
         assert self._edge is not None
         is_silent = self._edge.is_silent
@@ -224,7 +224,7 @@ class NativeServers:
 
     def set_serving(self, is_serving: bool) -> None:
         """Updates the statuses that health checks return, of the server and of its models. Concurrency: any thread."""
-        # If the reference gRPC server has not started yet, there are no statuses to update: when it starts, it reads
+        # If the control gRPC server has not started yet, there are no statuses to update: when it starts, it reads
         # them from the engine.
         if (grpc := self._grpc) is not None:
             grpc.set_serving(is_serving)
@@ -260,7 +260,7 @@ class NativeServers:
             await asyncio.sleep(_HEALTH_S)
 
     async def stop(self) -> None:
-        """Drains the native core, then stops the reference servers, which answer forwarded requests until then."""
+        """Drains the native core, then stops the control servers, which answer forwarded requests until then."""
         timeout_s = self._settings.drain_timeout_s
         if self._telling is not None:
             self._telling.cancel()
@@ -280,7 +280,7 @@ class NativeServers:
             port.close()
 
     def stop_now(self) -> None:
-        """Makes stop() cut the requests in flight, in the native core and in the reference servers."""
+        """Makes stop() cut the requests in flight, in the native core and in the control servers."""
         if self._edge is not None:
             self._edge.close()
         if self._http is not None and self._grpc is not None:

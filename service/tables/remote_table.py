@@ -5,17 +5,14 @@ The kernels then work on that small table as they do on a mapped one, in the sam
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from service.artifact.manifest import LookupFeature
-from service.engine.deadline import DEADLINE_S
-from service.engine.instead import note
 from service.engine.neighbors import Nearest, RowSearch
-from service.errors import DeadlineExceeded, TableUnreachable, Unimplemented, id_out_of_range
+from service.errors import TableUnreachable, Unimplemented, id_out_of_range
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
 from service.tables.kernel_codes import POLICIES
@@ -77,7 +74,7 @@ class RemoteTable:
         """Reads, from the cluster into a small table, the rows that ids read by the feature's policy for bad ids.
 
         Raises:
-          TableUnreachable, DeadlineExceeded: a row could not be read, and none is read in its place.
+          TableUnreachable: a row could not be read, and none is read in its place.
         """
         size = self.info.vocabulary_size
         rows, _ = rows_read(ids, size, POLICIES[feature.on_bad_id], feature.default_row)
@@ -99,7 +96,7 @@ class RemoteTable:
         )
 
     def rows(self, ids: Array) -> Array:
-        """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, TableUnreachable, DeadlineExceeded."""
+        """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, TableUnreachable."""
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, None).rows(places)
@@ -142,18 +139,12 @@ class RemoteTable:
         return MappedTable(info, weights, np.ascontiguousarray(octets[:, width:]).view("<f4").reshape(-1))
 
     def _read(self, distinct: Array, default_row: int | None) -> Array:
-        deadline_s = DEADLINE_S.get()
-        found = self.core.read(distinct, None if deadline_s is None else deadline_s - time.monotonic())
-        if found.num_stale:
-            note("stale", self.info.name, found.num_stale)
+        found = self.core.read(distinct, None)
         number = int(found.is_missing.sum())
         if not number:
             return found.rows
         default = None if default_row is None else self.core.default_row(default_row, number)
         if default is not None:
             found.rows[found.is_missing] = default
-            note("default", self.info.name, number)
             return found.rows
-        if deadline_s is not None and time.monotonic() >= deadline_s:
-            raise DeadlineExceeded(f'The deadline passed before rows of table "{self.info.name}" were read.')
         raise TableUnreachable(f'Rows of table "{self.info.name}" can not be read now: {found.why.rstrip(".")}.')

@@ -9,6 +9,9 @@ MakeJsonFromClassificationResult and MakeJsonFromRegressionResult.
 
 from __future__ import annotations
 
+import base64
+import binascii
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +23,6 @@ from service.errors import MalformedPayload
 from service.types import Array
 from service.wire.example_proto import label_text
 from service.wire.json_document import dump, parse_object
-from service.wire.json_refusals import from_base64, is_base64
-from service.wire.json_tensor import read_signature_name
 from service.wire.json_text import json_type, shown
 
 _KINDS = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
@@ -46,7 +47,7 @@ def decode_examples_body(body: bytes, *, strict: bool = False) -> ExamplesBody:
       MalformedPayload: the body is not JSON, has no examples, or has a feature that mixes kinds of values.
     """
     document = parse_object(body, strict=strict)
-    signature_name = read_signature_name(document, "")
+    signature_name = _signature_name(document)
     context = _example(document["context"]) if "context" in document else b""
     examples = document.get("examples")
     if "examples" not in document:
@@ -79,6 +80,26 @@ def _malformed(document: Any, problem: str) -> MalformedPayload:
     return MalformedPayload(f"JSON Value: {shown(document)} {problem}")
 
 
+def _signature_name(document: Mapping[str, Any]) -> str:
+    name = document.get("signature_name", "")
+    if type(name) is not str:
+        raise _malformed(document, "not formatted correctly. 'signature_name' key must be a string value.")
+    return name
+
+
+def _is_base64(value: Any) -> bool:
+    return type(value) is dict and len(value) == 1 and type(value.get("b64")) is str
+
+
+def _from_base64(value: Any) -> bytes:
+    # As in TensorFlow Serving, white space in base64 text is skipped, and the padding "=" may be missing.
+    text = "".join(value["b64"].split()).rstrip("=")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MalformedPayload("Unable to base64 decode") from error
+
+
 def _example(value: Any) -> bytes:
     if type(value) is not dict:
         raise MalformedPayload(f"Example must be JSON object but got JSON {json_type(value)}")
@@ -99,8 +120,8 @@ def _add(name: str, value: Any, feature: Any) -> None:
     item: Any
     if type(value) is str:
         kind, item = "bytes_list", value.encode("utf-8", "replace")
-    elif is_base64(value):
-        kind, item = "bytes_list", from_base64(value)
+    elif _is_base64(value):
+        kind, item = "bytes_list", _from_base64(value)
     elif type(value) in (bool, int):
         kind, item = "int64_list", int(value)
     elif type(value) is float:

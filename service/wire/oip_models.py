@@ -16,7 +16,7 @@ from typing import Any
 from service.artifact.protos import message_class
 from service.errors import InvalidRequest
 from service.types import ModelRef, SignatureSpec, State, TensorSpec, VersionStatus
-from service.wire.oip_tensors import BYTES, NUMPY_DTYPES, datatype_name
+from service.wire.oip_tensors import BYTES, DATATYPES, datatype_name
 
 Document = dict[str, Any]
 
@@ -141,7 +141,7 @@ def _tensor(tensor: TensorSpec) -> Document:
 
 def _configured(tensor: TensorSpec) -> Document:
     datatype = datatype_name(tensor.dtype)
-    known = datatype in NUMPY_DTYPES or tensor.dtype == "bfloat16"
+    known = tensor.dtype in DATATYPES
     kind = "TYPE_" + {BYTES: "STRING"}.get(datatype, datatype if known else "INVALID")
     return {"name": tensor.name, "data_type": kind, "dims": _sizes(tensor)}
 

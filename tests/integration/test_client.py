@@ -32,8 +32,6 @@ from embedding_client.errors import (
 from embedding_client.retry import RetryPolicy
 from embedding_client.targets import Tls
 from embedding_client.types import RaggedIds, State, TableDescription, VersionStatus
-from service.engine.engine import Engine
-from service.grpc.grpcio_server import GrpcServer
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, stopped
 from tests.toy_model import TAG_STRINGS, write_toy_model
@@ -593,14 +591,10 @@ def test_tls(server: ServerProcess, connect: partial[Any], certificates: Path) -
                 client.lookup(USER)
 
 
-def test_a_unix_socket(toy_engine: Engine, tmp_path: Path) -> None:
-    grpc_server = GrpcServer(toy_engine, socket_path=f"{tmp_path}/s", max_message_bytes=1 << 20, max_workers=1)
-    grpc_server.start()
-    try:
-        with EmbeddingClient(f"unix:{tmp_path}/s", model="toy", timeout_s=PATIENCE_S) as client:
-            assert client.lookup(USER)["user"].tolist() == USER_ROWS
-    finally:
-        grpc_server.stop(0)
+def test_a_unix_socket(serve: Serve, tmp_path: Path) -> None:
+    serve(grpc_socket_path=f"{tmp_path}/s").ready()
+    with EmbeddingClient(f"unix:{tmp_path}/s", model="default", timeout_s=PATIENCE_S) as client:
+        assert client.lookup(USER)["user"].tolist() == USER_ROWS
 
 
 @pytest.mark.tf

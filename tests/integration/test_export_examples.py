@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.artifact.manifest import Manifest
-from service.engine.engine import Engine
-from tests.conformance.wires import http_client
-from tests.conftest import RecordingObserver, serving
-from tests.integration.process import ROOT, environment
+from tests.integration.process import ROOT, ServerProcess, environment, server_of
 
 pytestmark = pytest.mark.tf
 
@@ -66,14 +63,18 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return bases
 
 
+@pytest.fixture(scope="module")
+def server(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Starts a server of the lookups of all examples, each of which is a model with the example's name."""
+    with server_of(bases, tmp_path_factory.mktemp("examples-server"), graph_signatures="off") as server:
+        yield server
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_an_examples_model_is_served(name: str, bases: dict[str, Path]) -> None:
+def test_an_examples_model_is_served(name: str, bases: dict[str, Path], server: ServerProcess) -> None:
     features = CASES[name][1]
     manifest = Manifest.read(bases[name] / "1")
     assert manifest is not None
     assert set(manifest.signatures["lookup"].features) == set(features)
-    engine = Engine(serving(bases[name], name="example"), RecordingObserver())
-    with http_client(engine) as http:
-        status, answer = http.post("/v1/models/example:lookup", json.dumps({"features": features}))
-    assert status == 200, answer
-    assert {feature: len(rows) for feature, rows in answer["embeddings"].items()} == dict.fromkeys(features, 1)
+    embeddings = server.lookup(features, model=name)
+    assert {feature: len(rows) for feature, rows in embeddings.items()} == dict.fromkeys(features, 1)

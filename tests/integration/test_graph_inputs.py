@@ -160,9 +160,7 @@ def is_batched(request: pytest.FixtureRequest) -> bool:
 def server(folder: Path, is_batched: bool) -> Iterator[ServerProcess]:
     """A server of both models."""
     flags = ["--enable_batching"] if is_batched else []
-    with ServerProcess(
-        *flags, data_plane="native", model_config_file=folder / "models.config", graph_signatures="auto"
-    ) as server:
+    with ServerProcess(*flags, model_config_file=folder / "models.config", graph_signatures="auto") as server:
         yield server.ready()
 
 
@@ -398,7 +396,7 @@ def test_strict_refuses_a_version_with_a_predict_that_no_request_can_run(folder:
         "graph_signatures": "auto",
         "max_num_load_retries": 0,
     }
-    with ServerProcess("--strict", data_plane="native", **settings) as server:
+    with ServerProcess("--strict", **settings) as server:
         server.answering()
         until(lambda: server.http.get("/v1/models/default").json()["model_version_status"][0]["state"] == "END")
         (status,) = server.http.get("/v1/models/default").json()["model_version_status"]

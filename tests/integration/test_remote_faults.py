@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import grpc
 import httpx
@@ -16,12 +16,14 @@ import pytest
 
 from model_export.remote.push import push
 from service.artifact.manifest import Manifest
-from service.engine.deadline import DEADLINE_S
-from service.errors import DeadlineExceeded, TableUnreachable
+from service.artifact.protos import message_class
+from service.errors import TableUnreachable
 from service.loading.remote_tables import RemoteTables
 from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
 from service.tables.remote_table import RemoteTable
+from tests.conformance.wires import fill_tensor
+from tests.integration.h2_client import H2Client
 from tests.integration.process import ServerProcess
 from tests.integration.remote_readers import Readers
 from tests.integration.test_remote_push import large, layout_of
@@ -142,19 +144,30 @@ def _refusal(table: RemoteTable, ids: np.ndarray) -> str:
 
 def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
     folder, rows = written
-    table, *_ = opened(cluster, folder)
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
     ids = np.arange(0, ROWS, 100)
-    cluster.nodes[1].freeze()
-    before = DEADLINE_S.set(time.monotonic() + 0.5)
-    try:
-        with pytest.raises(DeadlineExceeded, match='before rows of table "user" were read'):
-            table.rows(ids)
-    finally:
-        DEADLINE_S.reset(before)
-        cluster.nodes[1].thaw()
-    # A read must not get an answer that the node sends late to an earlier read.
-    until(lambda: _reads(table, ids))
-    assert (table.rows(ids[::-1]) == rows[ids[::-1]]).all()
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
+    fill_tensor(request.inputs["user"], ids)
+    with ServerProcess(
+        model_name="toy",
+        model_base_path=folder.parent,
+        graph_signatures="off",
+        remote_tables=f"user={cluster.address}{_PATIENT}",
+    ) as server:
+        server.ready()
+        cluster.nodes[1].freeze()
+        try:
+            # This client does not end its calls at the deadline, so the answer is the server's.
+            with H2Client(server.grpc_port) as client:
+                late = client.call(request.SerializeToString(), grpc_timeout="500m")
+        finally:
+            cluster.nodes[1].thaw()
+        assert late.status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert 'before rows of table "user" were read' in unquote(late.headers["grpc-message"])
+        # A read must not get an answer that the node sends late to an earlier read.
+        found = server.predict_grpc({"user": ids[::-1]}, "lookup", model="toy")
+        assert (found["user"] == rows[ids[::-1]]).all()
 
 
 def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:

@@ -9,22 +9,17 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from service.engine.call import Call
-from service.engine.engine import Engine
-from service.engine.registry import Registry
 from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
-from service.types import ModelRef
-from tests.conformance.wires import HttpClient, grpc_channel, http_client
-from tests.conftest import SHARED, RecordingObserver
-from tests.integration.process import ServerProcess, predict_grpc
+from tests.conftest import SHARED
+from tests.integration.process import ServerProcess, server_of
 
 pytestmark = pytest.mark.tf
 
@@ -63,29 +58,17 @@ def expected(golden: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def engine(golden: Path) -> Engine:
-    """Loads all golden exports into one engine, as models named <export>-<tags>."""
-    registry = Registry(lambda model, status: None)
-    for export, tags in ANSWERS:
-        name = f"{export}-{tags}"
-        registry.add_model(name)
-        registry.start(name, 1)
-        registry.publish(ServableLoader(TAGS[tags], "auto", 1)(name, 1, golden / export / "1"))
-    return Engine(registry, RecordingObserver())
-
-
-@pytest.fixture(scope="module")
-def http(engine: Engine) -> Iterator[HttpClient]:
-    """A client of the HTTP application."""
-    with http_client(engine) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def channel(engine: Engine) -> Iterator[grpc.Channel]:
-    """Opens a channel to a gRPC server of the engine."""
-    with grpc_channel(engine) as channel:
-        yield channel
+def servers(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
+    """Starts a server for each choice of tags; it serves all golden exports that have such a graph."""
+    with ExitStack() as stack:
+        started = {}
+        for name, tags in TAGS.items():
+            models = {export: golden / export for export, tagged in ANSWERS if tagged == name}
+            folder = tmp_path_factory.mktemp(name)
+            started[name] = stack.enter_context(
+                server_of(models, folder, saved_model_tags=",".join(sorted(tags)), graph_signatures="auto")
+            )
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -126,36 +109,35 @@ def test_the_two_answers_differ_where_a_row_is_cut(expected: Any) -> None:
 
 
 @by_export
-def test_engine(engine: Engine, expected: Any, examples: list[bytes], export: str, tags: str) -> None:
-    with engine.bind(ModelRef(f"{export}-{tags}"), "", Call("test")) as bound:
-        check(bound.run(inputs_of(export, expected, examples)), expected[ANSWERS[export, tags]])
+def test_grpc(servers: dict[str, ServerProcess], expected: Any, examples: list[bytes], export: str, tags: str) -> None:
+    inputs = inputs_of(export, expected, examples)
+    check(servers[tags].predict_grpc(inputs, "serving_default", model=export), expected[ANSWERS[export, tags]])
 
 
-@by_export
-def test_grpc(channel: grpc.Channel, expected: Any, examples: list[bytes], export: str, tags: str) -> None:
-    outputs = predict_grpc(channel, inputs_of(export, expected, examples), "serving_default", model=f"{export}-{tags}")
-    check(outputs, expected[ANSWERS[export, tags]])
+def predict(server: ServerProcess, model: str, **body: Any) -> Any:
+    """Posts a request to predict and returns the answer; fails on an error."""
+    response = server.http.post(f"/v1/models/{model}:predict", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 @by_example
-def test_http_examples(http: HttpClient, expected: Any, examples: list[bytes], export: str, tags: str) -> None:
+def test_http_examples(
+    servers: dict[str, ServerProcess], expected: Any, examples: list[bytes], export: str, tags: str
+) -> None:
     instances = [{"b64": base64.b64encode(example).decode()} for example in examples]
-    status, answer = http.post(f"/v1/models/{export}-{tags}:predict", json.dumps({"instances": instances}))
-    assert status == 200, answer
+    answer = predict(servers[tags], export, instances=instances)
     columns = {name: [row[name] for row in answer["predictions"]] for name in answer["predictions"][0]}
     check(columns, expected[ANSWERS[export, tags]])
 
 
 @pytest.mark.parametrize("tags", TAGS)
-def test_http_sparse_inputs_are_lists_of_ids(http: HttpClient, expected: Any, tags: str) -> None:
+def test_http_sparse_inputs_are_lists_of_ids(servers: dict[str, ServerProcess], expected: Any, tags: str) -> None:
     answer_of = expected[ANSWERS["tpu_sparse", tags]]
-    status, answer = http.post(f"/v1/models/tpu_sparse-{tags}:predict", json.dumps({"instances": expected["rows"]}))
-    assert status == 200, answer
+    answer = predict(servers[tags], "tpu_sparse", instances=expected["rows"])
     check({name: [row[name] for row in answer["predictions"]] for name in ("embedding", "score")}, answer_of)
     columns = {name: [row[name] for row in expected["rows"]] for name in "abc"}
-    status, answer = http.post(f"/v1/models/tpu_sparse-{tags}:predict", json.dumps({"inputs": columns}))
-    assert status == 200, answer
-    check(answer["outputs"], answer_of)
+    check(predict(servers[tags], "tpu_sparse", inputs=columns)["outputs"], answer_of)
 
 
 def test_the_server_itself_by_its_flag(golden: Path, expected: Any, examples: list[bytes]) -> None:
