@@ -928,7 +928,13 @@ fn signature(
     });
     let ragged_names: Vec<RaggedNames> = ragged_names.collect();
     let ragged = ragged_tensors(&features, &ragged_names, &inputs);
-    let ragged_by_name = Names::new(ragged.iter().enumerate().map(|(index, one)| (one.name.as_str(), index)));
+    // A feature whose ids and row splits have no common name in JSON has the name of its ids, and is sent as two inputs.
+    let is_named = |one: &Ragged| {
+        inputs.get(one.values).is_none_or(|ids| ids.name != one.name)
+            || ragged_names.iter().any(|known| known.feature == one.name)
+    };
+    let named = ragged.iter().enumerate().filter(|(_, one)| is_named(one));
+    let ragged_by_name = Names::new(named.map(|(index, one)| (one.name.as_str(), index)));
     Ok(Signature {
         name,
         kind,
@@ -949,13 +955,7 @@ fn signature(
 }
 
 fn ragged_tensors(features: &[FeaturePlan], names: &[RaggedNames], inputs: &[InputPlan]) -> Vec<Ragged> {
-    // A feature whose ids and row splits have no common name in JSON has the name of its ids, and is sent as two inputs.
-    let is_named = |feature: &&FeaturePlan| {
-        inputs.get(feature.ids).is_none_or(|ids| ids.name != feature.name)
-            || names.iter().any(|one| one.feature == feature.name)
-    };
-    let of_features =
-        features.iter().filter(is_named).filter_map(|one| Some((&one.name, one.ids, one.row_splits?, one.weights)));
+    let of_features = features.iter().filter_map(|one| Some((&one.name, one.ids, one.row_splits?, one.weights)));
     let of_names = names.iter().map(|one| (&one.feature, one.values, one.row_splits, one.weights_input));
     let mut found: Vec<Ragged> = Vec::new();
     for (name, values, row_splits, weights) in of_features.chain(of_names) {

@@ -290,7 +290,12 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
         }
     }
     for ragged in &plan.ragged {
-        if inputs[ragged.values].is_none() || inputs[ragged.row_splits].is_none() {
+        let (values, splits) = (&plan.inputs[ragged.values], &plan.inputs[ragged.row_splits]);
+        let is_sent = [ragged.values, ragged.row_splits].map(|index| inputs[index].is_some());
+        if is_sent != [true; 2] {
+            if is_sent != [false; 2] && values.default.is_none() && splits.default.is_none() {
+                return Err(faults::half_of_ragged(&ragged.name, &values.name, &splits.name));
+            }
             continue;
         }
         let rows = check_ragged(plan, ragged, inputs)?;
