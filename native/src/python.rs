@@ -342,7 +342,7 @@ impl Pager {
     }
 }
 
-/// One model in Python's list: its name; pairs of a version and its servable, None if only the reference servers can
+/// One model in Python's list: its name; pairs of a version and its servable, None if only the control servers can
 /// run it; versions by label; the fraction of requests to log; why no version is AVAILABLE, "" if one is.
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64, String)>;
 

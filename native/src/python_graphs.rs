@@ -1,4 +1,4 @@
-//! Python classes for TensorFlow sessions, so that the reference servers and the core share one copy of a graph's
+//! Python classes for TensorFlow sessions, so that the control servers and the core share one copy of a graph's
 //! variables.
 
 use std::path::Path;

@@ -119,7 +119,7 @@ class Servable:
     signature_faults: signature -> why its graph is run although the manifest describes its lookup.
     native: the servable that the native core answers from; None: the core forwards all requests for the version.
     remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
-    forwarded: signature -> why the native core forwards its requests to the reference servers.
+    forwarded: signature -> why the native core forwards its requests to the control servers.
     keys: table -> keys of its rows, for tables with vocabularies.
     unproven: "signature/feature" of lookups that a spec declares and that `adopt` could not read in the graph.
     """
@@ -156,7 +156,7 @@ class Servable:
 
     @property
     def run_in_python(self) -> Mapping[str, str]:
-        """Signature -> why the native core leaves it to the reference servers, which run it many times slower."""
+        """Signature -> why the native core leaves it to the control servers, which run it many times slower."""
         if self.is_loading:
             return {}
         return {name: reason for name, reason in self.forwarded.items() if name in self.backends}

@@ -1,1 +1,1 @@
-"""Serves gRPC in Python (the reference server): grpcio calls handlers, which convert request bytes to answer bytes."""
+"""Serves gRPC in Python (the control server): grpcio calls handlers, which convert request bytes to answer bytes."""

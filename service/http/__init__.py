@@ -1,1 +1,1 @@
-"""Serves HTTP in Python (the reference server): FastAPI routes over the engine, run by uvicorn."""
+"""Serves HTTP in Python (the control server): FastAPI routes over the engine, run by uvicorn."""

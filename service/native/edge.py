@@ -35,12 +35,12 @@ class Edge:
 
     Args:
       listeners: bound sockets by wire; the core takes them over.
-      upstreams: names of the Unix sockets on which the reference servers listen, by wire.
+      upstreams: names of the Unix sockets on which the control servers listen, by wire.
       max_connections: of each wire.
       max_table_rows: of one request for rows of a table.
       callers: the callers that may send requests; None: everybody may.
       sampler: description of OpenTelemetry's sampler; None: nothing is traced.
-      seal: proves to the reference servers that the core has forwarded a request.
+      seal: proves to the control servers that the core has forwarded a request.
 
     Raises:
       StartError: the core can not use a certificate, or not listen.

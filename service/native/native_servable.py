@@ -165,7 +165,7 @@ def compile_native(
         not_run |= compiled.closed_graphs()
     except (ValueError, OSError) as error:
         # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
-        # because the reference servers answer for the version.
+        # because the control servers answer for the version.
         not_run = dict.fromkeys(runnable(servable.signatures), f"it can not compile the version: {error}")
     servable = replace(servable, native=native, forwarded=not_run)
     if not_run and not servable.is_loading:

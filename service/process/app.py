@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The reference servers behind the native core start when the first models are loaded, but at the latest after
+# The control servers behind the native core start when the first models are loaded, but at the latest after
 # _FIRST_LOADS_S. The second number is the pause between two looks at the models, the third how long TensorFlow's import
 # waits for these servers.
 _FIRST_LOADS_S = 0.3
@@ -255,7 +255,7 @@ class App:
         return create_admin_server(self._http_parts, self._lists.reload_config)
 
     async def _open(self, models: Sequence[str]) -> Ports | None:
-        """Opens the ports, first_loads_timeout_s after the start at the latest, and starts the reference servers.
+        """Opens the ports, first_loads_timeout_s after the start at the latest, and starts the control servers.
 
         The ports open when the first models are loaded or have failed; at once if first_loads_timeout_s is 0.
 
@@ -265,7 +265,7 @@ class App:
         timeout_s = self._settings.first_loads_timeout_s
         started_s = time.monotonic()
         ports = None if timeout_s else await self._servers.open()
-        # The reference servers start after the first models are loaded, because importing FastAPI and grpcio would
+        # The control servers start after the first models are loaded, because importing FastAPI and grpcio would
         # delay the loads by as much as loading some hundred tables.
         if await self._have_settled(models, started_s + _FIRST_LOADS_S) and ports is None:
             ports = await self._servers.open()
@@ -288,7 +288,7 @@ class App:
         if self._registry.show_lookups(servable):
             extra = {"model": servable.name, "version": servable.version}
             logger.info("lookups are answered while the version is LOADING", extra=extra)
-            # The load waits here, at most _COMPLETE_S seconds, until the reference servers have started: it imports
+            # The load waits here, at most _COMPLETE_S seconds, until the control servers have started: it imports
             # TensorFlow next, which holds the interpreter's lock so long that health checks would have to wait.
             self._is_complete.wait(_COMPLETE_S)
 

@@ -1,4 +1,4 @@
-//! Limits how many requests are forwarded to a reference server at the same time. Further requests wait in a queue
+//! Limits how many requests are forwarded to a control server at the same time. Further requests wait in a queue
 //! here, or are refused if their wait would be too long.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -151,7 +151,7 @@ impl Gate {
         self.0.admit_waiting();
         let end = started + patience;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        // The wait for a slot has a timeout: while the reference server hangs, no slot becomes free, and requests would
+        // The wait for a slot has a timeout: while the control server hangs, no slot becomes free, and requests would
         // wait for ever.
         let outcome = tokio::time::timeout_at(end.into(), receiver).await;
         drop(queued);

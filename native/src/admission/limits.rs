@@ -30,7 +30,7 @@ pub const TLS_BYTES_WITHOUT_DATA: usize = 128 << 10;
 pub const HANDSHAKES_A_TURN: usize = 2;
 /// Maximal number of intermediate certificates that a client may show.
 pub const MAX_INTERMEDIATES: usize = 3;
-/// Maximal size of the path and query in an HTTP/1.1 request line. The reference server decodes both on its event loop,
+/// Maximal size of the path and query in an HTTP/1.1 request line. The control server decodes both on its event loop,
 /// which takes it up to 0.3 ms for each KB.
 pub const URL_BYTES: usize = 8 << 10;
 /// Maximal number of headers of an HTTP request, over HTTP/1.1 (hyper's own limit) and HTTP/2.
@@ -77,9 +77,9 @@ pub struct Limits {
     pub max_owed_bytes: usize,
     /// Maximal number of waiting requests in each queue: of each thread pool, and of each lane of forwarded requests.
     pub max_queued_requests: usize,
-    /// Limit on the expected wait of a large request for a thread, or of a forwarded request for the reference server.
+    /// Limit on the expected wait of a large request for a thread, or of a forwarded request for the control server.
     pub max_queue: Duration,
-    /// Maximal number of requests of each wire that run on the reference server at the same time.
+    /// Maximal number of requests of each wire that run on the control server at the same time.
     pub max_forwarded: usize,
     /// Maximal number of TLS handshakes at the same time. A further handshake ends the oldest one, so that new clients
     /// can still connect.

@@ -15,7 +15,7 @@ use crate::plan::Grant;
 
 const SCHEME: &[u8] = b"bearer ";
 /// Maximal size of an `authorization` header that the core checks. A request with a longer header is forwarded to the
-/// reference server, which refuses the request.
+/// control server, which refuses the request.
 const MAX_HEADER_BYTES: usize = 4096;
 
 /// One caller of `--auth_config`, as `service/native/edge.py` writes it.

@@ -40,9 +40,9 @@ pub struct Config {
     pub grpc: Vec<Listen>,
     /// Addresses and sockets on which HTTP is served.
     pub http: Vec<Listen>,
-    /// Path of the Unix socket on which the gRPC reference server listens.
+    /// Path of the Unix socket on which the gRPC control server listens.
     pub grpc_upstream: PathBuf,
-    /// Path of the Unix socket on which the HTTP reference server listens.
+    /// Path of the Unix socket on which the HTTP control server listens.
     pub http_upstream: PathBuf,
     /// TLS settings of the gRPC ports at the start; None serves gRPC in plaintext.
     pub grpc_tls: Option<Arc<rustls::ServerConfig>>,
@@ -56,7 +56,7 @@ pub struct Config {
     pub tracing: Option<Tracing>,
     /// Whether the records of request logs have answers too.
     pub has_log_answers: bool,
-    /// Secret text that proves to the reference server that the core wrote the headers of
+    /// Secret text that proves to the control server that the core wrote the headers of
     /// [`super::shared::OWN_HEADERS`].
     pub seal: String,
     /// Whether a gRPC Predict answer has its floats in `tensor_content`, unless its request chooses the encoding.

@@ -21,7 +21,7 @@ pub const COUNTED_BYTES: usize = 16 << 10;
 /// Maximal number of compressed messages of one gRPC connection that are held in inflated form at the same time.
 const MAX_INFLATED: usize = 4;
 /// Maximal number of long-lived calls of one gRPC connection, such as health watches, which wait for no slot of the
-/// reference server.
+/// control server.
 pub const MAX_LONG_CALLS: usize = 8;
 
 /// The future that answers one request of the connection.

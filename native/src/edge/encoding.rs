@@ -1,5 +1,5 @@
 //! Decides everything about compression, on both wires: inflates compressed requests, chooses the compression of
-//! answers, and compresses them. Answers of the reference servers are forwarded as they are.
+//! answers, and compresses them. Answers of the control servers are forwarded as they are.
 //!
 //! An answer that is ready to be sent is an [`Encoded`]. Only this module makes one, and nothing takes one as the input
 //! of a compression, so no answer is compressed twice.

@@ -1,4 +1,4 @@
-//! Forwards gRPC calls to the reference server: limits how many run there, and inflates compressed messages first.
+//! Forwards gRPC calls to the control server: limits how many run there, and inflates compressed messages first.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ use crate::admission::long_calls::LongCall;
 use crate::forms::built_size::built_size;
 use crate::forward::Lost;
 
-/// The answer for a client whose call did not reach the reference server, or whose answer was lost.
+/// The answer for a client whose call did not reach the control server, or whose answer was lost.
 const LOST: Lost =
     Lost { head: || shared::no_upstream().head(None), trailers: || shared::no_upstream().trailers(None) };
 
-/// Serves a call that is no plain predict or lookup: forwards it to the reference server, refuses it, or answers a
+/// Serves a call that is no plain predict or lookup: forwards it to the control server, refuses it, or answers a
 /// health check.
 pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>, first: Option<Bytes>) {
     let path = incoming.head.uri.path();
@@ -46,7 +46,7 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
         return forward(incoming, respond, first.unwrap_or_default()).await;
     }
     // For a method with one request message, the core reads the whole message before it forwards the call, so that a
-    // slow client does not hold a slot of the reference server.
+    // slow client does not hold a slot of the control server.
     let gathered = tokio::select! {
         biased;
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
@@ -81,7 +81,7 @@ fn lane(path: &str) -> Lane {
     }
 }
 
-/// Forwards a call to the reference server. `begun` has the bytes of its body that the core has already read.
+/// Forwards a call to the control server. `begun` has the bytes of its body that the core has already read.
 pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Bytes) {
     if let Err(status) = grpc_metadata::sanitize(&mut incoming.head.headers) {
         return refuse(&incoming, respond, &status);
@@ -156,9 +156,9 @@ fn hold_long_call(incoming: &Incoming) -> Result<(OwnedSemaphorePermit, LongCall
     Ok((of_connection, of_all))
 }
 
-/// Computes how many bytes the reference server takes to parse a call's message, and counts them against the limit on
+/// Computes how many bytes the control server takes to parse a call's message, and counts them against the limit on
 /// bytes in flight. Returns a permit that the caller keeps until the call ends; None for a small message, and if `data` is
-/// no whole plain message, which the reference server then does not parse.
+/// no whole plain message, which the control server then does not parse.
 async fn judge(incoming: &mut Incoming, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
     let message = match data.split_first_chunk::<PREFIX_BYTES>() {
         Some((prefix, message)) if prefix[0] == 0 && message.len() == grpc_message::length(*prefix) => {
@@ -206,7 +206,7 @@ async fn judge(incoming: &mut Incoming, data: &Bytes) -> Result<Option<OwnedSema
     }
 }
 
-/// Returns how many bytes the reference server takes to parse a message. `limit`: the maximal size of what the server
+/// Returns how many bytes the control server takes to parse a message. `limit`: the maximal size of what the server
 /// builds from it.
 ///
 /// # Errors

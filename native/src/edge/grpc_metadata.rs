@@ -1,4 +1,4 @@
-//! Removes from a gRPC call the metadata that the reference server can not parse. For such metadata, grpcio would fail
+//! Removes from a gRPC call the metadata that the control server can not parse. For such metadata, grpcio would fail
 //! the call with INTERNAL and log an error, although the fault is the client's.
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::grpc_message::{self, Code, Status};
 /// Deadlines further away than this are shortened to this time: grpcio fails calls whose deadline is centuries away.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Checks the metadata of a call before it is forwarded, and removes metadata that no handler of the reference server
+/// Checks the metadata of a call before it is forwarded, and removes metadata that no handler of the control server
 /// reads and that grpcio may fail to parse.
 ///
 /// # Errors
@@ -44,7 +44,7 @@ fn refused(code: Code, text: &str) -> Status {
     Status { code, text: text.into(), may_retry: false }
 }
 
-/// Returns true if the reference server does not need the metadata with this name: gRPC reserves the name, the metadata
+/// Returns true if the control server does not need the metadata with this name: gRPC reserves the name, the metadata
 /// is binary, which no handler reads, or it asks for a compressed answer, which only the core compresses.
 fn is_of_no_use(name: &str) -> bool {
     let is_needed = ["grpc-timeout", "grpc-encoding", "grpc-accept-encoding"].contains(&name);

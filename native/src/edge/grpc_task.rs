@@ -35,7 +35,7 @@ pub async fn serve_call(
 }
 
 /// Continues a small request that the handler declined on the connection's task: runs it on a thread pool, or forwards
-/// it to the reference server.
+/// it to the control server.
 pub async fn declined_small(
     mut incoming: Incoming,
     plain: Plain,
@@ -54,10 +54,10 @@ pub async fn declined_small(
     forward(incoming, respond, data).await;
 }
 
-/// The next step for a call: an answer, a forward to the reference server, or a reset of its stream.
+/// The next step for a call: an answer, a forward to the control server, or a reset of its stream.
 enum Next {
     Reply(Reply),
-    /// Forwards the call to the reference server, with the bytes of the body that were already read.
+    /// Forwards the call to the control server, with the bytes of the body that were already read.
     Forward(Bytes),
     /// Refuses the call, which has no message.
     RefuseEmpty,

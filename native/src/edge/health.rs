@@ -10,7 +10,7 @@ use crate::forms::protobuf::{Fields, Value};
 
 /// The path of a gRPC health check.
 pub const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// The path of gRPC health watches; the core forwards these calls to the reference server.
+/// The path of gRPC health watches; the core forwards these calls to the control server.
 pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// The bytes of a `HealthCheckResponse` whose status is SERVING.
 pub const SERVING: &[u8] = &[0x08, 0x01];

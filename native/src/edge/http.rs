@@ -309,9 +309,9 @@ pub struct Exchange {
 /// The body of a request, as far as the server has read it.
 enum Gathered {
     Whole(Bytes, Hold),
-    /// The body's Content-Length is above the limit. The reference server refuses the request by its head.
+    /// The body's Content-Length is above the limit. The control server refuses the request by its head.
     TooLong,
-    /// The first bytes of a body that is larger than the limit. The reference server refuses the request; more bytes
+    /// The first bytes of a body that is larger than the limit. The control server refuses the request; more bytes
     /// may follow.
     TooMuch(Bytes),
     NoRoom,
@@ -333,7 +333,7 @@ impl Exchange {
 
     /// Returns the answer to a request; refuses one that is malformed.
     pub async fn checked(&self, head: Parts, body: RequestBody, open: Open) -> Response<Answer> {
-        // A CONNECT request is never forwarded: the reference server's parser would read the body of a CONNECT as
+        // A CONNECT request is never forwarded: the control server's parser would read the body of a CONNECT as
         // further requests.
         if !has_one_host(&head) || head.method == http::Method::CONNECT {
             return self.malformed(Event::MalformedHttp, open);
@@ -382,7 +382,7 @@ impl Exchange {
             Err(refused) => return Box::pin(self.refuse_data(refused, &head, body, open)).await,
         };
         // The core reads a request's body, up to the limit on its size, before it forwards the request, so that a slow
-        // client does not hold a slot of the reference server.
+        // client does not hold a slot of the control server.
         if plain.is_none() && body.is_end_stream() && lane(&head) == Lane::Control {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         }
@@ -849,7 +849,7 @@ impl Exchange {
     fn refusal(&self, asked: &HeaderMap, status: &Status, id: HeaderValue, open: Open) -> Response<Answer> {
         let body = serde_json::json!({ "error": status.text }).to_string();
         let mut response = Response::new(Answer::whole(body.into(), open));
-        // The reference server also answers an unexpected exception with status 500 and without an error code.
+        // The control server also answers an unexpected exception with status 500 and without an error code.
         let code = Some(status.code).filter(|code| *code != Code::Internal).map(Code::name);
         let number = StatusCode::from_u16(refusals::http_status(status.code));
         let number = number.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -869,7 +869,7 @@ impl Exchange {
         response
     }
 
-    /// Adds the request id and the CORS headers, which the reference server also adds to every answer to a POST.
+    /// Adds the request id and the CORS headers, which the control server also adds to every answer to a POST.
     fn mark(&self, headers: &mut HeaderMap, asked: &HeaderMap, id: HeaderValue) {
         let origin = asked.get(http::header::ORIGIN).and_then(|origin| origin.to_str().ok());
         for (name, value) in self.shared.cors.headers(origin) {

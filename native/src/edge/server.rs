@@ -52,7 +52,7 @@ const EVENT_INTERVAL: u32 = 4;
 const BACKLOG: i32 = 4096;
 /// Pause after a connection could not be accepted, for example because the system had no free file descriptor.
 const EXHAUSTED: Duration = Duration::from_millis(50);
-/// Time between two questions to the reference servers whether they answer.
+/// Time between two questions to the control servers whether they answer.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// Part of all connections, one in so many, that is closed at once if connections run short and some are idle.
@@ -218,13 +218,13 @@ impl Server {
     }
 
     /// Stores the health state from which the core answers health checks until the state expires; with None, the
-    /// reference server answers all checks.
+    /// control server answers all checks.
     pub fn set_health(&self, health: Option<Health>) {
         self.hub.shared.has_upstreams.store(true, Relaxed);
         self.hub.shared.health.store(health.map(Arc::new));
     }
 
-    /// Returns whether a reference server has not answered the core's questions for 10 seconds.
+    /// Returns whether a control server has not answered the core's questions for 10 seconds.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         self.hub.shared.is_silent()
@@ -609,7 +609,7 @@ async fn sweep(hub: Arc<Hub>) {
     }
 }
 
-/// Asks the reference servers each second whether they answer, until the server stops.
+/// Asks the control servers each second whether they answer, until the server stops.
 async fn watch_upstreams(hub: Arc<Hub>) {
     let mut ticks = tokio::time::interval(ASK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -34,13 +34,13 @@ use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{BatchPlace, Declined, Effort, Grant, GraphLimit, QueuedRequest, Ran, Routes, Waiting};
 
-/// Prefix of the names of headers that only the core may send to the reference server.
+/// Prefix of the names of headers that only the core may send to the control server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
-/// Header of forwarded requests, which tells the reference server in Python which names in the client's verified
+/// Header of forwarded requests, which tells the control server in Python which names in the client's verified
 /// certificate belong to known callers.
 pub const NAMES_HEADER: &str = "x-embedding-server-names";
-/// Header that proves to the reference server that the core wrote the other headers, because clients may also connect
-/// to the reference server directly.
+/// Header that proves to the control server that the core wrote the other headers, because clients may also connect
+/// to the control server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
 /// Number of threads for requests that wait for rows of Valkey or Redis clusters or of the disk. The threads start with
 /// the first such request.
@@ -60,7 +60,7 @@ pub struct Shared {
     pub has_log_answers: bool,
     /// The records of sampled requests, which Python takes.
     pub records: Arc<Records>,
-    /// Secret text that proves to the reference server that the core wrote the headers of [`OWN_HEADERS`].
+    /// Secret text that proves to the control server that the core wrote the headers of [`OWN_HEADERS`].
     pub seal: String,
     /// Whether a gRPC Predict answer has its floats in `tensor_content`, unless its request chooses the encoding.
     pub as_content: bool,
@@ -93,9 +93,9 @@ pub struct Shared {
     pub ids: RequestIds,
     /// The health state from which the core answers health checks, as Python published it.
     pub health: ArcSwapOption<Health>,
-    /// Whether the reference servers have started: Python has published a health state, or that it answers the checks.
+    /// Whether the control servers have started: Python has published a health state, or that it answers the checks.
     pub has_upstreams: AtomicBool,
-    /// When both reference servers last answered the core; the start, until they have started.
+    /// When both control servers last answered the core; the start, until they have started.
     pub answered: Mutex<Instant>,
     /// Queues that limit how many gRPC calls are forwarded at the same time.
     pub grpc_gates: Gates,
@@ -107,9 +107,9 @@ pub struct Shared {
     pub parts: Arc<Account>,
     /// The counters of running gRPC calls without end, such as health watches.
     pub long_calls: Arc<LongCalls>,
-    /// The client that forwards calls to the gRPC reference server.
+    /// The client that forwards calls to the gRPC control server.
     pub grpc_upstream: GrpcUpstream,
-    /// The client that forwards requests to the HTTP reference server.
+    /// The client that forwards requests to the HTTP control server.
     pub http_upstream: HttpUpstream,
 }
 
@@ -118,7 +118,7 @@ pub struct Shared {
 #[derive(Debug)]
 pub enum Failed {
     /// The handler (form) declined the request, for this reason; the server then runs the request on a thread pool, or
-    /// forwards it to the reference server.
+    /// forwards it to the control server.
     Declined(Declined),
     /// The request has a fault, for which it is refused.
     Refused(BoxedFault),
@@ -534,20 +534,20 @@ impl Shared {
         self.large.num_waiting() + self.waiting.get().map_or(0, Pool::num_waiting)
     }
 
-    /// Returns the health state that Python published; None if there is none, if the reference servers do not answer, or
+    /// Returns the health state that Python published; None if there is none, if the control servers do not answer, or
     /// if the server records traces: then the core forwards health checks.
     #[must_use]
     pub fn health(&self) -> Option<Arc<Health>> {
         if self.tracing.is_some() || self.is_silent() { None } else { self.health.load_full() }
     }
 
-    /// Returns whether a reference server has not answered the core for as long as a health state is valid.
+    /// Returns whether a control server has not answered the core for as long as a health state is valid.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         self.answered.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= FRESH
     }
 
-    /// Asks both reference servers whether they answer, if they have started.
+    /// Asks both control servers whether they answer, if they have started.
     pub async fn ask_upstreams(&self) {
         if self.has_upstreams.load(Relaxed) {
             let mut headers = HeaderMap::new();
@@ -624,7 +624,7 @@ pub fn internal_error(request_id: &str) -> Status {
     }
 }
 
-/// Returns the error for a request that the core can not forward, because the reference server is not reachable.
+/// Returns the error for a request that the core can not forward, because the control server is not reachable.
 #[must_use]
 pub fn no_upstream() -> Status {
     Status {

@@ -98,9 +98,9 @@ pub struct Snapshot {
     /// Number of times that a handler of a wire format (form) declined a request, by reason. Requests that a thread
     /// pool then answers count here, too.
     pub declined: Vec<(&'static str, u64)>,
-    /// Number of requests that were forwarded to the reference server, by wire.
+    /// Number of requests that were forwarded to the control server, by wire.
     pub forwarded: Vec<(&'static str, u64)>,
-    /// Number of forwarded requests that could not reach the reference server, by wire.
+    /// Number of forwarded requests that could not reach the control server, by wire.
     pub upstream_failed: Vec<(&'static str, u64)>,
     /// Number of requests that the core refused itself, by model and reason; the model is "" if it is not known.
     /// Refused connections count here, too.
@@ -131,7 +131,7 @@ pub struct Snapshot {
     /// Number of requests that wait now for a thread of one of the two pools: requests that take too long for a thread
     /// of connections, and requests that read rows from the disk or from a Valkey or Redis cluster.
     pub queued: usize,
-    /// Number of requests that wait to be forwarded to the reference server now, by wire.
+    /// Number of requests that wait to be forwarded to the control server now, by wire.
     pub queued_to_forward: Vec<(&'static str, u64)>,
     /// Records of the last slow requests, the oldest first.
     pub slow: Vec<SlowRequest>,

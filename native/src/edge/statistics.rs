@@ -225,7 +225,7 @@ impl Statistics {
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {
-            // A `:rows` request is not counted, because it runs no signature; the reference server does not count it
+            // A `:rows` request is not counted, because it runs no signature; the control server does not count it
             // either.
             return;
         }

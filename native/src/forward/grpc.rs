@@ -1,4 +1,4 @@
-//! Forwards gRPC calls to the reference server in grpcio: copies the streams in both directions, with trailers,
+//! Forwards gRPC calls to the control server in grpcio: copies the streams in both directions, with trailers,
 //! cancellation and flow control.
 
 use std::future::poll_fn;
@@ -15,16 +15,16 @@ use http::{HeaderMap, Request, Response, Uri, Version};
 
 use crate::admission::gate::Permit;
 
-/// HTTP/2 window of one call: how many bytes of an answer the reference server may send before the client reads them.
+/// HTTP/2 window of one call: how many bytes of an answer the control server may send before the client reads them.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// HTTP/2 window of the connection to the reference server. It has the maximal size, so that a slow client does not
+/// HTTP/2 window of the connection to the control server. It has the maximal size, so that a slow client does not
 /// stop the answers to others.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 const FRAME_BYTES: u32 = 1 << 20;
-/// Maximal size of the metadata in an answer of the gRPC reference server.
+/// Maximal size of the metadata in an answer of the gRPC control server.
 const HEADER_LIST_BYTES: u32 = 1 << 20;
 
-/// A client of the gRPC reference server, with one connection, which is opened again after it is lost.
+/// A client of the gRPC control server, with one connection, which is opened again after it is lost.
 pub struct GrpcUpstream {
     path: PathBuf,
     sender: Mutex<Option<SendRequest<Bytes>>>,
@@ -40,7 +40,7 @@ pub enum StreamEnded {
     Sink,
 }
 
-/// The answer for a client whose call did not reach the reference server, or whose answer was lost.
+/// The answer for a client whose call did not reach the control server, or whose answer was lost.
 #[derive(Clone, Copy)]
 pub struct Lost {
     /// Makes the head of an answer with the error, if the client has no head yet.
@@ -50,7 +50,7 @@ pub struct Lost {
 }
 
 impl GrpcUpstream {
-    /// Returns a client of the gRPC reference server at this Unix socket; the first call connects.
+    /// Returns a client of the gRPC control server at this Unix socket; the first call connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         GrpcUpstream {
@@ -92,14 +92,14 @@ impl GrpcUpstream {
         *self.pings.lock().await = connection.ping_pong();
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "the connection to the gRPC reference server ended");
+                tracing::debug!(%error, "the connection to the gRPC control server ended");
             }
         });
         *self.sender.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
         sender.ready().await.ok()
     }
 
-    /// Sends an HTTP/2 PING to the gRPC reference server; returns whether it answers. A ping needs no thread of the
+    /// Sends an HTTP/2 PING to the gRPC control server; returns whether it answers. A ping needs no thread of the
     /// server's pool, all of which may be waiting for slow calls.
     pub async fn answers(&self) -> bool {
         if self.ready_sender().await.is_none() {
@@ -111,7 +111,7 @@ impl GrpcUpstream {
         }
     }
 
-    /// Forwards a call to the reference server; returns false if the reference server was not reached or was lost.
+    /// Forwards a call to the control server; returns false if the control server was not reached or was lost.
     /// `prefix` has the bytes of the body that were already read. `permit` is dropped when the answer starts.
     pub(crate) async fn forward<B: Buf + From<Bytes>>(
         &self,
@@ -165,7 +165,7 @@ impl GrpcUpstream {
         let mut is_uploading = true;
         loop {
             // A forwarded gRPC call ends when its answer ends. Dropping an unfinished upload resets the stream to the
-            // reference server.
+            // control server.
             tokio::select! {
                 () = &mut upload, if is_uploading => is_uploading = false,
                 is_served = &mut download => return is_served,
@@ -174,7 +174,7 @@ impl GrpcUpstream {
     }
 }
 
-/// Converts the head of a client's request to a request to the reference server; None if the client's path is invalid.
+/// Converts the head of a client's request to a request to the control server; None if the client's path is invalid.
 fn request(head: Parts) -> Option<Request<()>> {
     let Parts { method, uri, headers, .. } = head;
     let parts = uri.into_parts();
@@ -201,7 +201,7 @@ async fn upload(prefix: Bytes, body: &mut RecvStream, upstream: &mut SendStream<
     pump(body, upstream).await
 }
 
-/// Forwards the reference server's answer to the client; returns false if the server was lost before the answer's end.
+/// Forwards the control server's answer to the client; returns false if the server was lost before the answer's end.
 async fn download<B: Buf + From<Bytes>>(
     response: Response<RecvStream>,
     mut respond: SendResponse<B>,

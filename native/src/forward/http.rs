@@ -1,4 +1,4 @@
-//! Forwards HTTP requests to the reference server in uvicorn: streams both bodies, and keeps connections for later
+//! Forwards HTTP requests to the control server in uvicorn: streams both bodies, and keeps connections for later
 //! requests.
 
 use std::future::poll_fn;
@@ -24,10 +24,10 @@ use tokio::task::AbortHandle;
 use super::request_body::{BodyError, RequestBody};
 use crate::admission::limits::BodyParts;
 
-/// Time for which an idle connection to the reference server is kept. The reference server keeps an idle connection
+/// Time for which an idle connection to the control server is kept. The control server keeps an idle connection
 /// longer, so it does not close a connection on which the core is just sending a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximal number of idle connections to the reference server that are kept.
+/// Maximal number of idle connections to the control server that are kept.
 const MAX_IDLE: usize = 64;
 
 /// The body of a forwarded request: the bytes that were already read, then the bytes that the client still sends.
@@ -45,7 +45,7 @@ pub struct Upload {
 /// The reason why the rest of a forwarded request's body is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreadReason {
-    /// The forwarding ended before the rest of the body was read, for example because the reference server answered
+    /// The forwarding ended before the rest of the body was read, for example because the control server answered
     /// early.
     Unread,
     /// The client sent the body in too many tiny parts.
@@ -70,7 +70,7 @@ impl Upload {
         upload
     }
 
-    /// Stops the forwarding of bytes that the client still sends: the reference server refuses the request by its head.
+    /// Stops the forwarding of bytes that the client still sends: the control server refuses the request by its head.
     /// Nothing is read from the client then, so hyper does not ask it for the body by "100 Continue".
     #[must_use]
     pub fn withhold(mut self) -> Self {
@@ -135,7 +135,7 @@ impl Body for Upload {
     }
 }
 
-/// A connection to the reference server that reports writes as successful even after the server has closed the
+/// A connection to the control server that reports writes as successful even after the server has closed the
 /// connection. The server may answer and close before it has read the whole body; the answer can then still be read. If
 /// there is no answer, the read fails.
 struct IgnoreWriteErrors(UnixStream);
@@ -182,7 +182,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// A connection to the HTTP reference server; dropping it closes the connection. Without that, a connection whose
+/// A connection to the HTTP control server; dropping it closes the connection. Without that, a connection whose
 /// server answered before it had read the whole body would stay open: the rest of the body waits for a reader that does
 /// not come.
 struct Sender {
@@ -231,13 +231,13 @@ impl IdleConnections {
     }
 }
 
-/// A client of the HTTP reference server.
+/// A client of the HTTP control server.
 pub struct HttpUpstream {
     path: PathBuf,
     idle: Arc<IdleConnections>,
 }
 
-/// The body of an answer from the reference server. At its end, the connection to the reference server is kept for
+/// The body of an answer from the control server. At its end, the connection to the control server is kept for
 /// another request, unless the request's body is still unread.
 pub struct Forwarded {
     body: Incoming,
@@ -248,7 +248,7 @@ pub struct Forwarded {
 
 impl Forwarded {
     fn keep_connection(&mut self) {
-        // A connection to the reference server is not reused while hyper holds a request's unread body on it, because
+        // A connection to the control server is not reused while hyper holds a request's unread body on it, because
         // that body would keep the client's connection open, too.
         if let Some(sender) = self.sender.take()
             && self.upload.strong_count() == 0
@@ -284,13 +284,13 @@ impl Body for Forwarded {
 }
 
 impl HttpUpstream {
-    /// Returns a client of the HTTP reference server at this Unix socket; the first request connects.
+    /// Returns a client of the HTTP control server at this Unix socket; the first request connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         HttpUpstream { path, idle: Arc::default() }
     }
 
-    /// Forwards a request, and returns the answer, whose body follows; None if the reference server can not be reached,
+    /// Forwards a request, and returns the answer, whose body follows; None if the control server can not be reached,
     /// or is lost before its answer begins.
     pub async fn forward(&self, head: Parts, body: Upload) -> Option<Response<Forwarded>> {
         let upload = Arc::downgrade(&body.alive);
@@ -303,7 +303,7 @@ impl HttpUpstream {
             match sender.requests.try_send_request(request).await {
                 Ok(response) => return Some(self.forwarded_response(response, sender, upload)),
                 Err(mut error) => match error.take_message() {
-                    // The reference server closed the kept connection before anything of the request was sent, so the
+                    // The control server closed the kept connection before anything of the request was sent, so the
                     // request is sent again.
                     Some(unsent) if !is_new => request = unsent,
                     _ => return None,
@@ -312,7 +312,7 @@ impl HttpUpstream {
         }
     }
 
-    /// Asks the HTTP reference server for its health, with these headers; returns whether it answers.
+    /// Asks the HTTP control server for its health, with these headers; returns whether it answers.
     pub async fn answers(&self, headers: HeaderMap) -> bool {
         let mut head = Request::new(()).into_parts().0;
         (head.uri, head.headers) = (Uri::from_static("/healthz"), headers);
@@ -329,7 +329,7 @@ impl HttpUpstream {
             hyper::client::conn::http1::Builder::new().handshake(TokioIo::new(IgnoreWriteErrors(stream))).await.ok()?;
         let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to the HTTP reference server ended");
+                tracing::debug!(%error, "a connection to the HTTP control server ended");
             }
         });
         Some(Sender { requests, driver: driver.abort_handle() })
@@ -354,12 +354,12 @@ impl HttpUpstream {
 
 fn request(mut head: Parts, body: Upload) -> Request<Upload> {
     remove_hop_by_hop(&mut head.headers);
-    // The core answers `Expect: 100-continue` itself, when it reads the body, so the reference server does not get this
+    // The core answers `Expect: 100-continue` itself, when it reads the body, so the control server does not get this
     // header.
     head.headers.remove(EXPECT);
     head.version = Version::HTTP_11;
     if let Some(path) = head.uri.path_and_query().filter(|_| head.uri.authority().is_some()) {
-        // A client may send its request target in absolute form, as to a proxy; the reference server gets only the
+        // A client may send its request target in absolute form, as to a proxy; the control server gets only the
         // path.
         head.uri = Uri::from(path.clone());
     }

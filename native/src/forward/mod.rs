@@ -1,4 +1,4 @@
-//! Forwards requests to the reference servers over Unix sockets, and their answers to the clients.
+//! Forwards requests to the control servers over Unix sockets, and their answers to the clients.
 
 use std::io;
 use std::path::Path;
@@ -13,7 +13,7 @@ pub use grpc::{GrpcUpstream, Lost, send_in_window};
 pub use http::{Forwarded, HttpUpstream, UnreadReason, Upload};
 pub use request_body::{BodyError, RequestBody};
 
-/// Connects to the Unix socket of a reference server; a path that starts with a zero byte is an abstract name. The
+/// Connects to the Unix socket of a control server; a path that starts with a zero byte is an abstract name. The
 /// socket must be this process's own: the permissions of a file do not protect an abstract name.
 async fn connect(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;

@@ -1,5 +1,5 @@
 //! The reasons why the handler of a wire format does not answer a request: the server then runs the request on a thread
-//! pool, refuses it, or forwards it to the reference servers in Python.
+//! pool, refuses it, or forwards it to the control servers in Python.
 
 use super::faults::{self, BoxedFault, Subject};
 
@@ -7,7 +7,7 @@ use super::faults::{self, BoxedFault, Subject};
 ///
 /// After [`Declined::TooLarge`], [`Declined::Waits`], [`Declined::Batches`] and [`Declined::Queued`] the edge calls the
 /// form again. After [`Declined::Fault`] it refuses the request. After any other variant, it forwards the request to the
-/// reference servers, which answer or refuse it. Metrics count each variant but the fault separately; a fault counts by
+/// control servers, which answer or refuse it. Metrics count each variant but the fault separately; a fault counts by
 /// its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Declined {

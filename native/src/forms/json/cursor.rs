@@ -17,7 +17,7 @@ use crate::plan::Declined;
 const SAFE_DIGITS: usize = 18;
 /// Maximal number of keys in a JSON object that `Cursor::object` reads, because each key is compared with all others.
 const MAX_KEYS: usize = 32;
-/// Maximal number of levels of a nested JSON list; a deeper list is declined, and the reference server reads it.
+/// Maximal number of levels of a nested JSON list; a deeper list is declined, and json/explain.rs refuses it.
 const MAX_LEVELS: usize = 16;
 
 /// A position in a JSON body, at the start of a token. Each method that reads a token also skips the white space behind
