@@ -19,22 +19,15 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
 from loadtest.remote_reads import fill, plain_reader, server_cpu_s, used_memory
 from loadtest.wire import DT_INT64, message_classes
 from service import _native
-from service.artifact.manifest import LookupFeature, SignatureEntry, TableEntry
-from service.native.description import Described, describe
+from service.artifact.manifest import TableEntry
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
-from service.tables.backend import LookupBackend, OpenedLookups
-from service.tables.guarded_files import GuardedFiles
-from service.tables.plan import compile_signature
-from service.tables.remote_table import RemoteTable
-from service.types import SignatureSpec, TableInfo, TensorSpec
 from tests.valkey_cluster import Cluster
 
 Reader = Callable[[np.ndarray], np.ndarray]
@@ -43,6 +36,7 @@ _DIM = 64
 # Bytes that the native core's row cache holds for a row beside its numbers (native/src/clusters/cache.rs).
 ENTRY_BYTES = 96
 CACHE_SHARES = (0.0, 0.01, 0.1)
+_PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 def main() -> None:
@@ -109,7 +103,8 @@ def core_reader(
 ) -> tuple[Reader, Callable[[], tuple[int, int]]]:
     """Returns a function that looks up ids in the native core, and a function that counts its cache hits and misses."""
     clusters = _native.Clusters(cache_bytes)
-    servable = _native.Servable(*_described(layout, address).arguments, clusters)
+    servable = _native.Servable(json.dumps(_description(layout, address)), (), clusters=clusters)
+    forms = _native.Forms([("m", [(1, servable)], {}, 0.0, "")], as_content=True)
     request_class, response_class = message_classes()
 
     def read(ids: np.ndarray) -> np.ndarray:
@@ -118,7 +113,7 @@ def core_reader(
         tensor = request.inputs["ids"]
         tensor.dtype, tensor.tensor_content = DT_INT64, ids.tobytes()
         tensor.tensor_shape.dim.add().size = ids.size
-        answer = response_class.FromString(servable.answer(request.SerializeToString()))
+        answer = response_class.FromString(forms.grpc(_PREDICT, request.SerializeToString()))
         return np.frombuffer(answer.outputs["rows"].tensor_content, np.uint8).reshape(ids.size, -1)
 
     def counts() -> tuple[int, int]:
@@ -128,18 +123,39 @@ def core_reader(
     return read, counts
 
 
-def _described(layout: TableLayout, address: StoreAddress) -> Described:
-    """Describes signature "lookup" with one feature, whose table lies in the cluster."""
-    info = TableInfo("t", layout.vocabulary_size, _DIM, "float32", layout.vocabulary_size * layout.row_bytes, ("ids",))
-    # The core opens the table by itself, and no rows change.
-    table = RemoteTable(info, layout, address, (), core=cast(Any, None), changes=cast(Any, None))
-    entry = SignatureEntry("lookup", {"ids": LookupFeature("ids", output="rows")})
-    ids = TensorSpec("ids", "int64", (None,), is_optional=True, vocabulary_size=layout.vocabulary_size)
-    rows = TensorSpec("rows", "float32", (None, _DIM))
-    spec = SignatureSpec("lookup", "lookup", "", {"ids": ids}, {"rows": rows}, output_ids={"rows": ("ids",)})
-    backend = LookupBackend({"lookup": compile_signature(entry, {"ids": "t"}, {"t": table})}, {})
-    lookups = OpenedLookups({}, {"lookup": spec}, frozenset({"lookup"}), backend, GuardedFiles(), {}, {"t": table})
-    return describe("m", 1, lookups)
+def _description(layout: TableLayout, address: StoreAddress) -> dict[str, object]:
+    # A description of signature "lookup" with one feature, in the form that service/native/description.py writes.
+    feature = {
+        **{"name": "ids", "ids": 0, "row_splits": None, "weights": None, "table": 0, "combiner": None},
+        **{"summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": False},
+        **{"positive_only": False, "max_ids": 0, "truncates": False, "length": 0},
+    }
+    ids = {
+        **{"name": "ids", "dtype": "int64", "shape": [None], "is_optional": True, "vocabulary_size": None},
+        **{"bounds": "both", "vocabulary": None, "takes_keys": False, "takes_strings": False},
+    }
+    signature = {
+        **{"name": "lookup", "kind": "lookup", "inputs": [ids], "features": [feature], "max_rows": None},
+        **{"outputs": [{"name": "rows", "dtype": "float32", "parts": [0], "is_flat": False}]},
+        **{"row_bytes": layout.row_bytes, "graph": None},
+    }
+    cluster = {
+        **{"nodes": address.nodes, "has_tls": False, "ca_file": "", "user": "", "password_file": ""},
+        **{"timeout_ms": round(address.timeout_s * 1e3), "node_timeout_ms": round(address.node_timeout_s * 1e3)},
+        "hedge_percent": address.hedge_percent,
+    }
+    remote = {
+        **{"address": cluster, "tag": layout.tag, "block_rows": layout.block_rows},
+        **{"num_shards": layout.num_shards, "row_bytes": layout.row_bytes, "default_rows": []},
+        **{"serves_stale": False, "fresh_ms": None},
+    }
+    table = {
+        **{"name": "t", "dtype": "float32", "vocabulary_size": layout.vocabulary_size, "embedding_dim": _DIM},
+        "remote": remote,
+    }
+    return {
+        **{"model": "m", "version": 1, "tables": [table], "vocabularies": [], "signatures": [signature]},
+    }
 
 
 def glide_reader(layout: TableLayout, address: StoreAddress) -> Reader | None:

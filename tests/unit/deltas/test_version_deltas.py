@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from service.deltas.version_deltas import _PATIENCE_S
-from service.engine.call import Call
 from service.engine.deltas import Upsert
+from service.engine.servable import Servable
 from service.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, ServiceError, TableNotFound
 from service.types import ModelRef
 from tests.deltas import delta_bytes, drop
@@ -32,14 +32,22 @@ def upsert(served: Served, ids: list[int], rows: list[list[float]], table: str =
     return receipt.sequence
 
 
+def looked_up(servable: Servable, *ids: int) -> list[list[float]]:
+    """Looks ids up in the tables of a servable that a request holds."""
+    found: list[list[float]] = (
+        servable.backends["lookup"].run("lookup", {"user": np.array(ids)}, ("user",))["user"].tolist()
+    )
+    return found
+
+
 def test_a_file_changes_rows_and_no_others(serve: Serve) -> None:
     served = serve()
     assert served.look()
     served.drop(1, "user", [3, 1], [[7, 8], [-1, 0.5]])
     assert served.look()
     assert served.rows("user", 0, 1, 2, 3, 4) == [[0, 0], [-1, 0.5], [2, 20], [7, 8], [4, 40]]
-    with served.engine.bind(TOY, "lookup", Call("http")) as bound:
-        assert bound.run({"user": np.array([3])})["user"].tolist() == [[7, 8]]
+    with served.registry.lease(TOY) as servable:
+        assert looked_up(servable, 3) == [[7, 8]]
     status = served.deltas.status()
     assert (status.last_sequence, status.applied, status.rows, status.lag_s) == (1, 1, 2, 0)
     # The delta did not change the version's tables file: without the delta, row 3 is as exported.
@@ -90,8 +98,8 @@ def test_every_delta_is_in_both_sides(serve: Serve) -> None:
 def test_a_request_sees_all_of_a_delta_or_none_of_it(serve: Serve) -> None:
     served = serve()
     upward = [[9.0, 9.0]] * 5
-    with served.engine.bind(TOY, "lookup", Call("http")) as bound:
-        before = bound.run({"user": np.arange(5)})["user"].tolist()
+    with served.registry.lease(TOY) as servable:
+        before = looked_up(servable, *range(5))
         served.drop(1, "user", list(range(5)), upward)
         assert served.look()
         # Requests that start after the delta read its rows, the request that was bound before reads the old ones. Later
@@ -101,7 +109,7 @@ def test_a_request_sees_all_of_a_delta_or_none_of_it(serve: Serve) -> None:
         served.look()
         served.drop(3, "user", [0], [[2, 2]])
         served.look()
-        assert bound.run({"user": np.arange(5)})["user"].tolist() == before
+        assert looked_up(servable, *range(5)) == before
     assert served.look()
     assert served.rows("user", 0, 1) == [[2, 2], [9, 9]]
 
@@ -110,10 +118,10 @@ def test_requests_that_do_not_end_hold_nothing_up_for_long(serve: Serve) -> None
     served = serve()
     now_s = [0.0]
     served.deltas._clock = lambda: now_s[0]
-    bounds = []
+    held = []
     for number in range(1, 4):
-        bound = served.engine.bind(TOY, "lookup", Call("http"))
-        bounds.append((bound, served.rows("user", 0)))
+        lease = served.registry.lease(TOY)
+        held.append((lease, lease.__enter__(), served.rows("user", 0)))
         served.drop(number, "user", [0], [[number, number]])
         is_shown = served.look()
         # Two copies of the table and the version's own table are in use by requests, so the third delta has to wait.
@@ -123,9 +131,9 @@ def test_requests_that_do_not_end_hold_nothing_up_for_long(serve: Serve) -> None
     assert served.deltas.status().lag_s == _PATIENCE_S + 1
     assert served.look()
     assert served.rows("user", 0) == [[3, 3]]
-    for bound, seen in bounds:
-        with bound:
-            assert bound.run({"user": np.array([0])})["user"].tolist() == seen
+    for lease, servable, seen in held:
+        assert looked_up(servable, 0) == seen
+        lease.__exit__(None, None, None)
 
 
 def test_an_upsert_is_there_at_once_and_after_a_restart(serve: Serve) -> None:
@@ -296,8 +304,8 @@ def test_tables_of_fewer_bits_keep_what_the_exporter_would(serve: Serve, dtype: 
 def test_a_number_counts_ids_over_all_sides(serve: Serve) -> None:
     served = serve()
     for number in range(1, 5):
-        with served.engine.bind(TOY, "lookup", Call("http")) as bound:
-            bound.run({"user": np.arange(5)})
+        with served.registry.lease(TOY) as servable:
+            looked_up(servable, *range(5))
         served.drop(number, "user", [0], [[1, 1]])
         served.look()
         (one,) = served.registry.loaded()
