@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import grpc
 
 from service.engine.engine import Engine
 from service.grpc.grpcio_server import GrpcServer
+from service.native.forwarded import NO_FORWARDING
 
 
-def grpc_server(engine: Engine, *, port: int = 0, **options: Any) -> GrpcServer:
-    """Builds a gRPC server on the loopback interface, without starting it."""
-    options = {"max_message_bytes": 1 << 20, "max_workers": 2} | options
-    return GrpcServer(engine, hosts=["127.0.0.1"], port=port, **options)
+class LocalServer(GrpcServer):
+    """A gRPC server on an abstract Unix socket of its own, which takes calls of other callers than the core.
+
+    target: what a channel connects to.
+    """
+
+    def __init__(self, engine: Engine, *, name: str = "", **options: Any) -> None:
+        name = name or f"tests-{uuid.uuid4()}"
+        self.target = f"unix-abstract:{name}"
+        options = {"max_message_bytes": 1 << 20, "max_workers": 2, "forwarding": NO_FORWARDING} | options
+        super().__init__(engine, abstract_name=name, **options)
+
+
+@contextmanager
+def started(server: LocalServer) -> Iterator[grpc.Channel]:
+    """Starts a server, and yields a channel to it."""
+    server.start()
+    with grpc.insecure_channel(server.target) as channel:
+        yield channel

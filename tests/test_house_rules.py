@@ -350,9 +350,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
         *("service.engine.low_priority", "service.engine.neighbors", "service.tables", "service.types")
     },
     # This benchmark compares a cut graph and the whole graph in one process, without a wire.
-    "loadtest/bench/cut_vs_whole.py": {
-        *("service.types", "service.engine.validation", "service.graph", "service.loading")
-    },
+    "loadtest/bench/cut_vs_whole.py": {"service.artifact.manifest", "service.graph.probes", "service.process.trial"},
     # This load test writes training runs itself, because training tables of this size takes too long.
     "loadtest/export_memory.py": {"model_export"},
     # These load tests call adopt() or import_tables() themselves, because a command would import TensorFlow again for
@@ -363,13 +361,13 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/bench/larger_than_memory.py": {"model_export"},
     # These benchmarks measure the cost of a row that is read from a cluster, without a wire; the tests start the
     # cluster's nodes.
-    **dict.fromkeys(
-        ("loadtest/remote_reads.py", "loadtest/bench/remote.py"),
-        {
-            *("service._native", "service.artifact.manifest", "service.native.clusters", "service.remote"),
-            "tests.valkey_cluster",
-        },
-    ),
+    "loadtest/remote_reads.py": {
+        *("service.artifact.manifest", "service.native.clusters", "service.remote", "tests.valkey_cluster")
+    },
+    "loadtest/bench/remote.py": {
+        *("service._native", "service.artifact.manifest", "service.native.description", "service.remote"),
+        *("service.tables", "service.types", "tests.valkey_cluster"),
+    },
     # This benchmark pushes tables, and reads the keys of the same layout with other clients.
     "loadtest/bench/remote_workloads.py": {
         *("model_export.remote.push", "service.artifact", "service.remote", "tests.valkey_cluster")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from service.engine.inference import Classification, Regression
-from service.types import Array, SignatureSpec, Tensors
+from service.types import Array, SignatureSpec
 
 
 class Draw:
@@ -37,18 +37,6 @@ class Recorder(Protocol):
 
     @property
     def draw(self) -> Draw: ...
-
-    def predicted(
-        self,
-        spec: SignatureSpec,
-        version: int,
-        *,
-        inputs: Tensors,
-        output_filter: tuple[str, ...],
-        outputs: dict[str, Array],
-    ) -> None:
-        """Records a Predict request chosen for the request log, and its answer; their arrays may not change later."""
-        ...
 
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression

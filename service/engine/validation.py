@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from service.engine.refused_inputs import shape_fault
 from service.errors import IdOutOfRange, InputMismatch, id_out_of_range
 from service.types import Array, RaggedNames, SignatureSpec, Tensors, TensorSpec
 
@@ -53,6 +52,17 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
     if spec.kind == "predict" and spec.defaults:
         return {**spec.defaults, **result}, num_rows
     return result, num_rows
+
+
+def _shape_fault(tensor: TensorSpec, array: Array) -> str:
+    """Returns the sentence for an input whose shape contradicts the signature; "" if the shape agrees with it."""
+    wanted = tensor.shape
+    if wanted is None or (
+        len(wanted) == array.ndim and all(size in (None, sent) for size, sent in zip(wanted, array.shape, strict=True))
+    ):
+        return ""
+    declared = ", ".join("?" if size is None else str(size) for size in wanted)
+    return f'input "{tensor.name}": the signature declares [{declared}], the request has {list(array.shape)}.'
 
 
 def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
@@ -138,7 +148,7 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
         array = _converted(tensor, array, spec)
     described = spec.kind == "lookup" or tensor.vocabulary_size is not None
     if described and tensor.shape is not None and array.ndim != len(tensor.shape):
-        raise InputMismatch(shape_fault(tensor, array))
+        raise InputMismatch(_shape_fault(tensor, array))
     if array.ndim > 1 and spec.kind == "lookup" and tensor.shape is not None and tensor.shape[1:] != array.shape[1:]:
         _check_sizes(tensor, array)
     if tensor.takes_keys:
@@ -153,7 +163,7 @@ def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Arra
 def _check_sizes(tensor: TensorSpec, array: Array) -> None:
     sizes = zip((tensor.shape or ())[1:], array.shape[1:], strict=True)
     if any(wanted not in (None, size) for wanted, size in sizes):
-        raise InputMismatch(shape_fault(tensor, array))
+        raise InputMismatch(_shape_fault(tensor, array))
 
 
 def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:

@@ -17,7 +17,6 @@ from service.artifact.manifest import LookupFeature
 from service.types import Array, SignatureSpec, Tensors, TensorSpec
 
 _ROW_LENGTHS = ((0,), (1,), (3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (0, 0), (8, 16, 24, 9))
-_NUM_ROWS = (1, 7)
 _MOST_IDS = 400
 
 

@@ -44,7 +44,9 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
             raise
         if is_search(engine, request):
             return search(engine, request, call, as_content=as_content)
-        raise Unimplemented(NOT_HERE)
+        refusal = Unimplemented(NOT_HERE)
+        engine.reject(refusal, call, model=request.ref.name)
+        raise refusal
 
     def get_model_metadata(data: bytes, deadline_s: float | None) -> bytes:
         message = parse_message("tensorflow.serving.GetModelMetadataRequest", data)

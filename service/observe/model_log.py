@@ -13,8 +13,8 @@ from service.engine.inference import Classification, Regression
 from service.engine.model_config import RequestLogConfig
 from service.engine.recording import Draw
 from service.observe.record_files import RecordFiles
-from service.types import Array, SignatureSpec, Tensors
-from service.wire.prediction_log import Subject, core_record, encode_metadata, examples_record, predict_record
+from service.types import Array, SignatureSpec
+from service.wire.prediction_log import Subject, core_record, encode_metadata, examples_record
 
 logger = logging.getLogger(__name__)
 
@@ -62,21 +62,6 @@ class ModelLog:
         self._written = self._dropped = 0
         self._thread = threading.Thread(target=self._run, name=f"request-log-{model}", daemon=True)
         self._thread.start()
-
-    def predicted(
-        self,
-        spec: SignatureSpec,
-        version: int,
-        *,
-        inputs: Tensors,
-        output_filter: tuple[str, ...],
-        outputs: dict[str, Array],
-    ) -> None:
-        """Queues a log record of a Predict request, with its answer if the request log keeps answers."""
-        subject, metadata = self._subject(spec, version)
-        kept = outputs if self._has_answers else None
-        make = partial(predict_record, inputs=inputs, output_filter=output_filter, outputs=kept)
-        self._put(sum(map(_size, [*inputs.values(), *(kept or {}).values()])), lambda: make(subject, metadata()))
 
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression

@@ -23,9 +23,6 @@ Document = dict[str, Any]
 # Name of the signature that a request means if it names none and the model has no serving_default.
 FALLBACK_SIGNATURE = "lookup"
 SIGNATURE_PARAMETER = "signature_name"
-# Parameters of Triton's extensions that this server refuses: they change a tensor's meaning, so that ignoring them
-# would give wrong answers.
-REFUSED_PARAMETERS = ("shared_memory_region", "classification")
 _PACKAGE = "embedding-server"
 _PLATFORM = "tensorflow_savedmodel"
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters")

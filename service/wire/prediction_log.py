@@ -1,23 +1,22 @@
 """Encodes a request and its answer as a PredictionLog record for the request log, alike for HTTP and gRPC.
 
-Source: tensorflow_serving/apis/{prediction_log,logging,predict,classification,regression,input}.proto (9d981c5).
+Source: tensorflow_serving/apis/{prediction_log,logging,classification,regression,input}.proto (9d981c5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.artifact.protobuf_wire import tag, varint
 from service.artifact.protos import message_class
-from service.artifact.tensor_proto import encode_tensor
 from service.engine.inference import Classification, Regression
-from service.types import Array, Tensors
+from service.types import Array
 from service.wire.example_proto import encode_classification, encode_regression
-from service.wire.predict_proto import encode_model_spec, encode_response
+from service.wire.predict_proto import encode_model_spec
 
 # Field numbers of the protobuf message PredictionLog.
-_METADATA, _CLASSIFY, _REGRESS, _PREDICT = 1, 2, 3, 6
+_METADATA, _CLASSIFY, _REGRESS = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,37 +26,6 @@ class Subject:
     model: str
     version: int
     signature_name: str
-
-
-def predict_record(
-    subject: Subject,
-    metadata: bytes,
-    *,
-    inputs: Tensors,
-    output_filter: Sequence[str],
-    outputs: Mapping[str, Array] | None,
-) -> bytes:
-    """Encodes a PredictionLog record of a Predict request, or of an HTTP request with the same meaning.
-
-    Args:
-      metadata: a serialized LogMetadata.
-      outputs: None leaves the answer out.
-    """
-    spec = _spec(subject)
-    pieces = [_field(1, spec)]
-    for name, array in inputs.items():
-        # An input is encoded as an entry {key = 1, value = 2} of the protobuf map PredictRequest.inputs, which is field
-        # 2.
-        tensor = b"".join(encode_tensor(name, array))
-        pieces.append(_field(2, _field(1, name.encode()) + _field(2, tensor)))
-    pieces += [_field(3, name.encode()) for name in output_filter]
-    response = b""
-    if outputs is not None:
-        answer = encode_response(
-            outputs, model=subject.model, version=subject.version, signature_name=subject.signature_name
-        )
-        response = _field(2, answer)
-    return _record(metadata, _PREDICT, _field(1, b"".join(pieces)) + response)
 
 
 def examples_record(

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
+import jsonschema_rs
 import pytest
 
 from tests.integration.process import ROOT, ServerProcess, environment, unused_ports
@@ -49,7 +52,8 @@ def test_every_request_of_the_demo_is_answered(demo_model: Path) -> None:
 
 def test_every_example_of_the_api_page_is_answered(server: ServerProcess) -> None:
     http, tried = server.http, 0
-    for path, methods in http.get("/openapi.json").json()["paths"].items():
+    document = http.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
         for method, operation in methods.items():
             url = path
             for parameter in operation.get("parameters", ()):
@@ -69,8 +73,24 @@ def test_every_example_of_the_api_page_is_answered(server: ServerProcess) -> Non
                 # A thread computes the map of a table and its colours, so the first answers may be 202.
                 expected = (200, 202) if path.endswith((":projection", ":drift", ":keys")) else (200,)
                 assert response.status_code in expected, f"{method} {url} {example['value']}: {response.text}"
+                check_documented(document, operation, response)
                 tried += 1
+            # A body without its required keys is refused by the routes for data, and the refusal is documented too.
+            if path.endswith((":lookup", ":predict", ":rows", "/infer")):
+                response = http.request(method, url, json={})
+                assert response.status_code == 400, f"{method} {url}: {response.text}"
+                check_documented(document, operation, response)
     assert tried > 40
+
+
+def check_documented(document: dict[str, Any], operation: dict[str, Any], response: httpx.Response) -> None:
+    """Compares an answer's JSON and headers with what the OpenAPI document says of an answer with its status."""
+    documented = operation["responses"][str(response.status_code)]
+    assert {name.lower() for name in documented.get("headers", {})} <= set(response.headers)
+    media = documented.get("content", {}).get("application/json")
+    if media is not None and "schema" in media:
+        schema = media["schema"] | {"components": document["components"]}
+        jsonschema_rs.validator_for(schema).validate(response.json())
 
 
 def test_the_load_test_counts_no_failure_on_either_wire(server: ServerProcess) -> None:

@@ -1,7 +1,7 @@
 //! Words the error of a request that a graph has refused: TensorFlow's text first, then the inputs that may be the
 //! reason, because that text names nodes of the graph, which a client does not know.
 //!
-//! The reference is `service/engine/refused_inputs.py` and `service/graph/savedmodel.py`.
+//! The first line of a text is cut as in `service/graph/savedmodel.py`.
 
 use super::faults::{self, BoxedFault, Code, Fault};
 use super::inputs::{DataType, Inputs};

@@ -1,4 +1,4 @@
-"""Checks the client's HTTP requests and its reading of answers, against the server's own encoders."""
+"""Checks the client's HTTP requests and its reading of answers, against the encoders of the reference server."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from embedding_client.http_calls import HttpCalls
 from embedding_client.types import State, TableDescription, TensorDescription, VersionStatus
 from service import types
 from service.artifact.signature_def import metadata_json
+from service.reference.json_tensors import dump, lookup_answer, predict_answer
 from service.types import SignatureSpec, TableInfo, TensorSpec
-from service.wire.json_lookup import encode_lookup, encode_rows
 from service.wire.json_table_view import encode_tables
-from service.wire.json_tensor import encode_predict
 from service.wire.status import statuses_json
 from tests.unit.client.test_grpc_calls import answer
 
@@ -34,7 +33,7 @@ def metadata(**outputs: tuple[str, tuple[int | None, ...] | None]) -> bytes:
 
 def predicted(**outputs: Any) -> bytes:
     """Returns the columnar answer to a predict with these outputs."""
-    return encode_predict({name: np.asarray(array) for name, array in outputs.items()}, "columnar")
+    return predict_answer({name: np.asarray(array) for name, array in outputs.items()}, by_row=False, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_a_version_is_not_negative() -> None:
 
 
 def test_a_lookup_takes_one_call() -> None:
-    body = encode_lookup({"user": np.array([[0.1, np.nan]], np.float32)})
+    body = lookup_answer({"user": np.array([[0.1, np.nan]], np.float32)}, strict=False)
     arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "lookup"), body, versions=[7])
     assert arrays.version == 7
     np.testing.assert_array_equal(arrays["user"], np.array([[0.1, np.nan]], np.float32), strict=True)
@@ -64,14 +63,14 @@ def test_a_lookup_takes_one_call() -> None:
 
 
 def test_no_rows_have_the_signatures_width() -> None:
-    body = encode_lookup({"user": np.empty((0, 5), np.float32)})
+    body = lookup_answer({"user": np.empty((0, 5), np.float32)}, strict=False)
     arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "s"), body, metadata(user=("float32", (None, 5))))
     assert (arrays["user"].shape, arrays.version) == ((0, 5), None)
     assert [call.path for call in calls] == ["/v1/models/m:lookup", "/v1/models/m/metadata"]
 
 
 def test_outputs_are_chosen_as_grpcs_filter_does() -> None:
-    body = encode_lookup({"a": np.ones((1, 2), np.float32), "b": np.zeros((1, 2), np.float32)})
+    body = lookup_answer({"a": np.ones((1, 2), np.float32), "b": np.zeros((1, 2), np.float32)}, strict=False)
     described = metadata(a=("float32", (None, 2)), b=("float32", (None, 2)), c=("float32", (None, 2)))
 
     def chosen(*names: str) -> Any:
@@ -173,7 +172,9 @@ def test_tables() -> None:
 
 
 def test_rows_statuses_and_metadata() -> None:
-    rows, calls = answer(HttpCalls("m").rows("a/t", np.array([5]), Where(2)), encode_rows(np.float32([[1, 2]])))
+    rows, calls = answer(
+        HttpCalls("m").rows("a/t", np.array([5]), Where(2)), dump({"rows": np.float32([[1, 2]])}, strict=False)
+    )
     np.testing.assert_array_equal(rows, np.float32([[1, 2]]), strict=True)
     assert calls[0].path == "/v1/models/m/versions/2/tables/a%2Ft:rows"
     assert orjson.loads(calls[0].body) == {"ids": [5]}

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from service.engine.hot_rows import FeatureCounts, SampledRows
 from service.engine.servable import Servable
-from service.types import Array, ModelRef, SignatureSpec, Tensors, TensorSpec
-from service.wire.predict_proto import decode_inputs, decode_request, encode_response
+from service.types import Array, ModelRef, SignatureSpec, TableCounts, Tensors, TensorSpec
+from service.wire.predict_proto import decode_inputs, decode_request, decode_response, encode_request, encode_response
 
 
 class FakeBackend:
@@ -26,16 +27,6 @@ class FakeBackend:
         answer = self._answer(inputs)
         return {name: answer[name] for name in outputs}
 
-    def takes(self, seconds: float, clock: Any) -> None:
-        """Makes each later run advance a clock."""
-        answer = self._answer
-
-        def slow(inputs: Tensors) -> dict[str, Array]:
-            clock.now_s += seconds
-            return answer(inputs)
-
-        self._answer = slow
-
     def close(self) -> None:
         """Counts the calls of close()."""
         self.closed += 1
@@ -46,6 +37,8 @@ class FakeNative:
 
     runs: signature, inputs and output filter of each request. refs: the model and version that each request named.
     """
+
+    num_holders = 0
 
     def __init__(self, outputs: Callable[[Tensors], Mapping[str, Array]] = lambda inputs: {}) -> None:
         self.runs: list[tuple[str, dict[str, Array], tuple[str, ...]]] = []
@@ -58,7 +51,29 @@ class FakeNative:
         inputs = decode_inputs(parsed)
         self.refs.append(parsed.ref)
         self.runs.append((parsed.signature_name, inputs, parsed.output_filter))
-        return encode_response(self._outputs(inputs), model=parsed.ref.name, version=1, signature_name="")
+        found = self._outputs(inputs)
+        chosen = {name: found[name] for name in found if not parsed.output_filter or name in parsed.output_filter}
+        return encode_response(chosen, model=parsed.ref.name, version=1, signature_name="")
+
+    def run(self, signature: str, inputs: Tensors, outputs: tuple[str, ...] = ()) -> dict[str, Array]:
+        """Runs a signature of model "m" by answer(), as NativeServable says."""
+        return decode_response(self.answer(encode_request("m", signature, inputs, outputs)))
+
+    def table_counts(self) -> Mapping[str, TableCounts]:
+        """Returns no counts."""
+        return {}
+
+    def feature_counts(self) -> FeatureCounts:
+        """Returns no counts."""
+        return {}
+
+    def hot_rows(self, table: str, most: int) -> SampledRows | None:
+        """Returns None: no ids are sampled."""
+        return None
+
+    def on_tables(self, tables: Mapping[str, Any]) -> FakeNative:
+        """Returns this object, which reads no tables."""
+        return self
 
 
 def predict_spec(name: str = "serving_default", **inputs: TensorSpec) -> SignatureSpec:
@@ -70,6 +85,25 @@ def predict_spec(name: str = "serving_default", **inputs: TensorSpec) -> Signatu
         inputs=inputs or {"x": TensorSpec("x", "float32", (None,))},
         outputs={n: TensorSpec(n, "float32", (None,)) for n in ("y", "z")},
     )
+
+
+def regress_spec(name: str = "serving_default") -> SignatureSpec:
+    """Returns a signature that fits Regress."""
+    return SignatureSpec(
+        name=name,
+        kind="predict",
+        method_name="tensorflow/serving/regress",
+        inputs={"inputs": TensorSpec("inputs", "string", (None,))},
+        outputs={"outputs": TensorSpec("outputs", "float32", (None, 1))},
+    )
+
+
+def lengths(inputs: Tensors) -> dict[str, Array]:
+    """Returns the outputs of a regress_spec(): the number of bytes of each example."""
+    return {"outputs": np.array([[len(example)] for example in inputs["inputs"]], np.float32).reshape(-1, 1)}
+
+
+EXAMPLES = np.array([b"ab", b"abcd"], object)
 
 
 def servable(version: int = 1, name: str = "m", backend: Any = None, **more: Any) -> Servable:

@@ -10,14 +10,15 @@ import pytest
 
 from service.engine.call import Call
 from service.engine.engine import Engine
+from service.engine.inference import REGRESS_METHOD
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.engine.version_policy import All
 from service.errors import DataLoss
 from service.tables.guarded_files import GuardedFiles
-from service.types import ModelRef, State, VersionStatus
+from service.types import Array, ModelRef, State, Tensors, VersionStatus
 from tests.conftest import Clock, RecordingObserver
-from tests.unit.engine.fakes import FakeBackend, X, servable
+from tests.unit.engine.fakes import EXAMPLES, FakeNative, lengths, regress_spec, servable
 from tests.unit.engine.test_engine import FakeTable
 from tests.unit.engine.test_repository import World
 
@@ -162,15 +163,15 @@ def test_no_answer_that_was_read_from_damaged_files_gets_out(observer: Recording
     files = GuardedFiles()
     more = {"tables": {"t": FakeTable()}, "files": files}
 
-    def read(inputs: object) -> dict[str, np.ndarray]:
+    def read(inputs: Tensors) -> dict[str, Array]:
         files.damaged(WHY)
-        return {"y": X, "z": X}
+        return lengths(inputs)
 
     registry.start("m", 7)
-    registry.publish(servable(7, backend=FakeBackend(read), **more))
+    registry.publish(servable(7, signatures={"serving_default": regress_spec()}, native=FakeNative(read), **more))
     ref = ModelRef("m")
     with pytest.raises(DataLoss, match='version 7 of model "m"'), engine.bind(ref, "", Call("http")) as bound:
-        bound.run({"x": X})
+        bound.infer(REGRESS_METHOD, EXAMPLES)
     assert told == ["m"]
     with pytest.raises(DataLoss):
         engine.table_rows(ref, "t", np.array([1]))

@@ -1,4 +1,4 @@
-"""The engine binds and runs requests, tells the observer, and lets clients know of a failure only what they may."""
+"""The engine binds requests, runs those with tf.Examples in the core, and tells the observer."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ import pytest
 
 from service.engine.call import Call, Finished
 from service.engine.engine import Engine
+from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD, Regression
 from service.engine.model_config import ModelConfig, Origin
 from service.engine.registry import Registry
-from service.engine.servable import Servable
 from service.errors import (
     ArtifactError,
     BackendFailure,
     ConfigConflict,
     DeadlineExceeded,
     IdOutOfRange,
-    InputMismatch,
     LabelNotFound,
     MalformedPayload,
     ModelNotFound,
     NotReady,
-    PayloadTooLarge,
+    ServiceError,
     SignatureNotFound,
     TableNotFound,
-    UnknownOutput,
+    UnfitSignature,
+    Unimplemented,
     VersionNotFound,
 )
-from service.types import Array, ModelRef, SignatureSpec, TableInfo, Tensors, TensorSpec
+from service.types import Array, ModelRef, TableInfo, Tensors
 from tests.conftest import Clock, RecordingObserver
-from tests.unit.engine.fakes import FakeBackend, X, servable
+from tests.unit.engine.fakes import EXAMPLES, FakeNative, lengths, regress_spec, servable
 
 M = ModelRef("m")
+REGRESS = {"serving_default": regress_spec()}
 
 
 class FakeTable:
@@ -53,11 +54,16 @@ class World:
         self.observer, self.clock = observer, clock
         self.registry = Registry(lambda model, status: None)
         self.registry.add_model("m")
-        self.backends = {1: FakeBackend(), 2: FakeBackend()}
-        for version, backend in self.backends.items():
+        self.natives = {1: FakeNative(self.outputs), 2: FakeNative(self.outputs)}
+        self.run_s = 0.0
+        for version, native in self.natives.items():
             self.registry.start("m", version)
-            self.registry.publish(servable(version, backend=backend, tables={"t": FakeTable()}))
+            self.registry.publish(servable(version, signatures=REGRESS, native=native, tables={"t": FakeTable()}))
         self.engine = Engine(self.registry, observer, clock)
+
+    def outputs(self, inputs: Tensors) -> dict[str, Array]:
+        self.clock.now_s += self.run_s
+        return lengths(inputs)
 
     @property
     def reported(self) -> list[dict[str, Any]]:
@@ -74,17 +80,17 @@ def world(observer: RecordingObserver, clock: Clock) -> World:
 
 
 def test_runs_the_latest_version_and_reports_it(world: World) -> None:
-    with world.engine.bind(M, "", Call("test", "predict", 999.5)) as bound:
+    with world.engine.bind(M, "", Call("test", "regress", 999.5)) as bound:
         world.clock.now_s += 0.25
-        world.backends[2].takes(0.125, world.clock)
-        outputs = bound.run({"x": X})
+        world.run_s = 0.125
+        result = bound.infer(REGRESS_METHOD, EXAMPLES)
         assert (bound.model, bound.version, bound.spec.name) == ("m", 2, "serving_default")
-    assert outputs["y"].tolist() == [2, 4]
-    assert outputs["z"].tolist() == [3, 6]
+    assert isinstance(result, Regression) and result.values.tolist() == [2, 4]
+    assert [(name, outputs) for name, _, outputs in world.natives[2].runs] == [("serving_default", ("outputs",))]
     assert world.reported == [
         {
             "api": "test",
-            "method": "predict",
+            "method": "regress",
             "model": "m",
             "version": 2,
             "signature": "serving_default",
@@ -102,36 +108,15 @@ def test_a_bound_signature_stays_with_its_version_while_another_comes(world: Wor
     with world.engine.bind(M, "", Call("test")) as bound:
         world.registry.start("m", 3)
         world.registry.publish(servable(3))
-        bound.run({"x": X})
-    assert len(world.backends[2].runs) == 1
+        bound.infer(REGRESS_METHOD, EXAMPLES)
+    assert len(world.natives[2].runs) == 1
 
 
-@pytest.mark.parametrize("chosen", [("y",), ("z", "y"), ()])
-def test_the_output_filter_reaches_the_backend(world: World, chosen: tuple[str, ...]) -> None:
-    with world.engine.bind(M, "", Call("test")) as bound:
-        outputs = bound.run({"x": X}, chosen)
-    assert tuple(outputs) == (chosen or ("y", "z"))
-    assert world.backends[2].runs[0][2] == (chosen or ("y", "z"))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        (("f",), r"^output tensor alias not found in signature: f Outputs expected to be in the set \{y,z\}\.$"),
-        (("y", "y"), "^duplicate output tensor alias: y$"),
-    ],
-)
-def test_a_bad_output_filter_is_refused_before_the_run(world: World, chosen: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UnknownOutput, match=message), world.engine.bind(M, "", Call("test")) as bound:
-        bound.run({"x": X}, chosen)
-    assert world.backends[2].runs == []
-
-
-def test_a_request_that_does_not_fit_never_reaches_the_backend(world: World) -> None:
-    with pytest.raises(InputMismatch), world.engine.bind(M, "", Call("test")) as bound:
-        bound.run({})
-    assert world.backends[2].runs == []
-    assert isinstance(world.reported[0]["error"], InputMismatch)
+def test_a_request_that_does_not_fit_never_reaches_the_core(world: World) -> None:
+    with pytest.raises(UnfitSignature), world.engine.bind(M, "", Call("test")) as bound:
+        bound.infer(CLASSIFY_METHOD, EXAMPLES)
+    assert world.natives[2].runs == []
+    assert isinstance(world.reported[0]["error"], UnfitSignature)
     assert world.num_leases() == 0
 
 
@@ -140,48 +125,37 @@ def test_work_whose_deadline_has_passed_is_not_begun(world: World, deadline_s: f
     with world.engine.bind(M, "", Call("test", deadline_s=deadline_s)) as bound:
         if is_late:
             with pytest.raises(DeadlineExceeded):
-                bound.run({"x": X})
+                bound.infer(REGRESS_METHOD, EXAMPLES)
         else:
-            bound.run({"x": X})
-    assert len(world.backends[2].runs) == (0 if is_late else 1)
+            bound.infer(REGRESS_METHOD, EXAMPLES)
+    assert len(world.natives[2].runs) == (0 if is_late else 1)
 
 
-def fail_with(error: Exception) -> FakeBackend:
-    """Returns a backend that raises this error in each run."""
-
-    def answer(inputs: Tensors) -> dict[str, Array]:
+@pytest.mark.parametrize("error", [IdOutOfRange("id 7"), BackendFailure("hidden")])
+def test_the_cores_refusal_is_passed_on(observer: RecordingObserver, clock: Clock, error: ServiceError) -> None:
+    def refuse(inputs: Tensors) -> dict[str, Array]:
         raise error
 
-    return FakeBackend(answer)
+    engine = one_version(observer, clock, native=FakeNative(refuse))
+    with pytest.raises(type(error)) as caught, engine.bind(M, "", Call("test")) as bound:
+        bound.infer(REGRESS_METHOD, EXAMPLES)
+    assert caught.value is error
+    assert observer.finished_requests[0]["error"] is error
 
 
-def one_version(observer: RecordingObserver, clock: Clock, backend: FakeBackend) -> Engine:
+def test_a_version_that_the_core_does_not_run_says_why(observer: RecordingObserver, clock: Clock) -> None:
+    engine = one_version(observer, clock, forwarded={"serving_default": "it is too new"})
+    with pytest.raises(Unimplemented, match="^it is too new$"), engine.bind(M, "", Call("test")) as bound:
+        bound.infer(REGRESS_METHOD, EXAMPLES)
+
+
+def one_version(observer: RecordingObserver, clock: Clock, **more: Any) -> Engine:
     """Returns an engine that has a single version of model "m"."""
     registry = Registry(lambda model, status: None)
     registry.add_model("m")
     registry.start("m", 1)
-    registry.publish(servable(1, backend=backend))
+    registry.publish(servable(1, signatures=REGRESS, **more))
     return Engine(registry, observer, clock)
-
-
-@pytest.mark.parametrize("cause", [KeyError("secret"), TypeError("secret"), MemoryError("secret")])
-def test_a_backends_own_failure_is_hidden_and_its_cause_kept(
-    observer: RecordingObserver, clock: Clock, cause: Exception
-) -> None:
-    engine = one_version(observer, clock, fail_with(cause))
-    with pytest.raises(BackendFailure) as caught, engine.bind(M, "", Call("test")) as bound:
-        bound.run({"x": X})
-    assert "secret" not in caught.value.message
-    assert caught.value.__cause__ is cause
-    assert observer.finished_requests[0]["error"] is caught.value
-
-
-def test_a_backends_word_on_the_request_is_passed_on(observer: RecordingObserver, clock: Clock) -> None:
-    error = IdOutOfRange("id 7")
-    engine = one_version(observer, clock, fail_with(error))
-    with pytest.raises(IdOutOfRange) as caught, engine.bind(M, "", Call("test")) as bound:
-        bound.run({"x": X})
-    assert caught.value is error
 
 
 @pytest.mark.parametrize(
@@ -306,40 +280,6 @@ def test_tells_what_is_served_and_what_is_wrong(world: World) -> None:
 
 def test_deadlines_are_measured_on_the_engines_clock(world: World) -> None:
     assert world.engine.clock is world.clock
-
-
-def test_an_answer_over_the_limit_is_refused_before_it_is_made() -> None:
-    spec = SignatureSpec(
-        "lookup",
-        "lookup",
-        "",
-        {name: TensorSpec(name, "int64", (None,), is_optional=True) for name in ("user", "other")},
-        {
-            "user": TensorSpec("user", "float32", (None, 8)),
-            "more": TensorSpec("more", "float32", (None, 2)),
-            "other": TensorSpec("other", "float32", (None, 100)),
-        },
-        output_ids={"user": ("user",), "more": ("user",), "other": ("other",)},
-    )
-    assert spec.row_bytes == {"user": 32, "more": 8, "other": 400}
-    backend = FakeBackend(lambda inputs: {"user": X, "more": X, "other": X})
-    registry = Registry(lambda model, status: None)
-    registry.add_model("m")
-    registry.start("m", 1)
-    registry.publish(Servable("m", 1, {"lookup": spec}, {"lookup": backend}))
-    engine = Engine(registry, RecordingObserver(), max_response_bytes=400)
-    with engine.bind(M, "lookup", Call("test")) as bound:
-        with pytest.raises(PayloadTooLarge, match="440 bytes for 11 rows, this server's limit is 400 bytes"):
-            bound.run({"user": np.zeros(11, np.int64)})
-        with pytest.raises(PayloadTooLarge, match="432 bytes"):
-            bound.run({"user": np.zeros(1, np.int64), "other": np.zeros(1, np.int64)}, ("user", "other"))
-    assert backend.runs == []
-    # Only the outputs of this answer count: those of the features that were sent, or that the request's filter names.
-    for inputs, outputs in ((("user",), ()), (("user", "other"), ("more", "user"))):
-        with engine.bind(M, "lookup", Call("test")) as bound:
-            bound.run({name: np.zeros(10, np.int64) for name in inputs}, outputs)
-            assert engine.admission.held()["m"].bytes == 400
-    assert len(backend.runs) == 2
 
 
 def test_a_reload_goes_to_who_knows_the_models(observer: RecordingObserver, clock: Clock) -> None:

@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 
 from service.artifact.signature_def import read_signatures
-from service.engine.call import Call
-from service.engine.engine import Engine
-from service.engine.registry import Registry
-from service.errors import ArtifactError, BackendFailure, InputMismatch, InvalidRequest
+from service.engine.servable import Servable
+from service.errors import ArtifactError, BackendFailure, InvalidRequest
 from service.graph.graph_session import GraphError
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.loading.loader import ServableLoader
-from service.types import ModelRef
-from tests.conftest import Clock, RecordingObserver
+from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 
@@ -206,31 +203,30 @@ def test_a_folder_that_tensorflow_can_not_load_is_refused_in_its_words(tmp_path:
     assert "\n" not in caught.value.message
 
 
-def engine_over(folder: Path, name: str = "m") -> Engine:
-    """Returns an engine that serves a version folder with TensorFlow."""
-    registry = Registry(lambda model, status: None)
-    registry.add_model(name)
-    version = int(folder.name)
-    registry.start(name, version)
-    registry.publish(ServableLoader(SERVE, "auto", 2)(name, version, folder))
-    return Engine(registry, RecordingObserver(), Clock())
+def loaded(folder: Path) -> Servable:
+    """Loads a version folder as model m, whose graphs the core runs."""
+    pytest.importorskip("service._native", reason="the native core is not built")
+    return ServableLoader(SERVE, "auto", 2, compile_native=compile_native)("m", int(folder.name), folder)
 
 
-def predict(engine: Engine, inputs: dict[str, np.ndarray], signature: str = "") -> dict[str, np.ndarray]:
-    """Runs a signature of model m; returns its outputs."""
-    with engine.bind(ModelRef("m"), signature, Call("test")) as bound:
-        return bound.run(inputs)
+def predict(
+    servable: Servable, inputs: dict[str, np.ndarray], signature: str = "serving_default"
+) -> dict[str, np.ndarray]:
+    """Runs a signature in the core; returns its outputs."""
+    assert servable.native is not None
+    return servable.native.run(signature, inputs)
 
 
 def test_a_savedmodel_without_manifest_is_served_as_it_is(folder: Path) -> None:
-    engine = engine_over(folder)
-    assert predict(engine, {"x": floats(1)})["y"].tolist() == [2.5]
-    assert predict(engine, {"x": floats(1)}, "optional")["y"].tolist() == [10]
-    assert engine.tables(ModelRef("m")) == []
-    with pytest.raises(InputMismatch, match=r"Expects arg\[0\] to be float but int64 is provided"):
-        predict(engine, {"x": np.array([1])})
-    with pytest.raises(InputMismatch, match="Missing but required: {x}"):
-        predict(engine, {})
+    servable = loaded(folder)
+    assert predict(servable, {"x": floats(1)})["y"].tolist() == [2.5]
+    assert predict(servable, {"x": floats(1)}, "optional")["y"].tolist() == [10]
+    assert servable.tables == {}
+    with pytest.raises(InvalidRequest, match=r"Expects arg\[0\] to be float but int64 is provided"):
+        predict(servable, {"x": np.array([1])})
+    with pytest.raises(InvalidRequest, match="Missing but required: {x}"):
+        predict(servable, {})
+    servable.close()
 
 
 @pytest.mark.parametrize(
@@ -243,45 +239,43 @@ def test_a_savedmodel_without_manifest_is_served_as_it_is(folder: Path) -> None:
     ],
 )
 def test_tensorflow_servings_own_models(tf_serving_testdata: Path, name: str, expected: float) -> None:
-    engine = engine_over(tf_serving_testdata / name / "00000123")
-    assert predict(engine, {"x": floats(1)})["y"].tolist() == [expected]
-    assert predict(engine, {"x": floats(1, 2).reshape(2, 1)})["y"].tolist() == [[expected], [expected + 0.5]]
+    servable = loaded(tf_serving_testdata / name / "00000123")
+    assert predict(servable, {"x": floats(1)})["y"].tolist() == [expected]
+    assert predict(servable, {"x": floats(1, 2).reshape(2, 1)})["y"].tolist() == [[expected], [expected + 0.5]]
 
 
 def test_a_graph_that_parses_examples(tf: Any, tf_serving_testdata: Path) -> None:
-    engine = engine_over(tf_serving_testdata / "saved_model_half_plus_two_cpu" / "00000123")
-    description = engine.describe(ModelRef("m"))
-    name = next(n for n, spec in description.signatures.items() if "string" in {t.dtype for t in spec.inputs.values()})
-    (input_name,) = description.signatures[name].inputs
+    servable = loaded(tf_serving_testdata / "saved_model_half_plus_two_cpu" / "00000123")
+    name = next(n for n, spec in servable.signatures.items() if "string" in {t.dtype for t in spec.inputs.values()})
+    (input_name,) = servable.signatures[name].inputs
     example = tf.train.Example()
     example.features.feature["x"].float_list.value.append(2.0)
     example.features.feature["x2"].float_list.value.append(2.0)
-    (output,) = predict(engine, {input_name: np.array([example.SerializeToString()], object)}, name).values()
+    (output,) = predict(servable, {input_name: np.array([example.SerializeToString()], object)}, name).values()
     assert output.reshape(-1).tolist() in ([3.0], [4.0])
     with pytest.raises(InvalidRequest, match="[Pp]arse"):
-        predict(engine, {input_name: np.array([b"\xff\xff"], object)}, name)
+        predict(servable, {input_name: np.array([b"\xff\xff"], object)}, name)
 
 
 def test_a_graph_with_state_keeps_it_between_requests(tf_serving_testdata: Path) -> None:
-    engine = engine_over(tf_serving_testdata / "saved_model_counter" / "00000123")
-    signatures = engine.describe(ModelRef("m")).signatures
-    assert {"get_counter", "incr_counter"} <= set(signatures)
-    (before,) = predict(engine, {}, "get_counter").values()
-    predict(engine, {}, "incr_counter")
-    (after,) = predict(engine, {}, "get_counter").values()
+    servable = loaded(tf_serving_testdata / "saved_model_counter" / "00000123")
+    assert {"get_counter", "incr_counter"} <= set(servable.signatures)
+    (before,) = predict(servable, {}, "get_counter").values()
+    predict(servable, {}, "incr_counter")
+    (after,) = predict(servable, {}, "get_counter").values()
     assert float(after.reshape(())) == float(before.reshape(())) + 1
 
 
 def test_a_matrix_in_a_matrix_out(tf_serving_testdata: Path) -> None:
-    engine = engine_over(tf_serving_testdata / "matrix_half_plus_two" / "1")
+    servable = loaded(tf_serving_testdata / "matrix_half_plus_two" / "1")
     x = np.arange(9, dtype=np.float32).reshape(1, 3, 3)
-    assert np.array_equal(predict(engine, {"x": x})["y"], x / 2 + 2)
+    assert np.array_equal(predict(servable, {"x": x})["y"], x / 2 + 2)
 
 
 def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
     for name in ("bad_half_plus_two", "saved_model_half_plus_two_tflite"):
         with pytest.raises(ArtifactError, match=r"cannot read .*saved_model\.pb"):
-            engine_over(tf_serving_testdata / name / "00000123")
+            loaded(tf_serving_testdata / name / "00000123")
 
 
 @pytest.mark.parametrize(("inter_op_threads", "side_by_side"), [(None, 2), (5, 5), (0, 0)])

@@ -1,15 +1,13 @@
-"""Calls the methods on real servers on the loopback interface."""
+"""Calls the methods on real servers."""
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -17,49 +15,47 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from service.artifact.protos import message_class
 from service.engine.engine import Engine
 from service.engine.registry import Registry
-from service.grpc.grpcio_server import GrpcServer
-from tests.grpc_servers import grpc_server
-from tests.unit.grpc.test_methods import PREDICTION, outputs, predict_request
+from tests.grpc_servers import LocalServer, started
+from tests.unit.grpc.test_methods import PREDICTION, lengths, regress_request, values
 from tests.unit.http.conftest import NumpyModel
 
-X = {"x": np.array([1, 2.5], np.float32)}
 MAX_MESSAGE_BYTES = 100_000
 
 
 @pytest.fixture
-def make_server() -> Callable[..., GrpcServer]:
+def make_server(engine: Engine) -> Callable[..., LocalServer]:
     """Returns a function that makes gRPC servers which have not been started."""
-    return partial(grpc_server, max_message_bytes=MAX_MESSAGE_BYTES)
+    return partial(LocalServer, engine, max_message_bytes=MAX_MESSAGE_BYTES)
 
 
 @pytest.fixture
-def server(engine: Engine, make_server: Callable[..., GrpcServer]) -> Iterator[GrpcServer]:
+def server(make_server: Callable[..., LocalServer]) -> Iterator[LocalServer]:
     """Makes a server, and stops it after the test."""
-    server = make_server(engine)
+    server = make_server()
     yield server
     server.stop(0)
 
 
 @pytest.fixture
-def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
+def channel(server: LocalServer) -> Iterator[grpc.Channel]:
     """Starts the server, and opens a channel to it."""
-    with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
+    with started(server) as channel:
         yield channel
 
 
-Predict = Callable[..., Any]
+Regress = Callable[..., Any]
 
 
 @pytest.fixture
-def predict(channel: grpc.Channel) -> Predict:
-    """Returns a function that calls Predict with bytes or a message, and returns the response."""
-    method = channel.unary_unary(f"{PREDICTION}/Predict")
+def regress(channel: grpc.Channel) -> Regress:
+    """Returns a function that calls Regress with bytes or a message, and returns the response."""
+    method = channel.unary_unary(f"{PREDICTION}/Regress")
 
-    def predict(request: Any, **options: Any) -> Any:
+    def regress(request: Any, **options: Any) -> Any:
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        return message_class("tensorflow.serving.PredictResponse").FromString(method(data, **options))
+        return message_class("tensorflow.serving.RegressionResponse").FromString(method(data, **options))
 
-    return predict
+    return regress
 
 
 def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
@@ -69,27 +65,28 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]
 
 
-def test_a_request_is_answered(predict: Predict) -> None:
-    assert outputs(predict(predict_request(X)))["y"] == [3.0, 6.0]
+def test_a_request_is_answered(regress: Regress) -> None:
+    request = regress_request("a", "longer")
+    assert values(regress(request)) == lengths(request)
 
 
-def test_errors_have_their_status_and_text(predict: Predict) -> None:
-    assert refused(lambda: predict(predict_request(X, model="n"))) == (
+def test_errors_have_their_status_and_text(regress: Regress) -> None:
+    assert refused(lambda: regress(regress_request("a", model="n"))) == (
         grpc.StatusCode.NOT_FOUND,
         "Servable not found for request: Latest(n)",
     )
-    assert refused(lambda: predict(b"\xff"))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused(lambda: regress(b"\xff"))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_long_texts_are_cut(predict: Predict) -> None:
-    code, text = refused(lambda: predict(predict_request(X, model="é" * 2000)))
+def test_long_texts_are_cut(regress: Regress) -> None:
+    code, text = refused(lambda: regress(regress_request("a", model="é" * 2000)))
     assert code is grpc.StatusCode.NOT_FOUND
     assert text.endswith("é...TRUNCATED") and len(text.encode()) <= 1024 + len("...TRUNCATED")
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError("secret"), pytest.param(None, id="bug of ours")])
 def test_faults_are_logged_once_and_hidden(
-    predict: Predict,
+    regress: Regress,
     model: NumpyModel,
     failure: Exception | None,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,21 +95,21 @@ def test_faults_are_logged_once_and_hidden(
     model.failure = failure
     if failure is None:
         monkeypatch.setattr(Engine, "bind", lambda *_, **__: 1 / 0)
-    code, text = refused(lambda: predict(predict_request(X)))
+    code, text = refused(lambda: regress(regress_request("a")))
     (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
     assert code is grpc.StatusCode.INTERNAL and "secret" not in text
     assert record.exc_info and text.endswith(record.request_id)  # type: ignore[attr-defined]
 
 
-def test_answers_may_be_larger_than_requests(predict: Predict) -> None:
-    ids = np.zeros(MAX_MESSAGE_BYTES // 2, np.int64)
-    response = predict(predict_request({"user": ids}, signature_name="lookup"))
-    assert response.ByteSize() > 3 * MAX_MESSAGE_BYTES
+def test_answers_may_be_larger_than_requests(regress: Regress) -> None:
+    request = regress_request(*[""] * (MAX_MESSAGE_BYTES // 5))
+    assert request.ByteSize() < MAX_MESSAGE_BYTES
+    assert regress(request).ByteSize() > 1.3 * MAX_MESSAGE_BYTES
 
 
-def test_messages_over_the_limit_are_refused(predict: Predict) -> None:
-    request = predict_request({"x": np.zeros(MAX_MESSAGE_BYTES // 4, np.float32)})
-    assert refused(lambda: predict(request))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+def test_messages_over_the_limit_are_refused(regress: Regress) -> None:
+    request = regress_request(*[""] * (MAX_MESSAGE_BYTES // 2))
+    assert refused(lambda: regress(request))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
@@ -129,16 +126,16 @@ def test_what_is_not_served_is_unimplemented(channel: grpc.Channel, path: str, t
 
 
 def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
-    predict: Predict, model: NumpyModel, server: GrpcServer, channel: grpc.Channel
+    regress: Regress, model: NumpyModel, server: LocalServer, channel: grpc.Channel
 ) -> None:
     model.gate = threading.Event()
-    request = predict_request(X).SerializeToString()
-    method = channel.unary_unary(f"{PREDICTION}/Predict")
+    request = regress_request("a").SerializeToString()
+    method = channel.unary_unary(f"{PREDICTION}/Regress")
     # Two calls occupy the server's two workers; a third waits for a worker until its deadline.
     held = [method.future(request, timeout=30) for _ in range(2)]
     for _ in held:
         model.entered.acquire()
-    assert refused(lambda: predict(request, timeout=0.1))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert refused(lambda: regress(request, timeout=0.1))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
     model.gate.set()
     assert all(call.result() for call in held)
     server.stop(5)
@@ -146,11 +143,11 @@ def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
 
 
 def test_stop_waits_for_what_runs_and_refuses_the_rest(
-    model: NumpyModel, server: GrpcServer, channel: grpc.Channel
+    model: NumpyModel, server: LocalServer, channel: grpc.Channel
 ) -> None:
     model.gate = threading.Event()
-    method = channel.unary_unary(f"{PREDICTION}/Predict")
-    running = method.future(predict_request(X).SerializeToString())
+    method = channel.unary_unary(f"{PREDICTION}/Regress")
+    running = method.future(regress_request("a").SerializeToString())
     model.entered.acquire()
     stopping = threading.Thread(target=server.stop, args=(20,))
     stopping.start()
@@ -162,36 +159,21 @@ def test_stop_waits_for_what_runs_and_refuses_the_rest(
     assert refused(lambda: method(b"", timeout=5))[0] is grpc.StatusCode.UNAVAILABLE
 
 
-def test_an_address_in_use_is_an_error_that_names_it(
-    engine: Engine, server: GrpcServer, make_server: Callable[..., GrpcServer]
-) -> None:
-    port = server.start()
-    other = make_server(engine, port=port)
-    with pytest.raises(OSError, match=f"gRPC can not listen on 127.0.0.1:{port}"):
+def test_an_address_in_use_is_an_error_that_names_it(make_server: Callable[..., LocalServer]) -> None:
+    server = make_server(name="tests-in-use")
+    server.start()
+    other = make_server(name="tests-in-use")
+    with pytest.raises(OSError, match="gRPC can not listen on unix-abstract:tests-in-use"):
         other.start()
     other.stop(0)
-
-
-def test_a_unix_socket(
-    engine: Engine, make_server: Callable[..., GrpcServer], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("s") / "grpc"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-        # A dead socket file, as a killed server leaves it.
-        dead.bind(str(path))
-    server = make_server(engine, socket_path=str(path))
-    server.start()
-    with grpc.insecure_channel(f"unix:{path}") as channel:
-        assert channel.unary_unary(f"{PREDICTION}/Predict")(predict_request(X).SerializeToString())
     server.stop(0)
-    assert not path.exists()
 
 
 SERVING, NOT_SERVING = 1, 2
 PREDICTION_NAME = PREDICTION.removeprefix("/")
 
 
-def test_health_follows_readiness(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:
+def test_health_follows_readiness(server: LocalServer, channel: grpc.Channel, registry: Registry) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
 
     def check(service: str) -> int:
@@ -212,7 +194,7 @@ def test_health_follows_readiness(server: GrpcServer, channel: grpc.Channel, reg
     assert check("m") == NOT_SERVING, "it is not served any more"
 
 
-def test_a_draining_server_has_no_healthy_model(server: GrpcServer, channel: grpc.Channel, registry: Registry) -> None:
+def test_a_draining_server_has_no_healthy_model(server: LocalServer, channel: grpc.Channel, registry: Registry) -> None:
     registry.drain()
     server.set_serving(False)
     stub = health_pb2_grpc.HealthStub(channel)
@@ -220,12 +202,12 @@ def test_a_draining_server_has_no_healthy_model(server: GrpcServer, channel: grp
 
 
 def test_watchers_hear_of_changes_and_hold_no_worker(
-    server: GrpcServer, channel: grpc.Channel, predict: Predict
+    server: LocalServer, channel: grpc.Channel, regress: Regress
 ) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(4)]
     assert [next(watch).status for watch in watches] == [SERVING] * 4
-    assert predict(predict_request(X))
+    assert regress(regress_request("a"))
     server.set_serving(False)
     assert [next(watch).status for watch in watches] == [NOT_SERVING] * 4
     for watch in watches:
@@ -253,21 +235,18 @@ def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> N
 
 @pytest.mark.tf
 def test_stock_stubs_work(channel: grpc.Channel) -> None:
-    import tensorflow as tf
     from tensorflow_serving.apis import (
         get_model_metadata_pb2,
         get_model_status_pb2,
         model_service_pb2_grpc,
-        predict_pb2,
         prediction_service_pb2_grpc,
+        regression_pb2,
     )
 
     prediction = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name = "m"
-    request.inputs["x"].CopyFrom(tf.make_tensor_proto([1.0, 2.5]))
-    response = prediction.Predict(request)
-    assert tf.make_ndarray(response.outputs["y"]).tolist() == [3.0, 6.0]
+    request = regression_pb2.RegressionRequest.FromString(regress_request("a", "longer").SerializeToString())
+    response = prediction.Regress(request)
+    assert values(response) == lengths(request)
     assert response.model_spec.version.value == 3
 
     metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
@@ -282,7 +261,7 @@ def test_stock_stubs_work(channel: grpc.Channel) -> None:
     assert version.state == get_model_status_pb2.ModelVersionStatus.AVAILABLE
 
 
-def test_a_watcher_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
+def test_a_watcher_does_not_hold_up_the_stop(server: LocalServer, channel: grpc.Channel) -> None:
     watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == SERVING
     # The grace of an hour does not count for a health watch: the server ends it at once.
@@ -290,7 +269,7 @@ def test_a_watcher_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.C
     assert [response.status for response in watch] == [NOT_SERVING]
 
 
-def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: GrpcServer, channel: grpc.Channel) -> None:
+def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: LocalServer, channel: grpc.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     for round_number in range(30):
         watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(8)]
@@ -304,8 +283,8 @@ def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: GrpcS
 
 def test_probes_are_answered_while_all_workers_are_busy(channel: grpc.Channel, model: NumpyModel) -> None:
     model.gate = threading.Event()
-    method = channel.unary_unary(f"{PREDICTION}/Predict")
-    held = [method.future(predict_request(X).SerializeToString()) for _ in range(2)]
+    method = channel.unary_unary(f"{PREDICTION}/Regress")
+    held = [method.future(regress_request("a").SerializeToString()) for _ in range(2)]
     for _ in held:
         model.entered.acquire()
     assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20).status == SERVING

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from service.artifact.protos import message_class
 from service.engine.engine import Engine
 from service.engine.registry import Registry
-from service.errors import DeadlineExceeded, InvalidRequest, ServiceError, VersionNotFound
+from service.engine.servable import Servable
+from service.errors import VersionNotFound
 from service.grpc.inference_v2_methods import INFERENCE_SERVICE, UNIMPLEMENTED, open_inference_methods
-from tests.conftest import RecordingObserver
-from tests.unit.http.conftest import NumpyModel
-from tests.unit.http.test_oip_routes import add_lookups
+from tests.unit.engine.fakes import FakeBackend
+from tests.unit.http.conftest import specs
 
 Call = Callable[..., Any]
-X = {"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents": [1, 2]}}
 
 
 @pytest.fixture
@@ -34,54 +32,11 @@ def call(engine: Engine) -> Call:
     return call
 
 
-def outputs(response: Any) -> dict[str, list[Any]]:
-    """Returns the outputs in an inference's response, by name, as lists."""
-    dtypes = {"FP32": "<f4", "INT64": "<i8"}
-    return {
-        output.name: np.frombuffer(raw, dtypes[output.datatype]).reshape(output.shape).tolist()
-        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
-    }
-
-
-def test_an_inference(call: Call) -> None:
-    response = call("ModelInfer", model_name="m", id="42", inputs=[X], outputs=[{"name": "y"}])
-    assert outputs(response) == {"y": [3.0, 5.0]}
-    assert (response.model_name, response.model_version, response.id) == ("m", "3", "42")
-    assert response.parameters["signature_name"].string_param == "serving_default"
-
-
-def test_a_signature_chosen_by_parameter_or_because_there_is_no_other(
-    call: Call, registry: Registry, model: NumpyModel
-) -> None:
-    raw = {
-        "inputs": [{"name": "user", "datatype": "INT64", "shape": [2]}],
-        "raw_input_contents": [np.array([1, 0]).tobytes()],
-    }
-    chosen = call("ModelInfer", model_name="m", parameters={"signature_name": {"string_param": "lookup"}}, **raw)
-    assert outputs(chosen) == {"user": [[2.0, 3.0], [0.0, 1.0]]}
-    add_lookups(registry, model)
-    assert outputs(call("ModelInfer", model_name="lookups", **raw)) == outputs(chosen)
+def test_metadata_is_of_the_only_signature(call: Call, registry: Registry) -> None:
+    registry.add_model("lookups")
+    registry.start("lookups", 1)
+    registry.publish(Servable("lookups", 1, {"lookup": specs()["lookup"]}, {"lookup": FakeBackend()}))
     assert len(call("ModelMetadata", name="lookups").inputs) == 3
-
-
-def test_what_went_wrong_is_counted(call: Call, observer: RecordingObserver) -> None:
-    with pytest.raises(VersionNotFound):
-        call("ModelInfer", model_name="m", model_version="9", inputs=[X])
-    with pytest.raises(InvalidRequest):
-        call("ModelInfer", inputs=[X])
-    with pytest.raises(ServiceError):
-        call("ModelInfer", model_name="m", inputs=[X | {"shape": [3]}])
-    codes = [(request["api"], request["error"].code, request["signature"]) for request in observer.finished_requests]
-    assert codes == [
-        ("grpc", "NOT_FOUND", ""),
-        ("grpc", "INVALID_ARGUMENT", ""),
-        ("grpc", "INVALID_ARGUMENT", "serving_default"),
-    ]
-
-
-def test_the_deadline_is_kept(call: Call, engine: Engine) -> None:
-    with pytest.raises(DeadlineExceeded):
-        call("ModelInfer", engine.clock() - 1, model_name="m", inputs=[X])
 
 
 def test_health_and_metadata(call: Call, registry: Registry) -> None:
@@ -117,9 +72,9 @@ def test_every_method_is_served_or_says_that_it_is_not(engine: Engine) -> None:
 
     (service,) = service_pb2.DESCRIPTOR.services_by_name.values()
     known = {f"/{INFERENCE_SERVICE}/{method.name}" for method in service.methods}
-    assert set(open_inference_methods(engine)) | set(UNIMPLEMENTED) == known
-    assert not set(open_inference_methods(engine)) & set(UNIMPLEMENTED)
+    # The core answers ModelInfer itself and forwards the others.
+    served = {*open_inference_methods(engine), f"/{INFERENCE_SERVICE}/ModelInfer"}
+    assert served | set(UNIMPLEMENTED) == known
+    assert not served & set(UNIMPLEMENTED)
     described = message_class("inference.ModelInferRequest").DESCRIPTOR.file.services_by_name["GRPCInferenceService"]
-    assert {f"/{INFERENCE_SERVICE}/{method.name}" for method in described.methods} == set(
-        open_inference_methods(engine)
-    )
+    assert {f"/{INFERENCE_SERVICE}/{method.name}" for method in described.methods} == served

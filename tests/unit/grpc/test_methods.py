@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from service.artifact.protos import message_class
-from service.artifact.tensor_proto import decode_tensor, encode_tensor
+from service.artifact.tensor_proto import encode_tensor
+from service.engine.bound import NOT_HERE
 from service.engine.engine import Engine
 from service.errors import DeadlineExceeded, ServiceError
 from service.grpc.methods import PREDICTION_SERVICE, UNIMPLEMENTED, service_methods
@@ -52,6 +53,22 @@ def predict_request(inputs: dict[str, Array], *, output_filter: tuple[str, ...] 
     return request
 
 
+def regress_request(*names: str, **spec: Any) -> Any:
+    """Builds a RegressionRequest with an example for each name, which has a feature of this name unless it is ""."""
+    request = message("RegressionRequest", **({"signature_name": "regress"} | spec))
+    for name in names:
+        features = request.input.example_list.examples.add().features
+        features.SetInParent()
+        if name:
+            features.feature[name].SetInParent()
+    return request
+
+
+def lengths(request: Any) -> list[float]:
+    """Returns what the model answers for a RegressionRequest: the number of bytes of each example."""
+    return [example.ByteSize() for example in request.input.example_list.examples]
+
+
 @pytest.fixture
 def call(engine: Engine) -> Call:
     """Returns a function that calls a gRPC method with a message and returns the answer as a message."""
@@ -66,40 +83,20 @@ def call(engine: Engine) -> Call:
     return call
 
 
-def outputs(response: Any) -> dict[str, Any]:
-    """Returns a PredictResponse's outputs by name, as lists."""
-    return {name: decode_tensor(name, tensor).tolist() for name, tensor in response.outputs.items()}
-
-
-@pytest.fixture
-def predict(call: Call) -> Call:
-    """Calls Predict."""
-
-    def predict(inputs: dict[str, Array], deadline_s: float | None = None, **request: Any) -> Any:
-        return call(f"{PREDICTION}/Predict", predict_request(inputs, **request), deadline_s)
-
-    return predict
+def values(response: Any) -> list[float]:
+    """Returns the values of a RegressionResponse."""
+    return [regression.value for regression in response.result.regressions]
 
 
 X = {"x": vector([1, 2.5], "float32")}
 
 
-def test_predict_echoes_what_it_resolved(predict: Call) -> None:
-    response = predict(X)
-    assert outputs(response) == {"y": [3.0, 6.0], "z": [1, 2]}
+def test_regress_echoes_what_it_resolved(call: Call) -> None:
+    request = regress_request("a", "longer")
+    response = call(f"{PREDICTION}/Regress", request)
+    assert values(response) == lengths(request)
     spec = response.model_spec
-    assert (spec.name, spec.version.value, spec.signature_name) == ("m", 3, "serving_default")
-
-
-def test_predict_takes_a_version_a_signature_and_a_filter(predict: Call) -> None:
-    response = predict(X, version=3, signature_name="serving_default", output_filter=("z",))
-    assert outputs(response) == {"z": [1, 2]}
-
-
-def test_a_lookup_answers_what_was_sent(predict: Call) -> None:
-    assert outputs(predict({"user": vector([1], "int64")}, signature_name="lookup")) == {"user": [[2.0, 3.0]]}
-    ragged = {"tags__values": vector([0, 1], "int64"), "tags__row_splits": vector([0, 2, 2], "int64")}
-    assert outputs(predict(ragged, signature_name="lookup")) == {"tags": [[2.0, 4.0], [0.0, 0.0]]}
+    assert (spec.name, spec.version.value, spec.signature_name) == ("m", 3, "regress")
 
 
 @pytest.mark.parametrize(
@@ -107,47 +104,27 @@ def test_a_lookup_answers_what_was_sent(predict: Call) -> None:
     [
         (message("PredictRequest", model=None), "INVALID_ARGUMENT", "Missing ModelSpec"),
         (message("PredictRequest", model=""), "INVALID_ARGUMENT", "ModelSpec has no name specified."),
-        (predict_request(X, model="n"), "NOT_FOUND", "Servable not found for request: Latest(n)"),
-        (predict_request(X, version=9), "NOT_FOUND", "Servable not found for request: Specific(m, 9)"),
-        (predict_request(X, version_label="l"), "INVALID_ARGUMENT", "Unrecognized servable version label: l"),
-        (predict_request(X, signature_name="s"), "FAILED_PRECONDITION", 'Serving signature key "s" not found.'),
-        (predict_request({}), "INVALID_ARGUMENT", "input size does not match signature: 0!=1 len({}) != len({x})."),
-        (predict_request({"x": vector([1], "int64")}), "INVALID_ARGUMENT", None),
-        (
-            predict_request(X, output_filter=("f",)),
-            "INVALID_ARGUMENT",
-            "output tensor alias not found in signature: f Outputs expected to be in the set {y,z}.",
-        ),
-        (predict_request(X, output_filter=("y", "y")), "INVALID_ARGUMENT", "duplicate output tensor alias: y"),
+        (predict_request(X), "UNIMPLEMENTED", NOT_HERE),
         (b"\xff\xff", "INVALID_ARGUMENT", "The request is not a valid tensorflow.serving.PredictRequest message."),
     ],
 )
-def test_errors_of_predict(call: Call, request_: Any, code: str, text: str | None) -> None:
+def test_a_predict_that_the_core_forwards_is_refused(call: Call, request_: Any, code: str, text: str) -> None:
     with pytest.raises(ServiceError) as caught:
         call(f"{PREDICTION}/Predict", request_)
     assert caught.value.code == code
-    assert caught.value.message.startswith(text or "")
+    assert caught.value.message.startswith(text)
 
 
-def test_an_undecodable_tensor_is_named(call: Call) -> None:
-    request = predict_request(X)
-    request.inputs["x"].tensor_shape.dim[0].size = 1
-    with pytest.raises(ServiceError, match="^tensor parsing error: x"):
-        call(f"{PREDICTION}/Predict", request)
-
-
-def test_work_that_is_late_is_not_begun(predict: Call, engine: Engine, model: NumpyModel) -> None:
+def test_work_that_is_late_is_not_begun(call: Call, engine: Engine, model: NumpyModel) -> None:
     with pytest.raises(DeadlineExceeded):
-        predict(X, deadline_s=engine.clock() - 1)
+        call(f"{PREDICTION}/Regress", regress_request("a"), engine.clock() - 1)
     assert not model.threads
 
 
-def test_requests_are_counted_also_where_they_never_reach_a_model(
-    predict: Call, call: Call, observer: RecordingObserver
-) -> None:
-    predict(X)
+def test_requests_are_counted_also_where_they_never_reach_a_model(call: Call, observer: RecordingObserver) -> None:
+    call(f"{PREDICTION}/Regress", regress_request("a", "b"))
     with pytest.raises(ServiceError):
-        call(f"{PREDICTION}/Predict", b"\xff")
+        call(f"{PREDICTION}/Regress", b"\xff")
     assert [(r["api"], r["model"], r["rows"], r["error"] is None) for r in observer.finished_requests] == [
         ("grpc", "m", 2, True),
         ("grpc", "", 0, False),
@@ -161,12 +138,12 @@ def test_metadata(call: Call) -> None:
     assert (response.model_spec.name, response.model_spec.version.value) == ("m", 3)
     signature_map = message_class("tensorflow.serving.SignatureDefMap")
     signatures = signature_map.FromString(response.metadata["signature_def"].value).signature_def
-    assert signatures.keys() == {"lookup", "serving_default"}
+    assert signatures.keys() == {"lookup", "regress", "serving_default"}
     assert signatures["serving_default"].inputs["x"].name == "x:0"
 
 
 @pytest.mark.parametrize(
-    ("model", "fields", "text"),
+    ("name", "fields", "text"),
     [
         (None, ["signature_def"], "Missing ModelSpec"),
         ("m", [], "GetModelMetadataRequest must specify at least one metadata_field"),
@@ -174,8 +151,8 @@ def test_metadata(call: Call) -> None:
         ("n", ["signature_def"], "Servable not found for request: Latest(n)"),
     ],
 )
-def test_errors_of_metadata(call: Call, model: str | None, fields: list[str], text: str) -> None:
-    request = message("GetModelMetadataRequest", model=model)
+def test_errors_of_metadata(call: Call, name: str | None, fields: list[str], text: str) -> None:
+    request = message("GetModelMetadataRequest", model=name)
     request.metadata_field.extend(fields)
     with pytest.raises(ServiceError) as caught:
         call(f"{PREDICTION}/GetModelMetadata", request)

@@ -12,10 +12,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from service.engine.engine import Engine
-from service.grpc.grpcio_server import GrpcServer
-from tests.grpc_servers import grpc_server
-from tests.unit.grpc.test_grpcio_server import X
-from tests.unit.grpc.test_methods import PREDICTION, predict_request
+from tests.grpc_servers import LocalServer, started
+from tests.unit.grpc.test_methods import PREDICTION, regress_request
 
 LIST = reflection_pb2.ServerReflectionRequest(list_services="")
 V1 = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -24,17 +22,17 @@ NUM_WORKERS = 2
 
 
 @pytest.fixture
-def server(engine: Engine) -> Iterator[GrpcServer]:
+def server(engine: Engine) -> Iterator[LocalServer]:
     """A gRPC server with NUM_WORKERS worker threads."""
-    server = grpc_server(engine, max_workers=NUM_WORKERS)
+    server = LocalServer(engine, max_workers=NUM_WORKERS)
     yield server
     server.stop(0)
 
 
 @pytest.fixture
-def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
+def channel(server: LocalServer) -> Iterator[grpc.Channel]:
     """A channel to the started server."""
-    with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
+    with started(server) as channel:
         yield channel
 
 
@@ -57,13 +55,13 @@ class HeldStream:
 
 def test_streams_that_are_kept_open_hold_no_worker(channel: grpc.Channel) -> None:
     held = [HeldStream(channel) for _ in range(NUM_WORKERS)]
-    assert channel.unary_unary(f"{PREDICTION}/Predict")(predict_request(X).SerializeToString(), timeout=20)
+    assert channel.unary_unary(f"{PREDICTION}/Regress")(regress_request("a").SerializeToString(), timeout=20)
     for stream in held:
         stream.end()
         assert list(stream.answers) == []
 
 
-def test_a_stream_that_is_kept_open_does_not_hold_up_the_stop(server: GrpcServer, channel: grpc.Channel) -> None:
+def test_a_stream_that_is_kept_open_does_not_hold_up_the_stop(server: LocalServer, channel: grpc.Channel) -> None:
     stream = HeldStream(channel)
     # The grace of an hour does not count for this stream: the server ends it at once.
     server.stop(3600)

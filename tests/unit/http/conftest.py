@@ -1,4 +1,4 @@
-"""Fixtures of the HTTP tests: an engine over a small numpy model, and a client of the HTTP application."""
+"""Fixtures of the HTTP tests: an engine over a model without files, and a client of the HTTP application."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from service.errors import IdOutOfRange, ServiceError
 from service.http.http_app import create_http_app
 from service.types import Array, SignatureSpec, TableInfo, Tensors, TensorSpec, ragged_features
 from tests.conftest import RecordingObserver
+from tests.unit.engine.fakes import FakeNative
 
 MAX_BODY_BYTES = 4096
+REGRESS = "/v1/models/m:regress"
+# A request that REGRESS answers.
+REGRESSION = {"signature_name": "regress", "examples": [{"a": [1]}]}
 TABLE = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
 @dataclass
 class NumpyModel:
-    """A backend that computes the signatures of model "m" (see specs); tests can make it fail or wait.
+    """The backend of model "m" (see specs), which computes the signature "regress"; tests can make it fail or wait.
 
-    serving_default: x -> y = 2 x + 1, z = x as an integer.
-    lookup: user -> its row of TABLE; tags (ragged) -> sum of its rows.
+    regress: each example -> its number of bytes.
     """
 
     failure: Exception | None = None
@@ -38,8 +41,8 @@ class NumpyModel:
     entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     threads: list[str] = field(default_factory=list)
 
-    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Runs the model as service.types.Backend says, after its gate is open."""
+    def lengths(self, inputs: Tensors) -> dict[str, Array]:
+        """Computes the output of the signature "regress", after the gate is open."""
         gate = self.gate
         self.threads.append(threading.current_thread().name)
         self.entered.release()
@@ -47,18 +50,7 @@ class NumpyModel:
             gate.wait(20)
         if self.failure is not None:
             raise self.failure
-        if signature_name == "serving_default":
-            whole = np.nan_to_num(inputs["x"]).clip(-9, 9).astype(np.int64)
-            results = {"y": inputs["x"] * 2 + 1, "z": whole}
-        else:
-            results = {}
-            if "user" in inputs:
-                results["user"] = TABLE[inputs["user"]]
-            if "tags__values" in inputs:
-                splits = inputs["tags__row_splits"]
-                rows = [TABLE[inputs["tags__values"][a:b]].sum(0) for a, b in zip(splits, splits[1:], strict=False)]
-                results["tags"] = np.array(rows, np.float32).reshape(-1, 2)
-        return {name: results[name] for name in outputs if name in results}
+        return {"outputs": np.array([[len(example)] for example in inputs["inputs"]], np.float32)}
 
     def close(self) -> None:
         """Does nothing: the model has no resources."""
@@ -77,7 +69,7 @@ class NumpyTable:
 
 
 def specs() -> dict[str, SignatureSpec]:
-    """Returns the signatures of NumpyModel, by name."""
+    """Returns the signatures of model "m", by name."""
 
     def tensors(**shapes: tuple[str, tuple[int | None, ...]]) -> dict[str, TensorSpec]:
         return {name: TensorSpec(name, dtype, shape, f"{name}:0") for name, (dtype, shape) in shapes.items()}
@@ -86,18 +78,20 @@ def specs() -> dict[str, SignatureSpec]:
     ids = {name: TensorSpec(name, t.dtype, t.shape, t.tensor_name, is_optional=True) for name, t in ids.items()}
     vectors = tensors(user=("float32", (None, 2)), tags=("float32", (None, 2)))
     numbers = tensors(y=("float32", (None,)), z=("int64", (None,)))
+    examples, values = tensors(inputs=("string", (None,))), tensors(outputs=("float32", (None, 1)))
     method = "tensorflow/serving/predict"
     return {
         "serving_default": SignatureSpec(
             "serving_default", "predict", method, tensors(x=("float32", (None,))), numbers
         ),
         "lookup": SignatureSpec("lookup", "lookup", method, ids, vectors, ragged_features(ids)),
+        "regress": SignatureSpec("regress", "predict", "tensorflow/serving/regress", examples, values),
     }
 
 
 @pytest.fixture
 def model() -> NumpyModel:
-    """Makes the numpy model, which tests can make fail or wait."""
+    """Makes the backend of model "m", which tests can make fail or wait."""
     return NumpyModel()
 
 
@@ -107,7 +101,8 @@ def registry(model: NumpyModel) -> Registry:
     registry = Registry(lambda name, status: None)
     registry.add_model("m")
     registry.start("m", 3)
-    registry.publish(Servable("m", 3, specs(), dict.fromkeys(specs(), model), {"t": NumpyTable()}))
+    native = FakeNative(model.lengths)
+    registry.publish(Servable("m", 3, specs(), dict.fromkeys(specs(), model), {"t": NumpyTable()}, native=native))
     return registry
 
 

@@ -173,11 +173,22 @@ def whole_model(tf: Any, folder: Path) -> Path:
     def numbers(a: Any, b: Any, c: Any, d: Any) -> dict[str, Any]:
         return {"a": a + 1, "b": tf.logical_not(b), "c": tf.cast(c, tf.int32) * 2, "d": d / 2}
 
+    def gathered(ids: Any, more: Any, age: Any) -> dict[str, Any]:
+        return {"rows": tf.gather(module.scale, ids * tf.size(age, tf.int64)), "more": more}
+
     spec = tf.TensorSpec
     kinds = {"a": tf.int32, "b": tf.bool, "c": tf.uint8, "d": tf.float64}
     signatures = {
         "colours": (colours, [spec([None], tf.string, "words"), spec([None, 2], tf.float32, "x")]),
         "numbers": (numbers, [spec(None, dtype, name) for name, dtype in kinds.items()]),
+        "gathered": (
+            gathered,
+            [
+                spec([None, None], tf.int64, "ids"),
+                spec([None], tf.int32, "more"),
+                spec([None], tf.float32, "age"),
+            ],
+        ),
     }
     functions = {n: tf.function(f, input_signature=specs, autograph=False) for n, (f, specs) in signatures.items()}
     tf.saved_model.save(module, str(folder / "1"), signatures=functions)
@@ -233,6 +244,25 @@ def test_what_a_graph_refuses_is_refused_in_the_same_words(whole: tuple[Servable
     with pytest.raises(ValueError) as refused:
         native_answer(whole[0], "colours", inputs)
     assert json.dumps(texts[0][1])[1:-1] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "more", "age", "named"),
+    [
+        ([[1, 8, 8]], [5], [0.0], True),
+        # No input is named if several have the id, or if none has it because the graph computed it; floats are no ids.
+        ([[1, 8, 8]], [8], [0.0], False),
+        ([[0, 4]], [5], [8.0, 0.0], False),
+    ],
+)
+def test_the_only_input_with_a_refused_id_is_named(
+    whole: tuple[Servable, Servable], ids: list[list[int]], more: list[int], age: list[float], named: bool
+) -> None:
+    inputs = {"ids": np.array(ids), "more": np.array(more, np.int32), "age": np.array(age, np.float32)}
+    with pytest.raises(ValueError) as caught:
+        native_answer(whole[0], "gathered", inputs)
+    fault = "indices[0,1] = 8 is not in [0, 2)" + ('; input "ids": has 8 at position 1.' if named else "")
+    assert f"text: {json.dumps(fault)}," in str(caught.value)
 
 
 def test_threads_run_side_by_side(whole: tuple[Servable, Servable]) -> None:

@@ -16,17 +16,23 @@ from service.observe import model_log
 from service.observe.model_log import ModelLog
 from service.observe.record_files import RecordFiles
 from service.observe.request_logs import RequestLogs
-from service.types import SignatureSpec, TensorSpec
 from tests.exposition import read_exposition
 from tests.toy_model import masked_crc32c
+from tests.unit.engine.fakes import regress_spec
 
-SPEC = SignatureSpec(
-    "sig", "lookup", "", {"x": TensorSpec("x", "int64", (None,))}, {"y": TensorSpec("y", "float32", (None,))}
-)
+SPEC = regress_spec("sig")
+
+
+def example(value: int) -> Any:
+    """Returns a tf.Example."""
+    example = message_class("tensorflow.Example")()
+    example.features.feature["a"].int64_list.value.append(value)
+    return example
+
+
 ASKED: dict[str, Any] = {
-    "inputs": {"x": np.array([1, 2]), "s": np.array([b"a", b"bc"], object)},
-    "output_filter": ("y",),
-    "outputs": {"y": np.array([0.5], np.float32)},
+    "examples": np.array([example(3).SerializeToString()], object),
+    "result": Classification(None, np.array([[0.25]], np.float32)),
 }
 
 
@@ -51,51 +57,44 @@ def messages(folder: Path) -> list[Any]:
     return found
 
 
-def test_a_record_says_what_was_asked_answered_and_when(tmp_path: Path) -> None:
+def test_a_record_of_the_core_says_whose_it_is_and_when_it_was_answered(tmp_path: Path) -> None:
     own = logs()
     own.configure([model(tmp_path)])
-    own.recorders["m"].predicted(SPEC, 7, **ASKED)
+    answered = message_class("tensorflow.serving.PredictionLog")()
+    answered.predict_log.request.output_filter.append("y")
+    own.recorders["m"].answered(7, "sig", 1_600_000_000, answered.SerializeToString())
     own.stop()
     assert own.recorders == {}
     (log,) = messages(tmp_path)
-    for spec in (
-        log.log_metadata.model_spec,
-        log.predict_log.request.model_spec,
-        log.predict_log.response.model_spec,
-    ):
-        assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "sig")
+    spec = log.log_metadata.model_spec
+    assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "sig")
     assert log.log_metadata.sampling_config.sampling_rate == 1
     assert list(log.log_metadata.saved_model_tags) == ["serve"]
-    assert log.log_metadata.timestamp_secs == 1_700_000_000
-    request = log.predict_log.request
-    assert list(request.inputs["x"].int64_val) == [1, 2]
-    assert list(request.inputs["s"].string_val) == [b"a", b"bc"]
-    assert list(request.output_filter) == ["y"]
-    assert list(log.predict_log.response.outputs["y"].float_val) == [0.5]
+    assert log.log_metadata.timestamp_secs == 1_600_000_000
+    assert log.predict_log == answered.predict_log
 
 
 def test_answers_can_be_left_out(tmp_path: Path) -> None:
     own = logs(has_answers=False)
     own.configure([model(tmp_path)])
-    own.recorders["m"].predicted(SPEC, 7, **ASKED)
+    own.recorders["m"].inferred(SPEC, 7, **ASKED)
     own.stop()
     (log,) = messages(tmp_path)
-    assert not log.predict_log.HasField("response")
+    assert not log.classify_log.HasField("response")
 
 
 def test_examples_are_kept_as_their_method_has_them(tmp_path: Path) -> None:
     own = logs()
     own.configure([model(tmp_path)])
-    example = message_class("tensorflow.Example")()
-    example.features.feature["a"].int64_list.value.append(3)
-    data = np.empty(1, object)
-    data[0] = example.SerializeToString()
-    result = Classification(None, np.array([[0.25]], np.float32))
-    own.recorders["m"].inferred(SPEC, 7, examples=data, result=result)
+    own.recorders["m"].inferred(SPEC, 7, **ASKED)
     own.stop()
     (log,) = messages(tmp_path)
-    assert log.classify_log.request.input.example_list.examples[0] == example
-    assert log.classify_log.response.result.classifications[0].classes[0].score == 0.25
+    request, response = log.classify_log.request, log.classify_log.response
+    for spec in (log.log_metadata.model_spec, request.model_spec, response.model_spec):
+        assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "sig")
+    assert log.log_metadata.timestamp_secs == 1_700_000_000
+    assert list(request.input.example_list.examples) == [example(3)]
+    assert response.result.classifications[0].classes[0].score == 0.25
 
 
 def test_a_log_goes_on_where_its_config_stays_and_ends_where_it_goes(tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -
     config = RequestLogConfig(str(tmp_path / "m"), 1.0)
     log = ModelLog("m", config, files, tags=(), has_answers=True, now=lambda: 0.0)
     for _ in range(model_log.MAX_QUEUED + 5):
-        log.predicted(SPEC, 1, **ASKED)
+        log.inferred(SPEC, 1, **ASKED)
     assert begun.wait(60)
     assert log.counts() == (0, 5, False)
     gate.set()
@@ -135,11 +134,12 @@ def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -
     assert log.counts() == (model_log.MAX_QUEUED, 5, False)
 
 
-def test_arrays_that_are_too_large_together_are_dropped(tmp_path: Path) -> None:
+def test_examples_that_are_too_large_together_are_dropped(tmp_path: Path) -> None:
     own = logs()
     own.configure([model(tmp_path)])
-    large = np.zeros(model_log.MAX_QUEUED_BYTES // 4 + 1, np.float32)
-    own.recorders["m"].predicted(SPEC, 1, inputs={}, output_filter=(), outputs={"y": large})
+    half = bytes(model_log.MAX_QUEUED_BYTES // 2 + 1)
+    large = np.array([half, half], object)
+    own.recorders["m"].inferred(SPEC, 1, examples=large, result=Classification(None, None))
     own.stop()
     assert messages(tmp_path) == []
     found = read_exposition("".join(f"{line}\n" for line in own.metric_lines()))
