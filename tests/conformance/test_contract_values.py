@@ -50,7 +50,6 @@ PROTO_FIELDS = {
     "uint32": (22, "uint32_val"),
     "uint64": (23, "uint64_val"),
 }
-VALUE_FIELDS = sorted({field for _, field in PROTO_FIELDS.values()})
 
 
 def array_of(tf: Any, dtype: str, values: Any) -> np.ndarray:

@@ -29,7 +29,6 @@ def label(name: str, version: int) -> str:
     return f'version_labels {{ key: "{name}" value: {version} }}'
 
 
-SPECIFIC = "model_version_policy {{ specific {{ versions: {} }} }}"
 ALL = "model_version_policy { all {} }"
 
 
