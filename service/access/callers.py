@@ -111,7 +111,9 @@ class Callers:
 
     current: the grant of the request that runs in this context. nobody: the grant of a request without credentials.
     generation: number of replacements of the list of callers. listed: the list now.
-    on_change: called after each change of the list.
+    sessions: digest of a console session's credential, which the native core computes from a request -> the digest of
+      the session's token, and the session's end. Only sessions that send data requests are here.
+    on_change: called after each change of the list, or of the sessions.
     """
 
     def __init__(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
@@ -119,6 +121,7 @@ class Callers:
         self.current: ContextVar[Grant] = ContextVar("grant", default=self.nobody)
         self._known = _Known(callers, open_parts)
         self.listed = tuple(callers)
+        self.sessions: dict[bytes, tuple[bytes, float]] = {}
         self.on_change: Callable[[], None] = lambda: None
         self.generation = 0
 

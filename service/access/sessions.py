@@ -98,10 +98,52 @@ class Sessions:
             raise PermissionDenied(f"A request with a session's cookie needs the session's token in {CSRF_HEADER}.")
         return grant
 
+    def show_core(self, cookie: str, csrf: str) -> bool:
+        """Tells the native core of a session, so that it answers its data requests; False if it knows already.
+
+        The session must be open, and the CSRF token be the session's.
+        """
+        found = self.find(cookie)
+        credential = _credential(cookie, csrf)
+        with self._lock:
+            if found is None or credential in self._callers.sessions:
+                return False
+            now_s = self._clock()
+            known = {key: one for key, one in self._callers.sessions.items() if one[1] > now_s}
+            while len(known) >= MAX_SESSIONS:
+                del known[next(iter(known))]
+            self._callers.sessions = {**known, credential: (found[0].token_digest, found[0].ends_s)}
+        self._callers.on_change()
+        return True
+
+    def hide_from_core(self) -> None:
+        """Makes the native core forget sessions that are over."""
+        now_s = self._clock()
+        with self._lock:
+            known = {key: one for key, one in self._callers.sessions.items() if one[1] > now_s}
+            if len(known) == len(self._callers.sessions):
+                return
+            self._callers.sessions = known
+        self._callers.on_change()
+
     def close(self, cookie: str) -> None:
         """Ends the console session of a cookie; does nothing if the session has ended."""
+        if (found := self.find(cookie)) is not None:
+            credential = _credential(cookie, found[0].csrf)
+            with self._lock:
+                is_known = self._callers.sessions.pop(credential, None) is not None
+            if is_known:
+                self._callers.on_change()
+        self._end(cookie)
+
+    def _end(self, cookie: str) -> None:
         with self._lock:
             self._open.pop(_key(cookie), None)
+
+
+def _credential(cookie: str, csrf: str) -> bytes:
+    # native/src/edge/access.rs computes the same.
+    return sha256(f"{cookie}\n{csrf}".encode("utf-8", "replace")).digest()
 
 
 def _key(cookie: str) -> bytes:

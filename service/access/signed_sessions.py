@@ -114,8 +114,7 @@ class SignedSessions(Sessions):
             return None
         return Session(digest, _csrf(self._keys[place], body), float(ends_s)), grant
 
-    def close(self, cookie: str) -> None:
-        """Ends the console session of a signed cookie on this server; does nothing if the session has ended."""
+    def _end(self, cookie: str) -> None:
         read = self._read(cookie)
         if read is None:
             return

@@ -211,7 +211,10 @@ def _fit(old: Table, new: Table, old_ids: Array, new_ids: Array) -> _Fit:
     # Broken rows would move the mean. The norms decide which rows are left out, so that a rotation changes nothing.
     lengths = [norms(rows) for rows in samples]
     usual = np.all([(one > 0) & (one <= _USUAL_NORM * _typical_norm(one)) for one in lengths], axis=0)
-    means = [rows[usual].mean(axis=0) if usual.any() else nothing for rows in samples]
+    # Where most rows are equal, the versions share their coordinates, so a changed row must not move one mean alone.
+    unchanged = usual & _same(*samples)
+    counted = unchanged if 2 * unchanged.sum() > usual.sum() else usual
+    means = [rows[counted].mean(axis=0) if counted.any() else nothing for rows in samples]
     typical = [_typical_norm(norms(rows - mean)) for rows, mean in zip(samples, means, strict=True)]
     fit = Alignment((means[0], means[1]), (typical[0], typical[1]))
     for part, before, after in _chunks(old, new, old_ids, new_ids):

@@ -28,6 +28,8 @@ _OPEN_PATHS: Mapping[str, Part] = {
 # files, which are the same on every server.
 _OPEN_FOLDERS: Mapping[str, Part] = {"/docs-assets/": "docs", "/console/static/": "console"}
 _NAMES = "certificate_names"
+# Name of the entry of a request's scope that says whether the native core has just now learned of its session.
+IS_SHOWN = "is_session_shown"
 _CSRF = CSRF_HEADER.lower().encode()
 
 
@@ -94,7 +96,11 @@ class AccessMiddleware:
         if self._sessions is None or not cookie:
             return None
         csrf = next((value for name, value in scope["headers"] if name == _CSRF), b"").decode("latin-1")
-        return self._sessions.grant(cookie, csrf, is_read=scope["method"] in ("GET", "HEAD"))
+        is_read = scope["method"] in ("GET", "HEAD")
+        grant = self._sessions.grant(cookie, csrf, is_read=is_read)
+        if grant is not None and not is_read:
+            scope[IS_SHOWN] = self._sessions.show_core(cookie, csrf)
+        return grant
 
 
 def session_cookie(headers: Iterable[tuple[bytes, bytes]]) -> str:

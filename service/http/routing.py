@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.engine.bound import NOT_HERE
 from service.errors import InvalidRequest, Unimplemented
+from service.http.access import IS_SHOWN
 from service.http.json_schema import Json
 from service.http.path_case import IS_ENCODED
 from service.types import ModelRef
@@ -61,8 +62,11 @@ def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, operatio
 
 async def in_the_core(request: Request) -> Response:
     """Refuses a request that the native core forwarded although it answers such requests: it has no compiled form of
-    the version. The route is here for the OpenAPI document.
+    the version. Sends a browser to the core again, if the core did not know the browser's session. The route is here
+    for the OpenAPI document, too.
     """
+    if request.scope.get(IS_SHOWN):
+        return Response(status_code=307, headers={"Location": raw_path(request)})
     raise Unimplemented(NOT_HERE)
 
 

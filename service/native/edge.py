@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from service import _native
@@ -68,7 +69,7 @@ class Edge:
         config["tracing"] = None if sampler is None else trace_shares(sampler)
         # The callers are part of the configuration with which the ports open, so that no request is answered without a
         # check of its caller.
-        config["access"] = None if callers is None else describe_callers(callers.listed)
+        config["access"] = None if callers is None else describe_callers(callers.listed, callers.sessions)
         # TLS is part of the configuration with which the ports open, so that no connection starts in plaintext.
         config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
         try:
@@ -79,7 +80,9 @@ class Edge:
             file.on_change = self._certificate_changed(wire)
         if callers is not None:
             known = callers
-            callers.on_change = lambda: self._server.set_access(json.dumps(describe_callers(known.listed)))
+            callers.on_change = lambda: self._server.set_access(
+                json.dumps(describe_callers(known.listed, known.sessions))
+            )
         self._routes = routes
         routes.attach(self._server)
 
@@ -189,9 +192,11 @@ def _pem(config: SslConfig) -> dict[str, str | None]:
     }
 
 
-def describe_callers(callers: Sequence[Caller]) -> list[dict[str, Any]]:
+def describe_callers(
+    callers: Sequence[Caller], sessions: Mapping[bytes, tuple[bytes, float]] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """Describes the callers for the native core: each with its credentials, the models on which it has the right
-    "predict", and those on which it has any right.
+    "predict", and those on which it has any right. sessions: as in Callers; each is one more credential of its caller.
 
     >>> from service.access.callers import Rule
     >>> rules = (Rule(("films", "news-*"), frozenset({"predict"})), Rule(("*",), frozenset({"metadata"})))
@@ -202,7 +207,10 @@ def describe_callers(callers: Sequence[Caller]) -> list[dict[str, Any]]:
     return [
         {
             "name": caller.name,
-            "digests": [digest.hex() for digest in caller.digests],
+            "digests": [
+                digest.hex()
+                for digest in (*caller.digests, *(one for one, (of, _) in sessions.items() if of in caller.digests))
+            ],
             "certificates": list(caller.certificates),
             "models": [model for rule in caller.rules if "predict" in rule.rights for model in rule.models],
             "seen": [model for rule in caller.rules if rule.rights for model in rule.models],

@@ -257,6 +257,8 @@ class NativeServers:
         # native core forwards health checks to Python.
         while True:
             self._publish_health()
+            if self._access is not None:
+                self._access.sessions.hide_from_core()
             await asyncio.sleep(_HEALTH_S)
 
     async def stop(self) -> None:

@@ -1,19 +1,23 @@
 //! Finds the caller of a request by the request's token or by the client's certificate.
 //!
-//! The core answers or refuses a request only if its caller is certain. It forwards every other request to the reference
-//! server, which decides for itself and words the refusal.
+//! A browser that is signed in to the console has neither: its session's cookie and CSRF token are its credentials. The
+//! control server knows the sessions, and tells the core of each that sends a data request.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use http::HeaderMap;
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, COOKIE};
 use serde::Deserialize;
 
 use crate::plan::Grant;
 
 const SCHEME: &[u8] = b"bearer ";
+/// Beginning of the console's session cookie in the header `cookie`, and the name of the header with the session's CSRF
+/// token, as in `service/access/sessions.py`.
+const SESSION: &[u8] = b"embedding_console=";
+const CSRF: &str = "x-console-csrf";
 /// Maximal size of an `authorization` header that the core checks. A request with a longer header is forwarded to the
 /// control server, which refuses the request.
 const MAX_HEADER_BYTES: usize = 4096;
@@ -91,7 +95,7 @@ impl Access {
     pub fn grant(&self, headers: &HeaderMap, names: &[String]) -> Option<&Arc<Grant>> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let Some(value) = values.next() else {
-            return self.of_names(names);
+            return self.of_names(names).or_else(|| self.of_digest(&session(headers)?));
         };
         if values.next().is_some() || value.len() > MAX_HEADER_BYTES {
             return None;
@@ -100,7 +104,11 @@ impl Access {
         if !scheme.eq_ignore_ascii_case(SCHEME) {
             return None;
         }
-        let digest = ring::digest::digest(&ring::digest::SHA256, token.trim_ascii());
+        self.of_digest(token.trim_ascii())
+    }
+
+    fn of_digest(&self, credential: &[u8]) -> Option<&Arc<Grant>> {
+        let digest = ring::digest::digest(&ring::digest::SHA256, credential);
         self.by_digest.get(&Digest(digest.as_ref().try_into().ok()?))
     }
 
@@ -115,6 +123,18 @@ impl Access {
     pub fn known<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a str> {
         names.iter().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
     }
+}
+
+/// Returns the credential of a request from a browser that is signed in to the console: the session's cookie and CSRF
+/// token. None: the request has no such cookie, or another credential.
+#[must_use]
+pub fn session(headers: &HeaderMap) -> Option<Vec<u8>> {
+    let csrf =
+        headers.get(CSRF).filter(|csrf| csrf.len() <= MAX_HEADER_BYTES && !headers.contains_key(AUTHORIZATION))?;
+    let cookies = headers.get_all(COOKIE).iter().filter(|cookies| cookies.len() <= MAX_HEADER_BYTES);
+    let mut all = cookies.flat_map(|cookies| cookies.as_bytes().split(|&byte| byte == b';'));
+    let cookie = all.find_map(|cookie| cookie.trim_ascii().strip_prefix(SESSION))?;
+    Some([cookie, b"\n", csrf.as_bytes()].concat())
 }
 
 fn bytes_of(digits: &str) -> Option<[u8; 32]> {
@@ -167,6 +187,29 @@ mod tests {
         }
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         access.grant(&headers, &names).is_some_and(|grant| grant.allows("films"))
+    }
+
+    #[test]
+    fn a_session_needs_its_cookie_and_its_csrf_token() {
+        let access = Access::new(&[caller(&["cookie\ncsrf"], &[], &["films"])]).expect("digests");
+        let may = |cookies: &[&str], csrf: &str, authorization: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            for cookie in cookies {
+                headers.append(COOKIE, HeaderValue::from_str(cookie).expect("a header"));
+            }
+            headers.insert(CSRF, HeaderValue::from_str(csrf).expect("a header"));
+            if let Some(value) = authorization {
+                headers.insert(AUTHORIZATION, HeaderValue::from_str(value).expect("a header"));
+            }
+            access.grant(&headers, &[]).is_some_and(|grant| grant.allows("films"))
+        };
+        assert!(may(&["theme=dark; embedding_console=cookie"], "csrf", None));
+        assert!(may(&["theme=dark", "embedding_console=cookie; a=b"], "csrf", None));
+        assert!(!may(&["embedding_console=cookie"], "", None));
+        assert!(!may(&["embedding_console=cookie"], "other", None));
+        assert!(!may(&["embedding_console=other"], "csrf", None));
+        assert!(!may(&["theme=cookie"], "csrf", None));
+        assert!(!may(&["embedding_console=cookie"], "csrf", Some("Bearer x")));
     }
 
     #[test]

@@ -21,6 +21,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::access::session;
 use super::connection::{COUNTED_BYTES, Connection, Debt, Open, Order, Owed};
 use super::dispatch::{Dispatch, Method, RareTarget, Target, target};
 use super::encoding::{Accepted, Encoded};
@@ -228,6 +229,8 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts) -> Result<Optio
         Ok(terms) => terms,
         // A browser without credentials gets the page to sign in.
         Err(_) if head.method == http::Method::GET || head.method == http::Method::HEAD => return Ok(None),
+        // The control server tells the core of the session, and sends the browser here again.
+        Err(_) if session(&head.headers).is_some() => return Ok(None),
         Err(fault) => return Err(refused(fault)),
     };
     if head.method != http::Method::POST {
