@@ -143,11 +143,6 @@ class Engine:
         """The object that makes trace spans of requests; None: requests are not traced."""
         return self._services.tracing
 
-    @property
-    def on_damage(self) -> Callable[[str], None]:
-        """The function to call with a model's name when a request finds the model's files damaged."""
-        return self._services.on_damage
-
     def bind(
         self,
         ref: ModelRef,

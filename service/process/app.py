@@ -308,6 +308,7 @@ class App:
             access=self._access,
             on_end=self._stop.set,
             on_fault=self._set_fault,
+            on_damage=self._models.look_again,
         )
 
     def _set_fault(self, fault: str) -> None:

@@ -57,6 +57,7 @@ class NativeServers:
       routes: the publisher to which the registry passes its routes.
       recent: gets the slow requests.
       on_end: called when the HTTP server behind the core has ended, for any reason.
+      on_damage: called with a model's name when a request finds the model's files damaged.
       on_fault: called with the reason why the server can get no requests any more, and with "" when it can again.
 
     Raises:
@@ -76,6 +77,7 @@ class NativeServers:
         access: Access | None,
         on_end: Callable[[], None],
         on_fault: Callable[[str], None],
+        on_damage: Callable[[str], None],
     ) -> None:
         self._on_fault, self._fault = on_fault, ""
         self._settings = settings
@@ -84,7 +86,7 @@ class NativeServers:
         self._routes = routes
         self._metrics = metrics
         self._recent = recent
-        self._sampled = SampledRequests(routes.recorders, engine.tracing, engine.on_damage)
+        self._sampled = SampledRequests(routes.recorders, engine.tracing, on_damage)
         metrics.dropped_spans = lambda: self._sampled.dropped_spans
         self._tls = tls
         self._callers = None if access is None else access.callers

@@ -69,7 +69,8 @@ def test_remote_tables_answer_as_mapped_ones(
         for _ in range(request.config.getoption("--parity-requests") // 3):
             for call in calls.draw(rng):
                 expected, found = mapped.to(call), remote.to(call)
-                assert found == expected, call
+                # Remote tables judge the ids of all features before they read rows, so of two bad ids either is named.
+                assert found == expected or all("is out of range" in str(one) for one in (found, expected)), call
                 answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
     # For each wire, at least one of the compared answers is not a refusal.
     assert min(answered.values()) > 0, answered

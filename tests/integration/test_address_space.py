@@ -43,8 +43,8 @@ def _many(number: int) -> bytes:
 
 
 def _predict(inner: bytes) -> bytes:
-    """Returns a PredictRequest with one input, whose TensorProto has these fields."""
-    return _field(1, _field(1, b"default")) + _field(2, _field(1, b"user") + _field(2, inner))
+    """Returns a PredictRequest of a lookup with one input, whose TensorProto has these fields."""
+    return _field(1, _field(1, b"default") + _field(3, b"lookup")) + _field(2, _field(1, b"user") + _field(2, inner))
 
 
 _DTYPE_STRING, _DTYPE_INT64 = b"\x08\x07", b"\x08\x09"
@@ -125,8 +125,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
 def test_a_message_of_many_small_values_is_refused_before_it_is_parsed(server: Limited, name: str) -> None:
     path, make = MESSAGES[name]
     message = make()
-    # The core reads some of these messages without building anything, and finds another fault first.
-    refused = {"RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"}
+    # The core reads some of these messages without building anything, and finds another fault first: "parameters" names
+    # no signature, and this server does not run the default one.
+    refused = {"RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"} | ({"FAILED_PRECONDITION"} if name == "parameters" else set())
     assert set(server.at_once(lambda: server.code(path, message))) <= refused | {"UNAVAILABLE"}
     assert server.code(path, message) in refused
     server.check()

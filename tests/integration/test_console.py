@@ -534,9 +534,10 @@ def test_replicas_with_one_secret_share_a_session(base: Path, guarded: ServerPro
         assert other.http.post(search[0], json=search[1], headers=cookie).status_code == 403
         allowed = cookie | {"X-Console-Csrf": csrf}
         until(lambda: other.http.post(search[0], json=search[1], headers=allowed).status_code == 200)
-        # A session is for the console and what it asks: a data request needs a token or a certificate.
+        # The native core learns of a session at its first POST, and then answers the session's lookups itself.
         lookup = {"features": {"user": [1]}}
-        assert other.http.post("/v1/models/toy:lookup", json=lookup, headers=allowed).status_code == 401
+        assert other.http.post("/v1/models/toy:lookup", json=lookup, headers=allowed).status_code == 200
+        assert other.http.post("/v1/models/toy:lookup", json=lookup, headers=cookie).status_code == 401
         assert guarded.http.get("/console/overview", headers=cookie).status_code == 401
         auth.write_text(caller("user", token="reader", toy='["predict", "metadata"]'))
 
@@ -562,6 +563,15 @@ def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
         # If a request has a token in its Authorization header, the session cookie gives it no rights.
         assert client.post(search[0], json=search[1], headers=bearer("reader")).status_code == 403
         assert client.get("/console/overview", headers=bearer("wrong")).status_code == 401
-        end = client.delete("/console/session", headers={"X-Console-Csrf": session["csrf"]})
+        csrf = {"X-Console-Csrf": session["csrf"]}
+        lookup = "/v1/models/large:lookup", {"features": {"user": [1]}}
+        assert client.post(lookup[0], json=lookup[1], headers=csrf).status_code == 200
+        cookie = {"Cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
+        end = client.delete("/console/session", headers=csrf)
+        # A copy of the cookie is worth nothing any more, in the core as well.
+        assert (
+            httpx.post(f"{client.base_url}v1/models/large:lookup", json=lookup[1], headers=csrf | cookie).status_code
+            == 401
+        )
         assert end.status_code == 204 and "Max-Age=0" in end.headers["set-cookie"]
         assert client.get("/console/overview").status_code == 401

@@ -11,6 +11,7 @@ use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{Column, Payload, PredictBody, read_predict};
 use super::json::tensors::{add_dense, add_ragged, no_inputs};
 use super::{Answered, Call, Version};
+use crate::plan::faults::Code;
 use crate::plan::{Declined, Inputs, Signature, check_names};
 
 /// Answers a `:predict` request.
@@ -28,7 +29,18 @@ pub fn answer<'a>(call: &Call<'_>, model: &str, version: Version<'_>, body: &'a 
         Parsed::Plain(parsed) => (&*parsed.signature_name, parsed.is_by_row),
         Parsed::Whole(document) => (&*document.signature_name, document.is_by_row()),
     };
-    let index = servable.find_signature(name, "", true, version == Version::Latest)?;
+    let index = match servable.find_signature(name, "", true, version == Version::Latest) {
+        Ok(index) => index,
+        Err(declined) => {
+            // A signature that this server does not run is there for TensorFlow Serving, which reads the body next.
+            if let (Declined::Fault(fault), Parsed::Whole(document)) = (&declined, &parsed)
+                && matches!(fault.code, Code::Unimplemented | Code::FailedPrecondition)
+            {
+                document.sent()?;
+            }
+            return Err(declined);
+        }
+    };
     let signature = &servable.signatures()[index];
     signature.check_effort(call.effort)?;
     let layout = if is_by_row { JsonLayout::Rows } else { JsonLayout::Columns };

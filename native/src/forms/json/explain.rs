@@ -241,6 +241,14 @@ impl<'a> PredictDocument<'a> {
             let name = if self.signature_name.is_empty() { "DEFAULT" } else { &self.signature_name };
             return Err(faults::no_input_map(name).into());
         }
+        self.sent()
+    }
+
+    /// Returns the value of `instances` or of `inputs`.
+    ///
+    /// # Errors
+    /// [`Declined::Fault`]: the body has neither or both, or `instances` is no list of rows.
+    pub fn sent(&self) -> Result<&Json<'a>> {
         let (instances, inputs) = (member(&self.document, "instances"), member(&self.document, "inputs"));
         let text = || shown_object(&self.document);
         let fault = match (instances, inputs) {
