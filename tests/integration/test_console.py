@@ -569,9 +569,7 @@ def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
         cookie = {"Cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
         end = client.delete("/console/session", headers=csrf)
         # A copy of the cookie is worth nothing any more, in the core as well.
-        assert (
-            httpx.post(f"{client.base_url}v1/models/large:lookup", json=lookup[1], headers=csrf | cookie).status_code
-            == 401
-        )
+        address = f"http://127.0.0.1:{guarded.http_port}{lookup[0]}"
+        assert httpx.post(address, json=lookup[1], headers=csrf | cookie).status_code == 401
         assert end.status_code == 204 and "Max-Age=0" in end.headers["set-cookie"]
         assert client.get("/console/overview").status_code == 401
