@@ -140,7 +140,7 @@ def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: 
     for each in (readers, later):
         assert (each.wrong, each.failures) == (0, [])
     # The nodes get a new password at once, so they refuse reads until the server's file has it.
-    quick = Server(cluster, folder, f"{options}&timeout_ms=500&node_timeout_ms=500")
+    quick = Server(cluster, folder, f"{options}&timeout_ms=5000&node_timeout_ms=5000")
     for node in cluster.nodes:
         node.ask("ACL SETUSER", "default", "resetpass", ">third")
     disconnect()

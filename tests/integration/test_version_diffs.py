@@ -38,6 +38,7 @@ def test_versions_are_compared_whether_or_not_they_are_loaded(serve: Serve, tmp_
     assert {table["table"] for table in found["tables"]} == {"tag", "user"}
     # The second answer comes from a cache: the versions are compared once.
     assert server.http.get(DIFF.format(1, 2)).json() == found
+    server.wait_for_log("compared versions")
     assert len([entry for entry in server.records if entry["message"] == "compared versions"]) == 1
     for path, status, text in (
         (DIFF.format(1, 9), 404, "no folder of version 9. Versions: 1, 2."),

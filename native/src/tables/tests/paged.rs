@@ -105,7 +105,12 @@ fn a_row_is_there_after_it_was_read_and_nothing_behind_it_is_read() {
     let counts = pager.counts();
     assert_eq!((counts.rows, counts.reads, counts.drops, counts.bytes), (3, 3, 0, 3 * 4096));
     drop(table);
-    assert_eq!(pager.counts().bytes, 0);
+    // A thread of the pager may hold the table for a moment.
+    let is_free = || {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        pager.counts().bytes == 0
+    };
+    assert!((0..1000).any(|_| is_free()));
 }
 
 #[test]
