@@ -72,9 +72,8 @@ MAY_IMPORT: dict[str, Row] = {
     # late.
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
-        # The tables import engine.validation for the error text of an id out of range, engine.deadline for reads of a
-        # cluster, engine.instead for rows that such a read lacked, engine.hot_rows for counts by feature, and
-        # engine.neighbors for types of a search for nearest rows.
+        # The tables import engine.validation for the error text of an id out of range, engine.hot_rows
+        # for counts by feature, and engine.neighbors for types of a search for nearest rows.
         _FORMATS
         | {"service.native_tables", "service.remote"}
         | {f"service.engine.{name}" for name in ("hot_rows", "neighbors", "validation")},

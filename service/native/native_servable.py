@@ -134,11 +134,11 @@ def compile_native(
     A compiled form that the servable has already was for its early lookups; the new form adds its counts.
 
     Args:
-      clusters: opens the remote tables of the version; None: the core forwards requests for remote tables.
+      clusters: opens the remote tables of the version; None: the version has no remote tables.
       pager: reads the tables of a version whose tables are larger than memory.
       batcher: batches the runs of graphs that have batching parameters; None: each request runs by itself.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
-      strict_shapes: the core leaves predicts to Python whose inputs have other shapes than the signature declares.
+      strict_shapes: the core refuses predicts whose inputs have other shapes than the signature declares.
     """
     from service import _native
 

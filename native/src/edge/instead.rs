@@ -1,6 +1,4 @@
 //! Lists, in headers or trailers of an answer, the tables whose rows could not all be read.
-//!
-//! The reference is `service/engine/instead.py`.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};

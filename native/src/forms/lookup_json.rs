@@ -1,6 +1,4 @@
 //! Handles `POST /v1/models/{model}:lookup`, which returns a vector for each feature and row of the request.
-//!
-//! The reference implementation is `service/wire/json_lookup.py`.
 
 use super::json::explain::LookupDocument;
 use super::json::outputs::{self, JsonLayout};

@@ -1,8 +1,8 @@
 //! Handles `POST /v2/models/{model}[/versions/{version}]/infer` of the Open Inference Protocol. A body is JSON,
 //! followed by the data of binary tensors.
 //!
-//! The reference implementation is `service/wire/oip_json.py`. This form declines some bodies that the reference server
-//! reads: with lists or objects under unknown keys, with `NaN` or `Infinity`, or with 16-bit floats as JSON.
+//! The fast reader (`request`) declines rare bodies, such as those with `NaN`, or with lists or objects under unknown
+//! keys; `explain` reads those.
 
 mod explain;
 mod request;
@@ -464,7 +464,7 @@ mod tests {
         }
     }
 
-    /// Compares an answer with the bytes that `service/wire/oip_json.py` writes for the same arrays.
+    /// Compares an answer with the bytes that the former implementation in Python wrote for the same arrays.
     #[test]
     fn equals_the_reference() {
         let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };

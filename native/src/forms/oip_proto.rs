@@ -1,7 +1,7 @@
 //! Handles the gRPC method `inference.GRPCInferenceService/ModelInfer`: answers a `ModelInferRequest` with a
 //! `ModelInferResponse`.
 //!
-//! The reference implementation is `service/wire/oip_proto.py`; field numbers are those of
+//! Field numbers are those of
 //! `service/artifact/open_inference.proto`.
 
 use std::borrow::Cow;
@@ -609,7 +609,7 @@ mod tests {
         }
     }
 
-    /// Compares an answer with the bytes that `service/wire/oip_proto.py` writes for the same arrays.
+    /// Compares an answer with the bytes that the former implementation in Python wrote for the same arrays.
     #[test]
     fn equals_the_reference() {
         let lookup = Lookup { users: vec![1, 42], items: vec![3, 4], tags: vec![vec![5, 6], vec![]], weights: None };

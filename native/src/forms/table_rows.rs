@@ -1,6 +1,4 @@
 //! Handles `POST /v1/models/{model}/tables/{table}:rows`, which returns rows of a table by their ids, as float32.
-//!
-//! The reference implementation is `service/wire/json_lookup.py`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Handles `POST /v1/models/{model}:predict` in TensorFlow Serving's row format (`instances`) and column format
 //! (`inputs`).
 //!
-//! The reference implementation is `service/wire/json_tensor.py`. Clients send a ragged feature under its own name, as
-//! one list of ids for each row; in the column format, they may also send values and row splits.
+//! Clients send a ragged feature under its own name, as one list of ids for each row; in the column format, they may also
+//! send values and row splits.
 
 use smallvec::SmallVec;
 
@@ -91,7 +91,7 @@ pub(super) fn inputs_of<'a>(
     payload: Payload<'a>,
     is_by_row: bool,
 ) -> Result<Inputs<'a>, Declined> {
-    // TensorFlow Serving answers such a signature over gRPC only, so the reference server refuses the request.
+    // TensorFlow Serving answers such a signature over gRPC only, so `explain` refuses the request.
     if signature.inputs.is_empty() {
         return Err(Declined::Unusual);
     }

@@ -1,9 +1,8 @@
-//! Converts the values of a JSON document to the inputs of a signature, value by value and in the order of the reference
-//! server, so that the first fault gets the reference server's text. Only bodies that the fast path (`reader`,
+//! Converts the values of a JSON document to the inputs of a signature, value by value and in TensorFlow Serving's order,
+//! so that the first fault gets its text. Only bodies that the fast path (`reader`,
 //! `tensors`) does not accept come here: most have a fault, a few have rare forms.
 //!
-//! The reference is `service/wire/{json_lookup,json_tensor,json_arrays,json_refusals}.py`. Source:
-//! `tensorflow_serving/util/json_tensor.cc` (9d981c5).
+//! Source: `tensorflow_serving/util/json_tensor.cc` (9d981c5).
 
 use std::borrow::Cow;
 use std::cell::OnceCell;

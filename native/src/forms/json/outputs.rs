@@ -1,4 +1,4 @@
-//! Writes the outputs of an answer as JSON, with the same text as `service/wire/json_tensor.py` and `json_lookup.py`.
+//! Writes the outputs of an answer as JSON.
 
 use std::sync::Arc;
 use std::time::Instant;

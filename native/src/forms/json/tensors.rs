@@ -1,5 +1,4 @@
-//! Converts values of a JSON body to inputs of a signature, with the same strict rules for dtypes as
-//! `service/wire/json_arrays.py`.
+//! Converts values of a JSON body to inputs of a signature, with strict rules for dtypes.
 
 use smallvec::smallvec;
 

@@ -1,7 +1,5 @@
-//! Reads the body of an Open Inference `infer` request value by value, in the order of the reference server, so that the
-//! first fault gets the reference server's text. Only bodies that the fast reader (`request`) does not accept come here.
-//!
-//! The reference is `service/wire/oip_json.py`.
+//! Reads the body of an Open Inference `infer` request value by value, in the order of its fields, so that the
+//! first fault is the one that is told. Only bodies that the fast reader (`request`) does not accept come here.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
