@@ -97,7 +97,8 @@ def server(serve: Serve, tf_serving_testdata: Path, tmp_path: Path) -> ServerPro
     config = tmp_path / "models.conf"
     config.write_text(text)
     flags = ("--tensorflow_session_parallelism=1", "--enable_model_warmup", "--max_num_load_retries=0")
-    flags += (f"--model_root={tf_serving_testdata}",)
+    # The copies are seconds old: without this, the older version can count as complete a moment before the newer one.
+    flags += (f"--model_root={tf_serving_testdata}", "--version_settle_s=0")
     server = serve(*flags, model_base_path="", model_config_file=config, graph_signatures="auto").answering()
     until(lambda: server.http.get("/readyz").status_code == 200)
     return server
