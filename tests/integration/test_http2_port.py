@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from h2.events import ConnectionTerminated, InformationalResponseReceived
 
-from loadtest.attacks.frames import DATA, END_STREAM, GOAWAY, frame
+from loadtest.attacks.frames import DATA, END_STREAM, GOAWAY, PING, frame
 from tests.integration.h2_client import Answer, H2Client
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.integration.raw_http import BODY, answer, connect, post, status
@@ -139,7 +139,7 @@ def first(frames: Iterator[bytes], kind: int) -> bytes:
 def test_an_idle_connection_and_one_of_a_server_that_stops_get_goaway(tmp_path: Path) -> None:
     # The library h2 accepts no frame after GOAWAY, so frames are read and written by hand here.
     write_toy_model(tmp_path / "model" / "1")
-    with ServerProcess(model_base_path=tmp_path / "model", graph_signatures="off", rest_api_keep_alive_s=0.5) as server:
+    with ServerProcess(model_base_path=tmp_path / "model", graph_signatures="off", rest_api_keep_alive_s=2) as server:
         server.ready()
         with H2Client(server.http_port) as idle:
             idle.answer(ask(idle, LOOKUP, BODY))
@@ -147,9 +147,12 @@ def test_an_idle_connection_and_one_of_a_server_that_stops_get_goaway(tmp_path: 
         with H2Client(server.http_port) as client:
             # The request's body comes after the server has begun to stop, and is still answered.
             stream = client.begin(LOOKUP, content_type="application/json")
+            client.h2.ping(b"received")
             client.flush()
-            server.signal(15)
             frames = client.frames()
+            # The server answers the ping after it has read the frame before it.
+            assert first(frames, PING) == b"received"
+            server.signal(15)
             assert first(frames, GOAWAY)[4:8] == bytes(4)
             client.socket.sendall(frame(DATA, END_STREAM, stream, BODY))
             assert json.loads(first(frames, DATA)) == ROWS
