@@ -7,11 +7,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::floats::{NonFinite, write_numbers};
-use super::reader::{read_lookup, read_predict};
+use super::reader::read_lookup;
 use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, is_fault, output, servable, toy};
-use crate::plan::{Data, DataType, Declined, Effort, ModelRoutes, Routes, Servable, Tensor};
+use crate::plan::{Declined, Effort, ModelRoutes, Routes, Servable};
 
 /// The kind of JSON request that a test sends: `:lookup`, `:predict` or `:rows`.
 #[derive(Clone, Copy, Debug)]
