@@ -93,12 +93,16 @@ def exposition() -> str:
 def _servable() -> Servable:
     delta_status = DeltaStatus(0, 0, 0, 0, 0.0, 0, {"format": 1}, {"full": 1})
     deltas = cast(Deltas, SimpleNamespace(status=lambda: delta_status))
-    return Servable("m", 1, {}, {}, table_counts=lambda: {"t": TableCounts()}, deltas=deltas)
+    return Servable("m", 1, {}, {}, deltas=deltas)
 
 
 def _sampled() -> Servable:
     found = SampledRows(1, 1, 1, 0, ((0, 1),))
-    native = SimpleNamespace(hot_rows=lambda table, most: found, feature_counts=dict, table_counts=dict)
+
+    def counts() -> dict[str, TableCounts]:
+        return {"t": TableCounts()}
+
+    native = SimpleNamespace(hot_rows=lambda table, most: found, feature_counts=dict, table_counts=counts)
     return Servable("m", 1, {}, {}, {"t": cast(Table, None)}, native=cast(NativeServable, native))
 
 

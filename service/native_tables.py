@@ -1,4 +1,4 @@
-"""Imports the native core's kernels, key indexes and guard of mapped files; NATIVE_TABLES is None without the core."""
+"""Imports the native core's functions of tables, key indexes and maps; NATIVE_TABLES is None without the core."""
 
 from __future__ import annotations
 
@@ -11,3 +11,10 @@ except ImportError:
     NATIVE_TABLES = None
 else:
     NATIVE_TABLES = _native.tables
+
+
+def core_tables() -> Any:
+    """Returns NATIVE_TABLES; raises ImportError where the core is not installed."""
+    from service import _native
+
+    return _native.tables

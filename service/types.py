@@ -191,8 +191,8 @@ def runnable(signatures: Mapping[str, SignatureSpec]) -> dict[str, SignatureSpec
 def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
     sizes = (tensor.shape or ())[1:]
     itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
-    # If a size of a lookup's output is unknown (None), it counts as 1 here, because engine.validation multiplies
-    # row_bytes by the number of ids.
+    # If a size of a lookup's output is unknown (None), it counts as 1 here, because the core multiplies row_bytes
+    # by the number of ids.
     unknown = 1 if kind == "lookup" else 0
     return itemsize * math.prod(unknown if size is None else size for size in sizes)
 
@@ -323,12 +323,8 @@ class Table(Protocol):
 
 
 class Backend(Protocol):
-    """A backend, which runs signatures of one model version. Concurrency: any thread."""
-
-    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Runs a signature on inputs that engine.validation has checked; returns the named outputs."""
-        ...
+    """A resource with which the native core runs signatures of a version, such as an open TensorFlow session."""
 
     def close(self) -> None:
-        """Frees the backend's resources, such as sessions; called once, after the last run."""
+        """Frees the backend's resources, such as sessions; called once, after the last request."""
         ...

@@ -22,6 +22,8 @@ from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.graph.tensorflow_import import import_tensorflow
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
+from service.native_tables import NATIVE_TABLES
 from tests.tower_model import write_tower_model
 from tests.toy_model import write_toy_model
 
@@ -153,6 +155,28 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+def _skipped_without_core() -> Generator[None, object, object]:
+    """Runs a test or a fixture; skips the test if it needs the native core, and the core is not built."""
+    try:
+        return (yield)
+    except ImportError as error:
+        if NATIVE_TABLES is None and "_native" in str(error):
+            pytest.skip("the native core is not built")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Skips a test that finds no native core."""
+    return (yield from _skipped_without_core())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    """Skips a test whose fixture finds no native core."""
+    return (yield from _skipped_without_core())
+
+
 @pytest.fixture
 def clock() -> Clock:
     """Makes a clock whose time a test sets."""
@@ -176,7 +200,7 @@ def serving(base: Path, *, name: str = "toy", version: int = 1) -> Registry:
     registry = Registry(lambda model, status: None)
     registry.add_model(name)
     registry.start(name, version)
-    registry.publish(ServableLoader(frozenset({"serve"}), "off", 1)(name, version, base / str(version)))
+    registry.publish(ServableLoader(frozenset({"serve"}), "off", 1, compile_native)(name, version, base / str(version)))
     return registry
 
 

@@ -25,7 +25,7 @@ class CoreLookups:
     lookups, described: the version as the control plane opens and describes it.
     """
 
-    def __init__(self, folder: Path, native: Any) -> None:
+    def __init__(self, folder: Path, native: Any = None) -> None:
         manifest = Manifest.read(folder)
         assert manifest is not None
         self.lookups: OpenedLookups = open_lookups(folder, manifest, read_signatures(folder / "saved_model.pb"))
@@ -33,6 +33,8 @@ class CoreLookups:
         found = describe("m", 1, self.lookups)
         assert found is not None
         self.described: Described = found
+        if native is None:
+            from service import _native as native
         self.servable = native.Servable(*found.arguments)
         self._forms = native.Forms([("m", [(1, self.servable)], {}, 0.0, "")], as_content=True)
 

@@ -72,15 +72,15 @@ MAY_IMPORT: dict[str, Row] = {
     # late.
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
-        # The tables import engine.validation for the error text of an id out of range, engine.hot_rows
-        # for counts by feature, and engine.neighbors for types of a search for nearest rows.
+        # The tables import engine.hot_rows for counts by feature, and engine.neighbors for the types of a search for
+        # nearest rows.
         _FORMATS
         | {"service.native_tables", "service.remote"}
-        | {f"service.engine.{name}" for name in ("hot_rows", "neighbors", "validation")},
+        | {f"service.engine.{name}" for name in ("hot_rows", "neighbors")},
         {"numpy", "ml_dtypes"},
     ),
     # service.comparison opens both versions as a load does.
-    "service.comparison": Row(_FORMATS | {"service.tables"}, {"numpy"}),
+    "service.comparison": Row(_FORMATS | {"service.native_tables", "service.tables"}, {"numpy"}),
     "service.wire": Row(
         _FORMATS | {"service.engine", "service.remote.address"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}
     ),
@@ -105,10 +105,7 @@ MAY_IMPORT: dict[str, Row] = {
     # Beside the reference, no other folder of the server may import TensorFlow. ml_dtypes gives numpy bfloat16, and
     # comes with TensorFlow.
     "service.graph": Row(
-        _FORMATS
-        | {"service._native"}
-        # A tower gets the rows of all its tables in one block; the graphs write it with parts of the tables' code.
-        | {"service.tables.plan", "service.tables.row_blocks", "service.tables.table"},
+        _FORMATS | {"service._native", "service.tables.plan"},
         {"numpy", "tensorflow", "ml_dtypes"},
     ),
     # The reference is independent of the core: it has its own tables, plans, checks and wires. It shares the formats of
@@ -153,6 +150,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {
             "service.artifact.manifest",
+            "service.artifact.signature_rules",
             "service.graph.native_form",
             "service.wire.predict_proto",
             "service.wire.ssl_config_proto",
@@ -206,8 +204,8 @@ MAY_IMPORT: dict[str, Row] = {
     # Its modules answer as the server does, in its native core, and run parts of an artifact's graph.
     "model_export.answers": Row(
         _FORMATS
-        | {"model_export.graphs", "service.engine.validation", "service.graph", "service.loading.towers"}
-        | {"service.process.trial", "service.tables.backend", "service.wire.predict_proto"},
+        | {"model_export.graphs", "service.engine.servable", "service.graph", "service.process.trial"}
+        | {"service.reference.model", "service.tables.backend", "service.wire.predict_proto"},
         {"numpy", "tensorflow"},
     ),
     # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file
@@ -234,7 +232,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"model_export.{name}" for name in ("exporter", "folder_checks", "graphs", "parity")}
         # Adoption finds lookups with the server's own code for cutting graphs, so that the server can cut all that
         # adoption found.
-        | {"service.graph", "service.tables.plan", "service.tables.table"}
+        | {"service.graph", "service.tables.table"}
         # Adoption serves the model that it described with process.trial, and times the answers.
         | {"service.process.trial"},
         {"numpy", "tensorflow"},
@@ -343,10 +341,11 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "examples/client.py": {"embedding_client"},
     "loadtest/stock_clients/*.py": {"embedding_client"},
     # This benchmark measures the cost of a row of a mapped table, which the time of a request over a wire would hide.
-    "loadtest/bench/huge_pages.py": {"service.tables"},
+    "loadtest/bench/huge_pages.py": {"service.native_tables", "service.tables"},
     # This benchmark compares the kernel of the search for nearest rows with search libraries, none of which has a wire.
     "loadtest/bench/neighbors.py": {
-        *("service.engine.low_priority", "service.engine.neighbors", "service.tables", "service.types")
+        *("service.engine.low_priority", "service.engine.neighbors", "service.native_tables", "service.tables"),
+        "service.types",
     },
     # This benchmark compares a cut graph and the whole graph in one process, without a wire.
     "loadtest/bench/cut_vs_whole.py": {"service.artifact.manifest", "service.graph.probes", "service.process.trial"},

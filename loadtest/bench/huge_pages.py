@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.bench.lookup_vs_graph import machine
-from service.tables import kernels
+from service.native_tables import core_tables
 from service.tables.guarded_files import GuardedFiles
 from service.tables.huge_pages import HugePages
 from service.tables.page_table import huge_bytes
@@ -42,7 +42,7 @@ class Table:
                 file.write(block[begin % len(block) :][:_PIECE])
         self.files = GuardedFiles()
         self.rows = np.frombuffer(self.files.map(path), np.float32).reshape(-1, _DIM)
-        self._place = (kernels.FLOAT32, self.rows.reshape(-1).view(np.uint8), np.empty(0, np.uint8), *self.rows.shape)
+        self._place = (0, self.rows.reshape(-1).view(np.uint8), np.empty(0, np.uint8), *self.rows.shape)
         self.read()
 
     def read(self) -> None:
@@ -52,7 +52,7 @@ class Table:
     def gather(self, ids: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> float:
         """Gathers the rows of ids into `out`; returns the seconds that this took."""
         started_s = time.perf_counter()
-        kernels.gather(*self._place, ids, kernels.ERROR, 0, out)
+        core_tables().gather(*self._place, ids, out)
         return time.perf_counter() - started_s
 
 

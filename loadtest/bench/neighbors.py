@@ -26,7 +26,7 @@ import numpy as np
 from loadtest.bench.lookup_vs_graph import machine
 from service.engine.low_priority import low_priority_thread
 from service.engine.neighbors import RowSearch
-from service.tables import kernels
+from service.native_tables import core_tables
 from service.tables.row_index import build_index
 from service.tables.table import MappedTable
 from service.types import TableInfo
@@ -237,7 +237,7 @@ def _usearch_index(library: Any, dim: int, metric: str, dtype: str) -> Any:
 
 
 def _beside_a_build(rows: Vectors) -> None:
-    place = kernels.FLOAT32, rows.reshape(-1).view(np.uint8), np.empty(0, np.uint8), *rows.shape
+    place = 0, rows.reshape(-1).view(np.uint8), np.empty(0, np.uint8), *rows.shape
     rng = np.random.default_rng(1)
     out = np.empty((_LOOKUP_ROWS, rows.shape[1]), np.float32)
 
@@ -246,7 +246,7 @@ def _beside_a_build(rows: Vectors) -> None:
         while not is_over(len(seconds)):
             ids = rng.integers(0, len(rows), _LOOKUP_ROWS)
             started_s = time.perf_counter()
-            kernels.gather(*place, ids, kernels.ERROR, 0, out)
+            core_tables().gather(*place, ids, out)
             seconds.append(time.perf_counter() - started_s)
             # Pause between two lookups, because a server does other work between them.
             time.sleep(0.001)

@@ -7,7 +7,7 @@ lengths lie beside every constant of those ops, so that no condition of the grap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,14 +29,13 @@ from service.artifact.manifest import (
     Combiner,
     EmptyRowPolicy,
     LookupFeature,
-    SignatureEntry,
     Summation,
     TrailingRowPolicy,
 )
-from service.errors import ServiceError
+from service.errors import InvalidRequest
 from service.graph.probes import is_same_sum
-from service.tables.plan import compile_signature
-from service.types import Array, Tensors
+from service.process.trial import lookup_of
+from service.types import Array, Tensors, TensorSpec
 
 _COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
 # Numbers of ids per row in each trial request. Some rows are long, because a graph may sum their vectors in another
@@ -53,7 +52,7 @@ class FoundFeature:
 
     tensor: the graph's tensor with the result: [B, D], or any shape if the ids are not combined.
     read: the read of the table whose rows the lookup uses.
-    is_exact: whether our kernels gave the same bits as the graph.
+    is_exact: whether the server's lookup gave the same bits as the graph.
     """
 
     roles: Roles
@@ -186,15 +185,14 @@ class _Trial:
 
     def _agrees(self, feature: LookupFeature) -> bool | None:
         """Returns True if graph and lookup give equal bits in all trials, False if only rounding differs, else None."""
-        entry = SignatureEntry("lookup", {"it": replace(feature, output="it")})
-        plan = compile_signature(entry, {"it": self._read.key}, self._probe.tables)
+        look_up = self._look_up(feature)
         is_exact = True
         for request, in_rows in self._requests(feature):
             got = self._run(request)
             self._table.fill(np.append(in_rows[self._roles.ids], feature.default_row))
             try:
-                wanted = plan.run(in_rows, ("it",))["it"]
-            except ServiceError:
+                wanted = look_up(in_rows)
+            except InvalidRequest:
                 wanted = None
             if got is None or wanted is None:
                 if got is not wanted:
@@ -205,8 +203,13 @@ class _Trial:
             is_exact = is_exact and not rows_of_other_bits(got, wanted).any()
         return is_exact
 
+    def _look_up(self, feature: LookupFeature) -> Callable[[Tensors], Array]:
+        """Returns the server's lookup of a feature, which takes row numbers in place of keys."""
+        rows = TensorSpec(feature.ids, "int64", (None,))
+        return lookup_of(feature, self._table, {**self._graph.spec.inputs, feature.ids: rows})
+
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:
-        """Yields trial requests in two forms: for the adopted graph, and for our kernels, with row numbers for keys."""
+        """Yields trial requests in two forms: for the graph, and for the server's lookup, with row numbers for keys."""
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
@@ -253,13 +256,12 @@ class _Trial:
         got = self._run(self._roles.request(self._graph.spec, [[key for key, _ in row] for row in sent]))
         ids = np.array([row for row in rows[:count]], object)[:, 1].astype(np.int64)
         self._table.fill(ids)
-        entry = SignatureEntry("lookup", {"it": replace(feature, output="it")})
         request = {feature.ids: ids}
         if feature.row_splits is not None:
             request |= {feature.row_splits: np.arange(len(ids) + 1)}
             if feature.weights is not None:
                 request |= {feature.weights: np.ones(len(ids), np.float32)}
-            wanted = compile_signature(entry, {"it": self._read.key}, self._probe.tables).run(request, ("it",))["it"]
+            wanted = self._look_up(feature)(request)
         else:
             wanted = self._stored(ids)
         if got is None or not np.array_equal(got.reshape(wanted.shape) if got.size == wanted.size else got, wanted):

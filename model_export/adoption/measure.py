@@ -17,7 +17,7 @@ from model_export.graphs.signature_runner import SERVE, without_warnings
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.artifact.vocabulary_lines import vocabulary_lines
 from service.errors import ServiceError
-from service.process.trial import Trial
+from service.process.trial import Trial, missing_core
 from service.types import Array, SignatureSpec
 
 # Numbers of rows of the requests that adopt times; the summary shows the times of the largest request.
@@ -53,15 +53,13 @@ def measured(
     graphs = {
         spec.name: graph for spec, graph in open_graph(artifact).signatures() if isinstance(graph, SignatureGraph)
     }
+    if why := missing_core():
+        return {name: _run_whole(one, why) if one.entry.kind == "predict" else one for name, one in found.items()}
     # What the native core does not run is a warning to a server's operator; the summary here says how each is served.
     with without_warnings("service.native"), Trial(artifact, manifest, served.keys(), frozenset(SERVE)) as trial:
         for name, one in served.items():
-            if why := trial.not_run(name):
-                reason = "; ".join(text for text in (one.reason, f"its lookups are not cut out: {why}") if text)
-                if one.entry.kind == "predict":
-                    found[name] = dataclasses.replace(
-                        one, entry=dataclasses.replace(one.entry, run="whole"), reason=reason
-                    )
+            if (why := trial.not_run(name)) and one.entry.kind == "predict":
+                found[name] = _run_whole(one, why)
             if not trial.can_cut(name):
                 continue
             say(f"timing signature {name}")
@@ -90,6 +88,11 @@ def measured(
                 one, entry=entry, times=times, reason=reason, compared=compared or one.compared
             )
     return found
+
+
+def _run_whole(one: Served, why: str) -> Served:
+    reason = "; ".join(text for text in (one.reason, f"its lookups are not cut out: {why}") if text)
+    return dataclasses.replace(one, entry=dataclasses.replace(one.entry, run="whole"), reason=reason)
 
 
 def _timed(trial: Trial, name: str, requests: Mapping[int, Mapping[str, Array]]) -> tuple[float | None, Times | None]:

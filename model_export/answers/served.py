@@ -1,5 +1,5 @@
 """Answers requests as the server does, in its native core: lookups from mapped tables, predictions from graphs without
-their lookups.
+their lookups. Where no core is installed, the reference answers lookups.
 """
 
 from __future__ import annotations
@@ -8,19 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
 from model_export.graphs.signature_runner import SERVE
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import read_signatures
-from service.engine.validation import checked
-from service.errors import InvalidRequest
-from service.loading.towers import open_towers
-from service.process.trial import cut_servable
+from service.engine.servable import Servable
+from service.errors import ArtifactError, InvalidRequest
+from service.process.trial import cut_servable, missing_core, reference_of
+from service.reference.model import Model
 from service.tables.backend import open_lookups
 from service.types import Array, SignatureSpec
-
-_MODEL = "served"
 
 
 class ServedRefusedError(Exception):
@@ -40,13 +36,19 @@ class ServedAnswers:
     """
 
     def __init__(self, artifact: Path, manifest: Manifest) -> None:
-        tags = frozenset(SERVE)
-        lookups = open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb", tags))
-        self.specs: Mapping[str, SignatureSpec] = lookups.signatures
-        entries = lookups.fitting(manifest).signatures
-        cut = {n: self.specs[n] for n, entry in entries.items() if entry.kind == "predict" and entry.run == "cut"}
-        self._towers = open_towers(artifact, manifest, lookups, cut, tags, threads=1) if cut else None
-        self._servable = cut_servable(_MODEL, lookups, self._towers)
+        if missing_core():
+            # The reference answers there, which runs every graph whole.
+            opened: Model | Servable = reference_of(artifact)
+        else:
+            tags = frozenset(SERVE)
+            lookups = open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb", tags))
+            entries = lookups.fitting(manifest).signatures
+            cut = {n: lookups.signatures[n] for n, e in entries.items() if e.kind == "predict" and e.run == "cut"}
+            opened = cut_servable(artifact, manifest, lookups, cut, tags)
+            if opened.native is None:
+                raise ArtifactError(f"the core can not run {artifact}: {'; '.join(opened.forwarded.values())}")
+        self._opened = opened
+        self.specs: Mapping[str, SignatureSpec] = opened.signatures
 
     def __enter__(self) -> ServedAnswers:
         return self
@@ -54,12 +56,13 @@ class ServedAnswers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._towers is not None:
-            self._towers.close()
+        self._opened.close()
 
     def has(self, signature: str) -> bool:
         """Says whether the server answers a signature with code of its own."""
-        return signature in self._servable.backends
+        if isinstance(self._opened, Model):
+            return signature in self._opened.lookups
+        return signature in self._opened.backends and signature not in self._opened.forwarded
 
     def run(
         self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...] | None = None
@@ -76,11 +79,7 @@ class ServedAnswers:
             raise ServedRefusedError(error.message) from error
 
     def _answer(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
-        native = self._servable.native
-        if native is not None and signature not in self._servable.forwarded:
-            return native.run(signature, inputs, outputs)
-        # The server runs in Python what the native core does not run, and everything without a core.
-        arrays, _ = checked(self.specs[signature], dict(inputs))
-        wanted = outputs or tuple(self.specs[signature].outputs)
-        answer = self._servable.backends[signature].run(signature, arrays, wanted)
-        return {output: np.asarray(array) for output, array in answer.items()}
+        if isinstance(self._opened, Model):
+            return self._opened.run(self.specs[signature], lambda: inputs, output_filter=outputs)
+        assert self._opened.native is not None
+        return self._opened.native.run(signature, inputs, outputs)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model_export.parity.fingerprint import fingerprint64
 from model_export.parity.saved_table import Rows
+from service.artifact.fingerprint import fingerprint64
 from service.artifact.manifest import LookupFeature, Manifest, VocabularyEntry
 from service.artifact.vocabulary_lines import vocabulary_lines
 from service.types import Array, RaggedIds

@@ -276,20 +276,14 @@ impl ClusterTable {
     /// address. Returns the bytes of the rows, end to end; how many of these rows the cache has replaced, because they
     /// could not be read; the positions of rows that could not be read; and why.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
-    fn read<'py>(
-        &self,
-        py: Python<'py>,
-        rows: Vec<u64>,
-        seconds: Option<f64>,
-    ) -> (Bound<'py, PyBytes>, usize, Vec<u32>, String) {
-        let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0)));
+    fn read<'py>(&self, py: Python<'py>, rows: Vec<u64>) -> (Bound<'py, PyBytes>, Vec<u32>, String) {
         let (want, why) = py.detach(|| {
             let mut wants = [clusters::Want::new(&self.inner, rows)];
-            let why = clusters::read(&mut wants, deadline);
+            let why = clusters::read(&mut wants, None);
             let [want] = wants;
             (want, why)
         });
-        (PyBytes::new(py, &want.rows), want.num_stale, want.left, why)
+        (PyBytes::new(py, &want.rows), want.left, why)
     }
 
     /// Returns the bytes of a default row, and counts `uses` uses of it; None: the table has no such default row.
@@ -502,7 +496,7 @@ impl Server {
         Ok(())
     }
 
-    /// Whether a reference server has not answered the core's questions for 10 seconds, so that status, metrics and all
+    /// Whether a control server has not answered the core's questions for 10 seconds, so that status, metrics and all
     /// requests that the core forwards fail.
     #[getter]
     fn is_silent(&self) -> bool {

@@ -207,7 +207,7 @@ impl GraphTensor {
 type Predicted<'py> = (u32, Vec<usize>, Bound<'py, PyAny>);
 
 /// Runs a predict on inputs from Python, without a request on a wire; tests compare the outputs with those of the
-/// reference server.
+/// reference.
 ///
 /// Args:
 /// inputs: for each input its name, dtype as a number of `types.proto`, shape, and bytes or strings. outputs: names of

@@ -1,11 +1,11 @@
-//! The Python module `service._native.tables`: kernels, key indexes and the guard of mapped files.
+//! The Python module `service._native.tables`: reads and searches of tables, key indexes and the guard of mapped files.
 //!
-//! Functions have the arguments and results of service/tables/numpy_kernels.py, service/tables/key_index.py and
-//! service/artifact/crc32c.py, so tests compare both implementations. Arrays are C-contiguous, at any alignment.
+//! service/tables/table.py, service/tables/vocabulary.py, service/tables/guarded_files.py and service/artifact/crc32c.py
+//! call its functions. Arrays are C-contiguous, at any alignment.
 #![allow(
     clippy::too_many_arguments,
     clippy::needless_pass_by_value,
-    reason = "functions have the arguments of service/tables/numpy_kernels.py"
+    reason = "a table is handed over as five arguments"
 )]
 #![allow(clippy::doc_markdown, reason = "sources are named by the paths of their files")]
 #![allow(
@@ -26,21 +26,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::tables::fingerprint;
 use crate::tables::key_index::{self, IndexError, Integers, Lines, RowMapping, UnknownKeys, find};
 use crate::tables::map;
 use crate::tables::memory::Memory;
 use crate::tables::neighbors::{Metric, Search};
-use crate::tables::table::{
-    CombineOptions, Combiner, Dtype, Ints, LookupError, LookupResult, OnBadId, OutputRows, Policy, Summation, Table,
-    Weights,
-};
+use crate::tables::table::{Dtype, Ints, OnBadId, OutputRows, Policy, Table};
 
-// Result codes of the functions in this file; they equal those of service/tables/kernel_codes.py and
-// service/tables/key_index.py.
+// Numbers that the functions of key indexes take and return; they equal those of service/tables/vocabulary.py.
 const OK: i64 = -1;
-const TOO_MANY: i64 = -2;
-const MISSING: i64 = -(1 << 40);
 const UNKNOWN_KEY: i64 = 1 << 32;
 const NO_EMPTY_KEY: i64 = -1;
 
@@ -51,8 +44,6 @@ const NO_EMPTY_KEY: i64 = -1;
 pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     let module = PyModule::new(parent.py(), "tables")?;
     module.add_function(wrap_pyfunction!(gather, &module)?)?;
-    module.add_function(wrap_pyfunction!(combine, &module)?)?;
-    module.add_function(wrap_pyfunction!(sequence, &module)?)?;
     module.add_function(wrap_pyfunction!(neighbors, &module)?)?;
     module.add_function(wrap_pyfunction!(count_lines, &module)?)?;
     module.add_function(wrap_pyfunction!(find_lines, &module)?)?;
@@ -62,7 +53,6 @@ pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index_integers, &module)?)?;
     module.add_function(wrap_pyfunction!(find_strings, &module)?)?;
     module.add_function(wrap_pyfunction!(find_integers, &module)?)?;
-    module.add_function(wrap_pyfunction!(fingerprint64, &module)?)?;
     module.add_function(wrap_pyfunction!(checksum, &module)?)?;
     module.add_class::<Mark>()?;
     module.add_class::<Map>()?;
@@ -184,25 +174,6 @@ fn table(dtype: usize, rows: Array<1>, scales: Array<1>, size: usize, dim: usize
     table.map_err(|_| PyValueError::new_err("the arrays do not hold the rows of the table, or their scales"))
 }
 
-fn policy(on_bad_id: usize, default_row: usize, table: &Table) -> PyResult<Policy> {
-    let rules =
-        [OnBadId::Error, OnBadId::Drop, OnBadId::DropNegative, OnBadId::DefaultRow, OnBadId::Clamp, OnBadId::Wrap];
-    let on_bad_id = nth(&rules, on_bad_id, "policy")?;
-    if on_bad_id == OnBadId::DefaultRow && default_row >= table.vocabulary_size {
-        return Err(PyValueError::new_err("the default row is not in the table"));
-    }
-    Ok(Policy { on_bad_id, default_row })
-}
-
-fn code(result: LookupResult) -> i64 {
-    match result {
-        Ok(0) => OK,
-        Ok(missing) => MISSING - missing as i64,
-        Err(LookupError::BadId(at)) => at as i64,
-        Err(LookupError::TooMany(row)) => TOO_MANY - row as i64,
-    }
-}
-
 fn check_splits(splits: Ints<'_>, rows: usize, length: usize) -> PyResult<()> {
     let mut before = 0;
     let never_decrease = splits.iter().all(|split| split >= std::mem::replace(&mut before, split));
@@ -218,6 +189,7 @@ fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
     (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product())
 }
 
+/// Writes the table's row of each id to a row of `out`, as float32.
 #[pyfunction]
 fn gather(
     py: Python<'_>,
@@ -227,91 +199,18 @@ fn gather(
     vocabulary_size: usize,
     dim: usize,
     ids: Array<8>,
-    on_bad_id: usize,
-    default_row: usize,
     mut out: Array<4>,
-) -> PyResult<i64> {
+) -> PyResult<()> {
     let table = table(dtype, rows, scales, vocabulary_size, dim)?;
-    let policy = policy(on_bad_id, default_row, &table)?;
     let (rows, columns) = rows_and_columns(out.shape());
     let ids = Ints::new(ids.bytes());
     if ids.len() < rows || columns < dim {
         return Err(PyValueError::new_err("there are fewer ids than rows, or fewer columns than numbers in a row"));
     }
     let out = OutputRows::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
-    Ok(code(py.detach(|| table.gather(ids, policy, out))))
-}
-
-#[pyfunction]
-fn combine(
-    py: Python<'_>,
-    dtype: usize,
-    rows: Array<1>,
-    scales: Array<1>,
-    vocabulary_size: usize,
-    dim: usize,
-    values: Array<8>,
-    row_splits: Array<8>,
-    weights: Array<4>,
-    positive_only: bool,
-    combiner: usize,
-    at_least_one: bool,
-    max_ids: usize,
-    truncates: bool,
-    on_bad_id: usize,
-    default_row: usize,
-    mut out: Array<4>,
-) -> PyResult<i64> {
-    let table = table(dtype, rows, scales, vocabulary_size, dim)?;
-    let policy = policy(on_bad_id, default_row, &table)?;
-    let orders = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes, Summation::SegmentMean];
-    let options = CombineOptions {
-        combiner: nth(&[Combiner::Sum, Combiner::Mean, Combiner::Sqrtn], combiner % 4, "combiner")?,
-        summation: nth(&orders, combiner / 4, "order")?,
-        at_least_one,
-        positive_only,
-        max_ids,
-        truncates,
-    };
-    let (rows, columns) = rows_and_columns(out.shape());
-    let (ids, splits) = (Ints::new(values.bytes()), Ints::new(row_splits.bytes()));
-    check_splits(splits, rows, ids.len())?;
-    let weights = Weights::new(weights.bytes());
-    let weights = (!weights.is_empty()).then_some(weights);
-    if columns < dim || weights.is_some_and(|weights| weights.len() < ids.len()) {
-        return Err(PyValueError::new_err("there are too few weights or columns"));
-    }
-    let out = OutputRows::new(out.bytes_to_write()?, 0, columns * 4, dim * 4, rows);
-    Ok(code(py.detach(|| table.combine(ids, splits, weights, &options, policy, out))))
-}
-
-#[pyfunction]
-fn sequence(
-    py: Python<'_>,
-    dtype: usize,
-    rows: Array<1>,
-    scales: Array<1>,
-    vocabulary_size: usize,
-    dim: usize,
-    values: Array<8>,
-    row_splits: Array<8>,
-    on_bad_id: usize,
-    default_row: usize,
-    mut out: Array<4>,
-) -> PyResult<i64> {
-    let table = table(dtype, rows, scales, vocabulary_size, dim)?;
-    let policy = policy(on_bad_id, default_row, &table)?;
-    let &[rows, length, columns] = out.shape() else {
-        return Err(PyValueError::new_err("expected out as [B, L, D]"));
-    };
-    let (ids, splits) = (Ints::new(values.bytes()), Ints::new(row_splits.bytes()));
-    check_splits(splits, rows, ids.len())?;
-    if columns != dim {
-        return Err(PyValueError::new_err("expected out as [B, L, D]"));
-    }
-    let width = length * dim * 4;
-    let out = OutputRows::new(out.bytes_to_write()?, 0, width, width, rows);
-    Ok(code(py.detach(|| table.sequence(ids, splits, length, policy, out))))
+    let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
+    let found = py.detach(|| table.gather(ids, policy, out));
+    found.map(drop).map_err(|_| PyValueError::new_err("an id is not in the table"))
 }
 
 /// Writes the ids and scores of the rows nearest to query `q` to row `q` of `ids` and `scores`; fills the rest of the
@@ -494,13 +393,6 @@ fn written((rows, unknown): (Vec<i64>, UnknownKeys), ids: &mut [i64]) -> i64 {
         0 => OK,
         count => count as i64 * UNKNOWN_KEY + unknown.first as i64,
     }
-}
-
-#[pyfunction]
-fn fingerprint64(data: Array<1>, at: usize, length: usize) -> PyResult<u64> {
-    let text = data.bytes().get(at..).and_then(|rest| rest.get(..length));
-    let text = text.ok_or_else(|| PyValueError::new_err("the bytes do not lie within the array"))?;
-    Ok(fingerprint::fingerprint64(text))
 }
 
 /// Returns the CRC-32C of earlier bytes followed by `data`; `before` is the CRC-32C of the earlier bytes, 0 if there are

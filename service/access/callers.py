@@ -132,10 +132,6 @@ class Callers:
         self.generation += 1
         self.on_change()
 
-    def knows(self, grant: Grant) -> bool:
-        """Says whether a stored grant belongs to the current list of callers, not to a list that a reload replaced."""
-        return grant in self._known.grants
-
     def is_open(self, part: Part) -> bool:
         """Says whether a part of the server, such as "metrics", is open to requests without credentials."""
         return part in self._known.open_parts
@@ -186,7 +182,6 @@ class _Known:
     def __init__(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
         self.open_parts = frozenset(open_parts)
         by_caller = [(Grant(caller.name, caller.rules), caller) for caller in callers]
-        self.grants = frozenset(grant for grant, _ in by_caller)
         self._digests = [(digest, grant) for grant, caller in by_caller for digest in caller.digests]
         self._names = {name: grant for grant, caller in by_caller for name in caller.certificates}
         self._seen: dict[bytes, Grant] = {}

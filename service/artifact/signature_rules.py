@@ -258,7 +258,7 @@ def _check_vocabulary(feature: str, manifest: Manifest) -> None:
 def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNames, ...]:
     """Returns each ragged feature with the names of its inputs: the manifest's, else by convention (x__row_splits).
 
-    The kernels trust row splits, so each pair of ids and row splits that a lookup reads must be here: engine.validation
+    Lookups trust row splits, so each pair of ids and row splits that a lookup reads must be here: the server
     checks the splits of all pairs that are listed here.
     """
     found: dict[tuple[str, str, str | None], list[str]] = {}
@@ -269,7 +269,7 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
     for (ids, row_splits, weights), features in found.items():
         if weights is None and any(other[:2] == (ids, row_splits) and other[2] for other in found):
             # No entry is added for this feature: another feature reads the same ids with weights, and the entry of that
-            # feature already makes engine.validation check the same row splits.
+            # feature already makes the server check the same row splits.
             continue
         name = _json_name(spec, features, ids, row_splits)
         unsent = name + WEIGHTS_SUFFIX if name + WEIGHTS_SUFFIX not in spec.inputs else ""

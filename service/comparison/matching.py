@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
-from service.tables import key_index
-from service.tables.vocabulary import KeyIndex, OpenedVocabulary
 from service.types import Array
 
 NO_ROW = -1
-# Arguments of a search for keys in a vocabulary: without hash buckets and without a row for unknown keys, an unknown
-# key gets NO_ROW.
-_ONLY_KEYS = (0, NO_ROW, 0)
+
+
+class KeyedRows(Protocol):
+    """A vocabulary: the keys of the rows of a table. Concurrency: any thread.
+
+    has_keys: False if all keys are hashed. lines: the rows of the keys in the vocabulary's file.
+    """
+
+    @property
+    def key_dtype(self) -> Literal["string", "int64"]: ...
+
+    @property
+    def has_keys(self) -> bool: ...
+
+    @property
+    def lines(self) -> range: ...
+
+    def keys_at(self, ids: Array) -> Array:
+        """Returns the keys of [N] row ids in `lines`: int64, or an object array of bytes."""
+        ...
+
+    def rows_of(self, keys: Array) -> Array:
+        """Returns the [N] int64 row ids in `lines` of [N] keys; NO_ROW for a key that is not in the file."""
+        ...
+
+    def key_of(self, row: int) -> bytes | int | None:
+        """Returns the key of a row id; None for a row without a key."""
+        ...
 
 
 class Matching(Protocol):
@@ -66,50 +88,24 @@ class ById:
 class ByKey:
     """The Matching (pairs of rows) of tables whose vocabularies have keys of one type: equal keys make a pair."""
 
-    def __init__(self, old: OpenedVocabulary, new: OpenedVocabulary) -> None:
-        self._old, self._new = old.index, new.index
-        self._has_strings = old.key_dtype == "string"
-        self.old, self.new = _rows(self._old, self._has_strings), _rows(self._new, self._has_strings)
+    def __init__(self, old: KeyedRows, new: KeyedRows) -> None:
+        self._old, self._new = old, new
+        self.old, self.new = old.lines, new.lines
 
     def new_ids(self, old_ids: Array) -> Array:
         """Returns the ids that rows with the keys of the given old rows have in the new version."""
-        return self._translated(old_ids, self._old, self._new)
+        return self._new.rows_of(self._old.keys_at(old_ids))
 
     def old_ids(self, new_ids: Array) -> Array:
         """Returns the ids that rows with the keys of the given new rows have in the old version."""
-        return self._translated(new_ids, self._new, self._old)
+        return self._old.rows_of(self._new.keys_at(new_ids))
 
     def name(self, id: int, *, is_new: bool) -> str:
         """Returns the key of a row of one version (the new one if is_new) in that version's vocabulary, as text."""
-        index = self._new if is_new else self._old
-        line = id - index.first_id
-        if not self._has_strings:
-            return str(index.keys[line])
-        return _line(index.data.data, index.keys, line).decode(errors="backslashreplace")
-
-    def _translated(self, ids: Array, source: KeyIndex, target: KeyIndex) -> Array:
-        lines, found = ids - source.first_id, np.empty(len(ids), np.int64)
-        if not self._has_strings:
-            keys = np.ascontiguousarray(source.keys[lines])
-            key_index.find_integers(target.keys, target.slots, keys, target.first_id, *_ONLY_KEYS, found)
-            return found
-        data = source.data.data
-        strings = [_line(data, source.keys, line) for line in lines.tolist()]
-        splits = np.fromiter(accumulate(map(len, strings), initial=0), np.int64, len(strings) + 1)
-        sent = np.frombuffer(b"".join(strings), np.uint8)
-        where = target.data, target.keys, target.slots
-        key_index.find_strings(*where, sent, splits, key_index.NO_EMPTY_KEY, target.first_id, *_ONLY_KEYS, found)
-        return found
+        key = (self._new if is_new else self._old).key_of(id)
+        return key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
 
 
-def can_match(old: OpenedVocabulary, new: OpenedVocabulary) -> bool:
+def can_match(old: KeyedRows, new: KeyedRows) -> bool:
     """Says whether two vocabularies have keys of one type; hashed vocabularies have no keys."""
-    return old.key_dtype == new.key_dtype and not old.index.is_hashed and not new.index.is_hashed
-
-
-def _rows(index: KeyIndex, has_strings: bool) -> range:
-    return range(index.first_id, index.first_id + len(index.keys) - has_strings)
-
-
-def _line(data: memoryview, starts: Array, line: int) -> bytes:
-    return bytes(data[starts[line] : starts[line + 1] - 1]).removesuffix(b"\r")
+    return old.key_dtype == new.key_dtype and old.has_keys and new.has_keys

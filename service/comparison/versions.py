@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from service.artifact import dict_vocabulary
 from service.artifact.manifest import Manifest
 from service.comparison.document import TableDiff, VersionDiff
-from service.comparison.matching import ById, ByKey, Matching, can_match
+from service.comparison.matching import ById, ByKey, KeyedRows, Matching, can_match
 from service.comparison.tables import ROWS_PER_DIM, Budget, drift_of, neighbours_of, pair_rows, row_cosines
 from service.errors import DataLoss, InvalidRequest, TableNotFound
+from service.native_tables import NATIVE_TABLES
 from service.tables.guarded_files import GuardedFiles
 from service.tables.residency import hottest_rows
 from service.tables.table import MappedTable, open_tables
-from service.tables.vocabulary import OpenedVocabulary, open_vocabularies
+from service.tables.vocabulary import open_vocabularies
 from service.types import Array, Table
 
 _DEFAULT = Budget()
@@ -29,7 +31,7 @@ class OpenedVersion:
     """
 
     tables: Mapping[str, MappedTable]
-    vocabularies: Mapping[str, Mapping[str, OpenedVocabulary]]
+    vocabularies: Mapping[str, Mapping[str, KeyedRows]]
     files: GuardedFiles
 
     def check(self) -> None:
@@ -45,8 +47,12 @@ def open_version(folder: Path) -> OpenedVersion:
     if manifest is None:
         return OpenedVersion({}, {}, files)
     tables = open_tables(folder, manifest, files)
-    opened = open_vocabularies(folder, manifest, files)
-    by_table: dict[str, dict[str, OpenedVocabulary]] = {name: {} for name in tables}
+    opened: Mapping[str, KeyedRows] = (
+        dict_vocabulary.open_vocabularies(folder, manifest)
+        if NATIVE_TABLES is None
+        else open_vocabularies(folder, manifest, files)
+    )
+    by_table: dict[str, dict[str, KeyedRows]] = {name: {} for name in tables}
     for feature in manifest.features.values():
         if feature.vocabulary:
             by_table[feature.table][feature.vocabulary] = opened[feature.vocabulary]

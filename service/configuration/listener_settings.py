@@ -26,13 +26,6 @@ _NO_LIMIT = 2**31 - 1
 class ListenerSettings(ServerSettings):
     """The base class with the settings of requests and answers; only its subclass Settings is instantiated."""
 
-    lookup_threads: int = setting(
-        1,
-        "Threads that share the rows of one large lookup (512 KB of answer for each); more than 1 only helps a server "
-        "with idle processors.",
-        1,
-        64,
-    )
     grpc_max_threads: int = setting(8, "gRPC requests handled at the same time in Python.", 1, 1024)
     max_request_bytes: int = setting(
         64 << 20, "Largest request body (HTTP, also after decompression) or message (gRPC), in bytes.", 1024, 2**31 - 1
@@ -47,7 +40,6 @@ class ListenerSettings(ServerSettings):
         1024,
         1 << 62,
     )
-    max_rows_in_flight: int = setting(16_000_000, "Largest number of rows of requests in flight at a time.", 1, 1 << 62)
     max_queued_requests: int = setting(1024, "Requests that may wait for a thread, on each wire.", 0, 1_000_000)
     max_long_calls: int = setting(
         8192, "gRPC calls without end, such as health watches, of all clients; one address has a tenth.", 1, 1_000_000

@@ -20,7 +20,7 @@ SECTIONS: Mapping[str, str] = {
     "file_system_poll_wait_seconds": "Loading of versions",
     "graph_signatures": "TensorFlow graphs",
     "enable_batching": "Batching of TensorFlow graphs",
-    "lookup_threads": "Limits and overload",
+    "grpc_max_threads": "Limits and overload",
     "rest_api_max_head_bytes": "HTTP",
     "grpc_socket_path": "gRPC",
     "shutdown_delay_s": "Shutdown and memory",

@@ -1,25 +1,16 @@
-"""Limits the bytes and rows of requests in flight, of the whole server and of each model."""
+"""Limits the bytes of requests in flight, of the whole server and of each model."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from service.engine.admission_limits import AdmissionObserver, Limits, Reason, Unobserved, has_share
-from service.errors import Overloaded, PayloadTooLarge
-
-
-@dataclass(slots=True)
-class Held:
-    """The bytes and rows in flight that requests for one model have reserved."""
-
-    bytes: int = 0
-    rows: int = 0
+from service.errors import Overloaded
 
 
 class Admission:
-    """The counter of bytes and rows in flight, which refuses requests beyond limits. Concurrency: any thread.
+    """The counter of bytes in flight, which refuses requests beyond limits. Concurrency: any thread.
 
     A request that the event loop answers without waiting is not counted, because there is one at a time. Every request
     that waits for anything is counted, from its first byte until its answer is made.
@@ -31,9 +22,8 @@ class Admission:
     def __init__(self, limits: Limits | None = None, observer: AdmissionObserver | None = None) -> None:
         self.limits = limits or Limits()
         self.observer = observer or Unobserved()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, int] = {}
         self._bytes = 0
-        self._rows = 0
         # NOTE: keep the code under Admission's lock to a few lines: if the system preempts the thread that holds it,
         # all other requests wait.
         self._lock = threading.Lock()
@@ -49,9 +39,9 @@ class Admission:
         """
         with self._lock:
             free = self.limits.bytes - self._bytes
-            held = self._of(model)
-            if size <= free and has_share(held.bytes, free):
-                held.bytes += size
+            held = self._held.get(model, 0)
+            if size <= free and has_share(held, free):
+                self._held[model] = held + size
                 self._bytes += size
                 return
         self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
@@ -59,61 +49,23 @@ class Admission:
     def check_bytes(self, model: str, size: int) -> None:
         """Raises Overloaded if reserve_bytes() would refuse these bytes now; reserves nothing."""
         free = self.limits.bytes - self._bytes
-        held = self._held.get(model)
-        if size > free or not has_share(held.bytes if held else 0, free):
+        if size > free or not has_share(self._held.get(model, 0), free):
             text = f"{self._bytes} bytes of requests and answers are in flight"
             self._refuse(model, "bytes", text, self.limits.bytes)
 
-    def reserve(self, model: str, rows: int, size: int) -> None:
-        """Counts the rows of a request and the bytes of its answer as in flight, until release() is called.
-
-        Raises:
-          PayloadTooLarge: the run exceeds a limit even on an idle server.
-          Overloaded: the rows or bytes are not free now, or this model has more than its share.
-        """
-        if rows > self.limits.rows or size > self.limits.bytes:
-            raise PayloadTooLarge(
-                f"The request has {rows} rows and its answer {size} bytes; this server's limits on what is in flight "
-                f"are {self.limits.rows} rows and {self.limits.bytes} bytes. Send fewer rows per request."
-            )
+    def release(self, model: str, size: int) -> None:
+        """Ends the reservation of bytes that reserve_bytes() made."""
         with self._lock:
-            held = self._of(model)
-            free_rows, free = self.limits.rows - self._rows, self.limits.bytes - self._bytes
-            has_rows = rows <= free_rows and has_share(held.rows, free_rows)
-            if has_rows and size <= free and has_share(held.bytes, free):
-                held.rows += rows
-                held.bytes += size
-                self._rows += rows
-                self._bytes += size
-                return
-        if has_rows:
-            text = f"{self._bytes} bytes of requests and answers are in flight"
-            self._refuse(model, "bytes", text, self.limits.bytes)
-        self._refuse(model, "rows", f"{self._rows} rows are in flight", self.limits.rows)
-
-    def release(self, model: str, rows: int, size: int) -> None:
-        """Ends the reservation of rows and bytes that reserve() or reserve_bytes() made."""
-        with self._lock:
-            held = self._of(model)
-            held.rows -= rows
-            held.bytes -= size
-            self._rows -= rows
+            self._held[model] -= size
             self._bytes -= size
-            if not held.rows and not held.bytes:
-                # The entry of a model without reserved rows and bytes is removed from _held, which would otherwise grow
-                # with each new model name.
+            if not self._held[model]:
+                # The entry of a model without reserved bytes is removed, because _held would grow with each model name.
                 del self._held[model]
 
-    def held(self) -> Mapping[str, Held]:
-        """Returns model -> bytes and rows that its requests in flight have reserved; idle models are left out."""
+    def held(self) -> Mapping[str, int]:
+        """Returns model -> bytes that its requests in flight have reserved; idle models are left out."""
         with self._lock:
-            return {model: Held(held.bytes, held.rows) for model, held in self._held.items()}
-
-    def _of(self, model: str) -> Held:
-        held = self._held.get(model)
-        if held is None:
-            held = self._held[model] = Held()
-        return held
+            return dict(self._held)
 
     def _refuse(self, model: str, reason: Reason, what: str, limit: int) -> None:
         self.observer.refused(model, reason)
@@ -161,4 +113,4 @@ class Reservation:
             self._users -= 1
             is_last = self._users == 0
         if is_last and self._size:
-            self._admission.release(self._model, 0, self._size)
+            self._admission.release(self._model, self._size)

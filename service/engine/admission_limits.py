@@ -5,27 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-# The requests of one model may hold up to this many times the bytes (or rows) in flight that are still free. So one
+# The requests of one model may hold up to this many times the bytes in flight that are still free. So one
 # flooding model gets four fifths of the limit, and two flooding models get four ninths each. However many models flood,
 # something stays free for another model. Source: Choudhury and Hahne, "Dynamic queue length thresholds for
 # shared-memory packet switches" (1998).
 _SHARE = 4
 
-# Reasons for refusing a request. bytes, rows: too many are in flight; queue: too many requests wait; wait: the request
+# Reasons for refusing a request. bytes: too many are in flight; queue: too many requests wait; wait: the request
 # would wait too long, or did; deadline: the request's deadline passes before a thread is free; threads: the system can
 # start no thread.
-Reason = Literal["bytes", "rows", "queue", "wait", "deadline", "threads"]
+Reason = Literal["bytes", "queue", "wait", "deadline", "threads"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits on requests in flight, over all models together.
 
-    bytes, rows: in flight. queued: requests that wait for one pool of threads. wait_s: the longest wait of one request.
+    bytes: in flight. queued: requests that wait for one pool of threads. wait_s: the longest wait of one request.
     """
 
     bytes: int = 1 << 62
-    rows: int = 1 << 62
     queued: int = 1 << 62
     wait_s: float = 1e9
 
@@ -70,7 +69,7 @@ class Unobserved:
 
 
 def has_share(mine: int, free: int) -> bool:
-    """Says whether a model whose requests hold `mine` bytes (or rows) may reserve more while `free` are free.
+    """Says whether a model whose requests hold `mine` bytes may reserve more while `free` are free.
 
     >>> has_share(800, 200), has_share(804, 196), has_share(0, 0)
     (True, False, True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from service.engine.deltas import Deltas
-from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, hot_rows_of, summed
+from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, hot_rows_of
 from service.engine.neighbors import SearchedTable, TableKeys
 from service.errors import DataLoss, GraphUnavailable, InvalidRequest, SignatureNotFound
 from service.near_names import did_you_mean
@@ -111,7 +111,6 @@ class Servable:
     """One loaded version of a model, with its backends, tables and files.
 
     backends: by signature name; a signature without one is listed in metadata but can not run here.
-    table_counts: returns the counts of reads from each table so far; feature_counts: those of ids, by feature.
     vocabularies: table -> the vocabularies whose keys name its rows.
     files: the files that answers are read from; each run checks is_damaged of the files after its reads.
     is_loading: only the version's lookups have backends yet, and another servable will take this one's place.
@@ -129,8 +128,6 @@ class Servable:
     signatures: Mapping[str, SignatureSpec]
     backends: Mapping[str, Backend]
     tables: Mapping[str, SearchedTable] = field(default_factory=dict)
-    table_counts: Callable[[], Mapping[str, TableCounts]] = dict
-    feature_counts: Callable[[], FeatureCounts] = dict
     vocabularies: Mapping[str, Sequence[Vocabulary]] = field(default_factory=dict)
     files: Files = NoFiles()
     deltas: Deltas | None = None
@@ -178,8 +175,8 @@ class Servable:
         return backend
 
     def all_table_counts(self) -> dict[str, TableCounts]:
-        """Returns table -> counts of reads from it so far, in Python and in the native core."""
-        return sums_of_counts(self.table_counts(), self.native.table_counts() if self.native is not None else {})
+        """Returns table -> counts of reads from it so far."""
+        return {} if self.native is None else dict(self.native.table_counts())
 
     def traffic(self, table: str, most: int, *, has_keys: bool = True) -> TableTraffic | None:
         """Returns the counts of lookups of a table with its hottest rows; None if the ids of the table are not sampled.
@@ -191,7 +188,7 @@ class Servable:
         found = native.hot_rows(table, most) if native is not None else None
         if native is None or found is None:
             return None
-        counts = summed(self.feature_counts(), native.feature_counts())
+        counts = native.feature_counts()
         return TableTraffic(
             self.name,
             self.version,

@@ -36,6 +36,7 @@ def find_lookup(
     table: Table,
     session: GraphSession,
     feed: Callable[[Tensors], dict[str, Array]],
+    look_up: Callable[[str, Tensors], Array],
 ) -> str | None:
     """Returns the last candidate tensor whose bits equal those of a feature's lookup on all probes.
 
@@ -44,6 +45,7 @@ def find_lookup(
     Args:
       candidates: tensors that depend on the read, nearest first.
       feed: converts a request to values of the graph's tensors.
+      look_up: looks up the feature of a claim, by the claim's name, for a request; raises InvalidRequest.
     """
     has_keys = claim.vocabulary is not None
     known = [(t, found) for t in candidates if (found := _constants(flat, t, read, has_keys=has_keys)) is not None]
@@ -56,7 +58,7 @@ def find_lookup(
         try:
             ids = session.run([read.ids], fed)[0]
             computed = session.run(tensors, fed | {read.rows: rows_of(ids, table)})
-            wanted = claim.lookup(request)
+            wanted = look_up(claim.name, request)
         except (GraphError, InvalidRequest, ValueError):
             return None
         arrays = dict(zip(tensors, computed, strict=True))

@@ -23,12 +23,12 @@ def native_tower(
     name: str,
     plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan],
 ) -> NativeGraph | PythonOnly:
-    """Returns the description of a cut signature's remaining graph for the native core, or why only Python can run it.
+    """Returns the description of a cut signature's remaining graph for the native core, or why no request can run it.
 
     Args:
       plan_of: returns the lookup that gives a source's rows.
     """
-    cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
+    cut, sparse = tower.cuts[name], tower.sparse.get(name, {})
     plans: dict[str, FeaturePlan] = {}
     vocabularies: dict[int, Vocabulary] = {}
     for number, (tensor, source) in enumerate(cut.sources.items()):
@@ -62,7 +62,7 @@ def native_tower(
             "carried": list(cut.carried),
         }
     document = {
-        "session": tower.session_number,
+        "session": tower.session.number,
         "computing": computing,
         "fed": feeding(cut.fed, cut.inputs),
         "apart": None if cut.fed == apart else feeding(apart, cut.inputs_apart),
@@ -74,11 +74,11 @@ def native_tower(
 
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:
-    """Returns the description of a signature's whole graph for the native core, or why only Python can run it."""
+    """Returns the description of a signature's whole graph for the native core, or why no request can run it."""
     document = {
-        "session": backend.session_number,
+        "session": backend.session.number,
         "computing": None,
-        "fed": {"rows": [], "inputs": fed_inputs(spec, backend.sparse_inputs(spec.name))},
+        "fed": {"rows": [], "inputs": fed_inputs(spec, backend.sparse.get(spec.name, {}))},
         "apart": None,
         "outputs": [tensor.tensor_name for tensor in spec.outputs.values()],
         "targets": [],

@@ -21,7 +21,7 @@ _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSpa
 # combined lookup has about a dozen nodes, and later nodes are dense layers.
 _MOST_BOTTLENECKS = 24
 # Error text by which a check of tf.RaggedTensor.from_row_splits is recognised; such checks need not run, because
-# engine.validation has checked the row splits before.
+# the core has checked the row splits before.
 _ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
 
 
@@ -40,10 +40,10 @@ class NotProven(Exception):
 def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool]:
     """Returns a function that says whether the node of a control input "^node" must run for its side effects.
 
-    Reads need not run; nor need a check of row splits that engine.validation has made already.
+    Reads need not run; nor need a check of row splits that the core has made already.
 
     Args:
-      checked: placeholders of row splits that engine.validation has checked.
+      checked: placeholders of row splits that the core has checked.
     """
     known: dict[str, bool] = {}
 
@@ -164,7 +164,7 @@ def _has_effect(flat: FlatGraph, name: str, checked: frozenset[str], follows: Ca
 
 
 def acts(flat: FlatGraph, name: str, checked: frozenset[str]) -> bool:
-    """Says whether a node must run for a side effect, such as a failing check that engine.validation does not make."""
+    """Says whether a node must run for a side effect, such as a failing check that the core does not make."""
     node = flat.nodes[name]
     if node.op in _PURE_READS or not _is_stateful(node):
         return False

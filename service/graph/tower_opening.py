@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,13 @@ class MappedTables:
     """An artifact's mapped tables, and the manifest's claims on the lookups of its graphs.
 
     tables: by name. keys: key in the checkpoint -> table. claims: signature -> the features that its graph may look up.
+    look_up: looks up the feature of a claim, as feature_cut.find_lookup takes it.
     """
 
     tables: Mapping[str, Table]
     keys: Mapping[str, str]
-    claims: Mapping[str, Sequence[Claim]] = field(default_factory=dict)
+    claims: Mapping[str, Sequence[Claim]]
+    look_up: Callable[[str, Tensors], Array]
 
 
 @dataclass(slots=True)
@@ -269,7 +271,17 @@ def _source(
     for claim in mapped.claims.get(spec.name, ()):
         if claim.table != read.table or table.info.dtype != "float32" or not _may_stand_for(claim, spec, direct):
             continue
-        found = find_lookup(claim, read, places, flat=flat, spec=spec, table=table, session=opened.session, feed=feed)
+        found = find_lookup(
+            claim,
+            read,
+            places,
+            flat=flat,
+            spec=spec,
+            table=table,
+            session=opened.session,
+            feed=feed,
+            look_up=mapped.look_up,
+        )
         if found is not None:
             return found, FeatureRows(claim, table)
     dim = table.info.embedding_dim

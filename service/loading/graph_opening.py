@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from service.graph.native_form import PythonOnly
 from service.graph.native_graph import native_tower
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.tower import TowerBackend
+from service.loading.feature_lookups import CompileNative
 from service.loading.towers import native_plan, open_towers
 from service.tables.backend import OpenedLookups
-from service.types import Backend, SignatureSpec
+from service.types import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +31,16 @@ class GraphOpening:
     is_lazy: whether a graph is opened only at its first request. The other fields are those of ServableLoader.
     """
 
+    compile_native: CompileNative
     tags: frozenset[str]
     is_lazy: bool
     threads: int
     inter_op_threads: int | None
     has_towers: bool
 
-    def whole(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
-        """Returns a backend that runs a version's whole graph in TensorFlow, opened now or, if is_lazy, at its first
-        request; raises ArtifactError.
-        """
-        open_now = partial(self._open_now, path, signatures)
+    def whole(self, path: Path) -> Backend:
+        """Returns the backend of a version's whole graph, opened now or, if is_lazy, later; raises ArtifactError."""
+        open_now = partial(self._open_now, path)
         return LazyBackend(open_now) if self.is_lazy else open_now()
 
     def predicts(
@@ -51,7 +51,7 @@ class GraphOpening:
         if self.is_lazy:
             # A graph that a client's first request opens (a lazy graph) runs whole: its lookups are not taken out,
             # because the graph is not read before that request.
-            return dict.fromkeys(names, self.whole(path, lookups.signatures))
+            return dict.fromkeys(names, self.whole(path))
         backends: dict[str, Backend] = {}
         tower = None
         if self.has_towers and self.tags == SERVE_TAGS:
@@ -63,6 +63,7 @@ class GraphOpening:
                 lookups,
                 cut_specs,
                 self.tags,
+                self.compile_native,
                 threads=self.threads,
                 inter_op_threads=self.inter_op_threads,
             )
@@ -73,7 +74,7 @@ class GraphOpening:
         if whole := [name for name in names if name not in backends]:
             # The whole graph is opened only if a signature needs it, because TensorFlow then loads all tables.
             try:
-                backends |= dict.fromkeys(whole, self._open_now(path, lookups.signatures))
+                backends |= dict.fromkeys(whole, self._open_now(path))
             except ArtifactError as error:
                 if any(name not in lookups.faults for name in whole):
                     if tower is not None:
@@ -84,19 +85,15 @@ class GraphOpening:
                 logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
         return backends
 
-    def _open_now(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> SavedModelBackend:
-        return open_savedmodel(
-            path, signatures, self.tags, threads=self.threads, inter_op_threads=self.inter_op_threads
-        )
+    def _open_now(self, path: Path) -> SavedModelBackend:
+        return open_savedmodel(path, self.tags, threads=self.threads, inter_op_threads=self.inter_op_threads)
 
 
 def _only_run_in_core(tower: TowerBackend) -> TowerBackend | None:
     """Returns the tower with those of its signatures that the native core can run cut; None if it can run none so.
 
-    The core runs the others whole. Without the core, the tower is returned as it is.
+    The core runs the others whole.
     """
-    if tower.session_number is None:
-        return tower
     kept = {}
     for name, cut in tower.cuts.items():
         found = native_tower(tower, name, native_plan)
@@ -107,4 +104,4 @@ def _only_run_in_core(tower: TowerBackend) -> TowerBackend | None:
     if not kept:
         tower.close()
         return None
-    return tower.with_cuts(kept)
+    return replace(tower, cuts=kept)

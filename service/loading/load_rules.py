@@ -18,21 +18,13 @@ from service.engine.servable import Servable
 from service.engine.version_source import OpenStore
 from service.errors import InvalidRequest
 from service.loading.batching_rules import BatchingRules, read_rules
-from service.loading.loader import (
-    CompileNative,
-    FillCaches,
-    HotRows,
-    OpenRemote,
-    ServableLoader,
-    fill_nothing,
-    no_hot_rows,
-)
+from service.loading.feature_lookups import CompileNative
+from service.loading.loader import FillCaches, HotRows, OpenRemote, ServableLoader, fill_nothing, no_hot_rows
 from service.loading.paged_tables import PagedTables
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
 from service.observe.metrics import Metrics
 from service.tables.residency import Residency
-from service.tables.row_pool import row_runner
 
 
 def create_load_rules(
@@ -43,7 +35,7 @@ def create_load_rules(
     pages: TablePages | None,
     verification: TableVerification | None,
     wake_follower: Callable[[], None],
-    compile_native: CompileNative | None = None,
+    compile_native: CompileNative,
     show_lookups: Callable[[Servable], None] | None = None,
     open_store: OpenStore | None = None,
     open_remote: OpenRemote | None = None,
@@ -58,7 +50,7 @@ def create_load_rules(
     Args:
       batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
       wake_follower: called when this server changed rows.
-      compile_native: compiles versions for the native core; None: there is no core.
+      compile_native: compiles versions for the native core.
       show_lookups, open_remote, hot_rows, fill_caches, paged_tables: as in ServableLoader.
       origin_of: returns who chose a model's base path.
       open_store, on_list: as in LoadRules.
@@ -70,19 +62,17 @@ def create_load_rules(
             settings.tags,
             settings.graph_signatures,
             threads,
+            partial(compile_native, has_hot_rows=settings.hot_rows, strict_shapes=settings.strict_shapes),
             settings.warmup_iterations,
             inter_op_threads,
             on_warmup=metrics.warmups.warmed_up,
             batching=batching,
             has_towers=settings.graph_towers,
-            lookup_runner=row_runner(settings.lookup_threads),
             residency=residency_of(settings),
             paged_tables=paged_tables,
             pages=pages,
             verification=verification,
             deltas=delta_rules(settings, wake_follower),
-            compile_native=compile_native
-            and partial(compile_native, has_hot_rows=settings.hot_rows, strict_shapes=settings.strict_shapes),
             show_lookups=show_lookups,
             open_remote=open_remote,
             hot_rows=hot_rows,

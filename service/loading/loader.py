@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from service.artifact.manifest import Manifest
 from service.artifact.saved_model_config import check_saved_model_config
 from service.artifact.signature_def import SERVE_TAGS, read_signatures
-from service.artifact.tf_record import WARMUP_PATH
 from service.artifact.version_tree import check_tree
 from service.deltas.rules import DeltaRules
 from service.engine.batching_parameters import BatchingParameters
@@ -22,6 +21,7 @@ from service.errors import ArtifactError, DataLoss, ServiceError
 from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.loading.batching_rules import BatchingRules
+from service.loading.feature_lookups import CompileNative
 from service.loading.paged_tables import PagedTables
 from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
@@ -31,7 +31,6 @@ from service.loading.warmup import warm_up
 from service.tables.backend import OpenedLookups, open_lookups
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
-from service.tables.row_pool import RowRunner, in_one_piece
 from service.tables.verification import Stored, nothing_before
 from service.types import Array, runnable
 
@@ -74,42 +73,23 @@ def fill_nothing(servable: Servable, path: Path) -> None:
     """Does nothing, in place of filling the cache of remote tables' rows, on a server without such tables."""
 
 
-class CompileNative(Protocol):
-    """The function that compiles a servable for the native core, with all signatures that the core can answer.
-
-    Must not raise. lookups: from the version's manifest; None without one. graphs: predict signature -> its graph.
-    has_hot_rows: the core samples ids, to find the hot rows of each table. strict_shapes: as in Settings.
-    """
-
-    def __call__(
-        self,
-        servable: Servable,
-        lookups: OpenedLookups | None,
-        graphs: Mapping[str, NativeGraph | PythonOnly],
-        *,
-        has_hot_rows: bool = False,
-        strict_shapes: bool = False,
-    ) -> Servable: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ServableLoader:
     """The loader, which turns a version folder into a servable. Concurrency: any thread.
 
     graph_signatures: "auto", "lazy" or "off", as in Settings.
+    compile_native: compiles versions for the native core.
     graph_threads: TensorFlow's threads; inter_op_threads: TensorFlow's threads for simultaneous operations; None: as
       many as graph_threads.
     warmup_iterations: how often each recorded warm-up request is run; 0: warm-up requests are not run.
     on_warmup: called after each replay of warm-up requests.
     batching: the rules by which the core batches graph runs; None: each request runs by itself.
     has_towers: whether TensorFlow runs only the tower of a signature, after lookups in mapped tables.
-    lookup_runner: shares the rows of large lookups out among threads.
     residency: how the tables' pages are prepared.
     paged_tables: decides for which versions the core reads the tables' pages; None: for no version.
     pages: makes the tables' pages huge; None: the pages stay as they are.
     verification: compares tables with their checksums; None: tables are not verified.
     deltas: the rules for changing rows without a new version; None: rows do not change.
-    compile_native: compiles versions for the native core; None: there is no core.
     open_remote: opens tables in clusters; None: every table is mapped.
     show_lookups: called with a version that can answer its lookups, before the version's graphs are opened.
     hot_rows: returns the hot rows of a model's version by table, which are read into memory.
@@ -121,18 +101,17 @@ class ServableLoader:
     tags: frozenset[str]
     graph_signatures: str
     graph_threads: int
+    compile_native: CompileNative
     warmup_iterations: int = 1
     inter_op_threads: int | None = None
     on_warmup: WarmupObserver | None = None
     batching: BatchingRules | None = None
     has_towers: bool = True
-    lookup_runner: RowRunner = in_one_piece
     residency: Residency = Residency()
     paged_tables: PagedTables | None = None
     pages: TablePages | None = None
     verification: TableVerification | None = None
     deltas: DeltaRules | None = None
-    compile_native: CompileNative | None = None
     show_lookups: Callable[[Servable], None] | None = None
     open_remote: OpenRemote | None = None
     hot_rows: HotRows = no_hot_rows
@@ -157,15 +136,12 @@ class ServableLoader:
         servable, lookups = self._open(name, version, path)
         try:
             batching = None if self.batching is None else self.batching.parameters_of(path)
-            if self.compile_native is not None:
-                graphs = _native_graphs(servable, lookups, batching)
-                servable = self.compile_native(servable, lookups, graphs)
-                if self.is_strict and (not_run := {n: r for n, r in servable.run_in_python.items() if n in graphs}):
-                    told = "; ".join(f'"{name}": {reason}' for name, reason in sorted(not_run.items()))
-                    raise ArtifactError(f"--strict: no request can run these signatures of {path}: {told}")
-                self._warm_up(servable, lookups, path)
-            elif self.warmup_iterations and (path / WARMUP_PATH).exists():
-                logger.warning("warm-up requests are not replayed without the native core", extra={"path": str(path)})
+            graphs = _native_graphs(servable, lookups, batching)
+            servable = self.compile_native(servable, lookups, graphs)
+            if self.is_strict and (not_run := {n: r for n, r in servable.run_in_python.items() if n in graphs}):
+                told = "; ".join(f'"{name}": {reason}' for name, reason in sorted(not_run.items()))
+                raise ArtifactError(f"--strict: no request can run these signatures of {path}: {told}")
+            self._warm_up(servable, lookups, path)
             self.fill_caches(servable, path)
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
@@ -217,7 +193,7 @@ class ServableLoader:
                     f"{path} has no lookup manifest, so all of it needs TensorFlow, and this server runs without; "
                     "install the extra [tensorflow] or use the full image"
                 )
-            graph = self._graph_opening().whole(path, signatures)
+            graph = self._graph_opening().whole(path)
             return Servable(name, version, signatures, dict.fromkeys(runnable(signatures), graph)), None
         if self.tags != SERVE_TAGS:
             # The manifest lists the signatures of the MetaGraph with the tag "serve"; the MetaGraph that the settings
@@ -225,7 +201,7 @@ class ServableLoader:
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         remote = self.open_remote(name, version, path, manifest) if self.open_remote is not None else {}
-        lookups = open_lookups(path, manifest, signatures, self.lookup_runner, remote)
+        lookups = open_lookups(path, manifest, signatures, remote)
         for signature, fault in lookups.faults.items():
             told = {"model": name, "version": version, "signature": signature, "reason": fault}
             logger.warning("signature is left to its graph: its manifest does not fit", extra=told)
@@ -251,8 +227,6 @@ class ServableLoader:
             lookups.signatures,
             dict.fromkeys(lookups.lookup_names, lookups.backend),
             {**lookups.tables, **remote},
-            lookups.backend.table_counts,
-            lookups.backend.feature_counts,
             lookups.backend.vocabularies,
             lookups.files,
             signature_faults=lookups.faults,
@@ -282,8 +256,7 @@ class ServableLoader:
             # lookups would return outdated rows before.
             return servable
         servable = replace(servable, is_loading=True)
-        if self.compile_native is not None:
-            servable = self.compile_native(servable, lookups, {})
+        servable = self.compile_native(servable, lookups, {})
         show(servable)
         return servable
 
@@ -296,6 +269,7 @@ class ServableLoader:
         from service.loading.graph_opening import GraphOpening
 
         return GraphOpening(
+            self.compile_native,
             self.tags,
             self.graph_signatures == "lazy",
             self.graph_threads,

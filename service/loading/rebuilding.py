@@ -16,7 +16,6 @@ from service.engine.servable import Servable
 from service.tables.backend import OpenedLookups
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
-from service.types import Backend
 
 
 def with_deltas(
@@ -62,40 +61,20 @@ def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, M
 
     Both servables add to the same counts of reads, and only one of them is closed.
     """
-    moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
-    # Each backend is rebuilt once (id() is the key), so that signatures which shared a backend share the new one.
-    graphs = {id(backend): backend for backend in servable.backends.values() if backend is not lookups.backend}
-    places = {key: _on_tables(backend, tables) for key, backend in graphs.items()} | {
-        id(lookups.backend): moved.backend
-    }
-    backends = {name: places[id(backend)] for name, backend in servable.backends.items()}
-    return replace(
-        servable,
-        backends=backends,
-        tables={**tables, **lookups.remote},
-        table_counts=moved.backend.table_counts,
-        native=None if servable.native is None else servable.native.on_tables(tables),
-    )
+    native = None if servable.native is None else servable.native.on_tables(tables)
+    return replace(servable, tables={**tables, **lookups.remote}, native=native)
 
 
 def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
+    """Returns the signatures whose graphs have copies of the tables, and so would not see changed rows."""
+    # The module of towers is imported here and not at the top, because a version that has only lookups does not need
+    # it.
+    from service.graph.tower import TowerBackend
+
     return tuple(
         sorted(
             name
             for name, backend in servable.backends.items()
-            if backend is not lookups.backend and _on_tables(backend, lookups.tables) is backend
+            if backend is not lookups.backend and not isinstance(backend, TowerBackend)
         )
     )
-
-
-def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
-    """Returns a copy of a tower (a graph without its lookups) that reads rows from the given tables.
-
-    Any other backend is returned unchanged, because its graph has a copy of the tables.
-    """
-    # The modules of towers are imported here and not at the top, because a version that has only lookups does not need
-    # them.
-    from service.graph.tower import TowerBackend
-    from service.loading.towers import tower_on_tables
-
-    return tower_on_tables(backend, tables) if isinstance(backend, TowerBackend) else backend

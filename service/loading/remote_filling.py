@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 class RemoteFilling:
     """The filler of the cache of remote tables' rows, for versions that are being loaded. Concurrency: any thread.
 
-    cache: None if there is no native core. seconds: longest time for one version; rows that are not read by then are
+    seconds: longest time for one version; rows that are not read by then are
     left out.
     hot_rows: returns table -> its hot rows, [n] int64, the hottest first, of a model and version.
     """
 
-    cache: CoreClusters | None
+    cache: CoreClusters
     seconds: float
     hot_rows: Callable[[str, int], Mapping[str, Array]]
 
@@ -37,7 +37,7 @@ class RemoteFilling:
           path: the version's folder. For tables that hot_rows lacks, the statistics in this folder name the hot rows.
         """
         tables = {name: table for name, table in servable.tables.items() if isinstance(table, RemoteTable)}
-        if self.cache is None or not self.cache.holds_rows or not tables or self.seconds <= 0:
+        if not self.cache.holds_rows or not tables or self.seconds <= 0:
             return
         end_s = time.monotonic() + self.seconds
         known = {**dict(hottest_rows(path)), **self.hot_rows(servable.name, servable.version)}

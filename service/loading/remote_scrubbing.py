@@ -27,13 +27,11 @@ class RemoteScrubbing:
     """The scrubs of the remote tables of one server. Concurrency: any thread.
 
     Args:
-      is_loaded: says whether a table's version is loaded. core: counts the reads of the native core; None without it.
+      is_loaded: says whether a table's version is loaded. core: counts the reads of the native core.
       on_change: called when a table can answer no more, or can answer again.
     """
 
-    def __init__(
-        self, is_loaded: Callable[[Subject], bool], core: CoreClusters | None, on_change: Callable[[], None]
-    ) -> None:
+    def __init__(self, is_loaded: Callable[[Subject], bool], core: CoreClusters, on_change: Callable[[], None]) -> None:
         self._is_loaded = is_loaded
         self._core = core
         self._on_change = on_change
@@ -63,7 +61,7 @@ class RemoteScrubbing:
                 self._told.pop(subject, None)
                 continue
             try:
-                suspects, reads, errors = ([], 0, 0) if self._core is None else self._core.lost(subject)
+                suspects, reads, errors = self._core.lost(subject)
                 scrub.step(suspects, reads, errors)
             except Exception:
                 # One thread compares all tables, so an error at one table must not end the thread.

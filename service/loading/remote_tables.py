@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry
+from service.artifact.table_files import table_info
 from service.engine.model_config import ModelConfig
 from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_names import RemoteNames
@@ -24,7 +25,6 @@ from service.remote.core_clusters import CoreClusters
 from service.remote.counts import RemoteState, Subject
 from service.remote.layout import TableLayout
 from service.tables.remote_table import RemoteTable
-from service.tables.table import table_info
 
 if TYPE_CHECKING:
     from service.remote.changes import TableChanges
@@ -48,14 +48,14 @@ class RemoteTables:
     Args:
       addresses: by table, or by model/table, as --remote_tables has them.
       on_change: called when a cluster is reached again, or is not any more.
-      core: reads rows of the tables; None where there is no native core.
+      core: reads rows of the tables.
     """
 
     def __init__(
         self,
         addresses: Mapping[str, StoreAddress],
         on_change: Callable[[], None],
-        core: CoreClusters | None,
+        core: CoreClusters,
     ) -> None:
         self._core = core
         self._names = RemoteNames(addresses)
@@ -113,8 +113,6 @@ class RemoteTables:
         entry: TableEntry,
         address: StoreAddress,
     ) -> RemoteTable:
-        if self._core is None:
-            raise ArtifactError(f"table {name!r} is remote, which needs the native core")
         # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         try:
             from service.remote.block_file import BlockFile
@@ -239,8 +237,7 @@ class RemoteTables:
         def run() -> None:
             while not stop.wait(_LOOK_S):
                 self.look()
-                if self._core is not None:
-                    self._core.refresh()
+                self._core.refresh()
 
         def follow() -> None:
             while not stop.wait(_FOLLOW_S):
@@ -275,10 +272,9 @@ class RemoteTables:
 
     def _compare(self, replicas: Replicas) -> None:
         found = replicas.compare()
-        if self._core is not None:
-            self._core.set_in_sync(found.in_sync, found.seconds)
-            if found.is_map_old:
-                self._core.refresh()
+        self._core.set_in_sync(found.in_sync, found.seconds)
+        if found.is_map_old:
+            self._core.refresh()
 
     def follow(self) -> None:
         """Reads which rows of remote tables other servers changed, and writes this server's waiting changes."""

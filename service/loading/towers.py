@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.artifact.manifest import LookupFeature, Manifest
 from service.artifact.vocabulary_lines import vocabulary_lines
 from service.graph.table_rows import Claim, ComputedRows, FeatureRows, RowSource
 from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
+from service.loading.feature_lookups import CompileNative, SingleFeature, core_lookups
 from service.tables.backend import OpenedLookups
-from service.tables.plan import FeaturePlan, SignaturePlan, compile_signature
+from service.tables.plan import FeaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
-from service.types import Array, SignatureSpec, Tensors, Vocabulary
+from service.types import Array, SignatureSpec
 
 # Most keys with which the manifest's vocabulary is compared with the graph's own; this many take half a second.
 _MOST_KEYS = 100_000
@@ -29,18 +30,32 @@ def open_towers(
     lookups: OpenedLookups,
     signatures: Mapping[str, SignatureSpec],
     tags: frozenset[str],
+    compile_native: CompileNative,
     *,
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Takes the lookups out of signatures' graphs, and opens the rest (a tower); None if no lookup can be taken out."""
+    """Takes the lookups out of signatures' graphs, and opens the rest (a tower); None if no lookup can be taken out.
+
+    Args:
+      compile_native: compiles the features of the claims for the native core, whose lookups are compared with the
+        graph's.
+
+    Raises:
+      ArtifactError: TensorFlow can not load the towers, or the core can not compile the features.
+    """
     # A lookup of a remote table is taken out of a graph only if the table is float32. With another dtype, the graph
     # itself reads the table, from the version's own file.
     fed = {name: table for name, table in lookups.remote.items() if table.info.dtype == "float32"}
     tables: dict[str, MappedTable | RemoteTable] = {**lookups.tables, **fed}
     claims = {name: _claims(artifact, spec, manifest, lookups) for name, spec in signatures.items()}
+    claimed = [
+        SingleFeature(claim.name, claim.feature, tables[claim.table], spec.inputs, claim.vocabulary)
+        for name, spec in signatures.items()
+        for claim in claims[name]
+    ]
     keys = {entry.variable: name for name, entry in manifest.tables.items() if name in tables}
-    mapped = MappedTables(tables, keys, claims)
+    mapped = MappedTables(tables, keys, claims, core_lookups(claimed, lookups, compile_native))
     return open_tower(artifact, signatures, mapped, tags, threads=threads, inter_op_threads=inter_op_threads)
 
 
@@ -63,7 +78,9 @@ def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: Op
         feature = _fitted(manifest.signatures[signature].features[name], spec)
         if not {feature.ids, feature.row_splits or feature.ids} <= spec.inputs.keys():
             continue
-        if (remote := lookups.remote.get(manifest.features[name].table)) is not None and remote.info.dtype != "float32":
+        table = manifest.features[name].table
+        if manifest.tables[table].dtype != "float32":
+            # The graph reads rows of another dtype as they are stored, and the lookup converts them.
             continue
         vocabulary = lookups.signatures[signature].inputs[feature.ids].vocabulary
         if vocabulary is not None and (vocabulary.key_dtype == "string") != (
@@ -73,8 +90,7 @@ def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: Op
             # row ids, not keys, and the claim has no vocabulary.
             vocabulary = None
         keys = _some_keys(artifact, manifest, name) if vocabulary is not None else None
-        looked_up = _lookup(name, feature, manifest, lookups, vocabulary)
-        claims.append(Claim(feature, manifest.features[name].table, looked_up, name in described, vocabulary, keys))
+        claims.append(Claim(f"{spec.name}/{name}", feature, table, name in described, vocabulary, keys))
     return claims
 
 
@@ -92,67 +108,17 @@ def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
     return np.array([*chosen, None], object)[:-1]
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureLookup:
-    """The lookup of a single feature by the kernels, outside of any signature. Concurrency: any thread.
-
-    vocabulary: maps the keys in the feature's input; None: the input holds ids.
-    """
-
-    name: str
-    plan: SignaturePlan
-    vocabulary: Vocabulary | None = None
-
-    def __call__(self, inputs: Tensors) -> Array:
-        """Looks up the feature's ids in a request; returns [B, D] float32, [B, L, D] for a sequence."""
-        if self.vocabulary is not None:
-            ids = self.plan.features[self.name].feature.ids
-            inputs = {**inputs, ids: self.vocabulary.ids_of(inputs[ids], ids)}
-        return self.plan.run(inputs, (self.name,))[self.name]
-
-
-def _lookup(
-    name: str, feature: LookupFeature, manifest: Manifest, lookups: OpenedLookups, vocabulary: Vocabulary | None
-) -> FeatureLookup:
-    entry = SignatureEntry("lookup", {name: replace(feature, output=name)})
-    plan = compile_signature(entry, {name: manifest.features[name].table}, {**lookups.tables, **lookups.remote})
-    return FeatureLookup(name, plan, vocabulary)
-
-
-def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> TowerBackend:
-    """Returns a copy of a tower, with the same session, that reads the given tables, which have the names and shapes of
-    its own.
-    """
-    cuts = {
-        name: replace(cut, sources={tensor: _moved(source, tables) for tensor, source in cut.sources.items()})
-        for name, cut in tower.cuts.items()
-    }
-    return tower.with_cuts(cuts)
-
-
-def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
-    table = tables.get(source.table.info.name, source.table)
-    if not isinstance(source, FeatureRows):
-        return replace(source, table=table)
-    lookup = source.claim.lookup
-    assert isinstance(lookup, FeatureLookup)  # _claims() sets `lookup` of each claim to a FeatureLookup.
-    moved = replace(lookup, plan=lookup.plan.on_tables(tables))
-    return replace(source, table=table, claim=replace(source.claim, lookup=moved))
-
-
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan:
     """Returns a plan by which the native core computes the rows for one input of a graph without its lookups."""
     table = source.table
     # open_towers() takes only reads of mapped and remote tables out of a graph.
     assert isinstance(table, MappedTable | RemoteTable)
     if isinstance(source, FeatureRows):
-        lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # _claims() sets `lookup` of each claim to a FeatureLookup.
-        return lookup.plan.features[lookup.name]
+        return FeaturePlan(source.claim.feature, table)
     # The graph reads single rows as they are stored; open_towers() leaves reads of other dtypes in the graph.
     dtype = table.info.dtype
     if isinstance(source, ComputedRows):
-        return FeaturePlan(LookupFeature(source.tensor), table, None, dtype=dtype, ids_rank=None)
+        return FeaturePlan(LookupFeature(source.tensor), table, dtype, ids_rank=None)
     shape = spec.inputs[source.input_name].shape
     ids_rank = None if shape is None else len(shape)
-    return FeaturePlan(LookupFeature(source.input_name), table, None, dtype=dtype, ids_rank=ids_rank)
+    return FeaturePlan(LookupFeature(source.input_name), table, dtype, ids_rank)

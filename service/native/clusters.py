@@ -98,12 +98,12 @@ class OpenTable:
     core: _native.ClusterTable
     row_bytes: int
 
-    def read(self, ids: Array, seconds: float | None) -> Found:
-        """Reads the rows of [N] int64 ids, each from 0 to V - 1; blocks for at most `seconds`."""
-        octets, num_stale, left, why = self.core.read(ids.tolist(), seconds)
+    def read(self, ids: Array) -> Found:
+        """Reads the rows of [N] int64 ids, each from 0 to V - 1; blocks for at most the address's timeout_s."""
+        octets, left, why = self.core.read(ids.tolist())
         is_missing = np.zeros(ids.shape[0], bool)
         is_missing[left] = True
-        return Found(np.frombuffer(octets, np.uint8).reshape(-1, self.row_bytes).copy(), is_missing, why, num_stale)
+        return Found(np.frombuffer(octets, np.uint8).reshape(-1, self.row_bytes).copy(), is_missing, why)
 
     def default_row(self, row: int, uses: int) -> Array | None:
         """Returns the [row_bytes] uint8 of a default row, and counts that `uses` ids read it; None if the table has no
@@ -135,8 +135,3 @@ def remote_description(layout: TableLayout, address: StoreAddress, default_rows:
         "serves_stale": address.on_unavailable == "stale",
         "fresh_ms": round(FRESH_S * 1e3),
     }
-
-
-def remote_counts(clusters: Clusters | None) -> RemoteCounts:
-    """Returns the counts of all reads from remote tables. clusters: None without the native core."""
-    return RemoteCounts({}) if clusters is None else clusters.counts()

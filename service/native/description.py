@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from service.artifact.manifest import LookupFeature
+from service.artifact.signature_rules import OutputRule
 from service.engine.hot_rows import FeatureIds, summed
 from service.graph.native_form import NativeGraph
 from service.native.left_out import LeftOut
 from service.native.table_places import ServedTable, octets_of, remote_place
 from service.tables.backend import OpenedLookups
 from service.tables.guarded_files import GuardedFiles
-from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
+from service.tables.plan import FeaturePlan, SignaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
@@ -116,7 +117,7 @@ def describe(
     features: dict[str, tuple[FeaturePlan, ...]] = {}
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
         assert lookups is not None
-        spec, plan = lookups.signatures[name], lookups.backend.plan(name)
+        spec, plan = lookups.signatures[name], lookups.backend.plans[name]
         if name in others:
             continue
         ordered = _ordered(plan)
@@ -150,10 +151,10 @@ def describe(
     )
 
 
-def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
+def _is_flat(plan: SignaturePlan, output: OutputRule) -> bool:
     parts = [plan.features[part] for part in output.parts]
     has_matrices = any(part.ids_rank == 2 or part.feature.max_sequence_length is not None for part in parts)
-    return output.rank == 2 and has_matrices
+    return len(output.shape) == 2 and has_matrices
 
 
 def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:

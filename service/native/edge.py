@@ -97,7 +97,7 @@ class Edge:
 
     @property
     def is_silent(self) -> bool:
-        """Whether a reference server has not answered the core's questions for ten seconds."""
+        """Whether a control server has not answered the core's questions for ten seconds."""
         return self._server.is_silent
 
     @property

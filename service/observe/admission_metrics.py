@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from threading import get_ident
 
-from service.engine.admission import Held
 from service.engine.admission_limits import Limits
 from service.observe.buckets import QUEUE, SECONDS, Times
 from service.observe.metric_text import family, histogram, labels, sample
@@ -72,12 +71,11 @@ class AdmissionCounter:
         """Stores, for metrics, model -> bytes that its requests in flight have reserved in the native core now."""
         self._held_by_core = held
 
-    def in_flight(self, held: Mapping[str, Held]) -> Mapping[str, Held]:
-        """Returns model -> bytes and rows in flight, in Python and in the native core together."""
+    def in_flight(self, held: Mapping[str, int]) -> Mapping[str, int]:
+        """Returns model -> bytes in flight, in Python and in the native core together."""
         found = dict(held)
         for model, size in self._held_by_core.items():
-            before = found.get(model, Held())
-            found[model] = Held(before.bytes + size, before.rows)
+            found[model] = found.get(model, 0) + size
         return found
 
     def dropped(self) -> dict[str, int]:
@@ -98,30 +96,15 @@ class AdmissionCounter:
             found.setdefault(model, Times(QUEUE)).merge(cell)
         return found
 
-    def lines(self, held: Mapping[str, Held], limits: Limits | None) -> list[str]:
-        """Returns the lines of the admission metrics. held: bytes and rows in flight in Python; limits: on these."""
-        lines: list[str] = []
-        held = self.in_flight(held)
-        gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (
-            (
-                "in_flight_bytes",
-                "Bytes of requests and answers in flight; model is empty for requests of no known model.",
-                lambda one: one.bytes,
-            ),
-            ("in_flight_rows", "Rows of requests in flight in Python.", lambda one: one.rows),
-        )
-        for part, about, read in gauges:
-            name = _PREFIX + part
-            lines += family(name, "gauge", about)
-            lines += [sample(name, labels({"model": model}), read(one)) for model, one in sorted(held.items())]
-        for part, limit in (
-            ("in_flight_limit_bytes", limits and limits.bytes),
-            ("in_flight_limit_rows", limits and limits.rows),
-        ):
-            name = _PREFIX + part
-            unit = part.removeprefix("in_flight_limit_")
-            lines += family(name, "gauge", f"How many {unit} may be in flight, of all models together.")
-            lines += [sample(name, "", float(limit))] if limit else []
+    def lines(self, held: Mapping[str, int], limits: Limits | None) -> list[str]:
+        """Returns the lines of the admission metrics. held: bytes in flight in Python, by model; limits: on these."""
+        name = _PREFIX + "in_flight_bytes"
+        about = "Bytes of requests and answers in flight; model is empty for requests of no known model."
+        lines = family(name, "gauge", about)
+        lines += [sample(name, labels({"model": model}), size) for model, size in sorted(self.in_flight(held).items())]
+        name = _PREFIX + "in_flight_limit_bytes"
+        lines += family(name, "gauge", "How many bytes may be in flight, of all models together.")
+        lines += [sample(name, "", float(limits.bytes))] if limits else []
         name = _PREFIX + "refused_total"
         lines += family(
             name, "counter", "Requests refused before they ran, by reason: overload, or limits on one client."

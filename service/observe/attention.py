@@ -101,10 +101,9 @@ def _of_deltas(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _of_limits(document: Mapping[str, Any]) -> Iterator[Notice]:
     held = document["overload"]
     if held:
-        for unit in ("bytes", "rows"):
-            used, limit = sum(one[f"in_flight_{unit}"] for one in held["models"]), held["limits"][unit]
-            if limit and used >= FULL * limit:
-                yield Notice("", f"{used} of {limit} {unit} are in flight", "EmbeddingInFlightFull")
+        used, limit = sum(one["in_flight_bytes"] for one in held["models"]), held["limits"]["bytes"]
+        if limit and used >= FULL * limit:
+            yield Notice("", f"{used} of {limit} bytes are in flight", "EmbeddingInFlightFull")
     server = document["server"]
     used, limit = server.get("open_files", 0), server.get("max_files", 0)
     if limit > 0 and used >= FULL * limit:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 
-from service.engine.admission import Held
 from service.engine.admission_limits import Limits
 from service.engine.servable import LoadedServable
 from service.observe.admission_metrics import AdmissionCounter
@@ -30,7 +29,7 @@ class Metrics:
     requests: the engine's Observer of finished requests. warmups, admission, auth, tls: counters that the parts of the
       server report to.
     dropped_spans: returns how many requests for traces the native core has dropped.
-    held: returns the bytes and rows in flight, set once the engine exists; limits: the limits on these.
+    held: returns the bytes in flight, set once the engine exists; limits: the limits on these.
 
     Args:
       loaded: returns the loaded servables, whose tables have counts of their own.
@@ -55,7 +54,7 @@ class Metrics:
         self.batches = batches
         self.warmups = WarmupCounter()
         self.admission = AdmissionCounter()
-        self.held: Callable[[], Mapping[str, Held]] = dict
+        self.held: Callable[[], Mapping[str, int]] = dict
         self.limits: Limits | None = None
         self.dropped_spans: Callable[[], int] = int
         self.auth = ReloadCounter()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from service.configuration.settings import Settings
-from service.engine.admission import Held
 from service.engine.admission_limits import Limits
 from service.engine.deltas import DeltaStatus
 from service.engine.registry import Registry
@@ -231,22 +230,21 @@ def _process() -> Document:
     return document | {"cpu_s": round(times.user + times.system, 2)}
 
 
-def overload(held: Mapping[str, Held], limits: Limits, counted: AdmissionCounter) -> dict[str, Any]:
+def overload(held: Mapping[str, int], limits: Limits, counted: AdmissionCounter) -> dict[str, Any]:
     """Returns the part of the status page on overload: limits, requests in flight, refusals and waits since the start.
 
     Args:
-      held: bytes and rows in flight in Python now, by model.
+      held: bytes in flight in Python now, by model.
     """
     held = counted.in_flight(held)
     refused, waits = counted.refusals(), counted.waits()
     models = sorted(held.keys() | waits.keys() | {model for model, _ in refused})
     return {
-        "limits": {"bytes": limits.bytes, "rows": limits.rows, "queued": limits.queued, "wait_ms": limits.wait_s * 1e3},
+        "limits": {"bytes": limits.bytes, "queued": limits.queued, "wait_ms": limits.wait_s * 1e3},
         "models": [
             {
                 "model": model,
-                "in_flight_bytes": held[model].bytes if model in held else 0,
-                "in_flight_rows": held[model].rows if model in held else 0,
+                "in_flight_bytes": held.get(model, 0),
                 "refused": {reason: count for (name, reason), count in sorted(refused.items()) if name == model},
                 "p99_thread_wait_ms": quantile_ms(waits[model], 0.99) if model in waits else None,
             }

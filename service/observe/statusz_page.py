@@ -161,7 +161,7 @@ def _overload(found: Mapping[str, Any]) -> list[Row]:
         return []
     limits = found["limits"]
     rows: list[Row] = [_counts_named(row, "refused") for row in found["models"]]
-    limit = {"model": "(limits)", "in_flight_bytes": limits["bytes"], "in_flight_rows": limits["rows"]}
+    limit = {"model": "(limits)", "in_flight_bytes": limits["bytes"]}
     return [limit | {"refused": None, "p99_thread_wait_ms": limits["wait_ms"]}, *rows]
 
 

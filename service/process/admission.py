@@ -12,7 +12,6 @@ def create_admission(settings: Settings, metrics: Metrics) -> Admission:
     """Returns the admission control with the limits of the settings; it counts refused requests in the metrics."""
     limits = Limits(
         bytes=settings.max_bytes_in_flight,
-        rows=settings.max_rows_in_flight,
         queued=settings.max_queued_requests,
         wait_s=settings.max_queue_ms / 1e3,
     )

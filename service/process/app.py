@@ -28,7 +28,7 @@ from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.loading.version_diffs import VersionDiffs
 from service.native.batches import create_batcher
-from service.native.clusters import Clusters, remote_counts
+from service.native.clusters import Clusters
 from service.native.route_publisher import RoutePublisher
 from service.observe.batch_metrics import Batches
 from service.observe.logs import dropped_line_metrics
@@ -101,7 +101,7 @@ class App:
         more = [
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
-            lambda: remote_lines(remote_counts(self._clusters), self._remote.state()),
+            lambda: remote_lines(self._clusters.counts(), self._remote.state()),
             paging.lines,
             lambda: neighbor_lines(self._engine.searches.rows_scanned(), self._engine.searches.indexes.all()),
             self._request_logs.metric_lines,
@@ -241,7 +241,7 @@ class App:
             lambda: self._metrics.requests.read()[0],
             logs=self._request_logs.read,
             stores=lambda: [] if self._stores is None else self._stores.status(),
-            remote=lambda: remote_status(remote_counts(self._clusters)),
+            remote=lambda: remote_status(self._clusters.counts()),
             clusters=self._remote.clusters,
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(self._metrics.held(), self._engine.admission.limits, self._metrics.admission),

@@ -7,8 +7,8 @@ from functools import partial
 
 from service.configuration.settings import Settings
 from service.engine.servable import LoadedServable
-from service.loading.loader import CompileNative
-from service.loading.paged_tables import PagedTables, mapped_bytes, paged_tables
+from service.loading.feature_lookups import CompileNative
+from service.loading.paged_tables import mapped_bytes, paged_tables
 from service.native.batches import Batcher
 from service.native.clusters import Clusters
 from service.native.native_servable import compile_native
@@ -20,30 +20,27 @@ class TablePaging:
     """The parts by which the native core reads pages of tables larger than memory. Concurrency: any thread.
 
     Args:
-      clusters: the clusters of the core; None: there is no core, so no table is paged.
+      clusters: the clusters of the core.
       loaded: returns the loaded versions.
       batcher: batches graph runs; None: each request runs by itself.
 
-    rule: decides which versions have paged tables. compile: compiles servables for the core. Without a core both are
-    None.
+    rule: decides which versions have paged tables. compile: compiles servables for the core.
     """
 
     def __init__(
         self,
         settings: Settings,
-        clusters: Clusters | None,
+        clusters: Clusters,
         loaded: Callable[[], Sequence[LoadedServable]],
         batcher: Batcher | None,
     ) -> None:
-        self.rule: PagedTables | None = None
-        self.compile: CompileNative | None = None
-        self._pages: Pages | None = None
-        if clusters is not None:
-            self.rule = paged_tables(settings, lambda: sum(mapped_bytes(one.servable.tables) for one in loaded()))
-            self._pages = Pages(self.rule.max_bytes)
-            batches = None if batcher is None else batcher.core
-            self.compile = partial(compile_native, clusters=clusters.core, pager=self._pages.core, batcher=batches)
+        self.rule = paged_tables(settings, lambda: sum(mapped_bytes(one.servable.tables) for one in loaded()))
+        self._pages = Pages(self.rule.max_bytes)
+        batches = None if batcher is None else batcher.core
+        self.compile: CompileNative = partial(
+            compile_native, clusters=clusters.core, pager=self._pages.core, batcher=batches
+        )
 
     def lines(self) -> list[str]:
         """Returns the lines of metrics on pages of tables larger than memory; none if no page was read."""
-        return [] if self._pages is None else page_lines(self._pages.counts())
+        return page_lines(self._pages.counts())

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from service.errors import IdOutOfRange, InputMismatch, UnknownOutput
-from service.reference.lookups import id_out_of_range
+from service.errors import IdOutOfRange, InputMismatch, UnknownOutput, id_out_of_range
 from service.types import Array, RaggedNames, SignatureSpec, Tensors, TensorSpec
 
 _ID_DTYPES = ("int64", "int32")

@@ -15,8 +15,9 @@ import numpy as np
 
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.artifact.signature_rules import LookupRules
-from service.errors import IdOutOfRange, IdsTooMany, InputMismatch
-from service.reference.rows import Table, bounded, combined, flushed, places
+from service.artifact.stored_rows import flushed
+from service.errors import IdsTooMany, InputMismatch, id_out_of_range
+from service.reference.rows import Table, bounded, combined, places
 from service.types import Array, Tensors
 
 # Row number of an id that is dropped: it counts as if it were not sent, and reads zeros where nothing is combined.
@@ -131,14 +132,6 @@ def _rows_read(lookup: LookupFeature, ids: Array, at: Array, table: Table) -> Ar
         position = int(at[place])
         raise id_out_of_range(lookup.ids, int(ids[position]), position, size)
     return rows
-
-
-def id_out_of_range(input_name: str, bad_id: int, position: int, vocabulary_size: int) -> IdOutOfRange:
-    """Returns the error for an id that has no row in its table."""
-    return IdOutOfRange(
-        f'input "{input_name}": id {bad_id} at position {position} is out of range, '
-        f"its table has ids 0 to {vocabulary_size - 1}."
-    )
 
 
 def _copies(lookup: LookupFeature, table: Table, rows: Array, dtype: str) -> Array:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from service.artifact.delta_file import DELTAS_FOLDER
+from service.artifact.dict_vocabulary import open_vocabularies
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import SERVE_TAGS, read_signatures
 from service.artifact.signature_rules import described, lookup_rules, signature_faults
@@ -18,12 +19,19 @@ from service.artifact.unsafe_ops import check_ops
 from service.artifact.version_tree import check_tree
 from service.configuration.settings import Settings
 from service.engine.servable import Servable
-from service.errors import ArtifactError, BackendFailure, GraphUnavailable, PayloadTooLarge, ServiceError, TableNotFound
+from service.errors import (
+    ArtifactError,
+    BackendFailure,
+    GraphUnavailable,
+    PayloadTooLarge,
+    ServiceError,
+    TableNotFound,
+    id_out_of_range,
+)
 from service.reference.graphs import Graph
 from service.reference.inputs import check_joined, check_names, checked, chosen_outputs
-from service.reference.lookups import Lookup, id_out_of_range
+from service.reference.lookups import Lookup
 from service.reference.rows import Table, open_tables
-from service.reference.vocabularies import open_vocabularies
 from service.types import INIT_SIGNATURE, Array, SignatureSpec, Tensors
 
 NOT_HERE = "the reference does not apply them; install the core, or remove them"
@@ -113,6 +121,11 @@ def load_model(settings: Settings, name: str, version: int, path: Path) -> Model
         check_ops(path / "saved_model.pb", settings.tags)
     if (path / DELTAS_FOLDER).exists():
         raise ArtifactError(f"{path} has deltas in {DELTAS_FOLDER}: {NOT_HERE}")
+    return open_model(settings, name, version, path)
+
+
+def open_model(settings: Settings, name: str, version: int, path: Path) -> Model:
+    """Opens a version's tables and graph as load_model() does, but does not look for what is refused to be served."""
     signatures = read_signatures(path / "saved_model.pb", settings.tags)
     has_graphs = settings.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
     graph = Graph(path, settings.tags, settings.parallelism) if has_graphs else None

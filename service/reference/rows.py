@@ -1,7 +1,6 @@
 """Reads rows of embedding tables from the files of a SavedModel, and adds rows up in the order of a manifest.
 
-All arithmetic is float32. As on TensorFlow's threads, it takes denormal numbers for zeros, and makes zeros in their
-place; copies of rows keep them.
+All arithmetic is float32, with denormal numbers as artifact.stored_rows has them.
 
 Source: `_ragged_embedding_lookup_with_reduce` of python/tpu/tpu_embedding_for_serving.py and
 `sparse_embedding_aggregate_slice` of python/tpu/feature_column_v2.py (combiners), `clip_by_norm` of
@@ -13,16 +12,16 @@ wheels for x86-64. TensorFlow 2.21.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
 from service.artifact.manifest import Manifest, Summation, TableEntry, TableScale
+from service.artifact.stored_rows import float32_rows, flushed, product
+from service.artifact.table_files import SavedTables, check_files, stored_shape, table_info
 from service.errors import ArtifactError
-from service.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_columns
+from service.types import TABLE_DTYPES, Array, TableInfo
 
 # Columns that one SIMD instruction adds, and the fewest ids of a row whose vectors the order four_lanes adds in lanes.
 _PACKET, _LEAST_FOR_LANES = 8, 16
@@ -30,7 +29,6 @@ _PACKET, _LEAST_FOR_LANES = 8, 16
 _LEAF = 1024 * _PACKET
 # Largest sum of ones in float32: from 2**24 on, adding 1 does not change the sum.
 _MOST_ONES = 1 << 24
-_LEAST_NORMAL = np.finfo(np.float32).smallest_normal
 
 
 class Table(NamedTuple):
@@ -45,17 +43,8 @@ class Table(NamedTuple):
 
     def rows(self, ids: Array) -> Array:
         """Reads the rows of [N] ids as [N, D] float32; the caller has checked the ids."""
-        stored, dim = self.stored[ids], self.info.embedding_dim
-        if self.info.dtype == "bfloat16":
-            # A bfloat16 is the upper half of a float32.
-            return (stored.astype(np.uint32) << 16).view(np.float32)
-        if self.info.dtype == "int4":
-            # The low half of a byte is the number of an even column; shifting it left and back right extends its sign.
-            octets = stored.view(np.int8)
-            stored = np.stack([octets << 4 >> 4, octets >> 4], axis=2).reshape(len(ids), -1)[:, :dim]
-        with np.errstate(over="ignore"):
-            found: Array = stored.astype(np.float32)
-        return found if self.scales is None else product(found, self.scales[ids])
+        scales = None if self.scales is None else self.scales[ids]
+        return float32_rows(self.stored[ids], scales, self.info.dtype, self.info.embedding_dim)
 
     def stored_rows(self, ids: Array) -> Array:
         """Reads the rows of [N] ids in the table's own dtype: float16, bfloat16 or float64."""
@@ -65,70 +54,24 @@ class Table(NamedTuple):
 
 def open_tables(artifact: Path, manifest: Manifest) -> dict[str, Table]:
     """Maps the tables of an artifact; raises ArtifactError where manifest, checkpoint index and files differ."""
-    for name, nbytes in manifest.files.items():
+    check_files(artifact, manifest)
+    saved = SavedTables(artifact)
+
+    def view(what: str, entry: TableEntry | TableScale, dtype: str, shape: tuple[int, ...]) -> Array:
+        file = saved.file(what, entry, dtype, shape)
         try:
-            found = (artifact / name).stat().st_size
+            return np.memmap(file, TABLE_DTYPES[dtype], "r", entry.offset, shape)
         except (OSError, ValueError) as error:
-            raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
-        if found != nbytes:
-            raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
-    indexes: dict[Path, dict[str, BundleEntry]] = {}
+            raise ArtifactError(f"cannot map {file}: {error}") from error
+
     tables = {}
     for name, entry in manifest.tables.items():
-        if entry.dtype not in TABLE_DTYPES:
-            raise ArtifactError(f"table {name!r} is {entry.dtype}; only {', '.join(TABLE_DTYPES)} can be mapped")
-        size = entry.vocabulary_size
-        stored = _mapped(
-            artifact, entry, entry.dtype, (size, stored_columns(entry.dtype, entry.embedding_dim)), indexes
-        )
-        scales = None
+        stored, scales = view(f"table {name!r}", entry, entry.dtype, stored_shape(name, entry)), None
         if entry.scale is not None:
-            scales = _mapped(artifact, entry.scale, "float32", (size, 1), indexes)
-        features = sorted(f for f, feature in manifest.features.items() if feature.table == name)
+            scales = view(f"scale of table {name!r}", entry.scale, "float32", (entry.vocabulary_size,))[:, None]
         nbytes = stored.nbytes + (scales.nbytes if scales is not None else 0)
-        info = TableInfo(name, size, entry.embedding_dim, entry.dtype, nbytes, tuple(features))
-        tables[name] = Table(info, stored, scales)
+        tables[name] = Table(table_info(manifest, name, nbytes), stored, scales)
     return tables
-
-
-def _mapped(
-    artifact: Path,
-    entry: TableEntry | TableScale,
-    dtype: str,
-    shape: tuple[int, int],
-    indexes: dict[Path, dict[str, BundleEntry]],
-) -> Array:
-    """Maps the bytes of a variable, if the checkpoint's index has them where the manifest says."""
-    prefix = prefix_of(Path(entry.file))
-    if prefix not in indexes:
-        indexes[prefix] = read_bundle(artifact / prefix)
-    found, numbers = indexes[prefix].get(entry.variable), np.dtype(TABLE_DTYPES[dtype])
-    place = (artifact / entry.file, entry.offset, entry.nbytes, entry.crc32c)
-    if found is None or found.is_sliced or (found.file, found.offset, found.nbytes, found.crc32c) != place:
-        raise ArtifactError(f"variable {entry.variable!r} is not where the manifest says in {prefix.as_posix()}.index")
-    if found.dtype != saved_dtype(dtype) or entry.nbytes != math.prod(shape) * numbers.itemsize or not entry.nbytes:
-        raise ArtifactError(
-            f"variable {entry.variable!r}: {entry.nbytes} bytes of {found.dtype} are no {dtype} {shape}"
-        )
-    try:
-        return np.memmap(found.file, numbers, "r", entry.offset, shape)
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"cannot map {found.file}: {error}") from error
-
-
-def flushed(numbers: Any) -> Array:
-    """Returns float32 numbers with zeros of the same sign in place of denormal numbers.
-
-    >>> flushed(np.array([1e-39, -1e-39, 1.5], np.float32)).tolist()
-    [0.0, -0.0, 1.5]
-    """
-    found: Array = np.where(np.abs(numbers) < _LEAST_NORMAL, np.copysign(np.float32(0), numbers), numbers)
-    return found
-
-
-def product(numbers: Array, factors: Array | np.float32) -> Array:
-    """Returns the float32 products of numbers and factors, flushed as are the operands."""
-    return flushed(flushed(numbers) * flushed(factors))
 
 
 def bounded(vectors: Array, max_norm: float | None) -> Array:

@@ -15,22 +15,18 @@ class Found(NamedTuple):
     """The result of reading rows from a cluster.
 
     rows: [N, row_bytes] uint8. is_missing: [N] bool, True for rows that could not be read. why: the reason for these.
-    num_stale: rows that could not be read, and that the cache replaced.
     """
 
     rows: Array
     is_missing: Array
     why: str
-    num_stale: int
 
 
 class ClusterTable(Protocol):
     """A table in a cluster, as the native core has opened it. Concurrency: any thread."""
 
-    def read(self, ids: Array, seconds: float | None) -> Found:
-        """Reads the rows of [N] int64 ids, each from 0 to V - 1; blocks for at most `seconds`, and for at most the
-        timeout_s of the address.
-        """
+    def read(self, ids: Array) -> Found:
+        """Reads the rows of [N] int64 ids, each from 0 to V - 1; blocks for at most the timeout_s of the address."""
 
     def default_row(self, row: int, uses: int) -> Array | None:
         """Returns the [row_bytes] uint8 of a default row, and counts that `uses` ids read it; None if the table has no

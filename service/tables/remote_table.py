@@ -1,22 +1,16 @@
-"""Reads a request's distinct rows of a remote table (in a cluster) into a small table, on which the kernels run.
-
-The kernels then work on that small table as they do on a mapped one, in the same order, so answers agree to the bit.
-"""
+"""Reads rows of a remote table (in a cluster) for searches, comparisons and the proofs of a load."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.artifact.manifest import LookupFeature
 from service.engine.neighbors import Nearest, RowSearch
 from service.errors import TableUnreachable, Unimplemented, id_out_of_range
 from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
-from service.tables.kernel_codes import POLICIES
-from service.tables.numpy_kernels import NO_ROW, REFUSED, rows_read
 from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array, TableInfo, stored_columns
 
@@ -25,19 +19,6 @@ if TYPE_CHECKING:
     # table is remote.
     from service.remote.changes import TableChanges
     from service.remote.core_clusters import ClusterTable
-
-
-class RequestRows(NamedTuple):
-    """The rows of a remote table that one feature of a request reads, as a small table.
-
-    table: [U, D], the distinct rows. feature: as it looks those up. ids: [N] int64 rows of table; -1 for a dropped id,
-    and one beyond the table for a refused id. num_read_instead: ids outside the remote table that read another row.
-    """
-
-    table: MappedTable
-    feature: LookupFeature
-    ids: Array
-    num_read_instead: int
 
 
 class RemoteTable:
@@ -69,31 +50,6 @@ class RemoteTable:
         self.default_rows = default_rows
         self.changes = changes
         self.core = core
-
-    def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
-        """Reads, from the cluster into a small table, the rows that ids read by the feature's policy for bad ids.
-
-        Raises:
-          TableUnreachable: a row could not be read, and none is read in its place.
-        """
-        size = self.info.vocabulary_size
-        rows, _ = rows_read(ids, size, POLICIES[feature.on_bad_id], feature.default_row)
-        has_row = rows >= 0
-        wanted = rows[has_row]
-        if feature.on_empty_row == "default_row":
-            wanted = np.append(wanted, feature.default_row)
-        distinct, places = np.unique(wanted, return_inverse=True)
-        found = np.full(ids.shape, NO_ROW, np.int64)
-        found[rows == REFUSED] = max(distinct.size, 1)
-        found[has_row] = places[: int(has_row.sum())]
-        default_row = int(places[-1]) if feature.on_empty_row == "default_row" else 0
-        is_inside = (ids >= 0) & (ids < size)
-        return RequestRows(
-            self._small(distinct, feature.default_row),
-            replace(feature, on_bad_id="drop_negative", default_row=default_row),
-            found,
-            int((has_row & ~is_inside).sum()),
-        )
 
     def rows(self, ids: Array) -> Array:
         """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, TableUnreachable."""
@@ -139,7 +95,7 @@ class RemoteTable:
         return MappedTable(info, weights, np.ascontiguousarray(octets[:, width:]).view("<f4").reshape(-1))
 
     def _read(self, distinct: Array, default_row: int | None) -> Array:
-        found = self.core.read(distinct, None)
+        found = self.core.read(distinct)
         number = int(found.is_missing.sum())
         if not number:
             return found.rows

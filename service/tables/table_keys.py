@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from service.errors import IdOutOfRange, InputMismatch
-from service.tables.vocabulary import OpenedVocabulary, counted_apart
+from service.tables.vocabulary import OpenedVocabulary
 from service.types import Array
 
 
@@ -38,16 +38,16 @@ class TableKeys:
             raise InputMismatch(f'table "{self._table}" has no vocabulary: send ids.')
         if (chosen.key_dtype == "string") != (keys.dtype == object):
             raise InputMismatch(f'table "{self._table}": its keys are {chosen.key_dtype}.')
+        if not chosen.has_keys:
+            return chosen.ids_of(keys, "keys")
         # For an unknown key, a lookup may read an OOV bucket or a default row. Neither is the key's own row, so
         # ids_of() refuses every unknown key.
-        known_to = counted_apart(chosen)
-        ids = known_to.ids_of(keys, "keys")
-        if known_to.strangers.total:
-            place = next(i for i in range(len(keys)) if _is_stranger(chosen, keys[i : i + 1]))
+        ids = chosen.known_ids(keys)
+        for place in np.flatnonzero(ids < 0)[:1].tolist():
             key = keys[place]
             shown = key.decode(errors="replace") if isinstance(key, bytes) else key
             raise IdOutOfRange(f'table "{self._table}": key {shown!r} at position {place} is not in its vocabulary.')
-        return np.ascontiguousarray(ids, np.int64)
+        return ids
 
     def keys_of(self, ids: Array, feature: str) -> Array | None:
         """Returns the keys (bytes or int) of ids of any shape; None for an id without a key.
@@ -71,12 +71,3 @@ class TableKeys:
     def _only(self) -> OpenedVocabulary | None:
         distinct = {id(vocabulary): vocabulary for vocabulary in self._vocabularies.values()}
         return next(iter(distinct.values())) if len(distinct) == 1 else None
-
-
-def _is_stranger(vocabulary: OpenedVocabulary, key: Array) -> bool:
-    alone = counted_apart(vocabulary)
-    try:
-        alone.ids_of(key, "keys")
-    except IdOutOfRange:
-        return True
-    return alone.strangers.total > 0

@@ -1,33 +1,43 @@
-"""Opens vocabularies, which map the keys that clients send to rows of a table."""
+"""Opens vocabularies, which map the keys that clients send to rows of a table, in the native core's index of keys.
+
+An index is an int32 array of slots, a power of two in number: native/src/tables/key_index.rs fills it. The index holds
+no keys: strings are in the lines of the mapped file, integers in one array. So an index takes some 15 bytes a key
+beside the file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from itertools import accumulate
 from pathlib import Path
-from threading import get_ident
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from service.artifact.manifest import KeyDtype, Manifest, VocabularyEntry
 from service.errors import ArtifactError, IdOutOfRange
-from service.tables import key_index
+from service.native_tables import core_tables
 from service.tables.guarded_files import GuardedFiles
 from service.types import Array
 
 # The row number that a vocabulary's index writes for an unknown key, if the vocabulary has no row for unknown keys.
 _NO_ROW = -1
 _NO_BYTES = np.empty(0, np.uint8)
+# What the core's functions take for "the empty string is a key like any other", what they return if there is no fault,
+# and the factor of the number of unknown keys in what a search of keys returns; it adds the first one's position.
+_NO_EMPTY_KEY = -1
+_OK = -1
+_UNKNOWN_KEY = 1 << 32
+# Arguments of a search for keys that a vocabulary has: without hash buckets and without a row for unknown keys.
+_ONLY_KEYS = (0, _NO_ROW, 0)
 
 
 class KeyIndex(NamedTuple):
     """The arrays and numbers of a vocabulary with which the native core can look up keys.
 
     data: for strings the file's bytes, else [0]. keys: [N+1] int64 offsets of the lines, or the [N] int64 keys.
-    slots: the native index over the keys. first_id, first_bucket, oov_id, num_oov_buckets: as in
-      key_index.find_strings.
+    slots: the index over the keys. first_id: row of the first key. first_bucket,
+      num_oov_buckets: rows of the hash buckets, 0 for none. oov_id: row for unknown keys, -1 for none.
     empty_id: row of the empty string; None: it is a key like any other.
     refuses_strangers: an unknown key is an error. is_hashed: the vocabulary has no keys, each key goes to a bucket.
     """
@@ -44,40 +54,20 @@ class KeyIndex(NamedTuple):
     is_hashed: bool
 
 
-class Strangers:
-    """The counter of keys that clients sent and a vocabulary does not know. Concurrency: any thread, without a lock."""
-
-    __slots__ = ("_by_thread",)
-
-    def __init__(self) -> None:
-        self._by_thread: dict[int, int] = {}
-
-    def add(self, count: int) -> None:
-        """Adds a number of keys that the vocabulary lacks to the count of the calling thread."""
-        thread = get_ident()
-        self._by_thread[thread] = self._by_thread.get(thread, 0) + count
-
-    @property
-    def total(self) -> int:
-        """Number of keys, counted by all threads, that clients sent and the vocabulary lacks."""
-        return sum(self._by_thread.copy().values())
-
-
 class StringVocabulary:
     """A vocabulary of strings, which maps them to row ids. Concurrency: any thread.
 
     data: the file's bytes, mapped. starts: [N+1] int64 offsets of its lines. slots: the index over the lines.
     """
 
-    __slots__ = ("_data", "_starts", "_slots", "_empty_id", "_oov", "_refuses", "_is_hashed", "strangers")
+    __slots__ = ("_data", "_starts", "_slots", "_empty_id", "_oov", "_refuses", "_is_hashed")
     key_dtype: ClassVar[KeyDtype] = "string"
 
     def __init__(self, entry: VocabularyEntry, data: Array, starts: Array, slots: Any) -> None:
         self._data, self._starts, self._slots = data, starts, slots
-        self._empty_id = key_index.NO_EMPTY_KEY if entry.empty_key_id is None else entry.empty_key_id
+        self._empty_id = _NO_EMPTY_KEY if entry.empty_key_id is None else entry.empty_key_id
         self._is_hashed = not entry.file
         self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
-        self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
         """Maps an object array of strings (bytes or str) to int64 row ids of the same shape.
@@ -87,6 +77,23 @@ class StringVocabulary:
         Raises:
           IdOutOfRange: a key is unknown, and the vocabulary refuses unknown keys.
         """
+        ids, unknown = self._found(keys, self._empty_id, self._oov)
+        if unknown is not None and self._refuses and not self._is_hashed:
+            key = keys.reshape(-1)[unknown]
+            shown = repr(key.decode(errors="replace") if isinstance(key, bytes) else key)
+            raise _unknown(input_name, shown, unknown, f"{self._starts.size - 1} strings")
+        return ids
+
+    def rows_of(self, keys: Array) -> Array:
+        """Returns the int64 row ids in `lines` of strings, of the same shape; -1 for one that is not in the file."""
+        return self._found(keys, _NO_EMPTY_KEY, (self._oov[0], *_ONLY_KEYS))[0]
+
+    def known_ids(self, keys: Array) -> Array:
+        """Returns the int64 row ids of strings, of the same shape; -1 for an unknown one, whatever lookups read."""
+        return self._found(keys, self._empty_id, (self._oov[0], *_ONLY_KEYS))[0]
+
+    def _found(self, keys: Array, empty_id: int, oov: tuple[int, int, int, int]) -> tuple[Array, int | None]:
+        """Returns the row ids of keys, and the position of the first unknown key."""
         flat = keys.reshape(-1).tolist()
         try:
             joined = b"".join(flat)
@@ -96,40 +103,43 @@ class StringVocabulary:
         splits = np.fromiter(accumulate(map(len, flat), initial=0), np.int64, len(flat) + 1)
         ids = np.empty(len(flat), np.int64)
         sent = np.frombuffer(joined, np.uint8)
-        index = self._data, self._starts, self._slots
-        found = key_index.find_strings(*index, sent, splits, self._empty_id, *self._oov, ids)
-        if found != key_index.OK and not self._is_hashed:
-            count, at = divmod(found, key_index.STRANGER)
-            self.strangers.add(count)
-            if self._refuses:
-                raise _stranger(
-                    input_name, repr(flat[at].decode(errors="replace")), at, f"{self._starts.size - 1} strings"
-                )
-        return ids.reshape(keys.shape)
+        found = core_tables().find_strings(self._data, self._starts, self._slots, sent, splits, empty_id, *oov, ids)
+        return ids.reshape(keys.shape), None if found == _OK else found % _UNKNOWN_KEY
 
     @property
     def has_keys(self) -> bool:
         """Whether the vocabulary has a list of its keys; one that only hashes keys to OOV buckets has none."""
         return not self._is_hashed
 
+    @property
+    def lines(self) -> range:
+        """The row ids of the keys in the vocabulary's file."""
+        return range(self._oov[0], self._oov[0] + self._starts.size - 1)
+
     def keys_of(self, ids: Array) -> Array:
         """Returns the keys (bytes) of ids, of the same shape; None for an id without a key."""
         return _keys_of(ids, self.key_of)
 
+    def keys_at(self, ids: Array) -> Array:
+        """Returns the keys of [N] row ids in `lines`, an object array of bytes."""
+        data, starts = self._data.data, self._starts
+        lines = (ids - self._oov[0]).tolist()
+        keys = [bytes(data[starts[line] : starts[line + 1] - 1]).removesuffix(b"\r") for line in lines]
+        return np.array([*keys, None], object)[:-1]
+
     def _key(self, line: int) -> bytes:
-        length = key_index.line_length(self._data, self._starts, line)
+        length = core_tables().line_length(self._data, self._starts, line)
         return self._data[self._starts[line] :][:length].tobytes()
 
     @property
     def index(self) -> KeyIndex:
         """The arrays of the vocabulary, for the native core; their memory is valid while the returned object lives."""
-        empty_id = None if self._empty_id == key_index.NO_EMPTY_KEY else self._empty_id
+        empty_id = None if self._empty_id == _NO_EMPTY_KEY else self._empty_id
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
     def key_of(self, row: int) -> bytes | None:
         """Returns the string key that stands for a row; None for a row without a key, such as an OOV row."""
-        line = row - self._oov[0]
-        return self._key(line) if 0 <= line < self._starts.size - 1 else None
+        return self._key(row - self._oov[0]) if row in self.lines else None
 
     @property
     def example_key(self) -> bytes:
@@ -143,14 +153,13 @@ class IntegerVocabulary:
     keys: [N] int64, in the order of the file. slots: the index over them.
     """
 
-    __slots__ = ("_keys", "_slots", "_oov", "_refuses", "_is_hashed", "strangers")
+    __slots__ = ("_keys", "_slots", "_oov", "_refuses", "_is_hashed")
     key_dtype: ClassVar[KeyDtype] = "int64"
 
     def __init__(self, entry: VocabularyEntry, keys: Array, slots: Any) -> None:
         self._keys, self._slots = keys, slots
         self._is_hashed = not entry.file
         self._oov, self._refuses = _oov(entry), _refuses_strangers(entry)
-        self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
         """Maps int64 or int32 keys to int64 row ids of the same shape.
@@ -160,20 +169,38 @@ class IntegerVocabulary:
         Raises:
           IdOutOfRange: a key is unknown, and the vocabulary refuses unknown keys.
         """
+        ids, unknown = self._found(keys, self._oov)
+        if unknown is not None and self._refuses and not self._is_hashed:
+            raise _unknown(input_name, str(keys.reshape(-1)[unknown]), unknown, f"{self._keys.size} integers")
+        return ids
+
+    def rows_of(self, keys: Array) -> Array:
+        """Returns the int64 row ids in `lines` of integers, of the same shape; -1 for one that is not in the file."""
+        return self._found(keys, (self._oov[0], *_ONLY_KEYS))[0]
+
+    def known_ids(self, keys: Array) -> Array:
+        """Returns what rows_of() does: no integer has a row beside its line's, as the empty string may have."""
+        return self.rows_of(keys)
+
+    def _found(self, keys: Array, oov: tuple[int, int, int, int]) -> tuple[Array, int | None]:
         sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
         ids = np.empty(sent.shape, np.int64)
-        found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
-        if found != key_index.OK and not self._is_hashed:
-            count, at = divmod(found, key_index.STRANGER)
-            self.strangers.add(count)
-            if self._refuses:
-                raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
-        return ids.reshape(keys.shape)
+        found = core_tables().find_integers(self._keys, self._slots, sent, *oov, ids)
+        return ids.reshape(keys.shape), None if found == _OK else found % _UNKNOWN_KEY
 
     @property
     def has_keys(self) -> bool:
         """Whether the integer vocabulary has a list of its keys; one that only hashes keys has none."""
         return not self._is_hashed
+
+    @property
+    def lines(self) -> range:
+        """The row ids of the integers in the vocabulary's file."""
+        return range(self._oov[0], self._oov[0] + self._keys.size)
+
+    def keys_at(self, ids: Array) -> Array:
+        """Returns the keys of [N] row ids in `lines`, [N] int64."""
+        return np.ascontiguousarray(self._keys[ids - self._oov[0]])
 
     def keys_of(self, ids: Array) -> Array:
         """Returns the keys (int) of ids, of the same shape; None for an id without a key."""
@@ -186,8 +213,7 @@ class IntegerVocabulary:
 
     def key_of(self, row: int) -> int | None:
         """Returns the integer key that stands for a row; None for a row without a key."""
-        line = row - self._oov[0]
-        return int(self._keys[line]) if 0 <= line < self._keys.size else None
+        return int(self._keys[row - self._oov[0]]) if row in self.lines else None
 
     @property
     def example_key(self) -> int:
@@ -203,13 +229,6 @@ def _keys_of(ids: Array, key_of: Callable[[int], bytes | int | None]) -> Array:
     for place, row in enumerate(ids.reshape(-1).tolist()):
         keys[place] = key_of(row)
     return keys.reshape(ids.shape)
-
-
-def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:
-    """Returns a copy of a vocabulary that shares its index, but counts unknown keys separately."""
-    view = copy(vocabulary)
-    view.strangers = Strangers()
-    return view
 
 
 def open_vocabularies(
@@ -229,7 +248,7 @@ def open_vocabularies(
 
 def _hashed(entry: VocabularyEntry) -> OpenedVocabulary:
     # The index of a hashed vocabulary is empty, because every key is mapped to an OOV bucket by its hash.
-    index = key_index.new_index(0)
+    index = _new_index(0)
     if entry.key_dtype == "int64":
         return IntegerVocabulary(entry, np.empty(0, np.int64), index)
     return StringVocabulary(entry, np.empty(0, np.uint8), np.zeros(1, np.int64), index)
@@ -237,23 +256,23 @@ def _hashed(entry: VocabularyEntry) -> OpenedVocabulary:
 
 def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVocabulary:
     data = _map(path, guarded)
-    size = key_index.count_lines(data)
+    size = core_tables().count_lines(data)
     if size == 0 or size != entry.size:
         raise ArtifactError(f"vocabulary {path} has {size} lines, its manifest says {entry.size}")
     starts = np.empty(size + 1, np.int64)
-    key_index.find_lines(data, starts)
-    slots = key_index.new_index(size)
+    core_tables().find_lines(data, starts)
+    slots = _new_index(size)
     if entry.key_dtype == "string":
         vocabulary: OpenedVocabulary = StringVocabulary(entry, data, starts, slots)
-        twice = key_index.index_strings(data, starts, slots)
+        twice = core_tables().index_strings(data, starts, slots)
     else:
         keys = np.empty(size, np.int64)
-        bad = key_index.parse_integers(data, starts, keys)
-        if bad != key_index.OK:
+        bad = core_tables().parse_integers(data, starts, keys)
+        if bad != _OK:
             raise ArtifactError(f"vocabulary {path}: line {bad + 1} is {_line(data, starts, bad)}, expected an int64")
         vocabulary = IntegerVocabulary(entry, keys, slots)
-        twice = key_index.index_integers(keys, slots)
-    if twice != key_index.OK:
+        twice = core_tables().index_integers(keys, slots)
+    if twice != _OK:
         raise ArtifactError(f"vocabulary {path} holds {_line(data, starts, twice)} twice")
     return vocabulary
 
@@ -268,8 +287,14 @@ def _map(path: Path, guarded: GuardedFiles) -> Array:
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 
+def _new_index(size: int) -> Array:
+    """Returns an empty hash table for the index of a vocabulary with `size` keys."""
+    # Between a third and two thirds of the hash table's slots stay empty, so that finding a key takes one or two slots.
+    return np.full(1 << (size * 3 // 2).bit_length(), _NO_ROW, np.int32)
+
+
 def _line(data: Array, starts: Array, line: int) -> str:
-    length = key_index.line_length(data, starts, line)
+    length = core_tables().line_length(data, starts, line)
     return repr(data[starts[line] :][: min(length, 100)].tobytes().decode(errors="replace"))
 
 
@@ -282,5 +307,5 @@ def _refuses_strangers(entry: VocabularyEntry) -> bool:
     return entry.on_oov == "error" and entry.oov_id is None and not entry.num_oov_buckets
 
 
-def _stranger(input_name: str, key: str, position: int, keys: str) -> IdOutOfRange:
+def _unknown(input_name: str, key: str, position: int, keys: str) -> IdOutOfRange:
     return IdOutOfRange(f'input "{input_name}": {key} at position {position} is not in its vocabulary of {keys}.')

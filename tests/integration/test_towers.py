@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from service.engine.servable import Servable
-from service.engine.validation import checked
 from service.errors import InvalidRequest
+from service.graph.library import find_core
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 from service.types import Array
 
-pytestmark = pytest.mark.tf
+pytestmark = [pytest.mark.tf, pytest.mark.skipif(find_core() is None, reason="the native core is not built")]
 
 SERVE = frozenset({"serve"})
 
@@ -31,8 +32,8 @@ def folder(demo_model: Path) -> Path:
 def servables(folder: Path) -> Iterator[tuple[Servable, Servable]]:
     """Yields two servables of the model: cut, and whole."""
     pair = (
-        ServableLoader(SERVE, "auto", 1)("m", 1, folder),
-        ServableLoader(SERVE, "auto", 1, has_towers=False)("m", 1, folder),
+        ServableLoader(SERVE, "auto", 1, compile_native)("m", 1, folder),
+        ServableLoader(SERVE, "auto", 1, compile_native, has_towers=False)("m", 1, folder),
     )
     yield pair
     for servable in pair:
@@ -41,9 +42,7 @@ def servables(folder: Path) -> Iterator[tuple[Servable, Servable]]:
 
 def answers(servables: tuple[Servable, Servable], name: str, inputs: dict[str, Array]) -> list[dict[str, Array]]:
     """Returns the answers of both servables to the same inputs."""
-    spec = servables[0].signatures[name]
-    arrays, _ = checked(spec, inputs)
-    return [servable.backends[name].run(name, arrays, tuple(spec.outputs)) for servable in servables]
+    return [servable.native.run(name, inputs) for servable in servables if servable.native is not None]
 
 
 def random_request(servable: Servable, rows: int, random: np.random.Generator) -> dict[str, Array]:
@@ -98,6 +97,7 @@ def test_an_example_that_can_not_be_read(servables: tuple[Servable, Servable]) -
     for servable in servables:
         with pytest.raises(InvalidRequest) as caught:
             inputs = {"examples": np.array([b"\xff\xff"], object)}
-            servable.backends["serve_examples"].run("serve_examples", inputs, ("rating",))
+            assert servable.native is not None
+            servable.native.run("serve_examples", inputs)
         texts.append(caught.value.message)
     assert texts[0] == texts[1] != ""

@@ -112,7 +112,7 @@ fn run(
         if formats.is_binary(shape.output) {
             let num_bytes = binary_size(&work, i);
             // If an answer's only binary outputs are of datatype BYTES without elements, it has no header for the JSON
-            // length, as in the reference server.
+            // length.
             has_binary |= shape.dtype != DataType::String || num_bytes > 0;
             out.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
             write_size(num_bytes, &mut out);

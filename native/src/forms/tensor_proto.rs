@@ -1,5 +1,4 @@
-//! Reads and writes `tensorflow.TensorProto`. The reader borrows numbers from the request if it can; the writer writes
-//! the same bytes as the reference server.
+//! Reads and writes `tensorflow.TensorProto`. The reader borrows numbers from the request if it can.
 //!
 //! Source: `tensorflow/core/framework/{tensor,tensor_shape}.proto` and `Tensor::FromProto` in tensor.cc (2.21).
 
@@ -22,7 +21,7 @@ use crate::plan::{Data, DataType, Declined, Dims, Effort, OutputShape, Strings, 
 const MAX_REPEATS: usize = 1 << 16;
 /// How many elements the tensors of a request may have, in all, however few bytes it has.
 const MIN_ELEMENTS: usize = 1 << 20;
-/// The reference server's limits on a shape: its rank, and the product of its sizes that are not 0.
+/// The limits on a shape: its rank, and the product of its sizes that are not 0.
 const MAX_RANK: usize = 64;
 const MAX_PRODUCT: usize = usize::MAX >> 5;
 /// Numbers of dtypes above this one are those of references.
@@ -140,8 +139,8 @@ pub fn read_tensor<'a>(name: &str, message: &'a [u8], allowance: &mut Allowance)
                 Data::Raw(content)
             }
         }
-        // A tensor with both `tensor_content` and typed values is declined: the reference server uses `tensor_content`,
-        // but it also parses the typed values.
+        // A tensor with both `tensor_content` and typed values is left to the other reader, which uses `tensor_content`
+        // but parses the typed values, too.
         (_, [_, ..], _) => return Err(Declined::Unusual),
         _ => {
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {

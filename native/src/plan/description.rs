@@ -25,14 +25,14 @@ pub struct Description {
     /// The version's signatures that the core does not run.
     #[serde(default)]
     pub other_signatures: Vec<OtherSignature>,
-    /// Whether the version has a signature `serving_default`, even if only the reference server runs it.
+    /// Whether the version has a signature `serving_default`, even if the core does not run it.
     #[serde(default)]
     pub has_serving_default: bool,
     /// Whether ids are sampled to find the hot rows of each table.
     #[serde(default)]
     pub has_hot_rows: bool,
-    /// Whether predicts are left to the reference server whose inputs have other shapes than the signature declares
-    /// (`--strict_shapes`), even where TensorFlow Serving would run the graph.
+    /// Whether predicts are refused whose inputs have other shapes than the signature declares (`--strict_shapes`), even
+    /// where TensorFlow Serving would run the graph.
     #[serde(default)]
     pub strict_shapes: bool,
 }
@@ -54,7 +54,7 @@ pub struct OtherSignature {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhyNot {
-    /// Its requests are forwarded to the reference server.
+    /// Its requests are forwarded to the control servers.
     Forwarded,
     /// It prepares the graph, when the version is loaded.
     Initializes,

@@ -35,7 +35,7 @@ impl Version<'_> {
 /// The versions and labels of one model.
 #[derive(Default)]
 pub struct ModelRoutes {
-    /// Pairs of a version of the model and its servable; None for a version that only the reference server can run.
+    /// Pairs of a version of the model and its servable; None for a version that the core could not compile.
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Pairs of one of the model's labels, such as "stable", and the version number to which it points.
     pub labels: Vec<(String, i64)>,
@@ -53,7 +53,7 @@ impl ModelRoutes {
     /// Returns the servable of a version.
     ///
     /// # Errors
-    /// [`Declined::NotNative`]: only the reference server can run the version, or knows whether it can.
+    /// [`Declined::NotNative`]: the core could not compile the version.
     /// [`Declined::Fault`]: the model has no such version or label.
     fn find(&self, model: &str, version: Version<'_>) -> Result<&Arc<Servable>, Declined> {
         let wanted = match version {
@@ -108,7 +108,7 @@ impl Routes {
     /// Returns the servable of a model's version.
     ///
     /// # Errors
-    /// [`Declined::NotNative`]: only the reference server can run the version, or knows whether it can.
+    /// [`Declined::NotNative`]: the core could not compile the version.
     /// [`Declined::Fault`]: there is no such model, version or label.
     pub fn find(&self, model: &str, version: Version<'_>) -> Result<&Arc<Servable>, Declined> {
         if let Some(routes) = self.model(model) {

@@ -215,8 +215,8 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
     /// and each required input is there.
     ///
     /// # Errors
-    /// [`Declined::Fault`]: rows could not be read from a cluster in time. Any other [`Declined`]: the request is then
-    /// forwarded to the reference server, which answers or refuses it.
+    /// [`Declined::Fault`]: rows could not be read from a cluster in time. Any other [`Declined`]: the edge calls the
+    /// form again.
     fn run(
         &self,
         servable: &Servable,
@@ -679,7 +679,7 @@ impl Servable {
     ///
     /// # Errors
     /// [`Declined::Fault`]: the version has no such signature, or no request can run it; `of_rest` chooses the text, see
-    /// [`faults::unknown_signature`]. [`Declined::NotNative`]: only the reference server runs the signature.
+    /// [`faults::unknown_signature`]. [`Declined::NotNative`]: the core does not run the signature.
     pub fn find_signature(
         &self,
         name: &str,

@@ -14,6 +14,7 @@ from service.deltas.version_deltas import VersionDeltas
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 from service.types import ModelRef
 from tests.conftest import RecordingObserver
 from tests.deltas import delta_bytes, drop
@@ -33,7 +34,7 @@ class Served:
         rules = DeltaRules(self.journal, 100, 1 << 20, 1 << 20, self.look)
         self.registry.add_model("toy")
         self.registry.start("toy", 1)
-        load = ServableLoader(frozenset({"serve"}), "off", 1, deltas=rules)
+        load = ServableLoader(frozenset({"serve"}), "off", 1, compile_native, deltas=rules)
         self.registry.publish(load("toy", 1, self.version))
 
     @property

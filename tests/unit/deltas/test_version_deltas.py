@@ -34,9 +34,8 @@ def upsert(served: Served, ids: list[int], rows: list[list[float]], table: str =
 
 def looked_up(servable: Servable, *ids: int) -> list[list[float]]:
     """Looks ids up in the tables of a servable that a request holds."""
-    found: list[list[float]] = (
-        servable.backends["lookup"].run("lookup", {"user": np.array(ids)}, ("user",))["user"].tolist()
-    )
+    assert servable.native is not None
+    found: list[list[float]] = servable.native.run("lookup", {"user": np.array(ids)})["user"].tolist()
     return found
 
 
@@ -309,7 +308,7 @@ def test_a_number_counts_ids_over_all_sides(serve: Serve) -> None:
         served.drop(number, "user", [0], [[1, 1]])
         served.look()
         (one,) = served.registry.loaded()
-        assert one.servable.table_counts()["user"].ids == 5 * number
+        assert one.servable.all_table_counts()["user"].ids == 5 * number
 
 
 def test_a_version_that_goes_takes_its_sides_along(serve: Serve) -> None:

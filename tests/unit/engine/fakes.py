@@ -14,21 +14,12 @@ from service.wire.predict_proto import decode_inputs, decode_request, decode_res
 
 
 class FakeBackend:
-    """A backend that returns given outputs and records its calls."""
+    """A backend that opens nothing, and counts the calls of close()."""
 
-    def __init__(self, answer: Callable[[Tensors], dict[str, Array]] | None = None) -> None:
-        self.runs: list[tuple[str, dict[str, Array], tuple[str, ...]]] = []
-        self.closed = 0
-        self._answer = answer or (lambda inputs: {"y": inputs["x"] * 2, "z": inputs["x"] * 3})
-
-    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Records the call and returns the requested outputs."""
-        self.runs.append((signature_name, dict(inputs), outputs))
-        answer = self._answer(inputs)
-        return {name: answer[name] for name in outputs}
+    closed = 0
 
     def close(self) -> None:
-        """Counts the calls of close()."""
+        """Counts the call."""
         self.closed += 1
 
 

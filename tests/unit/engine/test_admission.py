@@ -1,12 +1,12 @@
-"""Bytes and rows in flight are limited for each model, refused above the limits, and given back in the end."""
+"""Bytes in flight are limited for each model, refused above the limits, and given back in the end."""
 
 from __future__ import annotations
 
 import pytest
 
-from service.engine.admission import Admission, Held, Reservation
+from service.engine.admission import Admission, Reservation
 from service.engine.admission_limits import Limits
-from service.errors import Overloaded, PayloadTooLarge
+from service.errors import Overloaded
 from tests.unit.engine.recording_admission import RecordingAdmission
 
 
@@ -28,33 +28,26 @@ def test_a_model_alone_gets_four_fifths_and_the_next_ones_find_room() -> None:
     # 190 bytes are free, and a model may add a piece while m <= 4 * (190 - m), which holds up to m = 152.
     assert filled(admission, "other", 10) == 16
     assert filled(admission, "third", 1) == 25
-    assert sum(held.bytes for held in admission.held().values()) <= 1000
+    assert sum(admission.held().values()) <= 1000
 
 
 def test_a_refusal_names_the_limit_and_is_counted_with_model_and_reason() -> None:
     observer = RecordingAdmission()
-    admission = Admission(Limits(bytes=100, rows=10), observer)
-    admission.reserve("a", 8, 50)
-    with pytest.raises(Overloaded, match="8 rows are in flight, its limit is 10"):
-        admission.reserve("b", 3, 0)
+    admission = Admission(Limits(bytes=100), observer)
+    admission.reserve_bytes("a", 50)
     with pytest.raises(Overloaded, match="50 bytes of requests and answers are in flight, its limit is 100"):
-        admission.reserve("b", 1, 51)
+        admission.reserve_bytes("b", 51)
     with pytest.raises(Overloaded, match="50 bytes"):
         admission.check_bytes("b", 51)
-    assert observer.refusals == [("b", "rows"), ("b", "bytes"), ("b", "bytes")]
-
-
-def test_what_never_fits_is_the_clients_fault() -> None:
-    with pytest.raises(PayloadTooLarge, match="11 rows and its answer 5 bytes.* are 10 rows and 100 bytes"):
-        Admission(Limits(bytes=100, rows=10)).reserve("a", 11, 5)
+    assert observer.refusals == [("b", "bytes"), ("b", "bytes")]
 
 
 def test_what_was_given_back_can_be_taken_again_and_leaves_nothing_behind() -> None:
-    admission = Admission(Limits(bytes=100, rows=10))
+    admission = Admission(Limits(bytes=100))
     for _ in range(3):
-        admission.reserve("a", 10, 100)
-        assert admission.held() == {"a": Held(100, 10)}
-        admission.release("a", 10, 100)
+        admission.reserve_bytes("a", 100)
+        assert admission.held() == {"a": 100}
+        admission.release("a", 100)
     assert admission.held() == {}
 
 
@@ -65,7 +58,7 @@ def test_room_is_given_back_by_its_last_user() -> None:
     reservation.grow(20)
     reservation.add_user()
     reservation.drop_user()
-    assert admission.held() == {"a": Held(50, 0)}
+    assert admission.held() == {"a": 50}
     reservation.drop_user()
     assert admission.held() == {}
 
@@ -76,6 +69,6 @@ def test_room_that_is_refused_keeps_what_it_had() -> None:
     reservation.grow(60)
     with pytest.raises(Overloaded):
         reservation.grow(60)
-    assert admission.held() == {"a": Held(60, 0)}
+    assert admission.held() == {"a": 60}
     reservation.drop_user()
     assert admission.held() == {}

@@ -18,6 +18,7 @@ from service.engine.engine import Engine
 from service.engine.neighbor_indexes import BuildIndex, Indexing
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 from service.tables.row_index import build_index, tune_index
 from service.types import ModelRef
 from tests.conftest import RecordingObserver
@@ -115,7 +116,7 @@ def test_another_version_is_searched_without_the_index_of_the_old_one(tmp_path: 
     until_indexed(engine)
     (old,) = served.registry.holders()
     served.registry.start("toy", 2)
-    served.registry.publish(ServableLoader(frozenset({"serve"}), "off", 1)("toy", 2, tmp_path / "2"))
+    served.registry.publish(ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 2, tmp_path / "2"))
     found = find(engine)
     assert (found.version, found.ids.tolist(), found.recall) == (2, [nearest(newer)], None)
     old.retire()

@@ -17,7 +17,8 @@ from service.engine.engine import Engine
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
 from service.errors import DataLoss, DeadlineExceeded, IdsTooMany
 from service.loading.loader import ServableLoader
-from service.tables import kernels
+from service.native.native_servable import compile_native
+from service.native_tables import NATIVE_TABLES
 from service.tables.guarded_files import GuardedFiles
 from service.types import ModelRef
 from tests.conftest import Clock, RecordingObserver, serving
@@ -45,7 +46,7 @@ class Gate:
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def __call__(self, *arguments: Any) -> bool:
-        """Stands for kernels.neighbors, and holds its first call up until the test lets it go on."""
+        """Stands for NATIVE_TABLES.neighbors, and holds its first call up until the test lets it go on."""
         if not self.reached.is_set():
             self.reached.set()
             assert self.opened.wait(20)
@@ -55,8 +56,8 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Returns a gate that holds the next search."""
-    made = Gate(kernels.neighbors)
-    monkeypatch.setattr(kernels, "neighbors", made)
+    made = Gate(NATIVE_TABLES.neighbors)
+    monkeypatch.setattr(NATIVE_TABLES, "neighbors", made)
     return made
 
 
@@ -82,7 +83,7 @@ def test_a_search_ends_on_the_version_where_it_began(tmp_path: Path, gate: Gate,
     search = begun(threads, gate, engine)
     (holder,) = registry.holders()
     registry.start("toy", 2)
-    registry.publish(ServableLoader(frozenset({"serve"}), "off", 1)("toy", 2, tmp_path / "2"))
+    registry.publish(ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 2, tmp_path / "2"))
     holder.retire()
     assert not holder.is_free
     gate.opened.set()

@@ -12,6 +12,7 @@ from service.graph.flat_graph import flatten
 from service.graph.joined_rows import joined_rows
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 
@@ -103,7 +104,7 @@ def test_what_something_waits_for(tf: Any) -> None:
 
 
 def test_a_towers_features_are_fed_together(tower_version: Path) -> None:
-    servable = ServableLoader(frozenset({"serve"}), "auto", 1)("m", 1, tower_version)
+    servable = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)("m", 1, tower_version)
     tower = servable.backends["serving_default"]
     assert isinstance(tower, TowerBackend)
     (joined,) = tower.cuts["serving_default"].fed.values()

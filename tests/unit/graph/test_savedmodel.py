@@ -13,8 +13,7 @@ import pytest
 
 from service.artifact.signature_def import read_signatures
 from service.engine.servable import Servable
-from service.errors import ArtifactError, BackendFailure, InvalidRequest
-from service.graph.graph_session import GraphError
+from service.errors import ArtifactError, InvalidRequest
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
@@ -26,7 +25,7 @@ SERVE = frozenset({"serve"})
 
 def open_folder(folder: Path) -> SavedModelBackend:
     """Opens a SavedModel's graph."""
-    return open_savedmodel(folder, read_signatures(folder / "saved_model.pb"), SERVE, threads=2)
+    return open_savedmodel(folder, SERVE, threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +69,11 @@ def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backend(folder: Path) -> Iterator[SavedModelBackend]:
-    """The graph, open."""
-    backend = open_folder(folder)
-    yield backend
-    backend.close()
+def backend(folder: Path) -> Iterator[Servable]:
+    """The model, whose graph the core runs."""
+    servable = loaded(folder)
+    yield servable
+    servable.close()
 
 
 def floats(*values: float) -> np.ndarray:
@@ -82,43 +81,38 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def test_half_plus_two(backend: SavedModelBackend) -> None:
-    outputs = backend.run("serving_default", {"x": floats(1, 2)}, ("y",))
-    assert (list(outputs), outputs["y"].tolist(), outputs["y"].dtype) == (["y"], [2.5, 3], np.float32)
+def test_half_plus_two(backend: Servable) -> None:
+    outputs = predict(backend, {"x": floats(1, 2)}, "serving_default")
+    assert (outputs["y"].tolist(), outputs["y"].dtype) == ([2.5, 3], np.float32)
 
 
-def test_outputs_come_in_the_order_asked_for(backend: SavedModelBackend) -> None:
-    outputs = backend.run("serving_default", {"x": floats(4)}, ("x_again", "y"))
-    assert {name: array.tolist() for name, array in outputs.items()} == {"x_again": [4], "y": [4]}
-
-
-def test_strings_go_both_ways_as_bytes(backend: SavedModelBackend) -> None:
-    outputs = backend.run("shout", {"x": np.array([b"ab", b"", b"\xff\0c"], object)}, ("y", "length"))
+def test_strings_go_both_ways_as_bytes(backend: Servable) -> None:
+    outputs = predict(backend, {"x": np.array([b"ab", b"", b"\xff\0c"], object)}, "shout")
     assert outputs["y"].tolist() == [b"AB", b"", b"\xff\0C"]
     assert outputs["y"].dtype == object
     assert outputs["length"].tolist() == [2, 0, 3]
 
 
-def test_arrays_that_lie_unaligned_or_can_not_be_written_are_taken(backend: SavedModelBackend) -> None:
+def test_arrays_that_lie_unaligned_or_can_not_be_written_are_taken(backend: Servable) -> None:
     x = np.frombuffer(b"x" + floats(*range(100)).tobytes(), np.float32, 100, 1)
     assert not x.flags.aligned
     for array in (x, floats(*range(200))[::2] / 2):
-        assert backend.run("serving_default", {"x": array}, ("y",))["y"].tolist() == [i / 2 + 2 for i in range(100)]
+        assert predict(backend, {"x": array}, "serving_default")["y"].tolist() == [i / 2 + 2 for i in range(100)]
 
 
-def test_an_optional_input_has_its_default_or_what_was_sent(folder: Path, backend: SavedModelBackend) -> None:
+def test_an_optional_input_has_its_default_or_what_was_sent(folder: Path, backend: Servable) -> None:
     spec = read_signatures(folder / "saved_model.pb")["optional"]
     assert spec.required == {"x"}
-    assert backend.run("optional", {"x": floats(1, 2)}, ("y",))["y"].tolist() == [10, 20]
-    assert backend.run("optional", {"x": floats(1, 2), "w": floats(3)}, ("y",))["y"].tolist() == [3, 6]
+    assert predict(backend, {"x": floats(1, 2)}, "optional")["y"].tolist() == [10, 20]
+    assert predict(backend, {"x": floats(1, 2), "w": floats(3)}, "optional")["y"].tolist() == [3, 6]
 
 
-def test_no_rows_are_answered_with_no_rows(backend: SavedModelBackend) -> None:
-    assert backend.run("serving_default", {"x": floats()}, ("y",))["y"].shape == (0,)
+def test_no_rows_are_answered_with_no_rows(backend: Servable) -> None:
+    assert predict(backend, {"x": floats()}, "serving_default")["y"].shape == (0,)
 
 
-def test_the_signatures_shape_is_not_checked_where_the_graph_does_not_mind(backend: SavedModelBackend) -> None:
-    assert backend.run("serving_default", {"x": floats(1, 2).reshape(1, 2)}, ("y",))["y"].tolist() == [[2.5, 3]]
+def test_the_signatures_shape_is_not_checked_where_the_graph_does_not_mind(backend: Servable) -> None:
+    assert predict(backend, {"x": floats(1, 2).reshape(1, 2)}, "serving_default")["y"].tolist() == [[2.5, 3]]
 
 
 @pytest.mark.parametrize(
@@ -132,49 +126,22 @@ def test_the_signatures_shape_is_not_checked_where_the_graph_does_not_mind(backe
     ],
 )
 def test_what_the_graph_refuses_is_the_clients_fault_in_one_line(
-    backend: SavedModelBackend, signature: str, x: np.ndarray
+    backend: Servable, signature: str, x: np.ndarray
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        backend.run(signature, {"x": x}, ("y",))
+        predict(backend, {"x": x}, signature)
     assert caught.value.message
     assert "\n" not in caught.value.message
     assert "Graph execution error" not in caught.value.message
     assert ".py" not in caught.value.message
 
 
-def test_a_failure_that_is_not_the_clients_hides_its_cause(folder: Path) -> None:
-    def fail(*arrays: Any) -> Any:
-        raise GraphError(13, "secret")
-
-    class Session:
-        number, config = None, b""
-
-        def call(self, feed: Any, fetch: Any, target: Any = ()) -> Any:
-            return fail
-
-        def run(self, fetch: Any, feed: Any) -> Any:
-            raise NotImplementedError
-
-        def shape(self, tensor: str) -> Any:
-            raise NotImplementedError
-
-        def close(self) -> None:
-            pass
-
-    specs = read_signatures(folder / "saved_model.pb")
-    backend = SavedModelBackend(Session(), specs)
-    with pytest.raises(BackendFailure) as caught:
-        backend.run("serving_default", {"x": floats(1)}, ("y",))
-    assert "secret" not in caught.value.message
-    assert "secret" in str(caught.value.__cause__)
-
-
 def test_threads_may_run_side_by_side_from_the_first_call(folder: Path) -> None:
-    backend, together = open_folder(folder), threading.Barrier(4)
+    backend, together = loaded(folder), threading.Barrier(4)
 
     def run(i: int) -> list[float]:
         together.wait(60)
-        results = [backend.run("serving_default", {"x": floats(i)}, ("y",))["y"].tolist() for _ in range(20)]
+        results = [predict(backend, {"x": floats(i)}, "serving_default")["y"].tolist() for _ in range(20)]
         assert all(result == results[0] for result in results)
         return results[0]
 
@@ -183,10 +150,10 @@ def test_threads_may_run_side_by_side_from_the_first_call(folder: Path) -> None:
     backend.close()
 
 
-def test_two_models_at_once_keep_apart(tf: Any, folder: Path, backend: SavedModelBackend) -> None:
-    other = open_folder(folder)
+def test_two_models_at_once_keep_apart(tf: Any, folder: Path, backend: Servable) -> None:
+    other = loaded(folder)
     other.close()
-    assert backend.run("serving_default", {"x": floats(2)}, ("y",))["y"].tolist() == [3]
+    assert predict(backend, {"x": floats(2)}, "serving_default")["y"].tolist() == [3]
 
 
 @pytest.mark.parametrize("what", ["variables/variables.index", "variables/variables.data-00000-of-00001"])
@@ -206,7 +173,7 @@ def test_a_folder_that_tensorflow_can_not_load_is_refused_in_its_words(tmp_path:
 def loaded(folder: Path) -> Servable:
     """Loads a version folder as model m, whose graphs the core runs."""
     pytest.importorskip("service._native", reason="the native core is not built")
-    return ServableLoader(SERVE, "auto", 2, compile_native=compile_native)("m", int(folder.name), folder)
+    return ServableLoader(SERVE, "auto", 2, compile_native)("m", int(folder.name), folder)
 
 
 def predict(
@@ -282,9 +249,8 @@ def test_what_is_no_savedmodel_is_refused(tf_serving_testdata: Path) -> None:
 def test_the_session_has_the_threads_it_was_given(
     tf: Any, folder: Path, inter_op_threads: int | None, side_by_side: int
 ) -> None:
-    signatures = read_signatures(folder / "saved_model.pb")
-    backend = open_savedmodel(folder, signatures, SERVE, threads=2, inter_op_threads=inter_op_threads)
-    config = tf.compat.v1.ConfigProto.FromString(backend._session.config)
+    backend = open_savedmodel(folder, SERVE, threads=2, inter_op_threads=inter_op_threads)
+    config = tf.compat.v1.ConfigProto.FromString(backend.session.config)
     assert (config.intra_op_parallelism_threads, config.inter_op_parallelism_threads) == (2, side_by_side)
     backend.close()
 
@@ -328,8 +294,8 @@ def test_a_variable_that_no_signature_reads_is_not_restored(tf: Any, tmp_path: P
     for has_slot in (True, False):
         folder = tmp_path / f"{has_slot}"
         save(tf, folder, has_slot=has_slot)
-        answer = open_folder(folder).run("serving_default", {"x": np.array([1.0, 10.0], np.float32)}, ("y",))
-        assert answer["y"].tolist() == [2.0, 30.0]
+        servable = ServableLoader(SERVE, "auto", 2, compile_native)("m", 1, folder)
+        assert predict(servable, {"x": np.array([1.0, 10.0], np.float32)})["y"].tolist() == [2.0, 30.0]
         graph, loader = tf.Graph(), SavedModelLoader(str(folder))
         meta_graph = loader.get_meta_graph_def_from_tags({"serve"})
         loader.load_graph(graph, ["serve"])

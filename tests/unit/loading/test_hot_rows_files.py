@@ -13,6 +13,7 @@ from service.engine.hot_rows import FeatureCounts, FeatureIds, SampledRows
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.loading.hot_rows_files import HotRowsFiles
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 from service.tables.residency import Residency
 from service.types import TableCounts
 from tests.toy_model import write_toy_model
@@ -34,7 +35,8 @@ class Sampling:
 
 
 def sampled(tmp_path: Path, name: str = "toy", version: int = 1) -> Servable:
-    servable = ServableLoader(frozenset({"serve"}), "off", 1)(name, version, write_toy_model(tmp_path / "model"))
+    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)
+    servable = loader(name, version, write_toy_model(tmp_path / "model"))
     return replace(servable, native=cast(NativeServable, Sampling()))
 
 
@@ -65,7 +67,7 @@ def test_a_file_has_the_rows_of_a_version_and_a_load_reads_them(tmp_path: Path) 
             super().apply(artifact, tables, hot, **more)
             read.append(hot)
 
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, residency=Watched(), hot_rows=files.read)
+    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native, residency=Watched(), hot_rows=files.read)
     loader("a/b", 4, tmp_path / "model").close()
     assert [ids.tolist() for ids in read[0].values()] == [[1, 0, 3]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from service.configuration.settings_reading import read_settings
 from service.errors import ArtifactError
 from service.loading.load_rules import residency_of
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 from service.tables import residency
 from service.tables.residency import Residency
 from tests.toy_model import write_toy_model
@@ -32,7 +34,8 @@ def test_a_version_whose_tables_must_be_locked_and_can_not_is_not_loaded(
 ) -> None:
     monkeypatch.setattr(residency._libc, "mlock", lambda _address, _nbytes: -1)
     path = write_toy_model(tmp_path / "1")
+    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)
     with pytest.raises(ArtifactError, match="can not be locked"):
-        ServableLoader(frozenset({"serve"}), "off", 1, residency=Residency(lock="require"))("toy", 1, path)
+        replace(loader, residency=Residency(lock="require"))("toy", 1, path)
     # Residency() does not require locked pages, so the version is loaded although mlock() fails.
-    ServableLoader(frozenset({"serve"}), "off", 1)("toy", 1, path).close()
+    loader("toy", 1, path).close()

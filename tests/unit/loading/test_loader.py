@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import service.loading.graph_opening
@@ -17,22 +16,25 @@ from service.artifact.delta_journal import journal_path
 from service.deltas.rules import DeltaRules
 from service.engine.servable import Servable
 from service.errors import ArtifactError, GraphUnavailable
+from service.graph.lazy import LazyBackend
 from service.loading.loader import ServableLoader
-from service.types import Array, SignatureSpec, Tensors
 from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, saved_model, toy_signatures, write_toy_model
 
 SERVE = frozenset({"serve"})
+
+
+def compile_none(servable: Servable, *arguments: object, **options: object) -> Servable:
+    """Compiles nothing: these tests look at what is opened."""
+    return replace(servable, forwarded=dict.fromkeys(servable.backends, "it is not compiled"))
+
+
 TPU = frozenset({"serve", "tpu"})
 
 
 class FakeGraph:
-    """A stand-in for a graph that TensorFlow runs: each output is [1.0]."""
+    """A stand-in for a graph that TensorFlow runs."""
 
     closed = 0
-
-    def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Gives ones."""
-        return {name: np.ones(1, np.float32) for name in outputs}
 
     def close(self) -> None:
         """Counts."""
@@ -46,7 +48,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
 
     def open_graph(
         path: Path,
-        specs: Mapping[str, SignatureSpec],
         tags: frozenset[str],
         *,
         threads: int,
@@ -58,13 +59,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], 
 
     monkeypatch.setattr(service.loading.graph_opening, "open_savedmodel", open_graph)
     monkeypatch.setattr(service.loading.graph_opening, "open_towers", lambda *arguments, **options: None)
+    monkeypatch.setattr(service.loading.loader, "_native_graphs", lambda *arguments: {})
     monkeypatch.setattr(service.loading.loader.importlib.util, "find_spec", lambda name: object())
     return calls
 
 
 def load(path: Path, graph_signatures: str = "off", tags: frozenset[str] = SERVE) -> Servable:
     """Loads a folder as version 1 of model "toy"."""
-    return ServableLoader(tags, graph_signatures, 3)("toy", 1, path)
+    return ServableLoader(tags, graph_signatures, 3, compile_none)("toy", 1, path)
 
 
 def test_without_tensorflow_lookups_run_and_the_rest_is_listed_only(toy_model: Path) -> None:
@@ -140,11 +142,12 @@ def test_a_graph_that_only_a_fault_needs_takes_nothing_down(
     assert sorted(load(artifact, "auto").backends) == ["lookup_tpu_tensor_core"]
 
 
-def test_lazy_opens_it_at_the_first_run(toy_model: Path, opened: list[object]) -> None:
+def test_lazy_opens_it_when_it_is_needed(toy_model: Path, opened: list[object]) -> None:
     backend = load(toy_model / "1", "lazy").backends["serving_default"]
     assert opened == []
+    assert isinstance(backend, LazyBackend)
     for _ in range(2):
-        assert backend.run("serving_default", {}, ("score",))["score"].tolist() == [1]
+        assert isinstance(backend.opened(), FakeGraph)
     assert opened == [(toy_model / "1", SERVE, 3)]
 
 
@@ -195,8 +198,7 @@ def test_lookups_of_another_meta_graph_run_on_the_mapped_tables_too(tmp_path: Pa
     rewrite_manifest(artifact, lambda manifest: manifest["files"].update({"saved_model.pb": len(data)}))
     servable = load(artifact, "auto", TPU)
     assert sorted(servable.backends) == sorted(servable.signatures) == ["lookup", "on_tpu"]
-    outputs = servable.backends["lookup"].run("lookup", {"user": np.array([3])}, ("user",))
-    assert outputs["user"].tolist() == [[3, 30]]
+    assert not isinstance(servable.backends["lookup"], FakeGraph) and servable.signatures["lookup"].kind == "lookup"
     assert isinstance(servable.backends["on_tpu"], FakeGraph)
     assert opened == [(artifact, TPU, 3)]
     # A file may have MetaGraphs for {serve} and {serve,tpu}; a server without other settings reads {serve}.
@@ -229,7 +231,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 def shown(path: Path, graph_signatures: str = "auto", **more: Any) -> tuple[Servable, list[Servable]]:
     """Loads a folder as version 1; returns the version, and the servables that were shown before it was loaded."""
     early: list[Servable] = []
-    loader = ServableLoader(SERVE, graph_signatures, 3, show_lookups=early.append, **more)
+    loader = ServableLoader(SERVE, graph_signatures, 3, compile_none, show_lookups=early.append, **more)
     return loader("toy", 1, path), early
 
 
@@ -243,7 +245,7 @@ def test_lookups_are_shown_before_the_graph_is_opened(toy_model: Path, opened: l
         assert sorted(early.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
         assert (early.runs("lookup"), early.runs(""), early.runs("", "lookup")) == (True, False, False)
 
-    servable = ServableLoader(SERVE, "auto", 3, show_lookups=show)("toy", 1, toy_model / "1")
+    servable = ServableLoader(SERVE, "auto", 3, compile_none, show_lookups=show)("toy", 1, toy_model / "1")
     assert len(seen) == len(opened) == 1
     assert (servable.is_loading, sorted(servable.backends)) == (False, sorted(servable.signatures))
 

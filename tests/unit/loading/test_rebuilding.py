@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.errors import DeltaRefused
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 from service.types import Array, ModelRef
 from tests.conftest import RecordingObserver
 from tests.deltas import delta_bytes, drop
@@ -48,7 +50,7 @@ def test_a_signature_with_a_copy_of_its_own_refuses_deltas_unless_forced(
     version = toy_model / "1"
     drop(version, 1, delta_bytes(version, 1, "user", [1], [[9, 9]]))
     drop(version, 2, delta_bytes(version, 2, "user", [2], [[8, 8]], flags=1))
-    loader = ServableLoader(frozenset({"serve"}), "auto", 1, deltas=rules(tmp_path / "journal", look))
+    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native, deltas=rules(tmp_path / "journal", look))
     registry.publish(loader("toy", 1, version))
     engine = Engine(registry, RecordingObserver(), lambda: 0.0)
     assert engine.table_rows(TOY, "user", np.arange(3)).rows.tolist() == [[0, 0], [1, 10], [8, 8]]
@@ -68,8 +70,10 @@ def test_a_tower_answers_as_tensorflow_does_from_the_version_they_are_folded_int
     # are cut.
     write_delta(version, "user", np.array([1]), np.array([[-2, 5]]), force=True)
     write_delta(version, "tag", np.array([2, 0]), np.array([[4, 4], [0.5, 1]]), force=True)
-    served = ServableLoader(frozenset({"serve"}), "auto", 1, deltas=rules(None, lambda: None))("m", 1, version)
-    folded = ServableLoader(frozenset({"serve"}), "auto", 1, has_towers=False)("m", 2, compact(version))
+    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)
+    served = replace(loader, deltas=rules(None, lambda: None))("m", 1, version)
+    folded = replace(loader, has_towers=False)("m", 2, compact(version))
+    assert served.native is not None and folded.native is not None
     request: dict[str, Array] = {
         "user": np.array([1, 0, 3]),
         "tags__values": np.array([2, 0, 1, 2]),
@@ -84,11 +88,11 @@ def test_a_tower_answers_as_tensorflow_does_from_the_version_they_are_folded_int
     ):
         outputs = tuple(served.signatures[name].outputs)
         renamed = {key: inputs.get(key, next(iter(inputs.values()))) for key in served.signatures[name].inputs}
-        got, wanted = (one.backends[name].run(name, renamed, outputs) for one in (served, folded))
+        got, wanted = (one.run(name, renamed) for one in (served.native, folded.native))
         for output in outputs:
             np.testing.assert_array_equal(got[output], wanted[output])
     # The score by hand: -2 + 10 * 5 + 100 * mean(4, 0.5) + 1000 * mean(4, 1) + 0.5.
-    got = served.backends["serving_default"].run("serving_default", request, ("score",))
+    got = served.native.run("serving_default", request, ("score",))
     assert got["score"][0].tolist() == [-2 + 50 + 225 + 2500 + 0.5]
     assert (USERS[1], TAGS[2]) == ([2.0, 3.0], [2.0, 2.0])
     served.close()

@@ -206,7 +206,7 @@ def lookup_log(user: int | None) -> bytes:
 def test_a_version_is_served_only_if_its_records_run(tmp_path: Path) -> None:
     artifact = write_toy_model(tmp_path / "1")
     write(artifact, lookup_log(1))
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native=compile_native)
+    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)
     servable = loader("toy", 1, artifact)
     assert servable.all_table_counts()["user"].ids == 1, "the core has run the record"
     servable.close()
@@ -249,5 +249,5 @@ def test_tells_how_a_replay_ended(tmp_path: Path) -> None:
 def test_without_the_core_records_are_not_replayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     artifact = write_toy_model(tmp_path / "1")
     write(artifact, b"\xff\xff")
-    ServableLoader(frozenset({"serve"}), "off", 1)("toy", 1, artifact).close()
+    ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 1, artifact).close()
     assert "warm-up requests are not replayed without the native core" in caplog.messages

@@ -14,6 +14,7 @@ from service.engine.servable import Servable
 from service.loading.loader import ServableLoader
 from service.loading.table_pages import TablePages, table_pages
 from service.loading.table_verification import TableVerification
+from service.native.native_servable import compile_native
 from service.tables.guarded_files import GuardedFiles
 from service.tables.huge_pages import HugePages
 from service.tables.page_table import huge_bytes
@@ -34,7 +35,7 @@ def made_by(*flags: str) -> TablePages | None:
 
 def load(path: Path, pages: TablePages | None, verification: TableVerification | None = None) -> Servable:
     """Loads a folder as version 1."""
-    loader = ServableLoader(frozenset({"serve"}), "off", 1, pages=pages, verification=verification)
+    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native, pages=pages, verification=verification)
     return loader("toy", 1, path)
 
 

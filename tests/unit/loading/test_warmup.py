@@ -9,12 +9,12 @@ import pytest
 
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import read_signatures
-from service.engine.validation import checked
 from service.errors import InvalidRequest
 from service.loading.loader import ServableLoader
 from service.loading.warmup import warm_up
 from service.native.choice import has_core
 from service.native.native_servable import CompiledServable, compile_native
+from service.reference.inputs import checked
 from service.tables.backend import open_lookups
 from service.types import Array, SignatureSpec, Tensors, TensorSpec, ragged_features
 from service.wire.predict_proto import decode_request, decode_response
@@ -46,8 +46,7 @@ PARSE = signature("parse", examples=TensorSpec("examples", "string", (None,)))
 
 def test_each_signature_runs_once_on_a_valid_row() -> None:
     runs = warmed(rank=RANK, parse=PARSE)
-    _, rows = checked(RANK, runs["rank"])
-    assert rows == 1
+    checked(RANK, runs["rank"], strict_shapes=True)
     assert set(runs["rank"]) == {"user", "age", "tags__values", "tags__row_splits"}
     assert runs["rank"]["age"].shape == (1, 2)
     np.testing.assert_array_equal(runs["parse"]["examples"], np.array([b""], object))
@@ -61,8 +60,7 @@ def test_keys_are_of_the_vocabulary(tmp_path: Path) -> None:
         "serving_default"
     ]
     runs = warmed(rank=signature)
-    _, rows = checked(signature, runs["rank"])
-    assert rows == 1
+    checked(signature, runs["rank"], strict_shapes=True)
     assert {name: array.tolist() for name, array in runs["rank"].items() if "row_splits" not in name} == {
         "drop_negative__values": [0],
         "words__values": [b"red"],
@@ -92,13 +90,16 @@ def test_the_core_runs_the_graphs_that_it_serves(tower_version: Path, monkeypatc
 
     def noted(self: CompiledServable, request: bytes) -> bytes:
         name = decode_request(request).signature_name
+        if "/" in name:
+            # The load looks up a feature, to compare it with the graph.
+            return answer(self, request)
         answered[name] = "refused"
         response = answer(self, request)
         answered[name] = {output: array.shape[0] for output, array in decode_response(response).items()}
         return response
 
     monkeypatch.setattr(CompiledServable, "answer", noted)
-    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native=compile_native)
+    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)
     loaded = loader("m", 1, tower_version)
     graphs = {name for name in loaded.backends if loaded.signatures[name].kind == "predict"}
     assert answered.keys() == graphs - loaded.forwarded.keys()

@@ -76,7 +76,6 @@ def test_auto_falls_back_to_synthetic_ratings_and_says_so_loudly(
         "model_export.spec.features",
         "model_export.demo.examples",
         "model_export.parity.oracle",
-        "model_export.parity.fingerprint",
         "model_export.graphs.lookup_features",
     ],
 )

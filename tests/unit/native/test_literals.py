@@ -13,11 +13,10 @@ import pytest
 from service.artifact.manifest import LookupFeature, Manifest, Summation
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
-from service.engine.validation import checked
 from service.native.description import Described, describe
 from service.native.left_out import CORE_DTYPES, left_out
-from service.tables import numpy_kernels
-from service.tables import plan as plans
+from service.reference.lookups import look_up
+from service.reference.rows import Table
 from service.tables.backend import LookupBackend, OpenedLookups, open_lookups
 from service.types import TensorSpec
 from tests.conformance.wires import PREDICT, fill_tensor, read_tensor
@@ -55,10 +54,10 @@ def opened(folder: Path, dtype: str = "float32", **fields: Any) -> OpenedLookups
     found = open_lookups(folder, manifest, read_signatures(folder / "saved_model.pb"))
     numbers = np.random.default_rng(5).standard_normal((50, 20)).astype(np.float32)
     table = store(numbers, dtype).mapped
-    plan = found.backend.plan("lookup")
+    plan = found.backend.plans["lookup"]
     tags = plan.features["tags"]
     tags = replace(tags, table=table, feature=replace(tags.feature, weights=None, **fields))
-    alone = replace(plan, features={"tags": replace(tags, position=0)}, outputs={"tags": plan.outputs["tags"]})
+    alone = plan._replace(features={"tags": tags}, outputs={"tags": plan.outputs["tags"]})
     spec = found.signatures["lookup"]
     kept = {name: one for name, one in spec.inputs.items() if name in ("tags__values", "tags__row_splits")}
     names = tuple(one for one in spec.ragged_names if one.feature == "tags")
@@ -67,7 +66,6 @@ def opened(folder: Path, dtype: str = "float32", **fields: Any) -> OpenedLookups
         found,
         tables={**found.tables, "tag": table},
         signatures={"lookup": spec},
-        lookup_names=frozenset(["lookup"]),
         backend=LookupBackend({"lookup": alone}, found.backend.vocabularies),
     )
 
@@ -79,8 +77,8 @@ def told(lookups: OpenedLookups) -> Described:
     return describe("m", 1, lookups, others=others)
 
 
-def answers(lookups: OpenedLookups, ids: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """Returns the vectors of "tags" by the core, by the reference with the core's kernels, and with numpy's kernels."""
+def answers(lookups: OpenedLookups, ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the vectors of "tags" by the core and by the reference."""
     values, splits = ragged(ids)
     inputs = {"tags__values": values, "tags__row_splits": splits}
     request = message_class("tensorflow.serving.PredictRequest")()
@@ -90,37 +88,31 @@ def answers(lookups: OpenedLookups, ids: list[list[int]], monkeypatch: pytest.Mo
     described = told(lookups)
     compiled = NATIVE.Servable(*described.arguments)
     data = NATIVE.Forms([("m", [(1, compiled)], {}, 0.0, "")]).grpc(PREDICT, request.SerializeToString())
-    found = [read_tensor(message_class("tensorflow.serving.PredictResponse").FromString(data).outputs["tags"])]
-    arrays, _ = checked(lookups.signatures["lookup"], inputs)
-    found.append(lookups.backend.run("lookup", arrays, ("tags",))["tags"])
-    with monkeypatch.context() as patch:
-        for name in ("gather", "combine", "sequence"):
-            patch.setattr(plans.kernels, name, getattr(numpy_kernels, name))
-        found.append(lookups.backend.run("lookup", arrays, ("tags",))["tags"])
-    return found
+    core = read_tensor(message_class("tensorflow.serving.PredictResponse").FromString(data).outputs["tags"])
+    plan, table = lookups.backend.plans["lookup"].features["tags"], lookups.tables["tag"]
+    scales = table.scales[:, None] if table.scales.size else None
+    return core, look_up(plan.feature, Table(table.info, table.weights, scales), inputs)
 
 
 @pytest.mark.parametrize(("field", "literal"), literals(LookupFeature))
-def test_the_core_answers_a_feature_with_each_literal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, literal: str
-) -> None:
+def test_the_core_answers_a_feature_with_each_literal(tmp_path: Path, field: str, literal: str) -> None:
     lookups = opened(tmp_path / "1", **{"combiner": "mean", field: literal, **FURTHER.get(literal, {})})
     ids = [[(7 * row + 3 * k) % 50 for k in range(size)] for row, size in enumerate(LENGTHS)]
-    core, reference, numpy = answers(lookups, ids, monkeypatch)
-    assert core.tobytes() == reference.tobytes() == numpy.tobytes()
+    core, reference = answers(lookups, ids)
+    assert core.tobytes() == reference.tobytes()
 
 
 @pytest.mark.tf
 @pytest.mark.parametrize("combiner", choices(LookupFeature)["combiner"])
 @pytest.mark.parametrize("summation", choices(LookupFeature)["summation"])
 def test_sums_are_those_of_tensorflow_at_each_length(
-    tf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summation: Summation, combiner: str
+    tf: Any, tmp_path: Path, summation: Summation, combiner: str
 ) -> None:
     lookups = opened(tmp_path / "1", combiner=combiner, summation=summation)
     lengths = [0, *LENGTHS, 0, 7, 0]
     ids = [[(11 * row + 3 * k) % 50 for k in range(size)] for row, size in enumerate(lengths)]
-    core, reference, numpy = answers(lookups, ids, monkeypatch)
-    assert core.tobytes() == reference.tobytes() == numpy.tobytes()
+    core, reference = answers(lookups, ids)
+    assert core.tobytes() == reference.tobytes()
     table = lookups.tables["tag"].weights
     rows, flat = np.repeat(np.arange(len(ids)), lengths), np.concatenate([np.array(one, np.int64) for one in ids])
     if summation == "blocks_of_8":
@@ -133,9 +125,9 @@ def test_sums_are_those_of_tensorflow_at_each_length(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_core_reads_a_table_of_each_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    core, reference, numpy = answers(opened(tmp_path / "1", dtype), [[1, 2, 49], [3]], monkeypatch)
-    assert core.tobytes() == reference.tobytes() == numpy.tobytes()
+def test_the_core_reads_a_table_of_each_dtype(tmp_path: Path, dtype: str) -> None:
+    core, reference = answers(opened(tmp_path / "1", dtype), [[1, 2, 49], [3]])
+    assert core.tobytes() == reference.tobytes()
 
 
 @pytest.mark.parametrize("bounds", choices(TensorSpec)["bounds"])

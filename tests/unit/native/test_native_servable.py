@@ -31,15 +31,13 @@ def no_such_sum(lookups: OpenedLookups | None) -> OpenedLookups:
     """Returns lookups whose features name an order of additions that the core does not have."""
     assert lookups is not None
     plans = {
-        name: replace(
-            plan,
+        name: plan._replace(
             features={
-                key: replace(one, feature=replace(one.feature, summation="pairwise"))
+                key: replace(one, feature=replace(one.feature, summation="pairwise"))  # type: ignore[arg-type]
                 for key, one in plan.features.items()
-            },
-        )  # type: ignore[arg-type]
-        for name in lookups.lookup_names
-        for plan in [lookups.backend.plan(name)]
+            }
+        )
+        for name, plan in lookups.backend.plans.items()
     }
     return replace(lookups, backend=LookupBackend(plans, lookups.backend.vocabularies))
 
@@ -69,7 +67,7 @@ def test_what_the_core_does_not_run_is_shown(
     registry.add_model("toy")
     registry.start("toy", 1)
     with caplog.at_level(logging.INFO):
-        load = ServableLoader(frozenset({"serve"}), "off", 1, compile_native=compiled)
+        load = ServableLoader(frozenset({"serve"}), "off", 1, compiled)
         registry.publish(load("toy", 1, tmp_path / "1"))
     count = len(names.split(", ")) if names else 0
     assert core_lines(registry.loaded())[-1].endswith(f'{{model="toy",version="1"}} {count}.0')

@@ -137,8 +137,3 @@ def test_a_native_servable_of_two_holders_is_counted_once() -> None:
     two = Holder(servable(native=second), one)
     three = Holder(servable(native=first), two)
     assert three.num_leases == 2
-
-
-def test_table_counts_are_those_of_both_data_planes() -> None:
-    both = servable(native=FakeNative(), table_counts=lambda: {"user": TableCounts(1, 0, 3, 4)})
-    assert both.all_table_counts() == {"user": TableCounts(3, 1, 3, 12)}

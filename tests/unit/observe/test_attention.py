@@ -30,7 +30,7 @@ def document() -> dict[str, Any]:
         "missing": 0,
         "journal": {"bytes": 89, "max_bytes": 100},
     }
-    held = [{"in_flight_bytes": 50, "in_flight_rows": 1}, {"in_flight_bytes": 39, "in_flight_rows": 8}]
+    held = [{"in_flight_bytes": 50}, {"in_flight_bytes": 39}]
     return {
         "models": {
             "m": {
@@ -41,7 +41,7 @@ def document() -> dict[str, Any]:
                 ],
             }
         },
-        "overload": {"models": held, "limits": {"bytes": 100, "rows": 11}},
+        "overload": {"models": held, "limits": {"bytes": 100}},
         "server": {"open_files": 899, "max_files": 1000},
         "clusters": [{"cluster": "redis://a", "problem": "", "tables": [], "nodes": []}],
         "stores": [{"model": "m", "problem": ""}],
@@ -103,10 +103,6 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
     (
         lambda one: one["overload"]["models"][1].update(in_flight_bytes=40),
         ("", "90 of 100 bytes are in flight", "EmbeddingInFlightFull"),
-    ),
-    (
-        lambda one: one["overload"]["models"][1].update(in_flight_rows=9),
-        ("", "10 of 11 rows are in flight", "EmbeddingInFlightFull"),
     ),
     (
         lambda one: one["server"].update(open_files=900),

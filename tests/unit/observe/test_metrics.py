@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine.admission import Held
 from service.engine.admission_limits import Limits
 from service.engine.servable import LoadedServable
 from service.errors import IdOutOfRange, Overloaded
@@ -14,7 +13,7 @@ from service.observe.buckets import QUEUE, Times
 from service.observe.metrics import Metrics
 from service.tables.guarded_files import GuardedFiles
 from service.types import State, TableCounts, VersionStatus
-from tests.unit.engine.fakes import servable
+from tests.unit.engine.fakes import FakeNative, servable
 from tests.unit.observe.reports import finish, new_metrics, read
 
 LABELS = {"api": "http", "model": "m", "signature": "lookup", "version": 1}
@@ -126,15 +125,13 @@ def test_an_error_and_how_often_a_load_failed_are_told_until_it_loads() -> None:
 def test_tells_what_may_be_in_flight_and_what_is() -> None:
     metrics = new_metrics()
     assert not read(metrics)["embedding_server_in_flight_limit_bytes"].samples
-    metrics.limits = Limits(bytes=5000, rows=70)
-    metrics.held = lambda: {"m": Held(bytes=400, rows=3)}
+    metrics.limits = Limits(bytes=5000)
+    metrics.held = lambda: {"m": 400}
     metrics.admission.held_by_core({"m": 50, "n": 6})
     found = read(metrics)
     assert found["embedding_server_in_flight_bytes"].value(model="m") == 450
     assert found["embedding_server_in_flight_bytes"].value(model="n") == 6
-    assert found["embedding_server_in_flight_rows"].value(model="m") == 3
     assert found["embedding_server_in_flight_limit_bytes"].value() == 5000
-    assert found["embedding_server_in_flight_limit_rows"].value() == 70
 
 
 def test_tells_which_version_answers_before_it_is_verified() -> None:
@@ -155,7 +152,9 @@ def test_tells_which_version_answers_before_it_is_verified() -> None:
 
 def test_shows_what_was_read_of_each_table_and_who_holds_a_version() -> None:
     counts = {"user": TableCounts(7, 2, 1, 40), "item": TableCounts()}
-    metrics = Metrics(lambda: [LoadedServable(servable(3, table_counts=lambda: counts), 2)])
+    native = FakeNative()
+    native.table_counts = lambda: counts  # type: ignore[method-assign]
+    metrics = Metrics(lambda: [LoadedServable(servable(3, native=native), 2)])
     found = read(metrics)
     assert found["embedding_server_requests_in_flight"].value(model="m", version=3) == 2
     labels = {"model": "m", "table": "user", "version": 3}

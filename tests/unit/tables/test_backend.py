@@ -16,6 +16,8 @@ from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError
 from service.tables.backend import OpenedLookups, open_lookups
 from service.types import TableCounts
+from tests.core_lookups import CoreLookups
+from tests.toy_described import write_described_model
 from tests.toy_model import rewrite_manifest, saved_model, toy_signatures, write_toy_model
 from tests.toy_policies import write_policy_model
 
@@ -33,9 +35,6 @@ def test_answers_lookups_and_leaves_the_rest(toy_model: Path) -> None:
     opened = open_toy(toy_model / "1")
     assert opened.lookup_names == {"lookup", "lookup_tpu_tensor_core"}
     assert sorted(opened.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
-    outputs = opened.backend.run("lookup", {"user": np.array([4, 0])}, ("user", "tags"))
-    assert {name: array.tolist() for name, array in outputs.items()} == {"user": [[4, 40], [0, 0]]}
-    opened.backend.close()
 
 
 def test_lookup_inputs_are_optional_and_know_their_tables(toy_model: Path) -> None:
@@ -116,8 +115,6 @@ def test_a_signature_with_a_fault_takes_no_other_down(tmp_path: Path) -> None:
     opened = open_toy(write_toy_model(tmp_path / "1", edit_manifest=in_lookup("user", output="u")))
     assert opened.faults == {"lookup": "signature 'lookup' has no output 'u', which its manifest names"}
     assert opened.lookup_names == {"lookup_tpu_tensor_core"}
-    outputs = opened.backend.run("lookup_tpu_tensor_core", {"user": np.array([4])}, ("user",))
-    assert outputs["user"].tolist() == [[4, 40]]
 
 
 def test_a_fault_of_a_file_refuses_the_version(tmp_path: Path) -> None:
@@ -253,31 +250,38 @@ def test_a_predict_may_take_ids_of_another_rank(tmp_path: Path) -> None:
     assert open_toy(artifact).signatures["serving_default"].inputs["user"].shape == (None, 1)
 
 
+def counts(core: CoreLookups) -> dict[str, TableCounts]:
+    """Returns what the core has counted for each table."""
+    return core.described.table_counts(core.servable.counts(), core.servable.unknown_keys())
+
+
 def test_counts_by_table_what_all_signatures_read(tmp_path: Path) -> None:
-    opened = open_toy(write_policy_model(tmp_path / "1"))
-    run, inputs = opened.backend.run, opened.signatures["lookup"].inputs
+    core = CoreLookups(write_policy_model(tmp_path / "1"))
     # Two words are known and two unknown: one of the unknown goes to a bucket; the other is dropped and counts as
     # missing.
-    for name, outputs in (("words__values", "words"), ("words_or_rows__values", "words_or_rows")):
-        vocabulary = inputs[name].vocabulary
-        assert vocabulary is not None
-        rows = vocabulary.ids_of(np.array([b"red", b"?"], object), name)
-        run("lookup", {name: rows, f"{outputs}__row_splits": np.array([0, 2])}, (outputs,))
-    run("lookup", {"one_clamp": np.array([-7, 1])}, ("one_clamp",))
-    run("lookup_tpu_tensor_core", {"clamp__values": np.array([9]), "clamp__row_splits": np.array([0, 1])}, ("clamp",))
+    for name in ("words", "words_or_rows"):
+        words = {f"{name}__values": np.array([b"red", b"?"], object), f"{name}__row_splits": np.array([0, 2])}
+        core.predict("lookup", words)
+    core.predict("lookup", {"one_clamp": np.array([-7, 1])})
+    clamped = {"clamp__values": np.array([9]), "clamp__row_splits": np.array([0, 1])}
+    core.predict("lookup_tpu_tensor_core", clamped)
     # A row of table `item` has 8 bytes, a row of table `tag` 12.
-    assert opened.backend.table_counts() == {"item": TableCounts(4, 1, 2, 24), "tag": TableCounts(3, 2, 0, 36)}
+    assert counts(core) == {"item": TableCounts(4, 1, 2, 24), "tag": TableCounts(3, 2, 0, 36)}
 
 
-def test_features_of_different_tables_count_strangers_apart(tmp_path: Path) -> None:
+def test_features_of_different_tables_count_unknown_keys_apart(tmp_path: Path) -> None:
     def edit(data: dict[str, Any]) -> None:
         data["features"]["user"]["vocabulary"] = "tag"
 
-    opened = open_toy(write_toy_model(tmp_path / "1", edit_manifest=edit))
-    inputs = opened.signatures["lookup"].inputs
-    for name in ("user", "tags__values", "tags_sum__values"):
-        vocabulary = inputs[name].vocabulary
-        assert vocabulary is not None
-        vocabulary.ids_of(np.array([b"?"], object), name)
-    counts = opened.backend.table_counts()
-    assert {name: count.oov_keys for name, count in counts.items()} == {"user": 1, "tag": 2}
+    core = CoreLookups(write_toy_model(tmp_path / "1", edit_manifest=edit))
+    word, splits = np.array([b"?"], object), np.array([0, 1])
+    core.predict("lookup", {"user": word})
+    for name in ("tags", "tags_sum"):
+        core.predict("lookup", {f"{name}__values": word, f"{name}__row_splits": splits})
+    assert {name: count.oov_keys for name, count in counts(core).items()} == {"user": 1, "tag": 2}
+
+
+def test_hashed_keys_are_not_unknown(tmp_path: Path) -> None:
+    core = CoreLookups(write_described_model(tmp_path / "1"))
+    core.predict("hashed", {"word": np.array([b"a", b"b"], object)})
+    assert not any(count.oov_keys for count in counts(core).values())

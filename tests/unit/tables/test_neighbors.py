@@ -9,13 +9,12 @@ import pytest
 
 from service.engine.neighbors import METRICS, Metric, RowSearch
 from service.errors import DeadlineExceeded, Unimplemented
-from service.tables import kernels, numpy_neighbors
-from service.tables.kernel_codes import METRICS as NUMBERS
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import Array, TableInfo
 from tests.stored_tables import DTYPES, store
 
+NATIVE = pytest.importorskip("service._native", reason="the native core is not built").tables
 NONE = np.empty(0, np.int64)
 
 
@@ -54,7 +53,7 @@ def test_neighbors_are_numpys(metric: Metric, dtype: str, dim: int) -> None:
     number = METRICS.index(metric)
     own = np.arange(7)
     denied = np.arange(100, 2000)
-    assert kernels.neighbors(*stored.place, queries, own, number, None, denied, 2, 20.0, ids, scores)
+    assert NATIVE.neighbors(*stored.place, queries, own, number, None, denied, 2, 20.0, ids, scores)
     expected = slow_scores(stored.numbers, queries, metric)
     sign = 1 if metric == "l2" else -1
     for query in range(7):
@@ -64,10 +63,6 @@ def test_neighbors_are_numpys(metric: Metric, dtype: str, dim: int) -> None:
         np.testing.assert_allclose(scores[query], expected[query, best], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(expected[query, ids[query]], expected[query, best], rtol=1e-4, atol=1e-4)
         assert len(set(ids[query])) == 20 and set(ids[query]) <= set(allowed)
-
-
-def test_metrics_have_the_numbers_of_their_order() -> None:
-    assert {name: NUMBERS[name] for name in METRICS} == {name: number for number, name in enumerate(METRICS)}
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
@@ -112,7 +107,7 @@ def test_rows_with_nan_are_no_neighbors(metric: Metric) -> None:
     ids, scores = np.empty((1, 3), np.int64), np.empty((1, 3), np.float32)
     queries, own = np.ones((1, 2), np.float32), np.array([-1])
     number = METRICS.index(metric)
-    assert kernels.neighbors(*stored.place, queries, own, number, None, NONE, 1, 20.0, ids, scores)
+    assert NATIVE.neighbors(*stored.place, queries, own, number, None, NONE, 1, 20.0, ids, scores)
     assert ids.tolist() == [[1, -1, -1]]
 
 
@@ -120,7 +115,7 @@ def test_a_row_of_zeros_has_the_cosine_0() -> None:
     stored = store(np.array([[0, 0], [3, 4], [-3, -4]], np.float32))
     ids, scores = np.empty((2, 3), np.int64), np.empty((2, 3), np.float32)
     queries = np.array([[3, 4], [0, 0]], np.float32)
-    assert kernels.neighbors(*stored.place, queries, np.array([-1, -1]), 1, None, NONE, 1, 20.0, ids, scores)
+    assert NATIVE.neighbors(*stored.place, queries, np.array([-1, -1]), 1, None, NONE, 1, 20.0, ids, scores)
     assert ids.tolist() == [[1, 0, 2], [0, 1, 2]]
     np.testing.assert_allclose(scores, [[1, 0, -1], [0, 0, 0]], atol=1e-6)
 
@@ -128,9 +123,9 @@ def test_a_row_of_zeros_has_the_cosine_0() -> None:
 def test_an_empty_table_has_no_neighbors() -> None:
     ids, scores = np.empty((1, 2), np.int64), np.empty((1, 2), np.float32)
     none = np.empty(0, np.uint8)
-    place = (kernels.FLOAT32, none, none, 0, 2)
+    place = (0, none, none, 0, 2)
     queries = np.ones((1, 2), np.float32)
-    assert kernels.neighbors(*place, queries, np.array([-1]), 0, None, NONE, 1, 20.0, ids, scores)
+    assert NATIVE.neighbors(*place, queries, np.array([-1]), 0, None, NONE, 1, 20.0, ids, scores)
     assert ids.tolist() == [[-1, -1]]
 
 
@@ -148,6 +143,20 @@ def test_a_search_without_time_is_given_up(dtype: str) -> None:
         MappedTable(info, np.ones((4, 2), dtype)).nearest(search([[1, 1]], 1, seconds=0.0))
 
 
+def test_chunks_of_a_float64_table_are_searched_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.tables.table._CHUNK_ROWS", 7)
+    rows = np.random.default_rng(4).integers(-3, 4, (40, 3)).astype(np.float64)
+    rows[5] = np.nan
+    wide = MappedTable(TableInfo("t", 40, 3, "float64", rows.nbytes, ()), rows)
+    queries, own = rows[[0, 8, 39]].astype(np.float32), np.array([0, 8, -1])
+    for metric in METRICS:
+        for allowed in (None, np.array([1, 6, 7, 8, 20, 39]), NONE):
+            asked = search(queries, 9, metric, own=own, allowed=allowed, denied=np.array([2, 6, 30]))
+            found, wanted = wide.nearest(asked), table(rows).nearest(asked)
+            assert found.ids.tolist() == wanted.ids.tolist()
+            np.testing.assert_array_equal(found.scores, wanted.scores)
+
+
 def test_a_remote_table_can_not_be_searched() -> None:
     remote = object.__new__(RemoteTable)
     remote.info = TableInfo("far", 4, 2, "float32", 32, ())
@@ -159,8 +168,6 @@ def test_the_kernel_refuses_arrays_that_do_not_fit() -> None:
     stored = store(np.ones((4, 2), np.float32))
     ids, scores = np.empty((1, 2), np.int64), np.empty((1, 2), np.float32)
     queries, own = np.ones((1, 2), np.float32), np.array([-1])
-    if kernels.neighbors is numpy_neighbors.neighbors:
-        return
     for arguments in (
         (np.ones((1, 3), np.float32), own, 0, None, NONE, 1, 1.0, ids, scores),
         (queries, np.array([-1, -1]), 0, None, NONE, 1, 1.0, ids, scores),
@@ -169,4 +176,4 @@ def test_the_kernel_refuses_arrays_that_do_not_fit() -> None:
         (queries, own, 0, None, NONE, 1, 1.0, ids, np.empty((1, 3), np.float32)),
     ):
         with pytest.raises(ValueError, match=r"do not fit|there is no metric"):
-            kernels.neighbors(*stored.place, *arguments)
+            NATIVE.neighbors(*stored.place, *arguments)

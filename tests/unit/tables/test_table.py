@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.artifact.manifest import Manifest
+from service.artifact.manifest import LookupFeature, Manifest
 from service.artifact.ordered_code import slice_key
 from service.errors import ArtifactError, IdOutOfRange
-from service.tables import kernels
+from service.process.trial import lookup_of
 from service.tables.table import MappedTable, open_tables
-from service.types import TABLE_DTYPES, TableInfo
-from tests.stored_tables import DTYPES
+from service.types import TABLE_DTYPES, TableInfo, TensorSpec
+from tests.stored_tables import DTYPES, store
 from tests.toy_model import (
     INDEX,
     SHARD,
@@ -262,8 +262,24 @@ def test_rows_beyond_two_to_the_31st_number_are_found(tmp_path: Path) -> None:
     info = TableInfo("t", vocabulary_size, dim, "float32", weights.nbytes, ())
     table = MappedTable(info, weights)
     assert table.rows(np.array([vocabulary_size - 1, 0])).tolist() == [last.tolist(), [0] * dim]
-    out = np.empty((1, dim), np.float32)
-    ids, splits = np.array([vocabulary_size - 1] * 2), np.array([0, 2])
-    options = (False, kernels.SUM, False, 0, False, kernels.ERROR, 0)
-    assert kernels.combine(*table.place, ids, splits, np.empty(0, np.float32), *options, out) == kernels.OK
-    assert np.array_equal(out[0], 2 * last)
+    feature = LookupFeature("ids", "splits", combiner="sum")
+    inputs = {"ids": np.array([vocabulary_size - 1] * 2), "splits": np.array([0, 2])}
+    specs = {name: TensorSpec(name, "int64", (None,)) for name in inputs}
+    assert np.array_equal(lookup_of(feature, table, specs)(inputs), 2 * last[None])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
+def test_rows_are_read_alike_with_and_without_the_core(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.random.default_rng(3).normal(size=(9, 5)).astype(np.float32)
+    if dtype == "float64":
+        table = MappedTable(TableInfo("t", 9, 5, dtype, 360, ()), numbers.astype(np.float64) + 1e-9)
+    else:
+        table = store(numbers, dtype).mapped
+    ids = np.array([8, 0, 3, 3])
+    found = table.rows(ids)
+    monkeypatch.setattr("service.tables.table.NATIVE_TABLES", None)
+    assert table.rows(ids).tobytes() == found.tobytes()
+    assert table.rows(ids[:0]).shape == (0, 5)
+    for wrong in (-1, 9):
+        with pytest.raises(IdOutOfRange, match=f"id {wrong} at position 1"):
+            table.rows(np.array([0, wrong]))

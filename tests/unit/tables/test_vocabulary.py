@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ArtifactError, IdOutOfRange
-from service.tables.vocabulary import OpenedVocabulary, counted_apart, open_vocabularies
+from service.tables.vocabulary import OpenedVocabulary, open_vocabularies
 from service.types import Vocabulary
 
 TEXTS = [b"red", b"green", b"blue"]
@@ -202,24 +202,12 @@ def test_strangers_go_to_buckets_behind_the_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"oov_id": 0}, {"num_oov_buckets": 5}, {"on_oov": "drop"}])
-def test_keys_that_a_vocabulary_lacks_are_counted(tmp_path: Path, options: dict[str, Any]) -> None:
-    strings = open_one(tmp_path, b"red\ngreen\nblue\n", first_id=1, **options)
+def test_only_keys_of_the_file_have_rows_of_their_own(tmp_path: Path, options: dict[str, Any]) -> None:
+    strings = open_one(tmp_path, b"red\n\nblue\n", first_id=1, empty_key_id=0, **options)
+    asked = np.array([b"x", b"blue", b""], object)
+    assert strings.known_ids(asked).tolist() == [-1, 3, 0]
+    assert strings.rows_of(asked).tolist() == [-1, 3, 2]
+    assert strings.keys_at(np.array(strings.lines)).tolist() == [b"red", b"", b"blue"]
     integers = open_one(tmp_path, b"1\n2\n3\n", first_id=1, key_dtype="int64", **options)
-    ids_of(strings, b"x", b"red", b"y", b"x")
-    ids_of(strings, b"red")
-    ids_of(integers, 0, 1, 9)
-    assert (strings.strangers.total, integers.strangers.total) == (3, 2)
-
-
-def test_keys_of_a_request_that_is_refused_are_counted_too(tmp_path: Path) -> None:
-    vocabulary = open_one(tmp_path, b"red\ngreen\nblue\n")
-    with pytest.raises(IdOutOfRange, match="'y' at position 1 "):
-        ids_of(vocabulary, b"red", b"y", b"x")
-    assert vocabulary.strangers.total == 2
-
-
-def test_a_vocabulary_that_counts_apart_is_the_same_in_all_else(tmp_path: Path) -> None:
-    first = open_one(tmp_path, b"red\ngreen\nblue\n", on_oov="drop")
-    second = counted_apart(first)
-    assert ids_of(second, b"blue", b"x") == [2, -1]
-    assert (first.strangers.total, second.strangers.total) == (0, 1)
+    assert integers.known_ids(np.array([0, 2])).tolist() == integers.rows_of(np.array([0, 2])).tolist() == [-1, 2]
+    assert integers.keys_at(np.array(integers.lines)).tolist() == [1, 2, 3]

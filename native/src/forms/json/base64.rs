@@ -31,7 +31,7 @@ pub fn encode(bytes: &[u8], out: &mut Vec<u8>) {
 }
 
 /// Decodes base64, with or without padding; None if the text has a character or a length that base64 can not have.
-/// White space is refused here, too, though the reference server skips it.
+/// White space is refused, too.
 #[must_use]
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let letters = text.trim_end_matches('=').as_bytes();

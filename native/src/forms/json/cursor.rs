@@ -32,7 +32,7 @@ impl<'a> Cursor<'a> {
     /// Returns the position of a body's first token.
     ///
     /// # Errors
-    /// The body is not UTF-8, or has more keys, lists or strings than the reference server accepts.
+    /// The body is not UTF-8, or has more keys, lists or strings than a body may have.
     pub fn new(body: &'a [u8]) -> Parsed<Self> {
         if token_fault(body).is_some() {
             return Err(Declined::Unusual);
@@ -169,7 +169,7 @@ impl<'a> Cursor<'a> {
             return nested.float(depth, number);
         }
         if self.at - first > SAFE_DIGITS {
-            // Integers beyond i64 are declined: the reference server reads them as floats.
+            // Integers beyond i64 are left to the other reader, which reads them as floats.
             number = self.text[start..self.at].parse().map_err(|_| Declined::Unusual)?;
         } else if is_negative {
             number = -number;

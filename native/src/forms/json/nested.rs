@@ -7,11 +7,11 @@ use smallvec::SmallVec;
 
 use crate::plan::Declined;
 
-/// Maximal number of levels of nested lists in a tensor. A tensor with more levels is declined: the reference server
+/// Maximal number of levels of nested lists in a tensor. A tensor with more levels is left to the other reader, which
 /// reads up to 64 levels.
 pub const MAX_DEPTH: usize = 8;
 
-/// The result of parsing JSON: a value, or the reason why the request must be forwarded to the reference server.
+/// The result of parsing JSON: a value, or the reason why another reader must read the body.
 pub type Parsed<T> = Result<T, Declined>;
 
 /// The leaves of nested JSON lists, which are the elements that are not lists, in the order of the text. All leaves

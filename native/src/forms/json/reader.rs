@@ -1,7 +1,7 @@
 //! Parses the JSON body of a request in one pass, without building a tree of values.
 //!
-//! Bodies must be strict JSON without unknown or repeated keys. All others are declined, and so forwarded to the
-//! reference server.
+//! Bodies must be strict JSON without unknown or repeated keys. All others are left to `explain.rs`, which reads them or
+//! says what is wrong.
 
 use std::borrow::Cow;
 

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::floats::{NonFinite, write_numbers};
-use super::reader::{read_lookup, read_predict};
+use super::reader::read_lookup;
 use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, is_fault, output, servable, toy};
-use crate::plan::{Data, DataType, Declined, Effort, ModelRoutes, Routes, Servable, Tensor};
+use crate::plan::{Declined, Effort, ModelRoutes, Routes, Servable};
 
 /// The kind of JSON request that a test sends: `:lookup`, `:predict` or `:rows`.
 #[derive(Clone, Copy, Debug)]
@@ -337,116 +336,4 @@ fn time_of_requests() {
             best(&|| serde_json::from_str::<Value>(&body).expect("plain").as_object().map_or(0, serde_json::Map::len));
         println!("{name}: {whole:?}, of it reading {reading:?}; serde_json's Value alone {by_tree:?}");
     }
-}
-
-/// Compares the texts of numbers with orjson's. `TEXT_PARITY` names a file whose lines are `[dtype, bytes in
-/// hexadecimal digits, orjson's text]`.
-#[test]
-#[ignore = "needs the file that TEXT_PARITY names"]
-fn numbers_are_written_as_orjson_writes_them() {
-    let file = std::fs::read_to_string(std::env::var("TEXT_PARITY").expect("TEXT_PARITY")).expect("a file");
-    for line in file.lines() {
-        let case: Value = serde_json::from_str(line).expect("a case");
-        let dtype = serde_json::from_value::<DataType>(case[0].clone()).expect("a dtype");
-        let hex = case[1].as_str().expect("bytes");
-        let bytes: Vec<u8> =
-            (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).expect("a byte")).collect();
-        let mut out = Vec::new();
-        write_numbers(dtype, &[bytes.len() / dtype.size()], &bytes, NonFinite::Tokens, &mut out);
-        assert_eq!(std::str::from_utf8(&out).expect("text"), case[2].as_str().expect("text"));
-    }
-}
-
-/// Returns a tensor as JSON: its dtype, its sizes, and its bytes or strings in hexadecimal digits.
-fn shown(tensor: &Tensor<'_>) -> Value {
-    let hex = |bytes: &[u8]| {
-        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect::<String>()
-    };
-    let data = match &tensor.data {
-        Data::Raw(bytes) => json!(hex(bytes)),
-        Data::Bytes(bytes) => json!(hex(bytes)),
-        Data::Floats(numbers) => json!(hex(&numbers.iter().flat_map(|one| one.to_le_bytes()).collect::<Vec<_>>())),
-        Data::Ints(numbers) => {
-            let bytes = numbers.iter().flat_map(|one| one.to_le_bytes()[..tensor.dtype.size()].to_vec());
-            json!(hex(&bytes.collect::<Vec<_>>()))
-        }
-        Data::Strings(strings) => strings.parts.iter().map(|one| json!(hex(one))).collect(),
-    };
-    json!([format!("{:?}", tensor.dtype).to_lowercase(), tensor.dims.to_vec(), data])
-}
-
-/// Compares the arrays that the core parses from JSON bodies with the arrays that the reference server parses.
-/// `JSON_PARITY` names a file whose lines are `[signature, form, body, arrays]`; `arrays` is null if the reference
-/// server refuses the body.
-#[test]
-#[ignore = "needs the file that JSON_PARITY names"]
-fn bodies_are_read_as_the_reference_reads_them() {
-    let file = std::fs::read_to_string(std::env::var("JSON_PARITY").expect("JSON_PARITY")).expect("a file");
-    let string = |name: &str| {
-        let mut one = input(name, "string", json!([null]), true);
-        one["takes_strings"] = json!(true);
-        one
-    };
-    let mut keyed = input("keyed", "int64", json!([null]), true);
-    keyed["takes_strings"] = json!(true);
-    let mut inputs = vec![
-        input("bag__values", "int64", json!([null]), true),
-        input("bag__row_splits", "int64", json!([null]), true),
-        input("bag__weights", "float32", json!([null]), true),
-        input("flat", "int32", json!([null]), true),
-        input("flat_ends", "int32", json!([null]), true),
-        keyed,
-        string("text"),
-    ];
-    for dtype in
-        ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", "bool"]
-    {
-        inputs.push(input(dtype, dtype, json!(null), true));
-    }
-    let features = json!([
-        feature("bag", 0, json!({"row_splits": 1, "weights": 2, "combiner": "sum"})),
-        feature("flat", 3, json!({"row_splits": 4, "combiner": "sum"})),
-        feature("keyed", 5, json!({})),
-    ]);
-    let all = json!({"name": "all", "kind": "lookup", "max_rows": null, "graph": null,
-        "inputs": inputs, "features": features, "outputs": [output("bag", &[0], false)]});
-    let only = |name: &str, inputs: &[Value], features: Value| {
-        json!({"name": name, "kind": "lookup", "max_rows": null, "graph": null,
-            "inputs": inputs, "features": features, "outputs": [output("bag", &[0], false)]})
-    };
-    let bag = feature("bag", 0, json!({"row_splits": 1, "weights": 2, "combiner": "sum"}));
-    let single = feature("int64", 0, json!({}));
-    let signatures =
-        json!([all, only("bag", &inputs[..3], json!([bag])), only("int64", &inputs[13..14], json!([single]))]);
-    let servable = servable(signatures, &[(5, 2)]);
-    let (mut same, mut left, mut refused) = (0, 0, 0);
-    for line in file.lines() {
-        let case: Value = serde_json::from_str(line).expect("a case");
-        let number = servable.signature(case[0].as_str().expect("a name"), "").expect("a signature");
-        let signature = &servable.signatures()[number];
-        let body = case[2].as_str().expect("a body").as_bytes();
-        let inputs = if case[1] == "lookup" {
-            read_lookup(body).and_then(|body| lookup_json::inputs_of(signature, body))
-        } else {
-            read_predict(body).and_then(|body| tensorflow_json::inputs_of(signature, body.payload, body.is_by_row))
-        };
-        let Ok(inputs) = inputs else {
-            if case[3].is_null() {
-                refused += 1;
-            } else {
-                left += 1;
-            }
-            continue;
-        };
-        let found: serde_json::Map<String, Value> = signature
-            .inputs
-            .iter()
-            .zip(&inputs)
-            .filter_map(|(input, tensor)| Some((input.name.clone(), shown(tensor.as_ref()?))))
-            .collect();
-        assert_eq!(Value::from(found), case[3], "{line}");
-        same += 1;
-    }
-    println!("{same} read alike, {left} left to the reference server, {refused} refused by both");
 }

@@ -1,4 +1,4 @@
-//! Compares whole answers with messages that the encoder of the reference server wrote.
+//! Compares whole answers with messages that the encoder in Python wrote.
 
 use std::collections::HashMap;
 

@@ -15,6 +15,7 @@ from model_export.__main__ import main
 from model_export.errors import ExportError
 from service.artifact.manifest import Manifest
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 
@@ -90,12 +91,13 @@ def manifest_of(artifact: Path) -> Manifest:
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns the outputs of the server's own lookups, without TensorFlow."""
-    servable = ServableLoader(frozenset({"serve"}), "off", 1)("model", 1, artifact)
+    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, artifact)
     arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
     outputs = tuple(manifest_of(artifact).signatures[signature].features)
     entry = manifest_of(artifact).signatures[signature]
     names = tuple(entry.features[feature].output or feature for feature in outputs)
-    answer = servable.backends[signature].run(signature, arrays, names)
+    assert servable.native is not None
+    answer = servable.native.run(signature, arrays, names)
     return {name: vectors.tolist() for name, vectors in answer.items()}
 
 
@@ -276,7 +278,7 @@ def test_a_spec_that_the_graph_does_not_say_is_believed_only_if_allowed(tmp_path
         adopt(tmp_path / "saved", spec, tmp_path / "out")
     artifact = adopt(tmp_path / "saved", spec, tmp_path / "out", allow_unproven=True)
     assert manifest_of(artifact).provenance["unproven"] == ["serving_default/film"]
-    servable = ServableLoader(frozenset({"serve"}), "off", 1)("model", 1, artifact)
+    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, artifact)
     assert servable.unproven == ("serving_default/film",)
     assert served(artifact, "serving_default", {"film": [3]}) == {"film": [[6, 7]]}
 

@@ -15,6 +15,7 @@ from model_export.errors import ExportError
 from model_export.export_model import export
 from service.artifact.manifest import Manifest
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 
@@ -73,9 +74,9 @@ def manifest_of(artifact: Path) -> Manifest:
 
 def served(artifact: Path, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the outputs that this project's server gives for a signature of an artifact."""
-    servable = ServableLoader(frozenset({"serve"}), "auto", 1)("m", 1, artifact)
-    spec = servable.signatures[signature]
-    return dict(servable.backends[signature].run(signature, dict(inputs), tuple(spec.outputs)))
+    servable = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)("m", 1, artifact)
+    assert servable.native is not None
+    return servable.native.run(signature, inputs)
 
 
 def test_a_functional_model_keeps_its_prediction_and_gets_a_lookup(keras: Any, tmp_path: Path, tf: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from model_export.adoption.key_evaluation import Evaluation
 from model_export.adoption.key_function import KeyFunction
 from model_export.adoption.key_graph import Fixed, Hashed, Known, NotRead, Shifted, Within
-from model_export.parity.fingerprint import fingerprint64
+from service.artifact.fingerprint import fingerprint64
 from service.graph.flat_graph import flatten
 from service.types import Array
 

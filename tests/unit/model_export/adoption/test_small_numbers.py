@@ -11,6 +11,7 @@ import pytest
 
 from service.artifact.manifest import Manifest
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 
@@ -96,7 +97,8 @@ def test_a_lookup_gives_the_bits_of_tensorflow(versions: tuple[Path, Path], name
     original, adopted = versions
     manifest = Manifest.read(adopted)
     assert manifest is not None and manifest.signatures[name].kind == "lookup"
-    servable = ServableLoader(frozenset({"serve"}), "off", 1)("model", 1, adopted)
+    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, adopted)
+    assert servable.native is not None
     random = np.random.default_rng(6)
     with open_signatures(original) as runner:
         for row in (*range(len(SMALL)), None):
@@ -106,7 +108,7 @@ def test_a_lookup_gives_the_bits_of_tensorflow(versions: tuple[Path, Path], name
             given = {"ids": ids, "splits": splits, "weights": weights}
             request = {key: given[key] for key in runner.inputs(name)}
             wanted = runner.run(name, request)["vectors"]
-            found = servable.backends[name].run(name, request, ("vectors",))["vectors"]
+            found = servable.native.run(name, request)["vectors"]
             assert found.shape == wanted.shape
             same = (found.view(np.uint32) == wanted.view(np.uint32)) | (np.isnan(found) & np.isnan(wanted))
             assert same.all(), (row, found[~same.all(1)][:3], wanted[~same.all(1)][:3])

@@ -23,6 +23,7 @@ from model_export.report.text import to_text
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
 from service.artifact.rounding import rounded
+from tests.core_lookups import CoreLookups
 from tests.unit.model_export.adoption.test_adopt import (
     FILMS,
     WORDS,
@@ -90,11 +91,11 @@ def test_the_server_answers_the_bits_of_tensorflows_own_run(
     reduced_version: tuple[str, Path], loaded: Callable[[Path], Any], tf: Any
 ) -> None:
     dtype, artifact = reduced_version
-    _, lookups = opened(artifact)
+    core = CoreLookups(artifact)
     lookup = loaded(artifact).signatures["lookup"]
     for request in requests():
         theirs = lookup(**{name: tf.constant(array) for name, array in request.items()})
-        ours = lookups.backend.run("lookup", request, ("a", "b"))
+        ours = core.predict("lookup", request)
         assert ours["a"].tobytes() == theirs["a"].numpy().tobytes() == read_as(item(), dtype)[request["a"]].tobytes()
         np.testing.assert_allclose(ours["b"], theirs["b"].numpy(), rtol=1e-6, atol=1e-6)
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from service.artifact.signature_def import read_signatures
 from service.errors import InvalidRequest
-from service.graph.savedmodel import open_savedmodel
 from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 
@@ -38,12 +37,12 @@ def padded(rows: list[list[int]], combiner: str, weights: list[list[float]] | No
 
 def answer(folder: Path, tags: frozenset[str], signature: str, **inputs: np.ndarray) -> dict[str, np.ndarray]:
     """Runs a signature of one MetaGraph as the server does; returns its outputs."""
-    signatures = read_signatures(folder / "saved_model.pb", tags)
-    backend = open_savedmodel(folder, signatures, tags, threads=1)
+    servable = ServableLoader(tags, "auto", 1, compile_native, has_towers=False)("m", 1, folder)
+    assert servable.native is not None
     try:
-        return backend.run(signature, inputs, tuple(signatures[signature].outputs))
+        return servable.native.run(signature, inputs)
     finally:
-        backend.close()
+        servable.close()
 
 
 def meta_graphs(folder: Path) -> dict[frozenset[str], Any]:
@@ -191,8 +190,9 @@ def _only_function(graph: Any) -> Any:
 def test_the_server_takes_the_folder_by_its_tags(v1_folder: Path) -> None:
     one = examples({"a": [[1, 2, 3, 4]], "b": [[]]})
     for tags, row in ((SERVE, TABLE[[1, 2, 3, 4]]), (TPU, TABLE[[1, 2, 3]])):
-        servable = ServableLoader(tags, "auto", 1)("m", 1, v1_folder)
-        outputs = servable.backends["serving_default"].run("serving_default", {"examples": one}, ("vectors",))
+        servable = ServableLoader(tags, "auto", 1, compile_native)("m", 1, v1_folder)
+        assert servable.native is not None
+        outputs = servable.native.run("serving_default", {"examples": one}, ("vectors",))
         np.testing.assert_allclose(outputs["vectors"][0, :3], row.mean(axis=0), rtol=1e-6)
         servable.backends["serving_default"].close()
 

@@ -1,4 +1,4 @@
-"""The kernels do TensorFlow's arithmetic: its serving lookup, its safe sparse lookup, and its tensor-core functions."""
+"""Lookups do TensorFlow's arithmetic: its serving lookup, its safe sparse lookup, and its tensor-core functions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.tables import kernels
 from tests import oracle
+from tests.feature_lookups import Where, combine, gather
 from tests.stored_tables import store
-from tests.unit.tables.test_kernels import COMBINERS, combine, sequence
+from tests.unit.native.test_lookups import COMBINERS
+from tests.unit.native.test_lookups import where as where
 
 pytestmark = pytest.mark.tf
 
@@ -38,14 +39,14 @@ def ragged_tensor(tf: Any, rows: oracle.Rows, dtype: str = "int64") -> Any:
 
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_equals_the_serving_lookup_of_ragged_ids(tf: Any, combiner: str, is_weighted: bool) -> None:
+def test_equals_the_serving_lookup_of_ragged_ids(where: Where, tf: Any, combiner: str, is_weighted: bool) -> None:
     for seed, expected in enumerate(serving_lookups(tf, combiner, is_weighted)):
         table, rows, weights = draw(seed, positive=False)
-        found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
+        found = combine(where, store(table), rows, combiner=combiner, weights=weights if is_weighted else None)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
-# Cached, because two tests compare the combine kernel with these results.
+# Cached, because two tests compare lookups with these results.
 @cache
 def serving_lookups(tf: Any, combiner: str, is_weighted: bool) -> list[np.ndarray]:
     """Returns the answers of TensorFlow's serving lookup of ragged ids, for each seed."""
@@ -66,13 +67,15 @@ def serving_lookups(tf: Any, combiner: str, is_weighted: bool) -> list[np.ndarra
 
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_equals_the_safe_sparse_lookup_where_that_prunes_nothing(tf: Any, combiner: str, is_weighted: bool) -> None:
+def test_equals_the_safe_sparse_lookup_where_that_prunes_nothing(
+    where: Where, tf: Any, combiner: str, is_weighted: bool
+) -> None:
     # safe_embedding_lookup_sparse drops ids whose weight is not positive, unless it sums. TensorFlow's lookup of ragged
-    # ids keeps them, and so does the kernel, so the weights here are positive.
+    # ids keeps them, and so do these lookups, so the weights here are positive.
     for seed in range(CASES):
         table, rows, weights = draw(seed, positive=combiner != "sum")
         expected = safe_lookup(tf, seed, combiner, is_weighted, positive=combiner != "sum")
-        found = combine(store(table), rows, combiner, weights=weights if is_weighted else None)
+        found = combine(where, store(table), rows, combiner=combiner, weights=weights if is_weighted else None)
         # safe_embedding_lookup_sparse gives no row for empty rows at the end of a batch; no batch here ends in one.
         assert len(expected) == len(rows)
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
@@ -99,41 +102,47 @@ def safe_lookup(
 
 
 @pytest.mark.parametrize("combiner", COMBINERS)
-def test_dropping_negative_ids_is_what_the_safe_lookup_does(tf: Any, combiner: str) -> None:
+def test_dropping_negative_ids_is_what_the_safe_lookup_does(where: Where, tf: Any, combiner: str) -> None:
     for seed in range(CASES):
         table, rows, _ = draw(seed, positive=True)
         rows = without_zeros(rows)
         expected = safe_lookup(tf, seed, combiner, False, positive=True, has_negative=True)
-        found = combine(store(table), rows, combiner, on_bad_id="drop")
+        found = combine(where, store(table), rows, combiner=combiner, on_bad_id="drop")
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
-def test_leaving_weights_out_is_what_the_safe_lookup_does_unless_it_sums(tf: Any, combiner: str) -> None:
+def test_leaving_weights_out_is_what_the_safe_lookup_does_unless_it_sums(where: Where, tf: Any, combiner: str) -> None:
     for seed in range(CASES):
         table, rows, weights = draw(seed, positive=False)
         rows = without_zeros(rows)
         expected = safe_lookup(tf, seed, combiner, True, positive=False, has_negative=True)
-        found = combine(store(table), rows, combiner, weights=weights, on_bad_id="drop_negative", positive_only=True)
+        found = combine(
+            where,
+            store(table),
+            rows,
+            combiner=combiner,
+            weights=weights,
+            on_bad_id="drop_negative",
+            on_nonpositive_weight="drop",
+        )
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 
-def test_clamping_is_what_a_compiled_gather_does(tf: Any) -> None:
+def test_clamping_is_what_a_compiled_gather_does(where: Where, tf: Any) -> None:
     table, _, _ = draw(0, positive=True)
     ids = np.array([-(2**31), -1, 0, V - 1, V, 2**31 - 1], np.int32)
     expected = tf.function(tf.gather, jit_compile=True)(tf.constant(table), tf.constant(ids)).numpy()
-    stored, out = store(table), np.empty((len(ids), D), np.float32)
-    assert kernels.gather(*stored.place, ids.astype(np.int64), kernels.CLAMP, 0, out) == kernels.MISSING - 4
-    assert np.array_equal(out, expected)
+    assert np.array_equal(gather(where, store(table), ids.tolist(), on_bad_id="clamp"), expected)
 
 
 @pytest.mark.parametrize("is_sparse", [True, False])
 @pytest.mark.parametrize("length", [1, 2, K])
-def test_equals_the_serving_lookup_of_sequences(tf: Any, length: int, is_sparse: bool) -> None:
+def test_equals_the_serving_lookup_of_sequences(where: Where, tf: Any, length: int, is_sparse: bool) -> None:
     for seed in range(CASES):
         table, rows, _ = draw(seed, positive=True)
         expected = sequence_of_seed(tf, seed, length, is_sparse)
-        assert np.array_equal(sequence(store(table), rows, length), expected), f"seed {seed}"
+        assert np.array_equal(combine(where, store(table), rows, max_sequence_length=length), expected), f"seed {seed}"
 
 
 @cache
@@ -144,13 +153,14 @@ def sequence_of_seed(tf: Any, seed: int, length: int, is_sparse: bool) -> np.nda
     return serving_sequence(tf, table, ids.to_sparse() if is_sparse else ids, length)
 
 
-def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_sparse_ids(tf: Any) -> None:
+def test_ids_behind_the_cut_of_a_sequence_are_not_judged_as_in_the_lookup_of_sparse_ids(where: Where, tf: Any) -> None:
     # TensorFlow's lookup of ragged ids reads the ids beyond the sequence's length before it cuts them off, so it fails
     # here.
     table, _, _ = draw(0, positive=True)
     rows = [[1, 2, V], [3]]
     assert np.array_equal(
-        sequence(store(table), rows, 2), serving_sequence(tf, table, ragged_tensor(tf, rows).to_sparse(), 2)
+        combine(where, store(table), rows, max_sequence_length=2),
+        serving_sequence(tf, table, ragged_tensor(tf, rows).to_sparse(), 2),
     )
     with pytest.raises(tf.errors.InvalidArgumentError):
         serving_sequence(tf, table, ragged_tensor(tf, rows), 2)
@@ -180,12 +190,21 @@ def tensor_core(tf: Any, table: np.ndarray, rows: oracle.Rows, weights: Any, com
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("width", [1, 2, K])
-def test_equals_the_tensor_core_functions(tf: Any, combiner: str, is_weighted: bool, width: int) -> None:
+def test_equals_the_tensor_core_functions(where: Where, tf: Any, combiner: str, is_weighted: bool, width: int) -> None:
     for seed in range(CASES // 2):
         table, rows, weights = draw(seed, positive=False)
         used = weights if is_weighted else None
         expected = tensor_core_of_seed(tf, seed, is_weighted, combiner, width)
-        found = combine(store(table), rows, combiner, weights=used, at_least_one=True, max_ids=width, truncate=True)
+        found = combine(
+            where,
+            store(table),
+            rows,
+            combiner=combiner,
+            weights=used,
+            mean_divisor="at_least_one",
+            max_ids_per_row=width,
+            on_too_many_ids="truncate",
+        )
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6, err_msg=f"seed {seed}")
 
 

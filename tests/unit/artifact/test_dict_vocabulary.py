@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service.artifact.dict_vocabulary import DictVocabulary, open_vocabularies
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ArtifactError, IdOutOfRange
-from service.reference.vocabularies import DictVocabulary, open_vocabularies
 
 
 def opened(folder: Path, text: bytes, entry: VocabularyEntry) -> DictVocabulary:

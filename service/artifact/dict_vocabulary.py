@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from service.artifact.fingerprint import fingerprint64
 from service.artifact.manifest import KeyDtype, Manifest, VocabularyEntry
+from service.artifact.vocabulary_lines import vocabulary_lines
 from service.errors import ArtifactError, IdOutOfRange
-from service.reference.fingerprint import fingerprint64
 from service.types import Array
 
 _INTEGER = re.compile(rb"-?[0-9]+")
@@ -30,14 +31,33 @@ class DictVocabulary:
 
     def __init__(self, entry: VocabularyEntry, keys: list[Any]) -> None:
         self._entry, self._keys = entry, keys
-        self._rows = {key: entry.first_id + line for line, key in enumerate(keys)}
-        if entry.empty_key_id is not None:
-            self._rows[b""] = entry.empty_key_id
+        self._lines = {key: entry.first_id + line for line, key in enumerate(keys)}
+        empty = {} if entry.empty_key_id is None else {b"": entry.empty_key_id}
+        self._rows = {**self._lines, **empty} if empty else self._lines
 
     @property
     def key_dtype(self) -> KeyDtype:
         """The dtype of the vocabulary's keys: "string" or "int64"."""
         return self._entry.key_dtype
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the vocabulary has a list of its keys, and does not only hash keys to buckets."""
+        return bool(self._keys)
+
+    @property
+    def lines(self) -> range:
+        """The rows of the keys in the vocabulary's file."""
+        return range(self._entry.first_id, self._entry.first_id + len(self._keys))
+
+    def keys_at(self, ids: Array) -> Array:
+        """Returns the keys of [N] row ids in `lines`."""
+        return _array([self._keys[row - self._entry.first_id] for row in ids.tolist()], self.key_dtype)
+
+    def rows_of(self, keys: Array) -> Array:
+        """Returns the [N] int64 row ids in `lines` of [N] keys; -1 for a key that is not in the file."""
+        found = [self._lines.get(key, -1) for key in keys.tolist()]
+        return np.array(found, np.int64)
 
     @property
     def example_key(self) -> bytes | int:
@@ -49,8 +69,7 @@ class DictVocabulary:
 
     def key_of(self, row: int) -> bytes | int | None:
         """Returns the key in the line that stands for a row; None for a row without a line."""
-        line = row - self._entry.first_id
-        return self._keys[line] if 0 <= line < len(self._keys) else None
+        return self._keys[row - self._entry.first_id] if row in self.lines else None
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
         """Maps keys of any shape to int64 rows of the same shape; -1 for a key that is dropped.
@@ -79,6 +98,13 @@ class DictVocabulary:
         )
 
 
+def _array(keys: list[Any], dtype: KeyDtype) -> Array:
+    if dtype == "int64":
+        return np.array(keys, np.int64)
+    # Without the None at the end, which is cut off again, numpy would make strings of one size.
+    return np.array([*keys, None], object)[:-1]
+
+
 def open_vocabularies(artifact: Path, manifest: Manifest) -> dict[str, DictVocabulary]:
     """Reads the vocabulary files of an artifact; raises ArtifactError naming the file."""
     return {
@@ -89,13 +115,12 @@ def open_vocabularies(artifact: Path, manifest: Manifest) -> dict[str, DictVocab
 
 def _read(path: Path, entry: VocabularyEntry) -> list[Any]:
     try:
-        lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.stat().st_size else []
+        lines = vocabulary_lines(path)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
     if not lines or len(lines) != entry.size:
         raise ArtifactError(f"vocabulary {path} has {len(lines)} lines, its manifest says {entry.size}")
-    # TensorFlow reads lines without LF or CR LF.
-    keys: list[Any] = [line.removesuffix(b"\r") for line in lines]
+    keys: list[Any] = list(lines)
     if entry.key_dtype == "int64":
         for line, text in enumerate(keys):
             if not _INTEGER.fullmatch(text) or not _INT64.min <= int(text) <= _INT64.max:
