@@ -390,6 +390,11 @@ def _build_keras(made: Construction, folder: Path, keras: Any) -> None:
         layer = layers[one.table]
         rows[one.name] = layer(key)
         combined_by[one.name] = _pooled(keras, one, rows[one.name])
+        if one.layer == "mixed_bfloat16":
+            # A lookup answers the table's rows; only what the model does with them is rounded.
+            stored = keras.layers.Embedding(*layer.embeddings.shape, dtype="float32")
+            rows[one.name] = stored(key)
+            stored.embeddings.assign(layer.embeddings)
     numbers = keras.Input((made.numbers,), name=_NUMBERS) if made.numbers else None
     outputs = _keras_outputs(keras, made, combined_by, numbers)
     model = keras.Model({**given, **({_NUMBERS: numbers} if made.numbers else {})}, outputs)

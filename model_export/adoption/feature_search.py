@@ -22,6 +22,7 @@ from model_export.adoption.probing import Probe
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
 from model_export.adoption.row_numbers import look_at_rows
+from model_export.exporter.summations import order_of
 from model_export.parity.comparison import rows_of_other_bits
 from model_export.parity.oracle import RefusedError
 from service.artifact.manifest import (
@@ -160,14 +161,18 @@ class _Trial:
             on_empty_row=on_empty,
             trailing_empty_rows=trailing,
         )
-        summations: tuple[Summation, ...] = ("four_lanes",) if self._roles.weights else ("four_lanes", *UNWEIGHTED)
+        # The order of the graph's op comes first: two orders can agree in all trials and differ in the sign of a zero.
+        summations: list[Summation] = ["in_order", "four_lanes", *(() if self._roles.weights else UNWEIGHTED)]
+        told = order_of(self._graph.flat, self._read.rows, self._tensor)
+        summations.sort(key=lambda order: order != told)
+        base = replace(base, summation=summations[0])
         for feature in self._variants(base):
             is_exact = self._agrees(feature)
             if is_exact is None:
                 continue
             self._check_keys(feature)
             if not is_exact:
-                others = (replace(feature, summation=order) for order in summations)
+                others = (replace(feature, summation=order) for order in summations[1:])
                 exact = next((other for other in others if self._agrees(other)), None)
                 return self._as_found(exact or feature, is_exact=exact is not None)
             return self._as_found(feature, is_exact=True)

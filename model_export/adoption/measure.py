@@ -228,6 +228,9 @@ def _filler(spec: SignatureSpec, name: str, rows: int, random: np.random.Generat
         return np.full(sizes, b"", object)
     if dtype.kind not in "iu":
         return np.asarray(random.uniform(-1, 1, sizes)).astype(dtype)
+    # A row split or an index is an int32 or int64; narrower integers can not hold every number of rows.
+    if dtype.itemsize < 4:
+        fill = "ids" if fill == "ids" else "zeros"
     if fill == "splits" and shape == (None,):
         return np.array([0, *np.sort(random.integers(0, rows + 1, rows - 1)), rows], dtype)
     if fill == "sparse" and shape in ((None, 2), (2,)):

@@ -67,9 +67,10 @@ class RandomTable(MappedTable):
             numbers = (numbers * self._norms[row % len(self._norms)] * factors[row // len(self._norms) % 4]).astype(
                 np.float32
             )
-        if self.info.embedding_dim > len(_SMALL) and row % 3 == 0:
+        if row % 3 == 0 and (dim := self.info.embedding_dim) > 1:
             # Orders of additions differ in the signs of zeros, and in denormal numbers, too.
-            numbers[(np.arange(len(_SMALL)) + row) % self.info.embedding_dim] = _SMALL
+            small = _SMALL[: dim - 1]
+            numbers[(np.arange(len(small)) + row) % dim] = small
         if self.info.dtype == "bfloat16":
             return (numbers.view(np.uint32) >> 16).astype(np.uint16)
         return numbers.astype(self.info.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from model_export.tensorflow_setup import tf
@@ -46,6 +46,22 @@ def with_summations(entry: SignatureEntry, meta_graph: Any, signature: str) -> S
             if len(orders) == 1 and not (feature.weights and orders <= {*UNWEIGHTED}):
                 features[name] = dataclasses.replace(feature, summation=orders.pop())
     return dataclasses.replace(entry, features=features)
+
+
+def order_of(flat: FlatGraph, rows: Iterable[str], tensor: str) -> Summation | None:
+    """Returns the order in which a tensor's ops add gathered rows; None if no op, or ops of several orders, add them.
+
+    Args:
+      rows: tensors with the gathered rows.
+    """
+    within = flat.ancestors([tensor]) | {node_of(tensor)}
+    starts = [node_of(name) for name in rows]
+    found = {
+        _ORDERS[flat.nodes[name].op]
+        for name in _downstream(flat, _readers(flat), starts, stops=_is_sum)
+        if name in within and _is_sum(flat.nodes[name])
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def _readers(flat: FlatGraph) -> dict[str, list[str]]:

@@ -50,19 +50,13 @@ def checked(spec: SignatureSpec, inputs: Tensors, *, strict_shapes: bool) -> dic
     Raises InputMismatch and IdOutOfRange.
     """
     result = {name: _checked_tensor(spec.inputs[name], array, spec) for name, array in inputs.items()}
-    rows = {name: array.shape[0] if array.ndim else 1 for name, array in result.items() if name in spec.row_inputs}
     for names in spec.ragged_names:
         if names.values in result:
-            rows[names.feature] = _checked_splits(names, result)
+            _check_splits(names, result)
     if spec.kind == "lookup":
         return result
     if strict_shapes and (faults := [one for name in inputs if (one := _shape_fault(spec.inputs[name], inputs[name]))]):
         raise InputMismatch(" ".join(faults))
-    # Inputs that no manifest describes, such as indices of an adopted graph, need not be one per row.
-    described = {name: n for name, n in rows.items() if name in spec.ragged or spec.inputs[name].vocabulary_size}
-    if spec.ragged and len(set(described.values())) > 1:
-        counts = ", ".join(f'"{name}" has {n}' for name, n in sorted(described.items()))
-        raise InputMismatch(f"inputs differ in their number of rows: {counts}.")
     return {**spec.defaults, **result}
 
 
@@ -135,8 +129,8 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
     return array
 
 
-def _checked_splits(names: RaggedNames, inputs: Tensors) -> int:
-    """Returns the number of rows of a ragged feature; raises InputMismatch if its parts do not fit each other."""
+def _check_splits(names: RaggedNames, inputs: Tensors) -> None:
+    """Raises InputMismatch if the parts of a ragged feature do not fit each other."""
     values, splits, weights = inputs[names.values], inputs[names.row_splits], inputs.get(names.weights)
     if values.ndim != 1 or splits.ndim != 1:
         raise InputMismatch(f'feature "{names.feature}": values and row_splits must have rank 1.')
@@ -152,7 +146,6 @@ def _checked_splits(names: RaggedNames, inputs: Tensors) -> int:
         raise InputMismatch(
             f'input "{names.weights}": expected one weight per id ({values.size}), got {list(weights.shape)}.'
         )
-    return int(splits.size) - 1
 
 
 def _shape_fault(tensor: TensorSpec, array: Array) -> str:

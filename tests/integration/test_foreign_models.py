@@ -16,7 +16,7 @@ from loadtest.foreign.random_models import random_name
 
 pytestmark = pytest.mark.tf
 
-NUM_REQUESTS, SEED, NUM_RANDOM = 40, 30, 20
+NUM_REQUESTS, SEED, NUM_RANDOM = 40, 30, 15
 NAMES = [
     "keras3_functional_export",
     "keras3_saved_without_its_variables",
@@ -48,7 +48,10 @@ NAMES = [
     "disproved_lookup_padded_table",
     "large_tables_embedding_65537",
 ]
+# The last ones were once answered wrongly or not adopted: one value of -0.0, inputs of which the graph counts no rows,
+# a gather that nothing uses, and a sparse input of uint8.
 RANDOM = [random_name(SEED, number) for number in range(NUM_RANDOM)]
+RANDOM += [random_name(28, number) for number in (44, 81, 64, 32, 46)]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +90,7 @@ def test_a_random_model_is_refused_by_adopt_or_answered_as_tensorflow_does(resul
 def test_adopt_describes_lookups_of_random_models(results: dict[str, Any]) -> None:
     # If adopt left all of them to TensorFlow, their answers would prove nothing.
     described = [name for name in RANDOM if {"lookup", "cut"} & {*results[name].adopted.runs.values()}]
-    assert len(described) >= NUM_RANDOM // 3
+    assert len(described) >= len(RANDOM) // 3
 
 
 def _findings(result: Any) -> str:

@@ -230,7 +230,6 @@ faults! {
     InvalidArgument output_twice(name: &str) "duplicate output tensor alias: {name}";
     InvalidArgument lacking_feature(output: &str, signature: &str, missing: Names)
         "output \"{output}\" of signature \"{signature}\" joins several features. Missing but required: {{{missing}}}.";
-    InvalidArgument rows_differ(counts: &str) "inputs differ in their number of rows: {counts}.";
     InvalidArgument joined_rows_differ(output: &str, counts: &str)
         "output \"{output}\" joins features that differ in their number of rows: {counts}.";
 }

@@ -4,8 +4,6 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
-
 use super::declined::Declined;
 use super::description::SignatureKind;
 use super::faults::{self, BoxedFault, Names};
@@ -264,12 +262,11 @@ fn python_repr(text: &str) -> String {
     out
 }
 
-/// Validates the row splits of all ragged features, and returns B, the number of rows of the request.
+/// Validates the row splits of all ragged features, and returns B, the largest number of rows of an input.
+///
+/// Inputs of a predict may differ in it: only the graph knows which of them have a row for each example.
 pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize, BoxedFault> {
     let mut most = 0;
-    // The numbers of rows of the inputs that the manifest describes: the graph may take others, such as indices, that
-    // are no rows.
-    let mut described: SmallVec<[(&str, usize); 8]> = SmallVec::new();
     for (index, (tensor, input)) in inputs.iter().zip(&plan.inputs).enumerate() {
         let Some(tensor) = tensor else { continue };
         if input.role == InputRole::SplitsOrWeights || plan.is_ragged_part(index) {
@@ -285,9 +282,6 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
             tensor.dims.first().copied().unwrap_or(1)
         };
         most = most.max(rows);
-        if input.vocabulary_size.is_some() {
-            described.push((&input.name, rows));
-        }
     }
     for ragged in &plan.ragged {
         let (values, splits) = (&plan.inputs[ragged.values], &plan.inputs[ragged.row_splits]);
@@ -298,16 +292,7 @@ pub(super) fn count_rows(plan: &Signature, inputs: &Inputs<'_>) -> Result<usize,
             }
             continue;
         }
-        let rows = check_ragged(plan, ragged, inputs)?;
-        most = most.max(rows);
-        described.push((&ragged.name, rows));
-    }
-    let is_ragged = !plan.ragged.is_empty();
-    if plan.kind == SignatureKind::Predict && is_ragged && described.iter().any(|(_, rows)| *rows != described[0].1) {
-        described.sort_unstable();
-        described.dedup();
-        let counts: Vec<String> = described.iter().map(|(name, rows)| format!("\"{name}\" has {rows}")).collect();
-        return Err(faults::rows_differ(&counts.join(", ")));
+        most = most.max(check_ragged(plan, ragged, inputs)?);
     }
     Ok(most)
 }

@@ -15,7 +15,6 @@ from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 
-DIM = 11
 SMALL = [-0.0, 1e-39, -1e-39, 1.5e-38, -1.2e-38]
 # Numbers of ids in the rows of a request: those at which TensorFlow's ops begin to add in another order, and others.
 LENGTHS = [1, 2, 3, 8, 9, 10, 16, 17, 18, 1, 0, 25]
@@ -40,7 +39,7 @@ def by_lookup(tf: Any, table: Any, values: Any, splits: Any, weights: Any, combi
 def served_lookup(tf: Any, table: Any, values: Any, splits: Any, combiner: str) -> Any:
     """Combines rows as TPUEmbedding's own serving does."""
     embedding = tf.tpu.experimental.embedding
-    rows = embedding.TableConfig(table.shape[0], DIM, combiner=combiner)
+    rows = embedding.TableConfig(*table.shape, combiner=combiner)
     config = embedding.FeatureConfig(rows)
     ids = tf.RaggedTensor.from_row_splits(values, splits)
     return embedding.serving_embedding_lookup([ids], [None], {rows: table}, [config])[0]
@@ -59,13 +58,13 @@ COMBINED: dict[str, Callable[[Any, Any, Any, Any, Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A SavedModel with a signature for each of COMBINED, and its adopted version."""
+@pytest.fixture(scope="module", params=[11, 3])
+def versions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+    """A SavedModel with a signature for each of COMBINED, and its adopted version, for a wide and a narrow table."""
     from model_export.adoption.adopt import adopt
     from model_export.tensorflow_setup import tf
 
-    numbers = np.random.default_rng(3).standard_normal((40, DIM)).astype(np.float32)
+    numbers = np.random.default_rng(3).standard_normal((40, request.param)).astype(np.float32)
     numbers[: len(SMALL)] = np.array(SMALL, np.float32)[:, None]
     numbers.reshape(-1)[100::7] = np.resize(SMALL, numbers.reshape(-1)[100::7].shape)
     module = tf.Module()
