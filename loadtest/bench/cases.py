@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.bench import foreign_model
-from loadtest.bench.header_sets import HEADER_SETS
 from loadtest.bench.messages import BINARY, GRPC, GRPC_KEYS, INFER, INFER_JSON, JSON, JSON_KEYS, REST, Wire
 from loadtest.bench.processes import Baseline, Service
 from loadtest.bench.workloads import MODEL, WORKLOADS
@@ -26,7 +25,6 @@ class Case:
     is_constant: whether the server returns a constant answer.
     is_free: whether server and generator may use all cores.
     is_foreign: whether requests go to the model of foreign_model.
-    header_set: name of the header fields in header_sets that gRPC requests have in addition to gRPC's own.
     """
 
     row: str
@@ -37,7 +35,6 @@ class Case:
     is_constant: bool = False
     is_free: bool = False
     is_foreign: bool = False
-    header_set: str = "plain"
 
     @property
     def name(self) -> str:
@@ -151,9 +148,6 @@ def cases() -> Iterator[Case]:
         if workload != "W3":
             yield Case("JSON, hyper constant", workload, "hyper constant, JSON", JSON, path, is_constant=True)
     yield from _foreign()
-    for header_set in HEADER_SETS:
-        for workload in ("W1", "W2"):
-            yield Case(f"gRPC, headers: {header_set}", workload, "service", GRPC, header_set=header_set)
 
 
 def _other_wires() -> Iterator[Case]:

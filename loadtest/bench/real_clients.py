@@ -30,6 +30,7 @@ import grpc
 
 from loadtest.bench.artifact import prepared
 from loadtest.bench.cases import Case
+from loadtest.bench.generator import framed, h2load
 from loadtest.bench.messages import GRPC
 from loadtest.bench.processes import Service, bound_to, cpu_s
 from loadtest.bench.rounds import ask_of
@@ -64,14 +65,13 @@ def _run(job: Job, *command: str) -> str:
 
 def _h2load(job: Job) -> int:
     body = job.folder / "body.grpc"
-    body.write_bytes(b"\0" + len(job.body).to_bytes(4, "big") + job.body)
-    fields = ["content-type: application/grpc", "te: trailers"]
-    if job.has_fields:
-        fields += [f"authorization: {_TOKEN}", "grpc-timeout: 4321m", f"x-request-id: {uuid.uuid4()}"]
-        fields += [f"traceparent: {_TRACE.format(1)}"]
-    headers = [f"--header={field}" for field in fields]
+    body.write_bytes(framed(job.body))
+    fields = {"authorization": _TOKEN, "grpc-timeout": "4321m", "x-request-id": str(uuid.uuid4())}
+    fields["traceparent"] = _TRACE.format(1)
+    headers = fields if job.has_fields else {}
     url = f"http://127.0.0.1:{job.port}{_PATH}"
-    told = _run(job, "h2load", f"-D{job.seconds:g}", f"-c{_CONNECTIONS}", f"-m{_STREAMS}", f"-d{body}", *headers, url)
+    command = h2load(url, body, is_grpc=True, headers=headers, connections=_CONNECTIONS, streams=_STREAMS)
+    told = _run(job, *command, f"-D{job.seconds:g}")
     found = re.search(r"requests: .* (\d+) succeeded, (\d+) failed, (\d+) errored", told)
     return _good(found and (int(found[1]), int(found[2]) + int(found[3])), told)
 
