@@ -76,12 +76,10 @@ _LOOKUPS = "--graph_signatures=off"
 # default limit would make the server refuse some of them and falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
 # The core is bound to one processor core, so it gets one thread for connections.
-_CORE, _REFERENCE = ("--data_plane=core", "--threads=1"), ("--data_plane=reference",)
+_CORE = ("--data_plane=core", "--threads=1")
 SERVERS: Mapping[str, Start] = {
     "service": _service("model", _LOOKUPS, *_CORE, *_PATIENT),
     "service with TensorFlow": _service("model", *_CORE, *_PATIENT),
-    "service, reference": _service("model", _LOOKUPS, *_REFERENCE, *_PATIENT),
-    "service with TensorFlow, reference": _service("model", *_REFERENCE, *_PATIENT),
     "TensorFlow lookup": _service("graph_lookup"),
     "TensorFlow predict": _service("graph_predict"),
     "foreign, adopted": _service(foreign_model.ADOPTED, *_PATIENT),
@@ -89,7 +87,6 @@ SERVERS: Mapping[str, Start] = {
     "one thread": _service("model", _LOOKUPS, "--data_plane=core", "--threads=1"),
     "two threads": _service("model", _LOOKUPS, "--data_plane=core", "--threads=2"),
     "service, keys": _service("model_keys", _LOOKUPS, *_CORE, *_PATIENT),
-    "service, keys, reference": _service("model_keys", _LOOKUPS, *_REFERENCE, *_PATIENT),
     "grpcio constant": _baseline("grpcio_constant"),
     "hyper constant, gRPC": _baseline("hyper_constant", "grpc"),
     "hyper constant, JSON": _baseline("hyper_constant", "json"),
@@ -115,10 +112,8 @@ def models_of(wanted: Iterable[Case]) -> set[str]:
 
 def cases() -> Iterator[Case]:
     """Yields all cases of the benchmark, in the order in which the report shows them."""
-    for row, suffix in (("gRPC", ""), ("gRPC, reference", ", reference")):
-        for workload in WORKLOADS:
-            server = "service with TensorFlow" if workload == "W5" else "service"
-            yield Case(row, workload, server + suffix, GRPC)
+    for workload in WORKLOADS:
+        yield Case("gRPC", workload, "service with TensorFlow" if workload == "W5" else "service", GRPC)
     yield Case("gRPC, TensorFlow signature", "W2", "TensorFlow lookup", GRPC)
     yield Case("gRPC, TensorFlow signature", "W5", "TensorFlow predict", GRPC)
     for workload in ("W1", "W2", "W3"):
@@ -130,7 +125,6 @@ def cases() -> Iterator[Case]:
             yield Case(f"{row}, {threads}", "W2", threads, wire, is_free=True)
     for workload in ("W1", "W2"):
         yield Case("JSON", workload, "service", JSON)
-        yield Case("JSON, reference", workload, "service, reference", JSON)
     for row, server, path in (
         ("JSON, ASGI constant", "ASGI", "constant"),
         ("JSON, ASGI around orjson", "ASGI", "orjson"),
@@ -155,13 +149,9 @@ def _other_wires() -> Iterator[Case]:
         for workload in WORKLOADS if wire.is_grpc else ("W1", "W2", "W5"):
             server = "service with TensorFlow" if workload == "W5" else "service"
             yield Case(row, workload, server, wire)
-            # The reference server has no Open Inference Protocol.
-            if wire is REST and workload in ("W2", "W5"):
-                yield Case(f"{row}, reference", workload, f"{server}, reference", wire)
     yield Case("binary", "W5", "service with TensorFlow", BINARY)
     for row, wire in (("gRPC, keys", GRPC_KEYS), ("JSON, keys", JSON_KEYS)):
         yield Case(row, "W2", "service, keys", wire)
-        yield Case(f"{row}, reference", "W2", "service, keys, reference", wire)
 
 
 def _foreign() -> Iterator[Case]:

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,13 +31,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from loadtest.bench.artifact import prepared
 from loadtest.bench.generator import LoadError, framed, h2load
-from loadtest.bench.overload_kinds import GRAPH, KEYS, Kind, kinds, light
+from loadtest.bench.messages import GRPC, GRPC_KEYS
 from loadtest.bench.overload_report import HEAD, Load, Waits, picture
 from loadtest.bench.processes import Service, bound_to
-from loadtest.bench.workloads import MODEL
+from loadtest.bench.workloads import FULL, MODEL, Data
 from loadtest.live_server import ROOT
 from loadtest.slow_model import write_slow_model
-from loadtest.wire import PREDICT_METHOD
+from loadtest.wire import PREDICT_METHOD, message_classes
 
 _CONFIG = """model_config_list {
   config { name: "%s" base_path: "%s" model_platform: "tensorflow" }
@@ -269,6 +270,52 @@ def _recovery(target: Target, kind: Kind) -> float:
         if in_a_row == 1:
             first_s = time.perf_counter()
     return first_s - begun_s
+
+
+# Names of two models that are served beside the benchmark's own: one has string keys, the graph of the other runs
+# whole.
+KEYS, GRAPH = "keys", "graph"
+# A field that PredictRequest does not have: protobuf ignores it, and the core forwards the request for it.
+UNKNOWN_FIELD = b"\x78\x01"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of request."""
+
+    name: str
+    message: bytes
+
+
+def light() -> Kind:
+    """Returns a lookup of one row, which a client sends at fixed times beside each load."""
+    return Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
+
+
+def kinds() -> list[Kind]:
+    """Returns all kinds of requests that the benchmark measures."""
+    data = Data(FULL)
+
+    def message(workload: str) -> bytes:
+        return GRPC.encode(workload, data.requests(workload)[0])[0]
+
+    keys = message_classes()[0].FromString(GRPC_KEYS.encode("W2", data.requests("W2")[0])[0])
+    keys.model_spec.name = KEYS
+    graph = message_classes()[0]()
+    graph.model_spec.name = GRAPH
+    tensor = graph.inputs["x"]
+    tensor.dtype = 1
+    tensor.tensor_shape.dim.add().size = 1
+    tensor.float_val.append(3.0)
+    return [
+        light(),
+        Kind("batch", message("W2")),
+        Kind("strings", keys.SerializeToString()),
+        Kind("large", message("W3")),
+        Kind("tower", message("W5")),
+        Kind("forwarded", message("W2") + UNKNOWN_FIELD),
+        Kind("graph", graph.SerializeToString()),
+    ]
 
 
 if __name__ == "__main__":
