@@ -145,7 +145,7 @@ load: $(READY)  ## drive a running server on this machine for 20 seconds
 	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 1 \
 	  --users 8 --spawn-rate 8 --run-time 20s --host http://127.0.0.1:$(REST_PORT) --grpc_host 127.0.0.1:$(PORT) $(ARGS)
 
-bench: core  ## requests/s, latency and memory beside baselines, some 20 minutes; ARGS=--quick: 5 minutes
+bench: core  ## requests/s, latency and memory beside baselines (needs h2load), some 20 minutes; ARGS=--quick: 5 minutes
 	$(BIN)/python -m loadtest.bench $(ARGS)
 
 stock-clients: core  ## show stock clients at work: serving-api stubs, reflection, health, curl, tritonclient

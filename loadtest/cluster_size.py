@@ -27,7 +27,7 @@ class Figure:
     where: str
 
 
-NODE_BYTES = Figure(262, "bytes", "Memory of a node for a row", "Figures, remote_reads")
+NODE_BYTES = Figure(262, "bytes", "Memory of a node for a row", "Figures")
 NODE_US = Figure(1.35, "us", "CPU of a node for a row, 1,000 ids a request", "ADR 0046, Blocks")
 SERVER_US = Figure(0.39, "us", "CPU of a server for a row, 1,000 ids a request, no cache", "W2 and W3 on six nodes")
 LINK_BYTES = Figure(358, "bytes", "Bytes between nodes and servers for a row", "W2 and W3 on six nodes")

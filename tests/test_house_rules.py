@@ -340,44 +340,14 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "examples/export/*.py": {"model_export"},
     "examples/client.py": {"embedding_client"},
     "loadtest/stock_clients/*.py": {"embedding_client"},
-    # This benchmark measures the cost of a row of a mapped table, which the time of a request over a wire would hide.
-    "loadtest/bench/huge_pages.py": {"service.native_tables", "service.tables"},
-    # This benchmark compares the kernel of the search for nearest rows with search libraries, none of which has a wire.
-    "loadtest/bench/neighbors.py": {
-        *("service.engine.low_priority", "service.engine.neighbors", "service.native_tables", "service.tables"),
-        "service.types",
-    },
-    # This benchmark compares a cut graph and the whole graph in one process, without a wire.
-    "loadtest/bench/cut_vs_whole.py": {"service.artifact.manifest", "service.graph.probes", "service.process.trial"},
-    # This load test writes training runs itself, because training tables of this size takes too long.
-    "loadtest/export_memory.py": {"model_export"},
-    # These load tests call adopt() or import_tables() themselves, because a command would import TensorFlow again for
-    # each model.
+    # These load tests call adopt() themselves, because a command would import TensorFlow again for each model.
     "loadtest/foreign/adopting.py": {"model_export"},
     "loadtest/bench/artifact.py": {"model_export"},
     "loadtest/bench/foreign_model.py": {"model_export"},
-    "loadtest/bench/larger_than_memory.py": {"model_export"},
-    # These benchmarks measure the cost of a row that is read from a cluster, without a wire; the tests start the
-    # cluster's nodes.
-    "loadtest/remote_reads.py": {
-        *("service.artifact.manifest", "service.native.clusters", "service.remote", "tests.valkey_cluster")
-    },
-    "loadtest/bench/remote.py": {
-        *("service._native", "service.artifact.manifest", "service.native.description", "service.remote"),
-        *("service.tables", "service.types", "tests.valkey_cluster"),
-    },
-    # This benchmark pushes tables, and reads the keys of the same layout with other clients.
-    "loadtest/bench/remote_workloads.py": {
-        *("model_export.remote.push", "service.artifact", "service.remote", "tests.valkey_cluster")
-    },
-    # These load tests write versions, start nodes and push tables with the code of the tests of remote tables.
-    **dict.fromkeys(
-        ("loadtest/cluster_faults.py", "loadtest/bench/remote_predicts.py"),
-        {"model_export.remote.push", "service.remote.address", "tests"},
-    ),
-    # These load tests use the object stores of the tests, and the tests' proxy that breaks their answers.
+    # This load test writes versions, starts nodes and pushes tables with the code of the tests of remote tables.
+    "loadtest/cluster_faults.py": {"model_export.remote.push", "service.remote.address", "tests"},
+    # This load test uses the object stores of the tests, and the tests' proxy that breaks their answers.
     "loadtest/store_faults.py": {"tests"},
-    "loadtest/store_start.py": {"tests"},
     "loadtest/host_faults.py": {"tests.valkey_cluster"},
     # This load test writes versions of the toy model, because they differ in their rows and need no TensorFlow.
     "loadtest/replicas/fleet.py": {"tests.toy_model"},
@@ -603,7 +573,6 @@ def test_the_server_starts_without_tensorflow() -> None:
     code = (
         "import sys, service.process.app, service.process.cli\n"
         "heavy = {'tensorflow', 'opentelemetry.sdk', 'tf_keras', 'keras', 'tensorflow_serving', 'model_export'}\n"
-        "heavy |= {'numba', 'llvmlite'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(repr(heavy) if heavy else 0)"
     )

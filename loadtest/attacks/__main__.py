@@ -1,7 +1,7 @@
-"""Attacks servers; prints how each attack slows another client, what memory it costs, and how the server reacts.
+"""Attacks a server; prints how each attack slows another client, what memory it costs, and how the server reacts.
 
-python -m loadtest.attacks                              # all cases on a server of ours that it starts
-python -m loadtest.attacks --peer=ours,grpcio,nghttpd,nginx --server_cpus=0 --client_cpus=1
+python -m loadtest.attacks                              # all cases on servers that it starts
+python -m loadtest.attacks --server_cpus=0 --client_cpus=1
 python -m loadtest.attacks --grpc=127.0.0.1:8500 --http=127.0.0.1:8501 --pid=1234 --model=movielens --feature=user
 python -m loadtest.attacks --only='http2.ping*' --seconds=2
 
@@ -58,7 +58,6 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.attacks", description="Other flags go to our server.")
-    parser.add_argument("--peer", default="ours", help="servers to start: ours, grpcio, nghttpd, nginx, with commas")
     parser.add_argument("--grpc", help="HOST:PORT of a running server of this project")
     parser.add_argument("--http", help="HOST:PORT of its HTTP port")
     parser.add_argument("--pid", type=int, action="append", default=[], help="its processes, whose memory is watched")
@@ -76,22 +75,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _targets(options: argparse.Namespace, flags: list[str], stack: ExitStack) -> list[Target]:
-    """Starts the servers that the flags name, or connects to servers that run already; yields their ports."""
+    """Starts servers, or takes the running server that the flags name; returns their ports."""
     if options.grpc or options.http:
         host = (options.grpc or options.http).rpartition(":")[0].strip("[]")
         ports = [int(where.rpartition(":")[2]) if where else None for where in (options.grpc, options.http)]
         return peers.targets_of(host, ports[0], ports[1], options.model, options.feature, tuple(options.pid))
-    found: list[Target] = []
-    for name in options.peer.split(","):
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attacks-")))
-        try:
-            if name == "ours":
-                found += stack.enter_context(peers.ours(folder, options.threads, flags))
-            else:
-                found += stack.enter_context(peers.PEERS[name](folder))
-        except peers.PeerAbsent as error:
-            _say(str(error))
-    return found
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attacks-")))
+    return stack.enter_context(peers.ours(folder, options.threads, flags))
 
 
 def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -> int:
@@ -119,8 +109,7 @@ def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -
                 f"| {name} | {target.name} | {result.quiet} | {result.during} | {result.memory} | {outcome.text} "
                 f"| {outcome.sent_bytes / 1e6:.1f} |"
             )
-            if target.peer == "ours":
-                beyond += [f"{name}, {target.name}: {what}" for what in judge(name, result)]
+            beyond += [f"{name}, {target.name}: {what}" for what in judge(name, result)]
     for line in beyond:
         _say(line)
     return 1 if beyond else 0

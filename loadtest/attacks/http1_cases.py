@@ -145,12 +145,7 @@ def new_connections(attacker: Attacker) -> None:
 
 def unread_answers(attacker: Attacker) -> None:
     """Sends requests on one connection for answers of megabytes, and reads no byte of the answers."""
-    target = attacker.target
-    request = (
-        target.whole(target.large_body)
-        if target.large_body
-        else b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % target.large_path.encode()
-    )
+    request = attacker.target.whole(attacker.target.large_body)
     attacker.flood(repeated(request, 1), attacker.connect(receive_bytes=4096), reads=False)
 
 

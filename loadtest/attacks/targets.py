@@ -18,7 +18,7 @@ class Target:
     """One port of a server, with the requests that an attacker and the victim send to it.
 
     body: body of the small request; empty: that request is a GET.
-    large_body: body of a request with an answer of megabytes; empty: a GET of `large_path` has such an answer.
+    large_body: body of a request with an answer of megabytes.
     takes_http1: whether a port that speaks HTTP/2 also speaks HTTP/1.1.
     pids: the processes whose memory is watched.
     admin_port: the port of the admin routes, if the small request is one that a reference server answers; else 0.
@@ -33,7 +33,6 @@ class Target:
     path: str
     body: bytes = b""
     large_body: bytes = b""
-    large_path: str = ""
     is_grpc: bool = False
     is_tls: bool = False
     takes_http1: bool = False
@@ -70,10 +69,10 @@ class Target:
             raise
         return sock
 
-    def fields(self, *more: tuple[bytes, bytes], path: str = "", is_post: bool = True) -> bytes:
+    def fields(self, *more: tuple[bytes, bytes], path: str = "") -> bytes:
         """Encodes the header fields of an HTTP/2 request as an HPACK block."""
         found = [
-            (b":method", b"POST" if is_post else b"GET"),
+            (b":method", b"POST"),
             (b":scheme", b"https" if self.is_tls else b"http"),
             (b":path", (path or self.path).encode()),
             (b":authority", b"localhost"),
@@ -85,10 +84,7 @@ class Target:
     def request(self, stream: int, *, is_large: bool = False) -> bytes:
         """Encodes the target's small or large request as HTTP/2: a HEADERS frame, then DATA frames with the body."""
         body = self.large_body if is_large else self.body
-        path = self.large_path if is_large else ""
-        head = self.fields(path=path, is_post=bool(body))
-        if not body:
-            return frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream, head)
+        head = self.fields()
         parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
         sent = [frames.frame(frames.HEADERS, frames.END_HEADERS, stream, head)]
         sent += [frames.frame(frames.DATA, 0, stream, part) for part in parts[:-1]]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.bench import foreign_model
-from loadtest.bench.header_sets import HEADER_SETS
 from loadtest.bench.messages import BINARY, GRPC, GRPC_KEYS, INFER, INFER_JSON, JSON, JSON_KEYS, REST, Wire
 from loadtest.bench.processes import Baseline, Service
 from loadtest.bench.workloads import MODEL, WORKLOADS
@@ -26,7 +25,6 @@ class Case:
     is_constant: whether the server returns a constant answer.
     is_free: whether server and generator may use all cores.
     is_foreign: whether requests go to the model of foreign_model.
-    header_set: name of the header fields in header_sets that gRPC requests have in addition to gRPC's own.
     """
 
     row: str
@@ -37,7 +35,6 @@ class Case:
     is_constant: bool = False
     is_free: bool = False
     is_foreign: bool = False
-    header_set: str = "plain"
 
     @property
     def name(self) -> str:
@@ -79,12 +76,10 @@ _LOOKUPS = "--graph_signatures=off"
 # default limit would make the server refuse some of them and falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
 # The core is bound to one processor core, so it gets one thread for connections.
-_CORE, _REFERENCE = ("--data_plane=core", "--threads=1"), ("--data_plane=reference",)
+_CORE = ("--data_plane=core", "--threads=1")
 SERVERS: Mapping[str, Start] = {
     "service": _service("model", _LOOKUPS, *_CORE, *_PATIENT),
     "service with TensorFlow": _service("model", *_CORE, *_PATIENT),
-    "service, reference": _service("model", _LOOKUPS, *_REFERENCE, *_PATIENT),
-    "service with TensorFlow, reference": _service("model", *_REFERENCE, *_PATIENT),
     "TensorFlow lookup": _service("graph_lookup"),
     "TensorFlow predict": _service("graph_predict"),
     "foreign, adopted": _service(foreign_model.ADOPTED, *_PATIENT),
@@ -92,7 +87,6 @@ SERVERS: Mapping[str, Start] = {
     "one thread": _service("model", _LOOKUPS, "--data_plane=core", "--threads=1"),
     "two threads": _service("model", _LOOKUPS, "--data_plane=core", "--threads=2"),
     "service, keys": _service("model_keys", _LOOKUPS, *_CORE, *_PATIENT),
-    "service, keys, reference": _service("model_keys", _LOOKUPS, *_REFERENCE, *_PATIENT),
     "grpcio constant": _baseline("grpcio_constant"),
     "hyper constant, gRPC": _baseline("hyper_constant", "grpc"),
     "hyper constant, JSON": _baseline("hyper_constant", "json"),
@@ -118,10 +112,8 @@ def models_of(wanted: Iterable[Case]) -> set[str]:
 
 def cases() -> Iterator[Case]:
     """Yields all cases of the benchmark, in the order in which the report shows them."""
-    for row, suffix in (("gRPC", ""), ("gRPC, reference", ", reference")):
-        for workload in WORKLOADS:
-            server = "service with TensorFlow" if workload == "W5" else "service"
-            yield Case(row, workload, server + suffix, GRPC)
+    for workload in WORKLOADS:
+        yield Case("gRPC", workload, "service with TensorFlow" if workload == "W5" else "service", GRPC)
     yield Case("gRPC, TensorFlow signature", "W2", "TensorFlow lookup", GRPC)
     yield Case("gRPC, TensorFlow signature", "W5", "TensorFlow predict", GRPC)
     for workload in ("W1", "W2", "W3"):
@@ -133,7 +125,6 @@ def cases() -> Iterator[Case]:
             yield Case(f"{row}, {threads}", "W2", threads, wire, is_free=True)
     for workload in ("W1", "W2"):
         yield Case("JSON", workload, "service", JSON)
-        yield Case("JSON, reference", workload, "service, reference", JSON)
     for row, server, path in (
         ("JSON, ASGI constant", "ASGI", "constant"),
         ("JSON, ASGI around orjson", "ASGI", "orjson"),
@@ -151,9 +142,6 @@ def cases() -> Iterator[Case]:
         if workload != "W3":
             yield Case("JSON, hyper constant", workload, "hyper constant, JSON", JSON, path, is_constant=True)
     yield from _foreign()
-    for header_set in HEADER_SETS:
-        for workload in ("W1", "W2"):
-            yield Case(f"gRPC, headers: {header_set}", workload, "service", GRPC, header_set=header_set)
 
 
 def _other_wires() -> Iterator[Case]:
@@ -161,13 +149,9 @@ def _other_wires() -> Iterator[Case]:
         for workload in WORKLOADS if wire.is_grpc else ("W1", "W2", "W5"):
             server = "service with TensorFlow" if workload == "W5" else "service"
             yield Case(row, workload, server, wire)
-            # The reference server has no Open Inference Protocol.
-            if wire is REST and workload in ("W2", "W5"):
-                yield Case(f"{row}, reference", workload, f"{server}, reference", wire)
     yield Case("binary", "W5", "service with TensorFlow", BINARY)
     for row, wire in (("gRPC, keys", GRPC_KEYS), ("JSON, keys", JSON_KEYS)):
         yield Case(row, "W2", "service, keys", wire)
-        yield Case(f"{row}, reference", "W2", "service, keys, reference", wire)
 
 
 def _foreign() -> Iterator[Case]:

@@ -1,29 +1,24 @@
 """Writes a model with 10 GB of tables in sparse files: only rows that the requests read hold numbers.
 
 The rest of the artifact is copied from an exported one, because a lookup's description does not depend on table sizes.
-
-Source of the index's layout: tensorflow/core/lib/io/format.h and table_builder.cc, protobuf/tensor_bundle.proto
-(TensorFlow 2.21): one block of entries, without compression.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadtest.bench.messages import varint
 from loadtest.bench.workloads import Arrays
+from loadtest.swap.model import sorted_table, tensor_entry
 
 TABLES = {"user": (30_000_000, 64), "item": (9_000_000, 64), "tag": (50_000, 32)}
 _DATA, _INDEX = "variables/variables.data-00000-of-00001", "variables/variables.index"
 _MANIFEST = "assets.extra/lookup_manifest.json"
-_MAGIC = 0xDB4775248B80FB57
 
 
 def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int, int]] = TABLES) -> None:
@@ -52,21 +47,17 @@ def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int,
     (target / _MANIFEST).write_text(json.dumps(manifest))
 
 
-def write_checksums(target: Path, checksum: Callable[[np.ndarray[Any, Any]], int]) -> None:
-    """Writes the checksums of the tables of a large model, as they are now, to its manifest and its index."""
-    manifest = json.loads((target / _MANIFEST).read_text())
-    data = np.memmap(target / _DATA, np.uint8, "r")
-    for entry in manifest["tables"].values():
-        entry["crc32c"] = checksum(data[entry["offset"] : entry["offset"] + entry["nbytes"]])
-    # The new index is as long as the old one, so the file sizes in the manifest stay right.
-    _write_index(target, manifest)
-    (target / _MANIFEST).write_text(json.dumps(manifest))
-
-
 def _write_index(target: Path, manifest: dict[str, Any]) -> None:
-    entries = {entry["variable"].encode(): _entry(entry) for entry in manifest["tables"].values()}
-    # num_shards: 1.
-    (target / _INDEX).write_bytes(_sorted_table({b"": b"\x08\x01", **entries}))
+    entries = {
+        entry["variable"].encode(): tensor_entry(
+            (entry["vocabulary_size"], entry["embedding_dim"]),
+            offset=entry["offset"],
+            nbytes=entry["nbytes"],
+            crc32c=entry["crc32c"],
+        )
+        for entry in manifest["tables"].values()
+    }
+    (target / _INDEX).write_bytes(sorted_table({b"": b"\x08\x01", **entries}))
 
 
 def written_rows(rows: int) -> tuple[int, ...]:
@@ -89,31 +80,3 @@ def request(tables: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], Arra
     }
     # Each request row has one tag, so the mean over its tags is that tag's row.
     return {**ids, "tags": [[row] for row in ids["tags"]]}, expected
-
-
-def _entry(entry: Mapping[str, Any]) -> bytes:
-    shape, offset, nbytes = (entry["vocabulary_size"], entry["embedding_dim"]), entry["offset"], entry["nbytes"]
-    dims = b"".join(b"\x12" + varint(len(size)) + size for size in (b"\x08" + varint(n) for n in shape))
-    # In the record of a tensor, dtype 1 is float32, and crc32c is a fixed32 field.
-    parts = [b"\x08\x01", b"\x12" + varint(len(dims)) + dims, b"\x20" + varint(offset), b"\x28" + varint(nbytes)]
-    return b"".join([*parts, b"\x35" + struct.pack("<I", entry["crc32c"])])
-
-
-def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
-    out = b""
-    handles = []
-    for block in (_block(records), _block({})):
-        handles.append(varint(len(out)) + varint(len(block)))
-        # In the index file, each block is followed by its compression type, 0, and a checksum. The checksum is left 0:
-        # our readers do not check it, because the manifest has other checksums.
-        out += block + bytes(5)
-    index = _block({max(records): handles[0]})
-    index_handle = varint(len(out)) + varint(len(index))
-    footer = (handles[1] + index_handle).ljust(40, b"\0")
-    return out + index + bytes(5) + footer + struct.pack("<Q", _MAGIC)
-
-
-def _block(records: Mapping[bytes, bytes]) -> bytes:
-    rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(records.items())]
-    # A block of the index file ends with a list of its restart points; the only one here is the start of the block.
-    return b"".join(rows) + struct.pack("<II", 0, 1)

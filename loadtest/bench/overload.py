@@ -15,7 +15,6 @@ import http.client
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,13 +30,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from loadtest.bench.artifact import prepared
-from loadtest.bench.overload_kinds import GRAPH, KEYS, Kind, kinds, light
+from loadtest.bench.generator import LoadError, framed, h2load
+from loadtest.bench.messages import GRPC, GRPC_KEYS
 from loadtest.bench.overload_report import HEAD, Load, Waits, picture
 from loadtest.bench.processes import Service, bound_to
-from loadtest.bench.workloads import MODEL
+from loadtest.bench.workloads import FULL, MODEL, Data
 from loadtest.live_server import ROOT
 from loadtest.slow_model import write_slow_model
-from loadtest.wire import PREDICT_METHOD
+from loadtest.wire import PREDICT_METHOD, message_classes
 
 _CONFIG = """model_config_list {
   config { name: "%s" base_path: "%s" model_platform: "tensorflow" }
@@ -150,10 +151,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--picture", type=Path, help="where to write an SVG of the goodput")
     parser.add_argument("flags", nargs="*", help="the server's, behind --")
     options = parser.parse_args(arguments)
-    h2load = shutil.which("h2load")
-    if h2load is None:
-        sys.stderr.write("h2load is not installed\n")
-        return 2
     models = options.folder / "full" / "models"
     models.mkdir(parents=True, exist_ok=True)
     prepared(models, "full", ("model", "model_keys"))
@@ -173,8 +170,11 @@ def main(arguments: list[str] | None = None) -> int:
                 loads = []
                 for kind in kinds():
                     if options.only is None or kind.name in options.only:
-                        loads += _measure(target, kind, h2load, folder, options)
+                        loads += _measure(target, kind, folder, options)
                 target.close()
+        except LoadError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
         finally:
             service.stop()
     if options.picture:
@@ -182,21 +182,24 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: argparse.Namespace) -> Iterator[Load]:
+def _measure(target: Target, kind: Kind, folder: Path, options: argparse.Namespace) -> Iterator[Load]:
     """Measures one kind of request at each load, and yields the figures of each load."""
     body = folder / "body"
-    body.write_bytes(b"\0" + len(kind.message).to_bytes(4, "big") + kind.message)
-    command = [h2load, f"--data={body}", "-Hcontent-type: application/grpc", "-Hte: trailers"]
-    command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
+    body.write_bytes(framed(kind.message))
+    url = f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"
+
+    def command(connections: int, streams: int) -> list[str]:
+        return h2load(url, body, is_grpc=True, headers={}, connections=connections, streams=streams)
+
     target.ask(kind)
     # The first load is not measured: during it, the server learns the cost of this kind of request.
-    closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
+    closed_loop = command(_CLIENTS, 1)
     _loaded(target, closed_loop, 1.0)
     quiet, _ = _loaded(target, closed_loop, options.seconds / 2)
     for factor in options.factors:
         per_client = max(round(quiet * factor / _CONNECTIONS), 1)
         # h2load gets a nice value, so that it does not slow the clients that send at fixed times.
-        loaded = ["nice", "-n19", *command, f"-c{_CONNECTIONS}", "-m1000", f"--rps={per_client}"]
+        loaded = ["nice", "-n19", *command(_CONNECTIONS, 1000), f"--rps={per_client}"]
         probes = [Probe(), Probe(), Probe(), Probe()]
         calls: list[Callable[[], object]] = [
             target.check_grpc,
@@ -267,6 +270,52 @@ def _recovery(target: Target, kind: Kind) -> float:
         if in_a_row == 1:
             first_s = time.perf_counter()
     return first_s - begun_s
+
+
+# Names of two models that are served beside the benchmark's own: one has string keys, the graph of the other runs
+# whole.
+KEYS, GRAPH = "keys", "graph"
+# A field that PredictRequest does not have: protobuf ignores it, and the core forwards the request for it.
+UNKNOWN_FIELD = b"\x78\x01"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of request."""
+
+    name: str
+    message: bytes
+
+
+def light() -> Kind:
+    """Returns a lookup of one row, which a client sends at fixed times beside each load."""
+    return Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
+
+
+def kinds() -> list[Kind]:
+    """Returns all kinds of requests that the benchmark measures."""
+    data = Data(FULL)
+
+    def message(workload: str) -> bytes:
+        return GRPC.encode(workload, data.requests(workload)[0])[0]
+
+    keys = message_classes()[0].FromString(GRPC_KEYS.encode("W2", data.requests("W2")[0])[0])
+    keys.model_spec.name = KEYS
+    graph = message_classes()[0]()
+    graph.model_spec.name = GRAPH
+    tensor = graph.inputs["x"]
+    tensor.dtype = 1
+    tensor.tensor_shape.dim.add().size = 1
+    tensor.float_val.append(3.0)
+    return [
+        light(),
+        Kind("batch", message("W2")),
+        Kind("strings", keys.SerializeToString()),
+        Kind("large", message("W3")),
+        Kind("tower", message("W5")),
+        Kind("forwarded", message("W2") + UNKNOWN_FIELD),
+        Kind("graph", graph.SerializeToString()),
+    ]
 
 
 if __name__ == "__main__":

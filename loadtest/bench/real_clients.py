@@ -1,6 +1,5 @@
 """Measures the server's processor time for a Predict of other projects' clients, with and without extra header fields.
 
-python -m loadtest.bench.real_clients                            native core and reference server, side by side
 python -m loadtest.bench.real_clients --clients grpcio,ghz --seconds 5 --rounds 5
 
 h2load and ghz are found in PATH, @grpc/grpc-js in NODE_PATH. A client that is not installed is skipped, with a line of
@@ -11,6 +10,7 @@ to call; only h2load sends the same fields with all calls.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -30,6 +30,7 @@ import grpc
 
 from loadtest.bench.artifact import prepared
 from loadtest.bench.cases import Case
+from loadtest.bench.generator import framed, h2load
 from loadtest.bench.messages import GRPC
 from loadtest.bench.processes import Service, bound_to, cpu_s
 from loadtest.bench.rounds import ask_of
@@ -64,14 +65,13 @@ def _run(job: Job, *command: str) -> str:
 
 def _h2load(job: Job) -> int:
     body = job.folder / "body.grpc"
-    body.write_bytes(b"\0" + len(job.body).to_bytes(4, "big") + job.body)
-    fields = ["content-type: application/grpc", "te: trailers"]
-    if job.has_fields:
-        fields += [f"authorization: {_TOKEN}", "grpc-timeout: 4321m", f"x-request-id: {uuid.uuid4()}"]
-        fields += [f"traceparent: {_TRACE.format(1)}"]
-    headers = [f"--header={field}" for field in fields]
+    body.write_bytes(framed(job.body))
+    fields = {"authorization": _TOKEN, "grpc-timeout": "4321m", "x-request-id": str(uuid.uuid4())}
+    fields["traceparent"] = _TRACE.format(1)
+    headers = fields if job.has_fields else {}
     url = f"http://127.0.0.1:{job.port}{_PATH}"
-    told = _run(job, "h2load", f"-D{job.seconds:g}", f"-c{_CONNECTIONS}", f"-m{_STREAMS}", f"-d{body}", *headers, url)
+    command = h2load(url, body, is_grpc=True, headers=headers, connections=_CONNECTIONS, streams=_STREAMS)
+    told = _run(job, *command, f"-D{job.seconds:g}")
     found = re.search(r"requests: .* (\d+) succeeded, (\d+) failed, (\d+) errored", told)
     return _good(found and (int(found[1]), int(found[2]) + int(found[3])), told)
 
@@ -169,7 +169,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--clients", default=",".join(CLIENTS), help="comma-separated (default: %(default)s)")
-    parser.add_argument("--planes", default="core,reference")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
     options = parser.parse_args(arguments)
@@ -186,42 +185,30 @@ def main(arguments: list[str] | None = None) -> int:
     data = Data(TINY if options.tiny else FULL)
     cores = sorted(os.sched_getaffinity(0))
     flags = (f"--model_name={MODEL}", f"--model_base_path={models / 'model'}", "--threads=1")
-    servers = {
-        plane: Service(frozenset(cores[:1]), (*flags, f"--data_plane={plane}")) for plane in options.planes.split(",")
-    }
-    found: dict[tuple[str, str, str, bool], list[tuple[float, float]]] = {}
+    found: dict[tuple[str, str, bool], list[tuple[float, float]]] = {}
+    server = Service(frozenset(cores[:1]), flags)
     try:
-        for server in servers.values():
-            server.wait()
+        server.wait()
+        port = server.port(is_grpc=True)
         with tempfile.TemporaryDirectory() as folder, bound_to(frozenset(cores[1:] or cores)):
-            for _ in range(options.rounds):
-                for workload in ("W1", "W2"):
-                    for name in chosen:
-                        for plane, server in servers.items():
-                            asked = ask_of(Case("real", workload, "service", GRPC), data, server)
-                            for has_fields in (False, True):
-                                port = server.port(is_grpc=True)
-                                job = Job(port, asked.bodies[0], options.seconds, has_fields, Path(folder))
-                                cpu_before, began = cpu_s([server.pid]), time.monotonic()
-                                calls = CLIENTS[name][0](job)
-                                used = cpu_s([server.pid]) - cpu_before
-                                rate = calls / (time.monotonic() - began)
-                                found.setdefault((workload, name, plane, has_fields), []).append((rate, used / calls))
+            for _, workload, name in itertools.product(range(options.rounds), ("W1", "W2"), chosen):
+                asked = ask_of(Case("real", workload, "service", GRPC), data, server)
+                for has_fields in (False, True):
+                    job = Job(port, asked.bodies[0], options.seconds, has_fields, Path(folder))
+                    cpu_before, began = cpu_s([server.pid]), time.monotonic()
+                    calls = CLIENTS[name][0](job)
+                    used = cpu_s([server.pid]) - cpu_before
+                    rate = calls / (time.monotonic() - began)
+                    found.setdefault((workload, name, has_fields), []).append((rate, used / calls))
     finally:
-        for server in servers.values():
-            server.stop()
-    sys.stdout.write(_table(found))
-    return 0
-
-
-def _table(found: dict[tuple[str, str, str, bool], list[tuple[float, float]]]) -> str:
-    lines = ["| workload | client | data plane | fields | calls/s | server CPU us/call |", "|---|---|---|---|---|---|"]
-    for (workload, client, plane, has_fields), some in found.items():
+        server.stop()
+    lines = ["| workload | client | fields | calls/s | server CPU us/call |", "|---|---|---|---|---|"]
+    for (workload, client, has_fields), some in found.items():
         rate = statistics.median(rate for rate, _ in some)
         used_us = statistics.median(used for _, used in some) * 1e6
-        fields = "all" if has_fields else "none"
-        lines.append(f"| {workload} | {client} | {plane} | {fields} | {rate:.0f} | {used_us:.1f} |")
-    return "\n".join([*lines, ""])
+        lines.append(f"| {workload} | {client} | {'all' if has_fields else 'none'} | {rate:.0f} | {used_us:.1f} |")
+    sys.stdout.write("\n".join([*lines, ""]))
+    return 0
 
 
 if __name__ == "__main__":

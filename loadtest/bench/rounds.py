@@ -16,8 +16,7 @@ from pathlib import Path
 import grpc
 
 from loadtest.bench.cases import ENCODE_ALONE, FLAGS_NEEDED, NEED_CARGO, SERVERS, Case, Server
-from loadtest.bench.generator.load import Ask, Shot, drive
-from loadtest.bench.header_sets import HEADER_SETS
+from loadtest.bench.generator import Ask, Shot, drive
 from loadtest.bench.messages import check, grpc_answer, json_answer
 from loadtest.bench.processes import Baseline, bound_to, cpu_s, memory, tree
 from loadtest.bench.workloads import Arrays, Data
@@ -155,9 +154,7 @@ def ask_of(case: Case, data: Data, server: Server) -> Ask:
             check(found, wanted, exact=case.workload != "W5")
         except AssertionError as error:
             raise AssertionError(f"{case.name}: {error}") from error
-    bodies = [body for body, _ in encoded]
-    fields = HEADER_SETS[case.header_set](bodies)
-    return Ask(case.wire.is_grpc, path, bodies, sizes, [headers for _, headers in encoded], fields)
+    return Ask(case.wire.is_grpc, path, [body for body, _ in encoded], sizes, [headers for _, headers in encoded])
 
 
 def _call_grpc(port: int, path: str, encoded: list[tuple[bytes, tuple]]) -> Iterator[tuple[bytes, dict[str, str]]]:

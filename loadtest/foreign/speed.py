@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from loadtest.bench.generator.load import Ask, LoadError, drive
+from loadtest.bench.generator import Ask, LoadError, drive
 from loadtest.foreign.kinds import Tensors
 from loadtest.foreign.wires import grpc_request, rest_body, rest_path
 from loadtest.live_server import LiveServer

@@ -12,26 +12,34 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import gzip
+import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadtest.fuzz.campaign import say
-from loadtest.live_server import ROOT, LiveServer
+from loadtest.live_server import ROOT, LiveServer, export_demo
 from loadtest.model_samples import ask
 from loadtest.replay.comparing import Difference, Intended, differences, read_intended
-from loadtest.replay.corpus import About, Corpus
 from loadtest.replay.drawing import Drawing
 from loadtest.replay.exchanges import Exchanges, Stored
-from loadtest.replay.models import MODELS, write_config, write_models
 from loadtest.replay.requests import FORMS, OTHER, Request
 from loadtest.replay.written import written
+from tests.conformance.contract_models import write_half, write_kinds
+from tests.mixed_model import write_mixed_model
+from tests.tower_zoo import write_zoo_model
+from tests.toy_described import write_described_model
+from tests.toy_model import write_toy_model
+from tests.toy_policies import write_policy_model
 
 # Small limits, so that a request of 256 KB is too large, and small answers are compressed.
 _FLAGS = (
@@ -182,6 +190,119 @@ def _checkout(server_from: str) -> Iterator[Path]:
         build = [sys.executable, "-W", "ignore", "-c", "import setuptools; setuptools.setup()"]
         subprocess.run([*build, "--quiet", "build_rust", "--inplace"], cwd=scratch, check=True)
         yield Path(scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The server, the seed and the flags of a recording.
+
+    server: the commit or folder of the server. flags: flags of the server besides those that all servers have.
+    """
+
+    server: str
+    seed: int
+    requests: int
+    flags: tuple[str, ...]
+
+
+class Corpus:
+    """A folder of recorded requests and answers; it lies outside git."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.models = folder / "models"
+
+    def forms(self) -> list[str]:
+        """Returns the names of the recorded forms."""
+        return sorted(file.name.removesuffix(".jsonl.gz") for file in self._folder.glob("*.jsonl.gz"))
+
+    def about(self) -> About:
+        """Reads the description of the recording."""
+        found = json.loads((self._folder / "about.json").read_text())
+        return About(**found | {"flags": tuple(found["flags"])})
+
+    def write_about(self, about: About) -> None:
+        """Writes the description of the recording."""
+        (self._folder / "about.json").write_text(json.dumps(asdict(about), indent=1))
+
+    @contextmanager
+    def writer(self, form: str) -> Iterator[_Writer]:
+        """Opens the file of a form for writing; an existing file is replaced."""
+        with gzip.open(self._folder / f"{form}.jsonl.gz", "wt", compresslevel=5) as file:
+            yield _Writer(file)
+
+    def read(self, form: str) -> Iterator[tuple[Request, list[Stored]]]:
+        """Yields the requests of a form with their answers, several if the recorded server's answers vary."""
+        with gzip.open(self._folder / f"{form}.jsonl.gz", "rt") as file:
+            for line in file:
+                entry = json.loads(line)
+                answers = entry.pop("answers")
+                body = base64.b64decode(entry.pop("body"))
+                headers = tuple((name, value) for name, value in entry.pop("headers"))
+                yield Request(**entry, headers=headers, body=body), answers
+
+
+class _Writer:
+    """Writer of the lines of one form."""
+
+    def __init__(self, file: object) -> None:
+        self._file = file
+
+    def write(self, request: Request, answers: Sequence[Stored]) -> None:
+        """Writes a request and its answers."""
+        entry = asdict(request) | {"body": base64.b64encode(request.body).decode(), "answers": list(answers)}
+        self._file.write(json.dumps(entry) + "\n")
+
+
+def _toy(folder: Path) -> None:
+    write_toy_model(folder / "1")
+    write_toy_model(folder / "2", scale=10)
+
+
+def _half(folder: Path) -> None:
+    write_half(_tensorflow(), folder / "1", added=100.0)
+    write_half(_tensorflow(), folder / "2")
+
+
+def _tensorflow() -> Any:
+    import tensorflow
+
+    return tensorflow
+
+
+# Lookups with each combiner, policy and vocabulary; signatures of every kind and dtype; dense parts of models that the
+# server cuts from their tables (mixed, columns) or runs whole (two_towers has string tables, tags has ragged inputs);
+# and the demo.
+MODELS: dict[str, Callable[[Path], object]] = {
+    "toy": _toy,
+    "policies": lambda folder: write_policy_model(folder / "1"),
+    "described": lambda folder: write_described_model(folder / "1"),
+    "half": _half,
+    "kinds": lambda folder: write_kinds(_tensorflow(), folder / "1"),
+    "mixed": lambda folder: write_mixed_model(_tensorflow(), folder / "1"),
+    "columns": lambda folder: write_zoo_model(_tensorflow(), "columns", folder),
+    "two_towers": lambda folder: write_zoo_model(_tensorflow(), "two_towers", folder),
+    "tags": lambda folder: write_zoo_model(_tensorflow(), "tags", folder),
+    "movielens": export_demo,
+}
+
+
+def write_models(folder: Path, names: Sequence[str]) -> None:
+    """Writes the named models into a folder; an existing model stays."""
+    for name in names:
+        if not (folder / name).exists():
+            MODELS[name](folder / name)
+
+
+def write_config(models: Path, file: Path) -> Path:
+    """Writes a configuration file that serves every version of all models in a folder; label "stable" is version 1."""
+    configs = [
+        f'config {{ name: "{model.name}" base_path: "{model.resolve()}" model_platform: "tensorflow" '
+        'model_version_policy { all {} } version_labels { key: "stable" value: 1 } }'
+        for model in sorted(models.iterdir())
+    ]
+    file.write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    return file
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ def write_version(folder: Path, number: int, gigabytes: float) -> None:
                 "file": _DATA,
                 **where,
             }
-            entries[name.encode()] = _entry(rows, **where)
+            entries[name.encode()] = tensor_entry((rows, DIM), **where)
             offset += rows * _ROW_BYTES
-    (folder / _INDEX).write_bytes(_sorted_table({b"": b"\x08\x01", **entries}))
+    (folder / _INDEX).write_bytes(sorted_table({b"": b"\x08\x01", **entries}))
     (folder / "saved_model.pb").write_bytes(_saved_model())
     files = {path: (folder / path).stat().st_size for path in (_DATA, _INDEX, "saved_model.pb")}
     features = {name: {"ids": name, "output": name} for name in TABLES}
@@ -89,13 +89,15 @@ def _saved_model() -> bytes:
     return bytes(message.SerializeToString())
 
 
-def _entry(rows: int, *, offset: int, nbytes: int, crc32c: int) -> bytes:
-    dims = b"".join(b"\x12" + varint(len(size)) + size for size in (b"\x08" + varint(n) for n in (rows, DIM)))
+def tensor_entry(shape: tuple[int, ...], *, offset: int, nbytes: int, crc32c: int) -> bytes:
+    """Encodes the record of a float32 tensor in a checkpoint's index."""
+    dims = b"".join(b"\x12" + varint(len(size)) + size for size in (b"\x08" + varint(n) for n in shape))
     parts = [b"\x08\x01", b"\x12" + varint(len(dims)) + dims, b"\x20" + varint(offset), b"\x28" + varint(nbytes)]
     return b"".join([*parts, b"\x35", struct.pack("<I", crc32c)])
 
 
-def _sorted_table(records: dict[bytes, bytes]) -> bytes:
+def sorted_table(records: dict[bytes, bytes]) -> bytes:
+    """Encodes the records of a checkpoint's index as a table file of one block, without compression."""
     out, handles = b"", []
 
     def append(block: dict[bytes, bytes]) -> None:

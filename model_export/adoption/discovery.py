@@ -11,12 +11,13 @@ from model_export.adoption.forms import FORMS
 from model_export.adoption.keys import FoundKeys
 from model_export.adoption.names import is_nameless_input, table_names, unique, valid
 from model_export.adoption.opened_graph import OpenedGraph, Read, SignatureGraph, open_graph
-from model_export.adoption.outputs import find_outputs
 from model_export.adoption.probing import Probe
 from model_export.adoption.roles import feature_name
 from model_export.adoption.spec import TABLE_DTYPES
 from model_export.errors import ExportError
+from model_export.tensorflow_setup import tf
 from service.artifact.manifest import LookupFeature, SignatureEntry
+from service.graph.flat_graph import node_of
 
 Progress = Callable[[str], None]
 
@@ -192,3 +193,51 @@ def _no_tables(opened: OpenedGraph, graphs: Iterable[SignatureGraph], reasons: M
         f"no signature reads rows of a variable, so there is nothing to look up.{because}\n"
         f"Matrices of the model:\n{listed}"
     )
+
+
+# Ops whose output has the same numbers as their input, perhaps in another shape.
+_RESHAPES = ("Identity", "Reshape", "Squeeze", "ExpandDims")
+# Ops that only read or pass on a tensor. The message that says why an output is no lookup never names one of them.
+_PLUMBING = frozenset(
+    {*_RESHAPES, "Const", "Placeholder", "NoOp", "ReadVariableOp", "VarHandleOp", "Shape", "StridedSlice"}
+)
+
+
+def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str, list[str]] | str:
+    """Returns the names of the features that each output concatenates, or a text that says why an output is no lookup.
+
+    Args:
+      tensors: tensor of the graph -> name of the feature that it holds.
+    """
+    outputs = {}
+    for name, tensor in graph.outputs.items():
+        parts = _parts(graph, tensor, tensors)
+        if isinstance(parts, str):
+            return f"output {name!r} is computed from looked-up rows by {parts}"
+        outputs[name] = parts
+    return outputs
+
+
+def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> list[str] | str:
+    """Returns the features that a tensor concatenates; or the name of the op that computes something else."""
+    if tensor in tensors:
+        return [tensors[tensor]]
+    node = graph.flat.nodes[node_of(tensor)]
+    inputs = graph.flat.data_inputs(node.name)
+    if node.op in _RESHAPES:
+        return _parts(graph, inputs[0], tensors)
+    if node.op == "ConcatV2" and _is_last_axis(graph, tensor, inputs[-1]):
+        parts: list[str] = []
+        for part in inputs[:-1]:
+            more = _parts(graph, part, tensors)
+            if isinstance(more, str):
+                return more
+            parts += more
+        return parts
+    return str(node.op)
+
+
+def _is_last_axis(graph: SignatureGraph, tensor: str, axis: str) -> bool:
+    node = graph.flat.nodes[node_of(axis)]
+    # If an output concatenates features, its rank is 2, so axis 1 is its last axis.
+    return node.op == "Const" and int(tf.make_ndarray(node.attr["value"].tensor)) in (1, -1)

@@ -10,12 +10,11 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from model_export.compaction.folding import read_deltas, write_deltas
-from model_export.compaction.journal_search import find_journal
 from model_export.compaction.reduction import Reduction, plan_reduction, reduce_tables
 from model_export.compaction.reduction_report import REDUCED_FROM_KEY
 from model_export.errors import ExportError
@@ -25,7 +24,8 @@ from model_export.folder_checks import check_described
 from model_export.graphs.signature_names import RECORDED_PATH
 from model_export.parity.integrity import file_sizes
 from model_export.statistics.table_health import Progress
-from service.artifact.delta_file import DELTAS_FOLDER, Delta
+from service.artifact.delta_file import DELTAS_FOLDER, Delta, fingerprint_of
+from service.artifact.delta_journal import journal_path
 from service.artifact.manifest import Manifest
 
 # Key in the manifest's provenance. Its value names the version that was compacted, and the last delta that was folded
@@ -128,3 +128,38 @@ def _reduced(copy: Path, manifest: Manifest, reduction: Reduction, progress: Cal
 
     made = dataclasses.replace(made, files=file_sizes(copy))
     return dataclasses.replace(made, parity=check_parity(copy, made).manifest_json())
+
+
+# Glob prefixes: a journal is searched in a root folder, in the root's subfolders, and in their subfolders.
+_DEPTHS = ("", "*/", "*/*/")
+
+
+def find_journal(folder: Path) -> Path | None:
+    """Returns the path of a journal with upserts of a version; None if none is found.
+
+    Only the server's settings name the journal's folder (--delta_journal_dir). It is often beside the model's folder or
+    the repository; the search looks there only. The file's name holds the version's fingerprint, so it is a journal of
+    exactly this version.
+
+    Args:
+      folder: the version folder, below the model's folder.
+    """
+    if not folder.name.isdecimal():
+        return None
+    name = journal_path(Path(), "", int(folder.name), fingerprint_of(folder)).name
+    for root in dict.fromkeys([*folder.parents[:3], Path.cwd()]):
+        for path in _found(root, name):
+            # Skip an empty journal, which has no upserts: a server opened the file and never wrote to it.
+            if path.stat().st_size:
+                return path
+    return None
+
+
+def _found(root: Path, name: str) -> Iterator[Path]:
+    for depth in _DEPTHS:
+        try:
+            yield from sorted(path for path in root.glob(depth + name) if path.is_file())
+        except OSError:
+            # Go on with the next depth. glob() itself skips folders that this user may not list; it raises OSError if
+            # this user can not reach `root`, or if the disk fails or a folder vanishes during the search.
+            continue

@@ -151,7 +151,7 @@ def _signature_definitions(artifact: Path) -> dict[str, Any]:
 
 
 def _is_own(manifest: Manifest, name: str, entry: SignatureEntry, definition: Any) -> bool:
-    if definition is None or entry.concatenated or any(f.needs_format_4 for f in entry.features.values()):
+    if definition is None or entry.concatenated or any(f.is_foreign for f in entry.features.values()):
         return False
     if ADOPTED_FROM not in manifest.provenance or name in manifest.provenance.get(REBUILT_KEY, ()):
         return True

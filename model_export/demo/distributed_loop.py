@@ -5,8 +5,8 @@ Every process builds the same examples from the same data. Checkpoints lie in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from model_export.demo.baselines import rmse
 from model_export.demo.checkpoints import Checkpoints
 from model_export.demo.config import TrainConfig
 from model_export.demo.examples import Examples
+from model_export.demo.layer_model import feature_config
 from model_export.demo.loop import EpochResult, epoch_examples, feature_ids, padded_tensors
-from model_export.demo.sharded_model import ShardedRatingModel
+from model_export.demo.tower import RatingTower
 from model_export.distribution.cluster import ClusterTask
-from model_export.distribution.sharded_tables import DistinctRows
+from model_export.distribution.sharded_tables import DistinctRows, ShardedTable
 from model_export.distribution.strategies import multi_worker_strategy, parameter_server_strategy
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
@@ -194,3 +195,52 @@ class DistributedTrainer:
     def _predict_eagerly(self, tensors: dict[str, Any]) -> Any:
         distinct, rows = self.model.rows(feature_ids(tensors, self._spec))
         return self.model.tower.clipped(self.model.vectors(distinct, rows))
+
+
+class ShardedRatingModel:
+    """Tables and tower of the rating model; make it within the scope of a strategy.
+
+    Args:
+      splitting: context manager; the strategy splits the variables that are created within it.
+
+    Attributes:
+      saved: the tf.Module that a checkpoint holds.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: TrainConfig,
+        *,
+        mean_rating: float,
+        rating_range: tuple[float, float],
+        splitting: AbstractContextManager[None],
+    ) -> None:
+        self._spec = spec
+        self._config = feature_config(spec, config.seed)
+        with splitting:
+            self.sharded = {
+                table.name: ShardedTable(table, config.seed + index) for index, table in enumerate(spec.tables)
+            }
+        self.tower = RatingTower.of_spec(spec, config, mean_rating=mean_rating, rating_range=rating_range)
+        self.saved = tf.Module()
+        self.saved.embedding = _Tables({name: table.table for name, table in self.sharded.items()})
+        self.saved.tower = self.tower
+
+    def rows(self, features: Mapping[str, Any]) -> tuple[DistinctRows, dict[str, Any]]:
+        """Finds the distinct rows of a batch, and reads their vectors: table -> [U, D]."""
+        distinct = DistinctRows.of(self._spec, features)
+        return distinct, {name: self.sharded[name].gather(rows) for name, rows in distinct.rows.items()}
+
+    def vectors(self, distinct: DistinctRows, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Combines the table rows that rows() read for a batch; returns [B, D] vectors by feature name."""
+        return distinct.look_up(rows, self._config)
+
+
+class _Tables(tf.Module):  # type: ignore[misc]
+    # The attributes of this module have the names that a checkpoint of the TPUEmbedding layer gives to its tables.
+    def __init__(self, tables: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._tpu_embedding = tf.Module()
+        for name, table in tables.items():
+            setattr(self._tpu_embedding, name, table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.estimator import checkpoints
-from model_export.estimator.example_fields import ExampleFields, example_fields
 from model_export.estimator.lookups import DEFAULT_MAX_IDS_PER_ROW, lookup_spec, weight_keys
 from model_export.estimator.serving_graphs import ServingGraph, cpu_serving_graph, tpu_serving_graph
 from model_export.graphs.lookup_graph import build_lookup
@@ -252,3 +252,35 @@ class _quiet(warnings.catch_warnings):
         entered = super().__enter__()
         warnings.simplefilter("ignore", DeprecationWarning)
         return entered
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleFields:
+    """Fields of a tf.Example. dense: name -> (dtype, fixed number of values); other fields have any length."""
+
+    names: tuple[str, ...] = ()
+    dense: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+
+def example_fields(examples: Any) -> ExampleFields | None:
+    """Returns the fields that tf.io.parse_example reads from a placeholder; None if no op parses the placeholder."""
+    names: list[str] = []
+    dense: dict[str, tuple[str, int]] = {}
+    is_parsed = False
+    for op in examples.consumers():
+        if op.type != "ParseExampleV2":
+            continue
+        is_parsed = True
+        # Inputs of ParseExampleV2: serialized, names, sparse_keys, dense_keys, ragged_keys, then the default values.
+        sparse_keys, dense_keys, ragged_keys = (_strings(tensor) for tensor in op.inputs[2:5])
+        names += [*sparse_keys, *dense_keys, *ragged_keys]
+        for key, dtype, shape in zip(dense_keys, op.get_attr("Tdense"), op.get_attr("dense_shapes"), strict=True):
+            size = tf.TensorShape(shape).num_elements()
+            if size is not None:
+                dense[key] = (tf.as_dtype(dtype).name, size)
+    return ExampleFields(tuple(names), dense) if is_parsed else None
+
+
+def _strings(tensor: Any) -> list[str]:
+    value = tf.get_static_value(tensor)
+    return [] if value is None else [key.decode() for key in value.tolist()]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from model_export.estimator import checkpoints
 from model_export.estimator.call_arguments import call_input_fn
 from model_export.estimator.estimator_spec import call_on_host
 from model_export.estimator.inputs import features_and_labels
-from model_export.estimator.lookup_statistics import statistics_hooks
+from model_export.estimator.lookups import ids_and_splits, looked_up_ids, lookup_spec
 from model_export.estimator.model_graph import Model, ModelGraph, build_model_graph
 from model_export.estimator.modes import ModeKeys
 from model_export.estimator.run_config import RunConfig
-from model_export.estimator.step_rate import StepRateHook
 from model_export.estimator.training_processes import OneProcess
 from model_export.estimator.warm_start import WarmStartSettings, warm_start
+from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
+from model_export.statistics.collector import LookupStatistics
 from model_export.tensorflow_setup import tf
 
 _LOGGER = logging.getLogger(__name__)
@@ -206,3 +210,66 @@ def _log_hooks(loss: Any, step: Any, config: RunConfig) -> list[Any]:
     if config.log_step_count_steps is None:
         return []
     return [tf.compat.v1.train.LoggingTensorHook({"loss": loss, "step": step}, config.log_step_count_steps)]
+
+
+def statistics_hooks(spec: EmbeddingConfigSpec | None, features: Mapping[str, Any]) -> list[Any]:
+    """Returns the hook that counts a training's ids; an empty list if the spec asks for no statistics.
+
+    Args:
+      features: the features that input_fn returned, in the current graph.
+    """
+    if spec is None or spec.profile_data_directory is None:
+        return []
+    model = lookup_spec(spec)
+    statistics = LookupStatistics.for_model(
+        Path(spec.profile_data_directory), model, partition_strategy=spec.partition_strategy
+    )
+    rows = {feature.name: model.table_of(feature.name).vocabulary_size for feature in model.features}
+    return [_Observe(statistics, looked_up_ids(spec, features), rows)]
+
+
+class _Observe(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    def __init__(self, statistics: LookupStatistics, ids: Mapping[str, Any], rows: Mapping[str, int]) -> None:
+        self._statistics, self._ids, self._rows = statistics, dict(ids), rows
+        self._global_step = tf.compat.v1.train.get_global_step()
+        self._step = 0
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._step = int(session.run(self._global_step))
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._ids if self._statistics.wants(self._step) else {})
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        seen = {name: self._rows_read(name, ids) for name, ids in (run_values.results or {}).items()}
+        self._statistics.observe(self._step, seen)
+        self._step += 1
+
+    def end(self, session: Any) -> None:
+        self._statistics.save()
+
+    def _rows_read(self, name: str, ids: Any) -> tuple[Any, Any]:
+        values, splits = ids_and_splits(ids)
+        # Only ids of rows of the table are counted. An unknown key has the id -1, whose lookup reads no row.
+        is_row = (values >= 0) & (values < self._rows[name])
+        if splits is None:
+            return values[is_row], None
+        return values[is_row], np.concatenate([[0], np.cumsum(is_row)])[splits]
+
+
+class StepRateHook(tf.compat.v1.train.StepCounterHook):  # type: ignore[misc]
+    """A StepCounterHook that warns only if the global step does not increase over two runs of the session.
+
+    TensorFlow fetches the step in the same run that increments it, so it gets the value before or after the increment.
+    "After" followed by "before" then looks like a step that did not increase. Over two runs the values always differ if
+    the step increases.
+    """
+
+    _last_global_step: int | None
+    _earlier: int | None = None
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Compares the global steps of two session runs, so that a warning is logged only if the step stood still."""
+        newest, self._last_global_step = self._last_global_step, self._earlier
+        super().after_run(run_context, run_values)
+        self._earlier = newest

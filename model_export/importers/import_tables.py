@@ -9,10 +9,14 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
@@ -25,17 +29,17 @@ from model_export.graphs.lookup_features import lookup_entry
 from model_export.graphs.reduced_table import REDUCED_KEY, chosen_dtypes
 from model_export.graphs.signature_names import LOOKUP
 from model_export.importers.address import Address
-from model_export.importers.cut_copy import copy_first_rows, cut_tables
 from model_export.importers.formats import open_table
-from model_export.importers.key_file import read_keys
 from model_export.importers.row_keys import with_keys
 from model_export.importers.table_copy import CopiedTable, Progress, TableCopy
 from model_export.importers.table_options import OovPolicy, check_name, choose_features, model_spec
-from model_export.importers.table_reader import TableReader
+from model_export.importers.table_reader import Keys, TableReader
 from model_export.parity.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
 from model_export.parity.parity_report import ParityReport
 from model_export.spec.features import ModelSpec
-from service.artifact.manifest import Manifest
+from service.artifact.manifest import Manifest, TableEntry, TableScale
+from service.artifact.vocabulary_lines import lines_of
+from service.types import TABLE_DTYPES, Array, saved_dtype
 
 
 def import_tables(
@@ -214,3 +218,51 @@ def _twin_parity(
     small = twin / "1"
     described = _saved(small, (twin / VARIABLES_PREFIX).parent, cut_spec(spec, _COMPARED_ROWS), cut, {})
     return check_parity(small, described)
+
+
+def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
+    """Returns copies of the descriptions of imported tables, each cut to at most `rows` rows."""
+    return [replace(t, read=replace(t.read, vocabulary_size=min(rows, t.read.vocabulary_size))) for t in tables]
+
+
+def copy_first_rows(artifact: Path, manifest: Manifest, tables: Sequence[CopiedTable], prefix: Path) -> None:
+    """Writes a checkpoint with the first rows of an artifact's tables; `tables` gives each table's number of rows.
+
+    TensorFlow holds whole tables in memory, so the import compares the graph of this small copy with the numpy oracle.
+    """
+    with BundleWriter(prefix) as writer:
+        for table in tables:
+            entry, rows = manifest.tables[table.read.name], table.read.vocabulary_size
+            part = entry.nbytes // entry.vocabulary_size * rows
+            writer.add(table.key, saved_dtype(table.dtype), [_rows(artifact, entry, table.dtype, part, rows)])
+            if entry.scale is not None and table.scale_key is not None:
+                writer.add(table.scale_key, "float32", [_rows(artifact, entry.scale, "float32", 4 * rows, rows)])
+
+
+def _rows(artifact: Path, part: TableEntry | TableScale, dtype: str, nbytes: int, rows: int) -> Array:
+    with (artifact / part.file).open("rb") as file:
+        file.seek(part.offset)
+        return np.frombuffer(file.read(nbytes), TABLE_DTYPES[dtype]).reshape(rows, -1)
+
+
+def read_keys(path: Path) -> Keys:
+    """Reads a file of keys in the order of the imported table's rows; raises ExportError if it can not be read."""
+    try:
+        if path.suffix == ".npy":
+            return _numpy_keys(path)
+        # The byte order mark that some editors write is no part of the first key.
+        return [line.decode() for line in lines_of(path.read_bytes().removeprefix(BOM_UTF8))]
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path}: keys are UTF-8 text, one a line: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ExportError(f"cannot read keys from {path}: {error}") from error
+
+
+def _numpy_keys(path: Path) -> Keys:
+    keys = np.load(path, allow_pickle=False)
+    if keys.ndim != 1 or keys.dtype.kind not in "iuUS":
+        raise ExportError(f"{path} holds {keys.dtype} {list(keys.shape)}; keys are one row of whole numbers or strings")
+    if keys.dtype.kind == "S":
+        return [key.decode() for key in keys.tolist()]
+    listed: Keys = keys.tolist()
+    return listed

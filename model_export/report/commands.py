@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -20,7 +22,6 @@ from model_export.parity.parity_report import Disagreements, ParityReport
 from model_export.report.build import ReportOptions, build_report
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html
-from model_export.report.json import to_json
 from model_export.report.projector import write_projector
 from model_export.report.text import to_text, verification_text
 from model_export.statistics.table_health import Progress
@@ -125,3 +126,46 @@ def _remark(arguments: argparse.Namespace, text: str) -> None:
     stream = sys.stderr if arguments.json else sys.stdout
     stream.write(text + "\n")
     stream.flush()
+
+
+REPORT_VERSION = 1
+
+
+def to_json(report: ArtifactReport) -> str:
+    """Returns the report on an artifact as one strict JSON object, with the names of model_export.report.document.
+
+        artifact            the folder; has_manifest, nbytes, files {path: bytes}
+        meta_graphs[]       tags, tensorflow_version, signatures[]: name, kind, method, device, batch_sizes,
+                            inputs[] and outputs[] (name, dtype, shape, is_optional), features {name: LookupFeature}
+        tables[]            name, variable, vocabulary_size, embedding_dim, dtype, nbytes, file, offset, features,
+                            slices, scale, unread, health (TableHealth), projection (null without --html and --labels)
+        features[]          name, table, vocabulary_name, vocabulary
+        curves[]            name, x_name, points [[x, value]]
+        statistics[]        TableStatistics
+        parity              signatures {name: ...}, lowered {name: ...}, notes: ParityReport.to_json
+        disagreements       null, or after `verify` a list, empty if there are no faults
+        provenance, findings[], notes[]
+
+    A number that is NaN or infinite becomes null. Within one report_version keys may be added, but never removed.
+    """
+    fields = {f.name: getattr(report, f.name) for f in dataclasses.fields(report)}
+    document = {
+        "report_version": REPORT_VERSION,
+        "artifact": fields.pop("folder"),
+        "nbytes": report.nbytes,
+        **fields,
+        "parity": None if report.parity is None else report.parity.to_json(),
+    }
+    return json.dumps(_plain(document), indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -17,7 +17,6 @@ from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import FtrlParameters, OptimizationParameters
 from model_export.spec.table_config import TableConfig
 from model_export.tensorflow_setup import tf
-from model_export.training.pending_gradients import PendingGradient
 from model_export.training.row_gradients import RowGradient
 from model_export.training.table_slots import create_slots
 from model_export.training.table_updates import apply_gradient
@@ -161,3 +160,65 @@ def _learning_rates(tables: Sequence[TrainedTable], global_step: Any) -> list[An
             fixed = table.parameters.learning_rate if table.learning_rate is None else table.learning_rate
             rates.append(tf.constant(fixed, tf.float32))
     return rates
+
+
+Update = Callable[[RowGradient, Any], Any]
+
+
+class PendingGradient:
+    """The pending gradient of one table, and the learning rate of the step in which it was computed.
+
+    A gradient is delayed by one step, as on a TPU that looks up the next batch while it trains on the present one. The
+    pending gradient lies in local variables, so checkpoints have the same names with and without it.
+
+    Args:
+      name: name of the table's variable.
+      variable: the [V, D] table.
+    """
+
+    def __init__(self, name: str, variable: Any) -> None:
+        width, dtype = variable.shape[1], variable.dtype.base_dtype
+        self._rows = _local(f"{name}/pending/rows", tf.zeros([0], tf.int64), [None])
+        self._values = _local(f"{name}/pending/values", tf.zeros([0, width], dtype), [None, width])
+        self._rate = _local(f"{name}/pending/rate", tf.zeros([], tf.float32), [])
+        self._is_held = _local(f"{name}/pending/is_held", tf.constant(False), [])
+
+    def exchange(self, gradient: RowGradient, rate: Any, update: Update) -> Any:
+        """Returns an operation that applies the pending gradient and then makes `gradient` the pending one."""
+        # Compute this step's gradient before the previous step's gradient is applied, so that this step's lookups read
+        # the table without it.
+        with tf.control_dependencies([gradient.rows, gradient.values, rate]):
+            applied = self._apply(update)
+        with tf.control_dependencies([applied]):
+            return tf.group(
+                self._rows.assign(gradient.rows, read_value=False),
+                self._values.assign(gradient.values, read_value=False),
+                self._rate.assign(rate, read_value=False),
+                self._is_held.assign(True, read_value=False),
+            )
+
+    def flush(self, update: Update) -> Any:
+        """Returns an operation that applies the pending gradient; after it, there is no pending gradient."""
+        with tf.control_dependencies([self._apply(update)]):
+            return tf.group(self._is_held.assign(False, read_value=False))
+
+    def _apply(self, update: Update) -> Any:
+        def apply() -> Any:
+            held = RowGradient(self._rows.read_value(), self._values.read_value())
+            with tf.control_dependencies([update(held, self._rate.read_value())]):
+                return tf.constant(True)
+
+        return tf.cond(self._is_held.read_value(), apply, lambda: tf.constant(False))
+
+
+def _local(name: str, initial: Any, shape: list[int | None]) -> Any:
+    v1 = tf.compat.v1
+    with v1.name_scope(None):
+        return v1.Variable(
+            initial,
+            trainable=False,
+            collections=[v1.GraphKeys.LOCAL_VARIABLES],
+            name=name,
+            shape=tf.TensorShape(shape),
+            use_resource=True,
+        )

@@ -26,10 +26,6 @@ from service.errors import ArtifactError
 from service.types import SCALED_DTYPES
 
 FORMAT_VERSION = 4
-# Format numbers of manifests. The exporter writes the oldest format that has all fields in use, so that older servers
-# can read the manifest.
-_FORMAT_WITHOUT_SCALES = 2
-_FORMAT_WITH_SCALES = 3
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
 # Largest manifest that is read: JSON of empty lists takes some twenty times its size when it is parsed.
 MAX_MANIFEST_BYTES = 32 << 20
@@ -68,7 +64,7 @@ class TableEntry:
     """The manifest's entry of one [V, D] table: dtype, and the place of the table's bytes in a file.
 
     variable: key in the index beside file, which is variables/variables.index unless the table was written apart.
-    dtype: "float32", "float16", "bfloat16", "int8" or "int4" (format 4); answers are float32. A row of int4 is
+    dtype: "float32", "float16", "bfloat16", "int8" or "int4"; answers are float32. A row of int4 is
       ceil(D / 2) bytes, saved as uint8: column 2 i is the low half of byte i, in two's complement.
     file: data shard, relative to the artifact; the table is nbytes at offset, row-major, little-endian.
     crc32c: masked checksum of those bytes, as the index holds it.
@@ -99,8 +95,7 @@ class VocabularyEntry:
     empty_key_id: row of the empty string where the model gives it one (Keras' mask_token ""); None: it is a key like
       any other.
 
-    Hashed keys have no file: file is "", size is 0, and each key goes to its bucket, from row first_id on (format 4, as
-    first_oov_id and empty_key_id).
+    Hashed keys have no file: file is "", size is 0, and each key goes to its bucket, from row first_id on.
     """
 
     file: str
@@ -141,25 +136,25 @@ class LookupFeature:
     """The manifest's entry of one feature in one signature: its inputs, its output, and the combiner of its rows.
 
     ids, row_splits, weights: names of the feature's inputs. Without row_splits nothing is combined: ids of shape [B]
-      give [B, D], and ids of shape [B, K] (format 4) give [B, K, D], or [B, K * D] where the signature says so.
+      give [B, D], and ids of shape [B, K] give [B, K, D], or [B, K * D] where the signature says so.
     output: the output that holds this feature alone; None where it is only a part of SignatureEntry.concatenated.
     max_sequence_length: L, the length of the output's sequences: nothing is combined, the output is [B, L, D], a
       shorter row ends in zeros, a longer one is cut. A feature with it has no combiner, weights or max_ids_per_row.
     on_bad_id: policy for an id outside [0, V): "error"; "drop" (as if it were not sent; zeros in its place in a
       sequence or a row of one id); "drop_negative" (drops an id below 0, any other is an error); "default_row" (reads
       default_row instead); "clamp" (reads the nearest row); "wrap" (an id from -V to -1 counts from the table's end, as
-      keras.ops.take does, any other is an error; format 4).
+      keras.ops.take does, any other is an error).
     on_nonpositive_weight: "drop" leaves an id out whose weight is 0 or less.
     mean_divisor: "sum_weights" divides a mean by sum(w), 0 giving zeros (CPU); "at_least_one" by max(sum(w), 1)
       (tensor core).
     max_ids_per_row: K of a padded lookup; on_too_many_ids says whether a longer row is refused or cut at K.
     max_norm: a row of the table whose Euclidean norm is larger is scaled down to this norm before it is weighted and
-      combined (format 4).
+      combined.
     on_empty_row: the output of an empty row, in which no id counts (none was sent, or all were dropped): "zeros";
-      "nan"; or "default_row", the vector of default_row (format 4).
-    trailing_empty_rows: "cut" leaves out the empty rows at the end of the output, as tf.math.segment_mean does
-      (format 4); "keep" answers all rows.
-    summation: the order of additions; the last bits of a sum depend on it (format 4). "in_order": one vector after
+      "nan"; or "default_row", the vector of default_row.
+    trailing_empty_rows: "cut" leaves out the empty rows at the end of the output, as tf.math.segment_mean does;
+      "keep" answers all rows.
+    summation: the order of additions; the last bits of a sum depend on it. "in_order": one vector after
       the other. "blocks_of_8": as tf.sparse.segment_sum adds - the first n % 8 vectors (8 where that is 0, 9 where it
       is 1), then blocks of 8, each added up by itself; a mean or sqrtn of fewer than 10 multiplies by the reciprocal.
       "four_lanes": as tf.math.segment_sum adds - from 16 vectors on, vectors 0, 4, 8, ..., then 1, 5, 9, ... and so on
@@ -186,8 +181,8 @@ class LookupFeature:
     summation: Summation = "in_order"
 
     @property
-    def needs_format_4(self) -> bool:
-        """Whether the feature's entry uses a field or a value that format 3 of the manifest does not have."""
+    def is_foreign(self) -> bool:
+        """Whether a field has a value that only adopted models have, and no graph of the exporter."""
         plain = (None, "zeros", "keep", "in_order")
         is_plain = (self.max_norm, self.on_empty_row, self.trailing_empty_rows, self.summation) == plain
         return not is_plain or self.on_bad_id == "wrap"
@@ -228,9 +223,9 @@ class SignatureEntry:
 
     kind: "lookup" runs on the mapped tables, "predict" runs the graph.
     batch_sizes: static sizes that a tensor-core graph pads rows to; rows beyond the last are refused.
-    concatenated: only lookups: output -> the features whose vectors it holds side by side, in that order (format 4).
+    concatenated: only lookups: output -> the features whose vectors it holds side by side, in that order.
     run: only predicts: "cut" feeds looked-up rows to what is left of the graph; "whole" runs the whole graph in
-      TensorFlow, because that was measured to be faster (format 4).
+      TensorFlow, because that was measured to be faster.
     """
 
     kind: Literal["lookup", "predict"]
@@ -262,35 +257,8 @@ class Manifest:
     parity: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Returns the manifest as JSON text, in the oldest format that has all fields that this manifest uses."""
-        data = dataclasses.asdict(self)
-        plain = [table for table in data["tables"].values() if table["dtype"] == "float32"]
-        for table in plain:
-            del table["scale"]
-        version = _FORMAT_WITHOUT_SCALES if len(plain) == len(self.tables) else _FORMAT_WITH_SCALES
-        if self._needs_format_4:
-            version = FORMAT_VERSION
-        else:
-            for entry in data["signatures"].values():
-                _drop(entry, "concatenated", "run")
-                for feature in entry["features"].values():
-                    _drop(feature, "max_norm", "on_empty_row", "trailing_empty_rows", "summation")
-            for vocabulary in data["vocabularies"].values():
-                _drop(vocabulary, "first_oov_id", "empty_key_id")
-        return json.dumps({"format_version": version, **data}, indent=1) + "\n"
-
-    @property
-    def _needs_format_4(self) -> bool:
-        dtypes = {table.dtype for table in self.tables.values()}
-        return (
-            not dtypes <= {"float32", "float16", "bfloat16", "int8"}
-            or any(
-                not v.file or v.first_oov_id is not None or v.empty_key_id is not None
-                for v in self.vocabularies.values()
-            )
-            or any(entry.concatenated or entry.run != "cut" for entry in self.signatures.values())
-            or any(f.needs_format_4 for entry in self.signatures.values() for f in entry.features.values())
-        )
+        """Returns the manifest as JSON text."""
+        return json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str | bytes) -> Manifest:
@@ -350,11 +318,6 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "trailing_empty_rows": get_args(TrailingRowPolicy),
     "summation": get_args(Summation),
 }
-
-
-def _drop(data: dict[str, Any], *names: str) -> None:
-    for name in names:
-        del data[name]
 
 
 def _table(data: Any, where: str) -> TableEntry:

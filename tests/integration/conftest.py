@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadtest.bench.artifact import prepared
 from tests.conftest import MakeOnce
 from tests.integration.process import ROOT, ServerProcess, environment
+from tests.integration.remote_tables import large
 from tests.integration.s3_server import BUCKET, S3Server
 from tests.integration.store_proxy import StoreProxy
 from tests.toy_model import write_toy_model
+from tests.valkey_cluster import Cluster
 
 Serve = Callable[..., ServerProcess]
 # The most rows that the padded lookup signatures of the demo's model accept in a request.
@@ -119,3 +122,16 @@ def add_version(base: Path, version: int, **options: object) -> Path:
     write_toy_model(hidden, **options)  # type: ignore[arg-type]
     os.rename(hidden, base / str(version))
     return base / str(version)
+
+
+@pytest.fixture(scope="module")
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """Writes a version whose table "user" has the test file's ROWS rows; tests must not change the files."""
+    return large(tmp_path_factory.mktemp("model") / "toy" / "1", request.module.ROWS)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster of three primaries, with as many replicas of each as the test asks for."""
+    with Cluster(tmp_path / "nodes", 3, getattr(request, "param", 0)) as started:
+        yield started

@@ -109,15 +109,3 @@ def test_the_load_test_counts_no_failure_on_either_wire(server: ServerProcess) -
     )
     for name in (":lookup", ":predict", "Predict lookup", "Predict serving_default"):
         assert re.search(rf"{name} +[1-9]\d* +0\(0\.00%\)", summary), summary
-
-
-def test_the_benchmark_compares_answers_and_prints_a_ratio(demo_model: Path) -> None:
-    shown = run(
-        "-m",
-        "loadtest.bench.lookup_vs_graph",
-        f"--model_base_path={demo_model}",
-        "--rows=3",
-        "--rounds=2",
-        "--requests=3",
-    )
-    assert re.search(r"^ +3 +[\d.]+ +[\d.]+ +[\d.]+ ", shown, re.MULTILINE)

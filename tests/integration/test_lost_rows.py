@@ -14,18 +14,12 @@ from service.remote.address import StoreAddress
 from service.remote.layout import TableLayout
 from tests.exposition import read_exposition
 from tests.integration.process import ServerProcess
-from tests.integration.test_remote_push import large, layout_of
+from tests.integration.remote_tables import large, layout_of
 from tests.valkey_cluster import Cluster, Node, needs_program, until
 
 pytestmark = needs_program
 
 ROWS = 20_000
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path / "nodes", 3) as started:
-        yield started
 
 
 @pytest.fixture
@@ -71,8 +65,8 @@ def cut(node: Node, key: str) -> None:
 
 
 def retype(node: Node, key: str) -> None:
-    node.ask("DEL", key)
-    node.ask("RPUSH", key, "a")
+    # In one step, so that no check of the server sees a missing key between both.
+    node.ask("EVAL", "redis.call('DEL', KEYS[1]); redis.call('RPUSH', KEYS[1], 'a')", 1, key)
 
 
 def refusal(server: ServerProcess) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from loadtest.bench.larger_than_memory import rows_of, write_model
-from loadtest.memory_group import MemoryGroup, NoMemoryGroup
+from loadtest.bench.large_model import write_large_model
+from tests.integration.memory_group import MemoryGroup, NoMemoryGroup
 from tests.integration.process import PATIENCE_S, ServerProcess
 from tests.tower_model import TAGS, USERS
 
@@ -21,14 +22,30 @@ pytestmark = [pytest.mark.tf, pytest.mark.slow]
 _LIMIT_MIB = 256
 # Number of rows of 64 float32 whose table is twice as large as the memory limit: 2,097,152.
 _NUM_ROWS = 2 * _LIMIT_MIB * 4096
+_DIM, _CHUNK_ROWS = 64, 1 << 18
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes a model with one large table; returns its folder."""
+    from model_export import import_tables
+
     folder = tmp_path_factory.mktemp("larger")
-    write_model(folder / "1", _NUM_ROWS)
+    scratch = tmp_path_factory.mktemp("small")
+    np.save(scratch / "row.npy", rows_of(np.arange(4)))
+    import_tables(scratch / "m", {"row": str(scratch / "row.npy")})
+    write_large_model(scratch / "m" / "1", folder / "1", {"row": (_NUM_ROWS, _DIM)})
+    with (folder / "1" / "variables" / "variables.data-00000-of-00001").open("r+b") as file:
+        for begin in range(0, _NUM_ROWS, _CHUNK_ROWS):
+            file.write(rows_of(np.arange(begin, begin + _CHUNK_ROWS)).tobytes())
+        file.flush()
+        os.fsync(file.fileno())
     return folder
+
+
+def rows_of(ids: np.ndarray) -> np.ndarray:
+    """Computes the table's rows of [N] int64 ids by a formula; returns [N, D] float32."""
+    return ((ids[:, None] * 31 + np.arange(_DIM) * 7) & ((1 << 20) - 1)).astype(np.float32)
 
 
 @pytest.fixture

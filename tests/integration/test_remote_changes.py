@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -22,26 +21,13 @@ from service.tables.remote_table import RemoteTable
 from service.types import Array
 from tests.deltas import delta_bytes, drop
 from tests.integration.process import ServerProcess
+from tests.integration.remote_tables import layout_of
 from tests.integration.test_remote_faults import ROWS, reopened
-from tests.integration.test_remote_push import large, layout_of
 from tests.toy_model import write_toy_model
 from tests.valkey_cluster import Cluster, needs_program, until
 
 pytestmark = needs_program
 _OPTIONS = "?timeout_ms=3000&node_timeout_ms=1000"
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """Writes a version with a table of many blocks; returns its folder and the rows. Tests must not change it."""
-    return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster of three primaries, with as many replicas of each as the test asks for."""
-    with Cluster(tmp_path / "nodes", 3, getattr(request, "param", 0)) as started:
-        yield started
 
 
 class Server:

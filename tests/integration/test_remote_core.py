@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -24,26 +23,13 @@ from service.remote.layout import slot_of
 from tests.conformance.wires import fill_tensor, read_tensor
 from tests.integration.process import PATIENCE_S, ServerProcess
 from tests.integration.remote_readers import Readers
-from tests.integration.test_remote_push import large, layout_of
+from tests.integration.remote_tables import large, layout_of
 from tests.valkey_cluster import Cluster, needs_program, until
 
 pytestmark = needs_program
 
 ROWS = 20_000
 _PATIENT = "?timeout_ms=60000&node_timeout_ms=20000"
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A version with a table of many blocks, and its rows; not to be changed."""
-    return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Three primaries, and as many replicas for each as the test asks for."""
-    with Cluster(tmp_path / "nodes", 3, getattr(request, "param", 0)) as started:
-        yield started
 
 
 def serving(cluster: Cluster, folder: Path, options: str = _PATIENT, **flags: object) -> ServerProcess:

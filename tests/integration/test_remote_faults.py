@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -26,7 +25,7 @@ from tests.conformance.wires import fill_tensor
 from tests.integration.h2_client import H2Client
 from tests.integration.process import ServerProcess
 from tests.integration.remote_readers import Readers
-from tests.integration.test_remote_push import large, layout_of
+from tests.integration.remote_tables import layout_of
 from tests.toy_model import write_toy_model
 from tests.valkey_cluster import Cluster, needs_program, until
 
@@ -35,19 +34,6 @@ pytestmark = needs_program
 ROWS = 100_000
 # Long timeouts: on a busy machine, only the nodes that a test freezes must look like dead ones.
 _PATIENT = "?timeout_ms=60000&node_timeout_ms=20000"
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A version with a table of many blocks, and its rows; not to be changed."""
-    return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
-
-
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Three primaries, and as many replicas for each as the test asks for."""
-    with Cluster(tmp_path / "nodes", 3, getattr(request, "param", 0)) as started:
-        yield started
 
 
 def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[RemoteTable, RemoteTables, Clusters]:

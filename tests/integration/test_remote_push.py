@@ -13,11 +13,10 @@ import redis
 from model_export.__main__ import main
 from model_export.errors import ExportError
 from model_export.remote.push import push
-from service.artifact.delta_file import fingerprint_of
-from service.artifact.manifest import Manifest
 from service.remote.address import StoreAddress
 from service.remote.layout import Pointer, TableLayout
-from tests.toy_model import SHARD, rewrite_manifest, toy_tables, write_bundle, write_toy_model
+from tests.integration.remote_tables import large, layout_of
+from tests.toy_model import SHARD, toy_tables, write_toy_model
 from tests.valkey_cluster import Cluster, needs_program
 
 pytestmark = needs_program
@@ -36,13 +35,6 @@ def artifact(tmp_path: Path, cluster: Cluster) -> Path:
     for node in cluster.nodes:
         node.ask("FLUSHALL")
     return write_toy_model(tmp_path / "toy" / "1")
-
-
-def layout_of(artifact: Path, table: str) -> TableLayout:
-    """Returns the layout in a cluster of a table of this artifact, served as model "toy"."""
-    manifest = Manifest.read(artifact)
-    assert manifest is not None
-    return TableLayout.of("toy", table, fingerprint_of(artifact), manifest.tables[table])
 
 
 def _raw(cluster: Cluster, key: str) -> bytes:
@@ -66,26 +58,6 @@ def stored(cluster: Cluster, layout: TableLayout) -> bytes:
             by_key |= {key.decode(): client.get(key) for key in keys}
     assert len(by_key) == layout.num_blocks
     return b"".join(by_key[layout.key(block)] for block in range(layout.num_blocks))
-
-
-def large(folder: Path, rows: int, seed: int = 3) -> tuple[Path, np.ndarray]:
-    """Writes a version whose table "user" has this many random rows of two numbers; returns its folder and the rows."""
-    table = np.random.default_rng(seed).normal(size=(rows, 2)).astype(np.float32)
-    write_toy_model(folder)
-    tensors = {f"tables/{name}/.ATTRIBUTES/VARIABLE_VALUE": part for name, part in toy_tables().items()}
-    tensors["tables/user/.ATTRIBUTES/VARIABLE_VALUE"] = table
-    entries = write_bundle(folder / "variables" / "variables", tensors)
-
-    def edit(manifest: dict) -> None:
-        manifest["tables"]["user"]["vocabulary_size"] = rows
-        for name, entry in manifest["tables"].items():
-            entry.update(entries[f"tables/{name}/.ATTRIBUTES/VARIABLE_VALUE"])
-        manifest["files"] = {
-            name: (folder / name).stat().st_size for name in manifest["files"] if (folder / name).is_file()
-        }
-
-    rewrite_manifest(folder, edit)
-    return folder, table
 
 
 def test_a_table_lies_in_its_blocks_and_the_pointer_names_it(artifact: Path, cluster: Cluster) -> None:

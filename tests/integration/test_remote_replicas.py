@@ -16,19 +16,13 @@ from service.errors import TableUnreachable
 from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
 from tests.integration.process import ServerProcess
+from tests.integration.remote_tables import layout_of
 from tests.integration.test_remote_changes import Server
 from tests.integration.test_remote_core import ROWS, read, serving
-from tests.integration.test_remote_push import large, layout_of
 from tests.valkey_cluster import Cluster, Node, needs_program, until
 
 pytestmark = needs_program
 _IMPATIENT = "?timeout_ms=1000&node_timeout_ms=300"
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A version with a table of many blocks, and its rows; not to be changed."""
-    return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
 
 
 class Stage:

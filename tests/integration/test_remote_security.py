@@ -22,9 +22,9 @@ from service.remote.clients import node_client, store_client
 from tests.certificates import Authority
 from tests.integration.process import ServerProcess
 from tests.integration.remote_readers import Readers
+from tests.integration.remote_tables import large
 from tests.integration.test_remote_changes import Server
 from tests.integration.test_remote_faults import reopened
-from tests.integration.test_remote_push import large
 from tests.toy_model import write_toy_model
 from tests.valkey_cluster import Cluster, Security, needs_program, until
 

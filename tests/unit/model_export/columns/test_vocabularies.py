@@ -45,7 +45,7 @@ def rows_by_spec(vocabulary: VocabularySpec, keys: list[Any]) -> list[int]:
 def test_keys_become_the_rows_that_tensorflow_gives(
     kind: str, out_of_vocabulary: dict[str, int], tmp_path: Path
 ) -> None:
-    from model_export.columns.vocabularies import vocabulary_of
+    from model_export.columns.to_spec import vocabulary_of
     from model_export.tensorflow_setup import tf
 
     fc, words = tf.feature_column, ["a", "b b", "ünï", "4", " d"]
@@ -81,14 +81,14 @@ def test_keys_become_the_rows_that_tensorflow_gives(
 
 
 def test_an_identity_column_has_none() -> None:
-    from model_export.columns.vocabularies import vocabulary_of
+    from model_export.columns.to_spec import vocabulary_of
     from model_export.tensorflow_setup import tf
 
     assert vocabulary_of(tf.feature_column.categorical_column_with_identity("i", 4), is_safe=True) is None
 
 
 def test_a_file_that_is_not_as_said_is_refused(tmp_path: Path) -> None:
-    from model_export.columns.vocabularies import vocabulary_of
+    from model_export.columns.to_spec import vocabulary_of
     from model_export.tensorflow_setup import tf
 
     make = tf.feature_column.categorical_column_with_vocabulary_file
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_as_said_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_line_feeds_end_lines_of_a_vocabulary_file(tmp_path: Path) -> None:
-    from model_export.columns.vocabularies import vocabulary_of
+    from model_export.columns.to_spec import vocabulary_of
     from model_export.tensorflow_setup import tf
 
     file = tmp_path / "words.txt"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_export.estimator.example_fields import ExampleFields, example_fields
+from model_export.estimator.export_source import ExampleFields, example_fields
 from model_export.tensorflow_setup import tf
 
 pytestmark = pytest.mark.tf

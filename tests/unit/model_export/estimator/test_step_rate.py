@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tensorflow.python.platform import tf_logging
 
-from model_export.estimator.step_rate import StepRateHook
+from model_export.estimator.session_training import StepRateHook
 from model_export.tensorflow_setup import tf
 
 pytestmark = pytest.mark.tf

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from model_export.importers.key_file import read_keys
+from model_export.importers.import_tables import read_keys
 from model_export.importers.table_options import (
     FeatureChoice,
     OovPolicy,

@@ -16,9 +16,9 @@ import pytest
 
 from model_export.parity.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
 from model_export.report.build import ReportOptions, build_report
+from model_export.report.commands import to_json
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html
-from model_export.report.json import to_json
 from model_export.report.page import data
 from model_export.report.row_names import LabelFile
 from model_export.report.statistics import STATISTICS_FOLDER

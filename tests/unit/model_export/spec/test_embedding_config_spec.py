@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from model_export.spec.column_types import SUPPORTED_COLUMNS
-from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
+from model_export.spec.embedding_config_spec import SUPPORTED_COLUMNS, EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters, AdamParameters
 from model_export.spec.table_config import FeatureConfig, TableConfig
 

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.tf
 
 
 def test_first_rows_are_a_truncated_normal_that_goes_with_the_dimension() -> None:
+    from model_export.estimator.activations import create_table
     from model_export.tensorflow_setup import tf
-    from model_export.training.configured_tables import create_table
 
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
@@ -30,8 +30,8 @@ def test_first_rows_are_a_truncated_normal_that_goes_with_the_dimension() -> Non
 
 
 def test_an_initializer_is_used() -> None:
+    from model_export.estimator.activations import create_table
     from model_export.tensorflow_setup import tf
-    from model_export.training.configured_tables import create_table
 
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
