@@ -45,9 +45,12 @@ def table() -> str:
     """Returns the page."""
     types = get_type_hints(Settings)
     settings = "".join(_row(setting, types[setting.name]) for setting in dataclasses.fields(Settings))
+    names: dict[tuple[bool, str], list[str]] = {}
+    for name, flag in FOREIGN_FLAGS.items():
+        names.setdefault((flag.is_refused, flag.why), []).append(f"`--{name}`")
     foreign = "".join(
-        f"| `--{name}` | {'refused' if flag.is_refused else 'no effect'} | {flag.why} |\n"
-        for name, flag in FOREIGN_FLAGS.items()
+        f"| {', '.join(same)} | {'refused' if is_refused else 'no effect'} | {why} |\n"
+        for (is_refused, why), same in names.items()
     )
     return HEAD + settings + FOREIGN_HEAD + foreign
 
@@ -61,7 +64,7 @@ def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
     elif kind == Port:
         values = f"{span}, `auto`"
     else:
-        values = {"str": "text", "int": span, "float": span, "bool": "`true`, `false`"}[kind.__name__]
+        values = {"str": "text", "int": span, "float": span, "bool": "true, false"}[kind.__name__]
     default = about["default_about"] or (f"`{setting.default}`" if setting.default != "" else "")
     if isinstance(setting.default, bool):
         default = default.lower()
