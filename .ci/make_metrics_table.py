@@ -40,8 +40,8 @@ from service.types import State, Table, TableCounts, VersionStatus
 HEAD = """\
 # Metrics
 
-This page lists every metric of `GET /metrics`, with the labels of its series. [monitoring.md](monitoring.md) has rates,
-alerts and the meaning of the labels.
+This page lists every metric of `GET /metrics`, with the labels of its series. Counters end in `_total`; other metrics
+are gauges unless their row says otherwise. [monitoring.md](monitoring.md) has the meaning of the labels.
 
 This file is generated from the code that declares the metrics (`make generated`).
 """
@@ -53,8 +53,8 @@ SECTIONS = {
 SECTION_HEAD = """
 ## %s
 
-| Name | Type | Labels | Meaning |
-|---|---|---|---|
+| Name | Labels | Meaning |
+|---|---|---|
 """
 
 
@@ -149,7 +149,8 @@ def _sections(found: dict[str, Family]) -> Iterator[str]:
         yield SECTION_HEAD % title
         for name in sorted(names):
             kind, labels, about = found[name]
-            yield generated_page.row(f"`{name}`", kind, ", ".join(labels), about)
+            is_usual = kind == ("counter" if name.endswith("_total") else "gauge")
+            yield generated_page.row(f"`{name}`" + ("" if is_usual else f" ({kind})"), ", ".join(labels), about)
 
 
 if __name__ == "__main__":

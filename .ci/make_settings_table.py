@@ -10,15 +10,14 @@ import generated_page
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
 from service.configuration.setting_fields import Port
-from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
+from service.configuration.settings import SECTIONS, Settings
 
 HEAD = """\
 # Settings
 
-Each setting is a flag (`--port=8500`) and an environment variable (`EMB_PORT=8500`); a flag wins over the variable,
-the variable over the default. The server does not start if a variable begins with `EMB_` and is none of these, or if
-a value is out of its range: the message lists every fault at once. A flag with a name of TensorFlow Serving's has the
-same meaning as there.
+Each setting is a flag (`--port=8500`) and an environment variable (`EMB_PORT=8500`); the flag wins. The server does not
+start if a variable that begins with `EMB_` is none of these, or if a value is out of its range: the message lists every
+fault. A flag with a name of TensorFlow Serving's has the same meaning as there.
 
 This file is generated from `service/configuration/settings.py` (`make generated`).
 """
@@ -26,8 +25,8 @@ This file is generated from `service/configuration/settings.py` (`make generated
 SECTION_HEAD = """
 ## %s
 
-| Flag | Environment | Type | Default | Range | Meaning |
-|---|---|---|---|---|---|
+| Flag | Values | Default | Meaning |
+|---|---|---|---|
 """
 
 FOREIGN_HEAD = """
@@ -46,9 +45,12 @@ def table() -> str:
     """Returns the page."""
     types = get_type_hints(Settings)
     settings = "".join(_row(setting, types[setting.name]) for setting in dataclasses.fields(Settings))
+    names: dict[tuple[bool, str], list[str]] = {}
+    for name, flag in FOREIGN_FLAGS.items():
+        names.setdefault((flag.is_refused, flag.why), []).append(f"`--{name}`")
     foreign = "".join(
-        f"| `--{name}` | {'refused' if flag.is_refused else 'no effect'} | {flag.why} |\n"
-        for name, flag in FOREIGN_FLAGS.items()
+        f"| {', '.join(same)} | {'refused' if is_refused else 'no effect'} | {why} |\n"
+        for (is_refused, why), same in names.items()
     )
     return HEAD + settings + FOREIGN_HEAD + foreign
 
@@ -56,22 +58,17 @@ def table() -> str:
 def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
     about = setting.metadata
     head = SECTION_HEAD % SECTIONS[setting.name] if setting.name in SECTIONS else ""
+    span = "" if about["low"] is None else f"{about['low']} to {about['high']}"
     if get_origin(kind) is Literal:
-        type_name, allowed = "choice", ", ".join(f"`{choice}`" for choice in get_args(kind))
+        values = ", ".join(f"`{choice}`" for choice in get_args(kind))
     elif kind == Port:
-        type_name, allowed = "port", f"{about['low']} to {about['high']}, `auto`"
+        values = f"{span}, `auto`"
     else:
-        type_name = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}[kind.__name__]
-        allowed = "" if about["low"] is None else f"{about['low']} to {about['high']}"
+        values = {"str": "text", "int": span, "float": span, "bool": "true, false"}[kind.__name__]
     default = about["default_about"] or (f"`{setting.default}`" if setting.default != "" else "")
-    cells = (
-        f"`--{setting.name}`",
-        f"`{ENV_PREFIX}{setting.name.upper()}`",
-        type_name,
-        default,
-        allowed,
-        about["about"],
-    )
+    if isinstance(setting.default, bool):
+        default = default.lower()
+    cells = (f"`--{setting.name}`", values, default, about["about"])
     return head + generated_page.row(*cells)
 
 

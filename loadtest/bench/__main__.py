@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         starts = measure_starts(options.folder, rounds)
     tables = report.tables(measured, [starts.row()] if starts else [])
     text = report.headline(rounds, seconds, options.connections) + "\n\n" + tables
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(f"{text}\n\n{report.costs(measured)}\n")
     out = options.out or options.folder / "results.json"
     more = {"seconds": seconds, "connections": options.connections, "starts": starts and dataclasses.asdict(starts)}
     out.write_text(json.dumps(report.document(measured, **more), indent=1))

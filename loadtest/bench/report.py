@@ -25,7 +25,7 @@ def median(measured: Measured, what: str) -> float:
 
 
 def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
-    """Returns the measurements as Markdown tables; extra: lines to append to the table of ratios."""
+    """Returns the rates and their ratios as Markdown tables; extra: lines to append to the table of ratios."""
     by_name = {m.case.name: m for m in measured}
     rows = list(dict.fromkeys(m.case.row for m in measured))
     lines = ["| requests/s | " + " | ".join(WORKLOADS) + " |", "|---" * (len(WORKLOADS) + 1) + "|"]
@@ -33,10 +33,18 @@ def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
         found = [by_name.get(f"{row}/{workload}") for workload in WORKLOADS]
         cells = [f"{median(m, 'requests_per_s'):,.0f}" if m else "" for m in found]
         lines.append(f"| {row} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "| case | p50 ms | p99 ms | server CPU us/request | spread | generator's core | PSS MiB | private MiB |",
-    ]
+    lines += ["", "| ratio | at least | measured | |", "|---|---|---|---|"]
+    for ratio in RATIOS:
+        value = ratio_of(ratio, by_name)
+        if value is not None:
+            word = "met" if value >= ratio.at_least else "NOT MET"
+            lines.append(f"| {ratio.of} over {ratio.over} | {ratio.at_least} | {value:.2f} | {word} |")
+    return "\n".join([*lines, *extra])
+
+
+def costs(measured: Sequence[Measured]) -> str:
+    """Returns the times, processor time and memory of each case as a Markdown table, which no document has."""
+    lines = ["| case | p50 ms | p99 ms | server CPU us/request | spread | generator's core | PSS MiB | private MiB |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for m in measured:
         rates = [shot.requests_per_s for shot in m.shots]
@@ -46,13 +54,7 @@ def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
             f"| {median(m, 'server_cpu_us'):.1f} | {spread:.0%} | {median(m, 'busy'):.0%} "
             f"| {m.held.pss_mib:.0f} | {m.held.private_mib:.0f} |"
         )
-    lines += ["", "| ratio | at least | measured | |", "|---|---|---|---|"]
-    for ratio in RATIOS:
-        value = ratio_of(ratio, by_name)
-        if value is not None:
-            word = "met" if value >= ratio.at_least else "NOT MET"
-            lines.append(f"| {ratio.of} over {ratio.over} | {ratio.at_least} | {value:.2f} | {word} |")
-    return "\n".join([*lines, *extra])
+    return "\n".join(lines)
 
 
 def ratio_of(ratio: Ratio, by_name: dict[str, Measured]) -> float | None:

@@ -68,7 +68,7 @@ class TableEntry:
       ceil(D / 2) bytes, saved as uint8: column 2 i is the low half of byte i, in two's complement.
     file: data shard, relative to the artifact; the table is nbytes at offset, row-major, little-endian.
     crc32c: masked checksum of those bytes, as the index holds it.
-    scale: place of the rows' scales; int8 and int4 tables have it, and no other table (format 3).
+    scale: place of the rows' scales; int8 and int4 tables have it, and no other table.
     """
 
     variable: str

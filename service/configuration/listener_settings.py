@@ -76,8 +76,8 @@ class ListenerSettings(ServerSettings):
     )
     rest_api_keep_alive_s: float = setting(
         620.0,
-        "Seconds for which an HTTP connection without requests stays open; longer than the idle time of load balancers "
-        "(nginx and AWS 60 s, Google Cloud 600 s), which else send a request to a connection that just closes.",
+        "Seconds for which an HTTP connection without requests stays open; set it longer than the idle time of your "
+        "load balancer (nginx and AWS 60 s, Google Cloud 600 s).",
         0.1,
         86400,
     )
@@ -116,8 +116,8 @@ class ListenerSettings(ServerSettings):
     )
     keep_freed_mib: int = setting(
         64,
-        "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: malloc's default. It is "
-        "returned to the system when 100 connections to the native core or more, at least half of all, have closed.",
+        "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: malloc's default. It "
+        "is returned to the system after many connections have closed.",
         0,
         1024,
     )

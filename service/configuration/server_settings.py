@@ -122,8 +122,8 @@ class ServerSettings:
     )
     load_timeout_s: float = setting(
         3600.0,
-        "Seconds after which a version's load is given up, so that the model's other versions can be loaded; 0: "
-        "never. The version is then END with DEADLINE_EXCEEDED, and is tried again when the load has ended.",
+        "Seconds after which a version's load is given up, so that other versions can be loaded; 0: never. The "
+        "version is then END with DEADLINE_EXCEEDED.",
         0,
         604800,
     )
@@ -148,8 +148,7 @@ class ServerSettings:
     )
     reload_replaced_versions: bool = setting(
         False,
-        "Whether a served version is loaded again when other files lie under its number. Off, the server goes on to "
-        "serve the files that it has loaded, and reports the version.",
+        "Whether a served version is loaded again when other files lie under its number; else it is only reported.",
     )
     enable_model_warmup: bool = setting(
         True, "Whether assets.extra/tf_serving_warmup_requests is replayed before a version is AVAILABLE."
@@ -160,9 +159,7 @@ class ServerSettings:
     max_drift: float = setting(
         100.0,
         "Most per cent of a table's rows that may have drifted from the newest AVAILABLE version; a newer version "
-        "beyond it is not loaded. A row has drifted if the cosine of its old and new vector, after the rotation that "
-        "fits the tables best, is below 0.3. Norms, columns and neighbours are judged, too, by fixed limits. 100: "
-        "versions are not compared. See docs/diff.md.",
+        "beyond it is not loaded. 100: versions are not compared. See docs/diff.md.",
         0,
         100,
     )

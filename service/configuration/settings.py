@@ -69,8 +69,8 @@ class Settings(ListenerSettings):
     )
     hot_rows_dir: str = setting(
         "",
-        "Folder to which the hot rows of each version are written every minute. A version reads its file, or the one "
-        "of an older version, when it is loaded, and these rows are in memory before it is AVAILABLE.",
+        "Folder to which the hot rows of each version are written every minute. A version that is loaded reads its "
+        "own or an older file, so that these rows are in memory.",
     )
     remote_tables: str = setting(
         "",
@@ -126,9 +126,9 @@ class Settings(ListenerSettings):
     )
     table_pages: Literal["auto", "normal", "random", "huge"] = setting(
         "auto",
-        "Pages of the mapped tables: 'auto' reads pages in memory again as huge pages beside the first answers, if the "
-        "file system supports that, its disk is fast and the tables fit twice into memory; 'huge' reads all pages so "
-        "before AVAILABLE; 'normal' changes nothing; 'random' turns reading ahead off.",
+        "Pages of the mapped tables: 'auto' turns pages in memory into huge pages beside the first answers where "
+        "that is cheap; 'huge' turns all pages into huge pages before AVAILABLE; 'normal' changes nothing; 'random' "
+        "turns reading ahead off.",
     )
     delta_poll_wait_seconds: float = setting(
         0.2,
@@ -144,8 +144,7 @@ class Settings(ListenerSettings):
     delta_journal_max_mib: int = setting(1024, "Largest journal of a version, in MiB.", 1, 1 << 20)
     neighbors_threads: int = setting(
         1,
-        "Searches for nearest rows that run at a time, and threads of one search that runs alone; they have a low "
-        "priority, so that lookups get a processor first.",
+        "Searches for nearest rows that run at a time, at low priority, and threads of a search that runs alone.",
         1,
         1024,
     )
