@@ -196,7 +196,8 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.tensorflow_setup": Row(
         {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
     ),
-    "model_export.folder_checks": Row(_SHARED),
+    # Keras itself needs h5py, so that it is there where a model of Keras is.
+    "model_export.folder_checks": Row(_SHARED, {"h5py"}),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
     # A signature's sparse input is fed as the server feeds it.
@@ -271,7 +272,7 @@ MAY_IMPORT: dict[str, Row] = {
         {"numpy"},
     ),
     "model_export.export_model": Row(
-        _SHARED | {f"model_export.{name}" for name in ("adoption.keras_export", "demo", "exporter", "graphs")}
+        _SHARED | {f"model_export.{name}" for name in ("adoption", "demo", "exporter", "folder_checks", "graphs")}
     ),
     "model_export.estimator": Row(
         _TRAINED

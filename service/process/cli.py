@@ -11,17 +11,18 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, NoReturn
 
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import (
     SettingsError,
     flags_without_effect,
+    installed_version,
     prepare_libraries,
     read_settings,
     service_links,
 )
+from service.configuration.shown_settings import shown_settings
 from service.configuration.start_error import StartError
 from service.native.choice import with_data_plane
 from service.observe.log_writer import LogWriter
@@ -87,7 +88,10 @@ def _run(arguments: Sequence[str], writer: LogWriter) -> int:
 
 
 def _start(settings: Settings, arguments: Sequence[str]) -> int:
-    logger.info("settings", extra=asdict(settings))
+    shown = shown_settings(settings)
+    given = " ".join(f"--{name}={one['value']}" for name, one in shown.items() if not one["is_default"])
+    told = f"embedding-server {installed_version()} {given}"
+    logger.info("settings", extra={name: one["value"] for name, one in shown.items()} | {"told": told})
     if links := service_links():
         logger.info("variables of Kubernetes' service links are ignored", extra={"variables": links})
     for name, why in flags_without_effect(arguments).items():

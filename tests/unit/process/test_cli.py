@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import types
@@ -12,6 +13,7 @@ import pytest
 
 import service.process.cli
 from service.configuration.settings import Settings
+from service.configuration.settings_reading import installed_version
 from service.configuration.start_error import StartError
 
 
@@ -64,9 +66,16 @@ def test_a_drained_server_exits_with_0_and_logs_its_settings(
 ) -> None:
     assert service.process.cli.main(["--model_base_path=m", "--port=7", "--log_format=text"]) == 0
     assert [s.port for s in fake_app.seen] == [7]
-    err = capfd.readouterr().err
-    assert "settings model_base_path=m" in err
-    assert " port=7" in err
+    assert (
+        capfd.readouterr().err[9:]
+        == f"embedding-server {installed_version()} --model_base_path=m --port=7 --log_format=text\n"
+    )
+    # Nobody reads a password in a log.
+    secret = "--remote_tables=user=valkey://me:secret@a:1"
+    assert service.process.cli.main(["--model_base_path=m", secret, "--log_format=json"]) == 0
+    line = json.loads(capfd.readouterr().err)
+    assert (line["message"], line["model_base_path"], line["port"]) == ("settings", "m", 8500)
+    assert line["remote_tables"] == "user=valkey://(hidden)@a:1"
 
 
 @pytest.mark.parametrize("is_reference", [False, True])
