@@ -174,7 +174,7 @@ MAY_IMPORT: dict[str, Row] = {
     # The reference servers may import no tables, no graphs and no settings.
     "service.http": Row(
         _BASE
-        | {"service.artifact.signature_def", "service.engine", "service.wire"}
+        | {"service.artifact.signature_def", "service.engine", "service.near_names", "service.wire"}
         | {"service.access.callers", "service.access.peer", "service.access.sessions", "service.native.forwarded"},
         {"fastapi", "orjson", "starlette", "uvicorn"},
     ),

@@ -54,7 +54,7 @@ def checked(spec: SignatureSpec, inputs: Tensors, *, strict_shapes: bool) -> dic
     rows = {name: array.shape[0] if array.ndim else 1 for name, array in result.items() if name in spec.row_inputs}
     for names in spec.ragged_names:
         if names.values in result:
-            rows[names.feature] = _checked_splits(names, result)
+            rows[names.feature] = _checked_splits(names, result, spec.kind)
     if spec.kind == "lookup":
         return result
     if strict_shapes and (faults := [one for name in inputs if (one := _shape_fault(spec.inputs[name], inputs[name]))]):
@@ -136,7 +136,7 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
     return array
 
 
-def _checked_splits(names: RaggedNames, inputs: Tensors) -> int:
+def _checked_splits(names: RaggedNames, inputs: Tensors, kind: str) -> int:
     """Returns the number of rows of a ragged feature; raises InputMismatch if its parts do not fit each other."""
     values, splits, weights = inputs[names.values], inputs[names.row_splits], inputs.get(names.weights)
     if values.ndim != 1 or splits.ndim != 1:
@@ -153,6 +153,11 @@ def _checked_splits(names: RaggedNames, inputs: Tensors) -> int:
         raise InputMismatch(
             f'input "{names.weights}": expected one weight per id ({values.size}), got {list(weights.shape)}.'
         )
+    if kind == "lookup" and weights is not None and weights.dtype.kind == "f":
+        for position in np.flatnonzero(np.isnan(weights))[:1]:
+            raise InputMismatch(
+                f'feature "{names.feature}": the weight at position {position} is NaN, and weights are numbers.'
+            )
     return int(splits.size) - 1
 
 
