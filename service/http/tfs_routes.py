@@ -79,7 +79,7 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         add_route(app, path + ":regress", regress, "POST", openapi.regress(path))
         add_route(app, path, status, "GET", openapi.status(path))
         add_route(app, path + "/metadata", metadata, "GET", openapi.metadata(path))
-    add_route(app, "/v1/models", models, "GET")
+    add_route(app, "/v1/models", models, "GET", openapi.models())
     for where in ("/versions/{version:int}", "/labels/{label}"):
         add_route(app, "/v1/models" + where, no_name, "GET")
         add_route(app, f"/v1/models{where}/metadata", no_name, "GET")
