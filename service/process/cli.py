@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command embedding-server with the given arguments; returns the exit status.
 
     Returns:
-      The exit status: 0 after a drain, 2 for settings that can not be used, 1 with --strict for a model that has no
-      version to load, and 1 after an error that the server did not expect.
+      The exit status: 0 after a drain, 130 for an interrupt before the server runs, 2 for settings that can not be
+      used, 1 with --strict for a model that has no version to load, and 1 after an error that the server did not
+      expect.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
@@ -82,6 +83,9 @@ def _run(arguments: Sequence[str], writer: LogWriter) -> int:
         except StartError as error:
             logger.error("cannot start", extra={"reason": str(error)})
             return 2
+        except KeyboardInterrupt:
+            # Ctrl-C before the server handles signals itself, which is some seconds after the start.
+            return 130
         except Exception:
             logger.exception("the server ends: an error that it did not expect")
             return 1

@@ -28,6 +28,8 @@ class FakeApp:
 
     async def run(self) -> list[str]:
         """Ends at once, or raises StartError."""
+        if self.problem == "interrupt":
+            raise KeyboardInterrupt
         if self.problem:
             raise StartError(self.problem)
         return []
@@ -108,6 +110,14 @@ def test_what_stops_the_start_exits_with_2_and_says_so(
     fake_app.problem = "cannot listen on port 80"
     assert service.process.cli.main(["--model_base_path=m", "--log_format=text"]) == 2
     assert "cannot start reason=cannot listen on port 80" in capfd.readouterr().err
+
+
+def test_an_interrupt_during_the_start_leaves_no_traceback(
+    fake_app: type[FakeApp], capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake_app.problem = "interrupt"
+    assert service.process.cli.main(["m", "--log_format=text"]) == 130
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch) -> None:
