@@ -42,7 +42,7 @@ def main() -> int:
             return 1
         failures = show_requests(options, base)
         if not options.check:
-            say(f"\nThe server runs until Ctrl-C. All routes, to try in a browser: {base}/docs\n")
+            say(f"\nThe server runs until Ctrl-C. In a browser: {base}/console (the model), {base}/docs (all routes)\n")
             server.wait()
         return failures
     except KeyboardInterrupt:

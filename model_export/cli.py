@@ -21,8 +21,23 @@ DEFAULT_RUN = Path("runs/movielens")
 DEFAULT_MODELS = Path("models/movielens")
 
 _DESCRIPTION = """\
-Trains a film-rating model on TPU embeddings and exports it as a stock SavedModel whose lookups a server can run on the
-mapped tables.
+Writes trained models as versions that embedding-server serves: stock SavedModels, whose lookups run on mapped tables.
+
+  model-export export ranker.keras --out models/ranker      a Keras model; --config FILE: any trained model
+  model-export import --table item=item.npy --out models/shop   vectors from files (NumPy, Parquet, PyTorch, ...)
+  model-export adopt saved_models/ranker --out models/ranker    a SavedModel of another program
+  model-export inspect models/ranker/1 --html report.html   tables, features, signatures, and what needs attention
+
+Then: embedding-server models/
+
+  model-export verify models/ranker/1     compares every signature with numpy
+  model-export diff models/ranker/1 models/ranker/2   what a new version changed
+  model-export delta models/ranker/1 --table film --rows new.npz    rows of a version that is served
+  model-export compact models/ranker/1    folds them into the next version
+  model-export push models/ranker/1 --to valkey://host:6379   writes its tables into a cluster
+  model-export upload models/ranker/1 --out s3://bucket/ranker   copies it into an object store
+
+A demo with a film-rating model on TPU embeddings:
 
   model-export demo                       fetch MovieLens 100K, train, export and verify: models/movielens/1
   model-export demo --dataset synthetic   the same in seconds, without network
@@ -32,16 +47,6 @@ or step by step:
   model-export fetch movielens --to data/movielens-100k
   model-export train                      data/movielens-100k -> runs/movielens
   model-export export                     runs/movielens -> models/movielens/<next version>
-  model-export export --config FILE       any trained model, see `model-export export --help`
-  model-export adopt DIR --spec FILE      a SavedModel that is not ours, see `model-export adopt --help`
-  model-export import --table item=FILE   vectors from files (NumPy, safetensors, Parquet, ...), see its --help
-  model-export verify models/movielens/1  compares every signature with numpy
-  model-export inspect models/movielens/1 --html report.html
-  model-export diff models/movielens/1 models/movielens/2   what a new version changed
-  model-export delta models/movielens/1 --table film --rows new.npz    rows of a version that is served
-  model-export compact models/movielens/1   folds them into the next version
-  model-export push models/movielens/1 --to valkey://host:6379   writes its tables into a cluster
-  model-export upload models/movielens/1 --out s3://bucket/movielens   copies it into an object store
 
 --out of every command that writes a version may be s3://, gs:// or az://, see docs/object-stores.md.
 """
@@ -54,38 +59,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="fetch, train, export and verify in one go (under 3 minutes on 2 cores)")
-    _add_dataset(demo)
-    demo.add_argument("--if_missing", action="store_true", help="do nothing if --out already holds a version")
-    demo.add_argument("--run", type=Path, help="folder in which to keep the training run (default: a temporary folder)")
-    add_training(demo)
-    _add_export(demo)
-
-    fetch = commands.add_parser("fetch", help="download a data set and convert it to the files that `train` reads")
-    fetch.add_argument("dataset", choices=["movielens"], help="movielens: MovieLens 100K")
-    fetch.add_argument("--to", type=Path, default=_DATA, metavar="DIR", help="folder to write (default: %(default)s)")
-
-    train = commands.add_parser("train", help="train on a data set, with a checkpoint per epoch")
-    _add_dataset(train)
-    train.add_argument(
-        "--run", type=Path, default=DEFAULT_RUN, help="folder of the training run (default: %(default)s)"
-    )
-    train.add_argument("--resume", action="store_true", help="resume training from the run's newest checkpoint")
-    add_training(train)
-    add_distribution(train)
-
     export = commands.add_parser(
         "export",
-        help="export a trained model as a new version: a run's newest checkpoint, or the model that --config names",
+        help="write a trained model as a new version: a .keras file, the model that --config names, or a demo's run",
         description=f"Exports a model.\n\nA configuration (--config, TOML or JSON):\n\n{CONFIG_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = export.add_mutually_exclusive_group()
+    what.add_argument("model", nargs="?", type=Path, metavar="FILE", help="a Keras model: .keras, or .h5")
     what.add_argument("--run", type=Path, help=f"folder of a `train` run (default: {DEFAULT_RUN})")
     what.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML or JSON file that says what to export; flags override it"
     )
     _add_export(export)
+    _add_import(commands)
 
     adopt = commands.add_parser(
         "adopt",
@@ -94,7 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
         f"manifest.\n\nA spec file of tables and features, for what is not found:\n\n{SPEC_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    adopt.add_argument("saved_model", type=Path, metavar="DIR", help="folder of saved_model.pb; it is not changed")
+    adopt.add_argument(
+        "saved_model",
+        type=Path,
+        metavar="MODEL",
+        help="folder of saved_model.pb, or a Keras model in a .keras or .h5 file; it is not changed",
+    )
     adopt.add_argument(
         "--spec",
         type=Path,
@@ -130,9 +122,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
 
-    _add_import(commands)
-    add_push(commands)
-    add_upload(commands)
+    add_reports(commands)
+    add_diff(commands)
 
     delta = commands.add_parser(
         "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"
@@ -169,8 +160,28 @@ def build_parser() -> argparse.ArgumentParser:
         "--skip_refused", action="store_true", help="leave out the deltas that a server refuses, instead of failing"
     )
 
-    add_reports(commands)
-    add_diff(commands)
+    add_push(commands)
+    add_upload(commands)
+
+    demo = commands.add_parser("demo", help="fetch, train, export and verify in one go (under 3 minutes on 2 cores)")
+    _add_dataset(demo)
+    demo.add_argument("--if_missing", action="store_true", help="do nothing if --out already holds a version")
+    demo.add_argument("--run", type=Path, help="folder in which to keep the training run (default: a temporary folder)")
+    add_training(demo)
+    _add_export(demo)
+
+    fetch = commands.add_parser("fetch", help="download a data set and convert it to the files that `train` reads")
+    fetch.add_argument("dataset", choices=["movielens"], help="movielens: MovieLens 100K")
+    fetch.add_argument("--to", type=Path, default=_DATA, metavar="DIR", help="folder to write (default: %(default)s)")
+
+    train = commands.add_parser("train", help="train on a data set, with a checkpoint per epoch")
+    _add_dataset(train)
+    train.add_argument(
+        "--run", type=Path, default=DEFAULT_RUN, help="folder of the training run (default: %(default)s)"
+    )
+    train.add_argument("--resume", action="store_true", help="resume training from the run's newest checkpoint")
+    add_training(train)
+    add_distribution(train)
     return parser
 
 

@@ -25,7 +25,8 @@ from model_export.environment import tf_config
 from model_export.errors import ExportError
 from model_export.export_config import ExportConfig, read_config, run_config
 from model_export.exporter.versions import existing_versions, new_version_folder
-from model_export.folder_checks import check_run, check_saved_model
+from model_export.folder_checks import check_run, check_saved_model, is_keras_file
+from model_export.importers.import_summary import serve_command
 from model_export.parity.integrity import VARIABLES_PREFIX
 from model_export.report.commands import inspect, verify
 from model_export.stores.uri import StoreUri
@@ -132,6 +133,15 @@ def _export(arguments: argparse.Namespace) -> None:
     if getattr(arguments, "config", None) is not None:
         out = {} if arguments.out is None else {"out": str(arguments.out)}
         config = read_config(arguments.config, {**given, **out})
+    elif getattr(arguments, "model", None) is not None:
+        check_saved_model(arguments.model)
+        if not is_keras_file(arguments.model):
+            raise ExportError(f"{arguments.model} is a SavedModel: model-export adopt {arguments.model} --out DIR")
+        if arguments.out is None:
+            raise ExportError(
+                "--out is missing: the folder of the model's versions, such as models/" + arguments.model.stem
+            )
+        config = ExportConfig("file", str(arguments.model), arguments.out, given, {"say": say})
     else:
         run = str(arguments.run or DEFAULT_RUN)
         config = ExportConfig("run", run, arguments.out or DEFAULT_MODELS, {"lookup_device": "both", **given})
@@ -141,7 +151,7 @@ def _export(arguments: argparse.Namespace) -> None:
     if config.kind == "run":
         check_run(Path(config.model))
     say("exporting")
-    say(f"exported and verified: {run_config(config)}")
+    _done("exported", run_config(config), arguments)
 
 
 def _adopt(arguments: argparse.Namespace) -> None:
@@ -168,7 +178,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
         allow_unproven=arguments.allow_unproven,
         say=say,
     )
-    say(f"adopted and verified: {artifact}")
+    _done("adopted", artifact, arguments)
 
 
 def _import(arguments: argparse.Namespace) -> None:
@@ -202,6 +212,11 @@ def _import(arguments: argparse.Namespace) -> None:
     say(f"imported and verified: {artifact}")
     for line in import_summary(artifact, str(arguments.store_uri or arguments.out)):
         say(line)
+
+
+def _done(what: str, artifact: Path, arguments: argparse.Namespace) -> None:
+    say(f"{what} and verified: {artifact}")
+    say(f"serve: {serve_command(str(arguments.store_uri or artifact.parent))}")
 
 
 def _push(arguments: argparse.Namespace) -> None:

@@ -14,4 +14,6 @@ def set_for_tensorflow() -> None:
     """Sets the environment variables that TensorFlow reads when it is imported."""
     # TFRS's TPUEmbedding layer works with Keras 2 only.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Level 3 hides also what TensorFlow calls errors and reports again as exceptions: model_export runs requests that
+    # must fail, to find out what a graph refuses.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

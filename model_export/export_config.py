@@ -123,7 +123,7 @@ def run_config(config: ExportConfig) -> Path:
         return adopt(config.model, config.spec, config.out, version=config.arguments.get("version"))
     from model_export.export_model import export
 
-    model = Path(config.model) if config.kind == "run" else _call(config.model)
+    model = _call(config.model) if config.kind == "factory" else Path(config.model)
     try:
         return export(model, config.out, **config.arguments, **config.options)
     except TypeError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.exporter.versions import new_version_folder
+from model_export.folder_checks import is_keras_file
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES, lookup_devices
 from model_export.graphs.source import ExportSource
 from service.artifact.manifest import LookupDevice
@@ -57,8 +58,8 @@ def export(
 
     Args:
       model: an EmbeddingEstimator, a Keras model with TPUEmbedding layers or such a layer alone, a keras-rs model or
-        layer, any other built model of Keras 3 or tf_keras, the folder of a `model-export train` run, or any
-        ExportSource.
+        layer, any other built model of Keras 3 or tf_keras or its .keras or .h5 file, the folder of a `model-export
+        train` run, or any ExportSource.
       signatures: names of the signatures to write: "lookup", "lookup_tpu_tensor_core" and the model's predictions;
         None: all.
       lookup_device: "cpu", "tpu_tensor_core" or a list of both: devices to write a lookup for. The second pads rows to
@@ -84,6 +85,10 @@ def export(
     devices = lookup_devices(lookup_device)
     # Check the version number before the slow export, so that a bad number is refused early.
     new_version_folder(Path(base_path), version)
+    if isinstance(model, str | Path) and is_keras_file(model):
+        from model_export.adoption.keras_saving import load_keras
+
+        model = load_keras(Path(model))
     if _is_plain_keras(model):
         _refuse_arguments(devices, signatures, batch_sizes, export_to_tpu, table_dtype)
         _refuse_options("a Keras model without TPU embedding layers", source_options, _KERAS_OPTIONS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import zipfile
 from pathlib import Path
 
 from model_export.errors import ExportError
@@ -14,8 +16,32 @@ RUN_FILE = "run.json"
 _KERAS = (".keras", ".h5", ".hdf5")
 
 
+def is_keras_file(path: str | Path) -> bool:
+    """Says whether a path names a file in which Keras saves a model."""
+    return Path(path).suffix in _KERAS and Path(path).is_file()
+
+
+def keras_version(path: Path) -> str:
+    """Returns the version of Keras that wrote a model's file, without loading Keras; raises ExportError."""
+    try:
+        if path.suffix == ".keras":
+            with zipfile.ZipFile(path) as archive:
+                return str(json.loads(archive.read("metadata.json"))["keras_version"])
+        import h5py
+
+        with h5py.File(path) as file:
+            return str(file.attrs["keras_version"])
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ExportError(f"{path} is not a model that Keras saved: {error}") from error
+
+
 def check_saved_model(folder: Path) -> None:
-    """Raises ExportError unless a folder holds a SavedModel; the error says what it holds and what to name instead."""
+    """Raises ExportError unless a path is a SavedModel or the file of a Keras model; the error says what it is, and
+    what to name instead.
+    """
+    if is_keras_file(folder):
+        keras_version(folder)
+        return
     if (folder / SAVED_MODEL).is_file():
         return
     if not folder.exists():
@@ -64,11 +90,6 @@ def check_writable(folder: Path) -> None:
 
 
 def _not_a_folder(path: Path) -> str:
-    if path.suffix in _KERAS:
-        return (
-            f"{path} is a Keras file, not a SavedModel: load it and write a folder with "
-            "tf.saved_model.save(model, folder)"
-        )
     if path.name == SAVED_MODEL:
         return f"{path} is the file in a SavedModel: name its folder, {path.parent}"
     return f"{path} is a file, not the folder of a SavedModel"

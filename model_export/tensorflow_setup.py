@@ -35,7 +35,7 @@ def _quiet_start() -> Iterator[None]:
         os.dup2(chatter.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             chatter.seek(0)
             os.write(saved, chatter.read())
             raise

@@ -172,7 +172,7 @@ MAY_IMPORT: dict[str, Row] = {
     # The reference servers may import no tables, no graphs and no settings.
     "service.http": Row(
         _BASE
-        | {"service.artifact.signature_def", "service.engine", "service.wire"}
+        | {"service.artifact.signature_def", "service.engine", "service.near_names", "service.wire"}
         | {"service.access.callers", "service.access.peer", "service.access.sessions", "service.native.forwarded"},
         {"fastapi", "orjson", "starlette", "uvicorn"},
     ),
@@ -194,7 +194,8 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.tensorflow_setup": Row(
         {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
     ),
-    "model_export.folder_checks": Row(_SHARED),
+    # Keras itself needs h5py, so that it is there where a model of Keras is.
+    "model_export.folder_checks": Row(_SHARED, {"h5py"}),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
     # A signature's sparse input is fed as the server feeds it.
@@ -269,7 +270,7 @@ MAY_IMPORT: dict[str, Row] = {
         {"numpy"},
     ),
     "model_export.export_model": Row(
-        _SHARED | {f"model_export.{name}" for name in ("adoption.keras_export", "demo", "exporter", "graphs")}
+        _SHARED | {f"model_export.{name}" for name in ("adoption", "demo", "exporter", "folder_checks", "graphs")}
     ),
     "model_export.estimator": Row(
         _TRAINED

@@ -17,6 +17,7 @@ import numpy as np
 
 from model_export.adoption.chosen_names import names_text, with_names
 from model_export.adoption.discovery import discover
+from model_export.adoption.keras_saving import load_keras, saved
 from model_export.adoption.opened_graph import OpenedGraph
 from model_export.adoption.plan import (
     AdoptPlan,
@@ -32,6 +33,7 @@ from model_export.errors import ExportError
 from model_export.exporter.artifact import base_provenance
 from model_export.exporter.finishing import finish
 from model_export.exporter.versions import new_version_folder
+from model_export.folder_checks import is_keras_file
 from model_export.graphs.added_lookups import add_lookups, write_graph
 from model_export.graphs.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry
 from model_export.graphs.signature_runner import read_signature_inputs
@@ -73,7 +75,7 @@ def adopt(
     """Copies a SavedModel to out/<version>/, with a manifest, and returns that folder; the original is not changed.
 
     Args:
-      saved_model: the folder that holds saved_model.pb.
+      saved_model: the folder that holds saved_model.pb, or the .keras or .h5 file of a Keras model.
       spec: a TOML file. None: adopt searches the graph for lookups. A file of names, as print_spec writes it: adopt
         searches, and uses these names. A file of tables and features, as adopt_example.SPEC_EXAMPLE: no search.
       out: the model's folder, which holds its versions; None: the parent of saved_model, which then is a version
@@ -96,6 +98,20 @@ def adopt(
     """
     folder = Path(saved_model)
     base = _base(folder, out)
+    if is_keras_file(folder):
+        with saved(load_keras(folder)) as written:
+            return adopt(
+                written,
+                spec,
+                base,
+                version=version,
+                measure=measure,
+                allow_rounding=allow_rounding,
+                allow_nonfinite=allow_nonfinite,
+                allow_unproven=allow_unproven,
+                say=say,
+                clock=clock,
+            )
     target = new_version_folder(base, version)
     inputs = read_signature_inputs(folder)
     if (folder / MANIFEST_PATH).exists():
@@ -121,7 +137,7 @@ def adopt(
     base.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
-        say(f"copying {folder}")
+        say("copying the SavedModel")
         artifact = temporary / target.name
         shutil.copytree(folder, artifact)
         if opened.repaired:
@@ -141,7 +157,11 @@ def adopt(
 
 def print_spec(saved_model: str | Path, *, allow_rounding: bool = False) -> str:
     """Returns the names of the tables and features found in a SavedModel, as TOML; raises ExportError as adopt does."""
-    return names_text(discover(Path(saved_model), allow_rounding=allow_rounding))
+    folder = Path(saved_model)
+    if is_keras_file(folder):
+        with saved(load_keras(folder)) as temporary:
+            return print_spec(temporary, allow_rounding=allow_rounding)
+    return names_text(discover(folder, allow_rounding=allow_rounding))
 
 
 class _Copy:

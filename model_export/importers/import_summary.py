@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from model_export.graphs.signature_names import LOOKUP
 from service.artifact.manifest import LookupFeature, Manifest
@@ -20,7 +21,7 @@ def import_summary(artifact: Path, base_path: str) -> Iterator[str]:
     """Yields the lines that `model-export import` prints at its end.
 
     Args:
-      base_path: what a server's --model_base_path names: the folder of the versions, or its address in an object store.
+      base_path: the folder of the versions, or its address in an object store.
     """
     manifest = Manifest.read(artifact)
     assert manifest is not None  # the import has written it
@@ -32,10 +33,16 @@ def import_summary(artifact: Path, base_path: str) -> Iterator[str]:
     for name, feature in features.items():
         yield f"  {name}: table {manifest.features[name].table}, {_ids(manifest, name)}, {_form(feature)}"
     shown = {name: _example(artifact, manifest, name, feature) for name, feature in features.items()}
-    cache = " --store_cache_dir=DIR" if "://" in base_path else ""
-    yield f"serve: embedding-server --model_base_path={shlex.quote(base_path)}{cache}"
+    yield f"serve: {serve_command(base_path)}"
     request = json.dumps({"features": shown}, ensure_ascii=False)
-    yield f"ask:   curl -d {shlex.quote(request)} localhost:8501/v1/models/default:lookup"
+    # The server names a model after its folder.
+    name = base_path.rstrip("/").rpartition("/")[2] if "://" in base_path else Path(base_path).absolute().name
+    yield f"ask:   curl -d {shlex.quote(request)} localhost:8501/v1/models/{quote(name)}:lookup"
+
+
+def serve_command(base_path: str) -> str:
+    """Returns the command that serves the versions in a folder or an object store."""
+    return f"embedding-server {shlex.quote(base_path)}" + (" --store_cache_dir=DIR" if "://" in base_path else "")
 
 
 def _ids(manifest: Manifest, feature: str) -> str:

@@ -11,10 +11,7 @@ from model_export.report.row_names import LabelFile
 
 
 def add_reports(commands: Any) -> None:
-    """Adds the parsers of the commands `verify` and `inspect` to the parser of model-export."""
-    verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
-    _add_report(verify)
-
+    """Adds the parsers of the commands `inspect` and `verify` to the parser of model-export."""
     inspect = commands.add_parser(
         "inspect",
         help="show what any SavedModel holds: tables and their health, signatures, training (no TensorFlow needed)",
@@ -48,6 +45,9 @@ def add_reports(commands: Any) -> None:
         "(default: %(default)s)",
     )
     inspect.add_argument("--fast", action="store_true", help="do not read the tables: no norms, no NaN, no dead rows")
+
+    verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
+    _add_report(verify)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Reads the list of models in --model_config_file: at the start, and again when the file changes or a reload failed."""
+"""Finds the models that the settings name, and reads --model_config_file again when it changes or a reload failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.artifact.plain_file import read_plain_file
 from service.configuration.settings import Settings
-from service.engine.base_paths import fault_of
+from service.engine.base_paths import fault_of, find_versions, holds_versions, unreadable, unserved
 from service.engine.model_config import ModelConfig, is_in_store
 from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
 from service.wire.model_config_proto import parse_config_text
@@ -21,20 +21,50 @@ Models = tuple[ModelConfig, ...]
 _EMPTY = "{} is empty; to serve no models it must say model_config_list {{}}"
 
 
-def single_model(settings: Settings) -> Models:
-    """Returns a list of models with the one model that --model_name and --model_base_path name."""
-    path = settings.model_base_path
-    return (ModelConfig(settings.model_name, path if is_in_store(path) else str(Path(path).absolute())),)
+def models_of(settings: Settings) -> Models:
+    """Returns the models that --models, --model_base_path or --model_config_file name; raises InvalidRequest."""
+    if settings.model_config_file:
+        return ConfigFile(Path(settings.model_config_file), 0.0).read()
+    if not settings.models:
+        path = settings.model_base_path
+        return (ModelConfig(settings.model_name, path if is_in_store(path) else str(Path(path).absolute())),)
+    paths = [path for folder in settings.model_folders for path in _base_paths(folder)]
+    named: dict[str, str] = {}
+    for path in paths:
+        name = path.rstrip("/").rpartition("/")[2]
+        if named.setdefault(name, path) != path:
+            raise InvalidRequest(f"{named[name]} and {path} would both be the model {name}: rename one of the folders")
+    if settings.model_name != "default":
+        if len(named) > 1:
+            raise InvalidRequest(f"--model_name is {settings.model_name!r}, but there are {len(named)} models")
+        return (ModelConfig(settings.model_name, paths[0]),)
+    return tuple(ModelConfig(name, path) for name, path in named.items())
+
+
+def _base_paths(folder: str) -> list[str]:
+    """Returns a folder of versions, or the folders of versions in a folder of models; raises InvalidRequest."""
+    if is_in_store(folder):
+        return [folder]
+    path = Path(folder).absolute()
+    try:
+        if found := find_versions(path):
+            return [str(path)]
+        inside = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    except OSError as error:
+        raise InvalidRequest(unreadable(str(path), error)) from error
+    models = [str(each) for each in inside if holds_versions(each)]
+    if not models:
+        raise InvalidRequest(unserved(str(path), found))
+    return models
 
 
 def base_path_faults(settings: Settings) -> list[str]:
     """Returns one text for each configured model whose base path has no version to load, with the reason.
 
-    The list is empty if --model_config_file can not be read; the start itself reports this fault.
+    The list is empty if the list of models can not be read; the start itself reports this fault.
     """
     try:
-        file = settings.model_config_file
-        models = ConfigFile(Path(file), 0.0).read() if file else single_model(settings)
+        models = models_of(settings)
     except ServiceError:
         return []
     faults = {model.name: fault_of(model) for model in models}

@@ -24,11 +24,18 @@ def _hosts(text: str) -> tuple[str, ...]:
 class ServerSettings:
     """The base class with the settings of models and ports; only its subclass Settings is instantiated."""
 
+    models: str = setting(
+        "",
+        "Folders of models, or of the versions of one model, separated by commas; a model is named after its folder. "
+        "Arguments that are no flags are such folders, too. They are read once, at the start.",
+    )
     model_base_path: str = setting(
         "",
         "Folder with a sub-folder per version, or such a place in an object store; not used with a model_config_file.",
     )
-    model_name: str = setting("default", "Name under which the model is served; not used with a model_config_file.")
+    model_name: str = setting(
+        "default", "Name under which the model is served, if there is one; not used with a model_config_file."
+    )
     model_config_file: str = setting(
         "", "File that lists the models: the text form of TensorFlow Serving's ModelServerConfig."
     )
@@ -215,6 +222,11 @@ class ServerSettings:
         "Whether batching parameters come from batching_params.pbtxt in each version's folder; a version without it is "
         "not batched. Only num_batch_threads and thread_pool_name are then read from batching_parameters_file.",
     )
+
+    @property
+    def model_folders(self) -> tuple[str, ...]:
+        """The folders of models, or of the versions of one model, that the command names."""
+        return tuple(path.strip() for path in self.models.split(",") if path.strip())
 
     @property
     def hosts(self) -> tuple[str, ...]:

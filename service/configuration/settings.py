@@ -13,7 +13,7 @@ from service.engine.admission_limits import NeighborLimits
 ENV_PREFIX = "EMB_"
 # Name of a section's first setting -> title of the section, in `--help` and in docs/settings.md.
 SECTIONS: Mapping[str, str] = {
-    "model_base_path": "Models",
+    "models": "Models",
     "auth_config": "Callers",
     "admin_port": "Addresses and certificates",
     "threads": "Threads of the native core",
@@ -33,6 +33,12 @@ SECTIONS: Mapping[str, str] = {
     "delta_poll_wait_seconds": "Changes of rows",
     "neighbors_threads": "Searches for nearest rows",
 }
+# The settings that most people need: `--help` shows these, and `--help=all` shows all.
+COMMON = (
+    *("model_name", "model_base_path", "model_config_file", "strict", "store_cache_dir"),
+    *("host", "port", "rest_api_port", "ssl_config_file", "rest_api_ssl_config_file", "auth_config", "admin_port"),
+    *("threads", "enable_batching", "log_format"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,21 @@ _ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
 def faults_of(settings: Settings) -> list[str]:
     """Returns an error text for each wrong setting; an empty list if the settings can be used."""
     found = []
-    if not settings.model_base_path and not settings.model_config_file:
+    sources = ("models", "model_base_path", "model_config_file")
+    given = [f"--{name}" for name in sources if getattr(settings, name).strip(" ,")]
+    if not given:
         found.append(
-            "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens"
+            "name a folder of models, or of the versions of one model, for example: embedding-server models/movielens"
         )
-    if is_in_store(settings.model_base_path) and not settings.model_config_file and not settings.store_cache_dir:
-        found.append(
-            f"--model_base_path={settings.model_base_path} is in an object store, so --store_cache_dir must name a "
-            "folder for its versions"
-        )
+    if settings.models and len(given) > 1:
+        found.append(f"models are named in two ways, by the folder {settings.models} and by {given[-1]}: give one")
+    paths = [] if settings.model_config_file else [settings.model_base_path, *settings.model_folders]
+    if not settings.store_cache_dir:
+        found += [
+            f"{path} is in an object store, so --store_cache_dir must name a folder for its versions"
+            for path in paths
+            if is_in_store(path)
+        ]
     if not settings.model_name or "/" in settings.model_name:
         found.append(f"--model_name is {settings.model_name!r}: it must not be empty or hold a '/'")
     if settings.port == settings.rest_api_port not in (0, "auto"):

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
 from service.configuration.setting_fields import Port
-from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
+from service.configuration.settings import COMMON, ENV_PREFIX, SECTIONS, Settings
 from service.configuration.settings_faults import faults_of
 from service.near_names import did_you_mean
 
@@ -31,6 +31,14 @@ _SERVICE_LINKS = {
     r"EMB(?:_\w+)?_PORT_[0-9]+_(?:TCP|UDP|SCTP)": _LINK_URL,
     r"EMB(?:_\w+)?_PORT_[0-9]+_(?:TCP|UDP|SCTP)_(?:PROTO|PORT|ADDR)": r"\S+",
 }
+_FIRST_LINES = """\
+  embedding-server models/                     all models in a folder: models/films/1, models/users/7, ...
+  embedding-server models/films                one model, a folder of versions; also several such folders
+  embedding-server s3://bucket/films --store_cache_dir=/var/cache/films
+  embedding-server --model_config_file=models.conf    with versions, labels and settings for each model"""
+_LAST_LINES = """\
+Each flag can also be set as EMB_<NAME>, for example EMB_REST_API_PORT=8501; flags win. Flags of
+tensorflow_model_server work as there. `embedding-server --help=all` lists all settings."""
 _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
@@ -62,7 +70,10 @@ def read_unchecked(arguments: Sequence[str], environ: Mapping[str, str] | None =
 
 def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
     """Returns the settings, and an error text for each flag and variable that can not be parsed."""
-    flags, unknown = _flags(arguments)
+    flags, rest = _flags(arguments)
+    unknown, folders = [one for one in rest if one.startswith("-")], [one for one in rest if not one.startswith("-")]
+    if folders:
+        flags["models"] = ",".join(filter(None, (flags["models"], *folders)))
     types = _kinds()
     links = service_links(environ)
     environ = {name: value for name, value in environ.items() if name not in links}
@@ -143,7 +154,7 @@ def prepare_libraries() -> None:
 
 
 def _flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Returns the text of every flag (None: it was not given), and the arguments that are not flags of this server."""
+    """Returns the text of every flag (None: it was not given), and the other arguments: folders, and unknown flags."""
     known, unknown = _parser().parse_known_args(arguments)
     return vars(known), unknown
 
@@ -159,34 +170,53 @@ def _flag_names() -> list[str]:
 
 
 @cache
-def _parser() -> argparse.ArgumentParser:
-    # The parser of the command line is cached, because the command line is parsed three times at a start.
+def _parser(is_whole: bool = True) -> argparse.ArgumentParser:
+    """Returns the parser of the command line, or with is_whole=False one that has only the most used flags, for --help.
+
+    It is cached, because the command line is parsed three times at a start.
+    """
     parser = argparse.ArgumentParser(
         prog="embedding-server",
-        usage="%(prog)s --model_base_path=FOLDER [--FLAG=VALUE ...]",
-        description="Serves embedding lookups and predictions of SavedModels over HTTP and TensorFlow Serving's gRPC.",
-        epilog="Example: embedding-server --model_name=movielens --model_base_path=models/movielens. "
-        "Each flag can also be set as EMB_<NAME>, e.g. EMB_REST_API_PORT=8501; flags win.",
+        usage="%(prog)s MODELS ... [--FLAG=VALUE ...]",
+        description="Serves embedding lookups and predictions of SavedModels over HTTP and gRPC.\n\n" + _FIRST_LINES,
+        epilog=_LAST_LINES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
     types = _kinds()
     group: argparse._ActionsContainer = parser
     for setting in dataclasses.fields(Settings):
+        if is_whole and setting.name in SECTIONS:
+            group = parser.add_argument_group(SECTIONS[setting.name])
+        if not is_whole and setting.name not in COMMON:
+            continue
         kind = types[setting.name]
         metavar = "PORT" if kind == Port else getattr(kind, "__name__", "").upper()
         if get_origin(kind) is Literal:
             metavar = "{" + ",".join(get_args(kind)) + "}"
         default = "" if setting.default == "" else f" Default: {setting.default}."
         about = setting.metadata["about"].replace("%", "%%")
-        if setting.name in SECTIONS:
-            group = parser.add_argument_group(SECTIONS[setting.name])
         group.add_argument(f"--{setting.name}", metavar=metavar, help=about + default, **_alone(kind))
+    about = "show this help and exit; --help=all lists all settings, by topic"
+    parser.add_argument("-h", "--help", action=_ShowHelp, nargs="?", metavar="all", help=about)
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
-    group = parser.add_argument_group("flags of tensorflow_model_server that have no effect here, or are refused")
-    for name, flag in FOREIGN_FLAGS.items():
-        about = ("Refused: " if flag.is_refused else "No effect: ") + flag.why + "."
-        group.add_argument(f"--{name}", metavar=flag.kind.__name__.upper(), help=about, **_alone(flag.kind))
+    if is_whole:
+        group = parser.add_argument_group("flags of tensorflow_model_server that have no effect here, or are refused")
+        for name, flag in FOREIGN_FLAGS.items():
+            about = ("Refused: " if flag.is_refused else "No effect: ") + flag.why + "."
+            group.add_argument(f"--{name}", metavar=flag.kind.__name__.upper(), help=about, **_alone(flag.kind))
     return parser
+
+
+class _ShowHelp(argparse.Action):
+    """Prints the most used flags, or all flags for --help=all, and exits."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _: object, value: object, option: str | None = None
+    ) -> NoReturn:
+        sys.stdout.write(_parser(value is not None).format_help())
+        parser.exit()
 
 
 class _ShowVersion(argparse.Action):

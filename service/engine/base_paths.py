@@ -87,14 +87,14 @@ def unreadable(base_path: str, error: OSError) -> str:
     if (uri := _URI.search(base_path)) and not os.path.exists(base_path[: uri.end("scheme") + 1]):
         told = f"cannot read its folder {uri['scheme']}://{uri['rest']}: it is a URI, and only mounted folders are read"
         meant = Path("/", uri["rest"])
-        return told + (_meant([meant]) if uri["scheme"] == "file" and _holds_versions(meant) else "")
+        return told + (_meant([meant]) if uri["scheme"] == "file" and holds_versions(meant) else "")
     told = f"cannot read its folder {base_path}: {error.strerror}"
     if isinstance(error, FileNotFoundError):
         return told + _meant(_near(path))
     if os.path.isfile(path):
         if path.suffix in (".conf", ".config", ".pbtxt", ".textproto", ".txt"):
             return f"{told}; did you mean --model_config_file={base_path}?"
-        return told + _meant(parent for parent in (path.parent, *path.parent.parents[:1]) if _holds_versions(parent))
+        return told + _meant(parent for parent in (path.parent, *path.parent.parents[:1]) if holds_versions(parent))
     return told
 
 
@@ -110,10 +110,10 @@ def unserved(base_path: str, found: Collection[int]) -> str:
     told = f"no version folder (an integer name such as 1) in {base_path}"
     if _is_saved_model(path):
         told += f", which holds {SAVED_MODEL} and so is a version itself"
-        if _holds_versions(path.parent):
+        if holds_versions(path.parent):
             return told + _meant([path.parent])
         return f"{told}; move its files to a version folder, such as {path / '1'}"
-    if inside := [folder for folder in _folders(path) if _holds_versions(folder)]:
+    if inside := [folder for folder in _folders(path) if holds_versions(folder)]:
         several = " Several models need a --model_config_file." if len(inside) > 1 else ""
         return told + _meant(inside) + several
     if misnamed := [folder for folder in _folders(path) if _is_saved_model(folder)]:
@@ -131,7 +131,7 @@ def _is_dir(entry: os.DirEntry[str]) -> bool:
 
 def _near(path: Path) -> Iterator[Path]:
     """Yields the folders that a wrong path may mean: the parent of a version's folder, or folders of similar names."""
-    if _is_number(path.name) and _holds_versions(path.parent):
+    if _is_number(path.name) and holds_versions(path.parent):
         yield path.parent
         return
     missing = []
@@ -142,7 +142,7 @@ def _near(path: Path) -> Iterator[Path]:
     spelt = {folder.name.lower(): folder for folder in _folders(path)}
     for near in get_close_matches(name.lower(), spelt, _MAX_NAMED):
         for candidate in dict.fromkeys((spelt[near].joinpath(*rest), spelt[near])):
-            if _holds_versions(candidate):
+            if holds_versions(candidate):
                 yield candidate
 
 
@@ -151,7 +151,8 @@ def _meant(folders: Iterator[Path] | list[Path]) -> str:
     return f"; did you mean {' or '.join(named)}?" if named else ""
 
 
-def _holds_versions(folder: Path) -> bool:
+def holds_versions(folder: Path) -> bool:
+    """Says whether a folder has the folder of a version, which holds a SavedModel."""
     return any(_is_number(each.name) and _is_saved_model(each) for each in _folders(folder))
 
 

@@ -365,7 +365,12 @@ class ModelWatcher:
         self._loaded[version] = LoadedFiles(path, seen, loaded.identity)
         self._registry.publish(loaded.servable)
         seconds = round(rules.clock() - started_s, 3)
-        logger.info("loaded", extra={"model": self.name, "version": version, "seconds": seconds, "path": str(path)})
+        infos = {name: table.info for name, table in sorted(loaded.servable.tables.items())}
+        tables = {name: [info.vocabulary_size, info.embedding_dim] for name, info in infos.items()}
+        shown = ", ".join(f"{name} {rows:,} x {dim}" for name, (rows, dim) in tables.items())
+        told = f"{self.name} version {version}, ready after {seconds:.1f} s; tables: {shown or 'none'}"
+        extra = {"model": self.name, "version": version, "seconds": seconds, "path": str(path), "tables": tables}
+        logger.info("loaded", extra=extra | {"told": told})
 
     def _failed(self, version: int, error: Exception) -> None:
         failure = self._failures.setdefault(version, Failure())

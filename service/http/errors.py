@@ -70,16 +70,19 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}...TRUNCATED"
 
 
-def error_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns the HTTP response for an error, with the body {"error": text}."""
+def error_response(
+    status: int, text: str, headers: Mapping[str, str] | None = None, models: list[str] | None = None
+) -> Response:
+    """Returns the HTTP response for an error, with the body {"error": text}, and `models` if they are given."""
     # An error text may quote lone surrogates (half characters) of a request. They are replaced, because JSON text can
     # not hold them.
-    body = orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
+    told = {"error": text.encode("utf-8", "replace").decode()}
+    body = orjson.dumps(told if models is None else {**told, "models": models})
     return Response(body, status, headers, media_type="application/json")
 
 
-def service_error_response(error: ServiceError, request_id: str) -> Response:
-    """Logs an error and returns the HTTP response for it.
+def service_error_response(error: ServiceError, request_id: str, models: list[str] | None = None) -> Response:
+    """Logs an error and returns the HTTP response for it, with the names of the models that the caller may see.
 
     With status 500, the response has the request id, and only the log has the traceback.
     """
@@ -95,7 +98,7 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
         logger.debug("request refused: %s", ascii(text), extra=extra)
         return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS[errors.Overloaded]})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
-    return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS.get(type(error), {})})
+    return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS.get(type(error), {})}, models)
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from service.access.callers import Callers
 from service.access.sessions import Sessions
 from service.engine.engine import Engine
-from service.errors import RouteNotFound, ServiceError
+from service.errors import ModelNotFound, RouteNotFound, ServiceError
 from service.http import openapi
 from service.http.access import AccessMiddleware
 from service.http.admin_routes import add_admin_routes
@@ -32,13 +32,15 @@ from service.http.neighbor_routes import add_neighbor_routes
 from service.http.oip_routes import add_open_inference_routes
 from service.http.path_case import PathCaseMiddleware
 from service.http.request_id import RequestIdMiddleware, RequestIds
-from service.http.routing import malformed, raw_path
+from service.http.routing import malformed, meant, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
 from service.http.statusz_route import add_statusz_route
 from service.http.table_view_routes import add_table_view_routes
 from service.http.tfs_routes import add_tfs_routes
 from service.native.forwarded import NO_FORWARDING, Forwarding
 
+# Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
+_MAX_MODELS_TOLD = 100
 DEFAULT_INLINE_BODY_BYTES = 4 * 1024
 # HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
 DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
@@ -124,7 +126,12 @@ def create_http_app(
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
     openapi.complete(app, engine, strict_json=strict_json)
     add_docs_page(app, installed_assets())
-    app.add_exception_handler(ServiceError, _on_service_error)
+
+    async def on_service_error(request: Request, error: Exception) -> Response:
+        known = engine.models()[:_MAX_MODELS_TOLD] if isinstance(error, ModelNotFound) else None
+        return await _on_service_error(request, error, known)
+
+    app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     if gzip_min_bytes:
         app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
@@ -146,13 +153,13 @@ def create_http_app(
     return app
 
 
-async def _on_service_error(request: Request, error: Exception) -> Response:
+async def _on_service_error(request: Request, error: Exception, known: list[str] | None = None) -> Response:
     assert isinstance(error, ServiceError)
     # The error's traceback, context and cause are cleared to break a reference cycle between the error and FastAPI's
     # frames, which keep the request's body. Else each refusal would keep a megabyte or so until the garbage collector
     # runs.
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    return service_error_response(error, request.scope["request_id"])
+    return service_error_response(error, request.scope["request_id"], known)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -166,5 +173,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if request.url.path.startswith("/v1/"):
         return service_error_response(malformed(request), request.scope["request_id"])
     if error.status_code == 404:
-        return service_error_response(RouteNotFound(f"Not found: {raw_path(request)}"), request.scope["request_id"])
+        path = raw_path(request)
+        error = RouteNotFound(f"Not found: {path}{meant(path)}")
+        return service_error_response(error, request.scope["request_id"])
     return error_response(error.status_code, f"{request.method} is not allowed here", error.headers)

@@ -202,6 +202,14 @@ def _examples() -> Json:
     return _body(ref("ExamplesRequest"), bodies)
 
 
+def models() -> Json:
+    """Describes the route GET /v1/models for the OpenAPI document."""
+    version = {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+    example = {"models": [{"name": "movielens", "model_version_status": [version]}]}
+    answer = _answer("The models you may see", ref("ModelsResponse"), {"one model": example})
+    return _route("getModels", "TensorFlow Serving", "Models and their versions", "/v1/models", answer, errors=())
+
+
 def status(path: str) -> Json:
     """Describes the route GET /v1/models/{model} for the OpenAPI document."""
     versions = [

@@ -206,6 +206,9 @@ _TENSORFLOW_SERVING: dict[str, Json] = {
             "status": an_object({"error_code": STRING, "error_message": STRING}, description="Why the load failed."),
         }
     ),
+    "ModelsResponse": an_object(
+        {"models": array_of(an_object({"name": STRING, "model_version_status": array_of(ref("VersionStatus"))}))}
+    ),
     "StatusResponse": an_object({"model_version_status": array_of(ref("VersionStatus"), "Newest first.")}),
     "TensorInfo": {
         "type": "object",
@@ -241,7 +244,7 @@ _TENSORFLOW_SERVING: dict[str, Json] = {
     ),
 }
 _OPERATIONS: dict[str, Json] = {
-    "Error": an_object({"error": STRING}),
+    "Error": an_object({"error": STRING}, {"models": array_of(STRING, "The models you may see; for an unknown one.")}),
     "Liveness": an_object({"status": enum_of("ok")}),
     "Readiness": an_object(
         {

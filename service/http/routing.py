@@ -17,10 +17,15 @@ from service.errors import InvalidRequest, Unimplemented
 from service.http.access import IS_SHOWN
 from service.http.json_schema import Json
 from service.http.path_case import IS_ENCODED
+from service.near_names import did_you_mean
 from service.types import ModelRef
 
 _MAX_VERSION = 2**63 - 1
 
+
+# The verbs at the end of paths of a model; and the ends of paths that only the admin port has.
+_VERBS = ("predict", "lookup", "classify", "regress")
+_ADMIN = ("/config:reload", ":pin", ":upsert")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -100,8 +105,32 @@ def version_number(text: str) -> int:
 
 
 def malformed(request: Request) -> InvalidRequest:
-    """Returns the error with TensorFlow Serving's text for an unknown path under /v1."""
-    return InvalidRequest(f"Malformed request: {request.method} {raw_path(request)}")
+    """Returns the error with TensorFlow Serving's text for an unknown path under /v1, and what was probably meant."""
+    path = raw_path(request)
+    return InvalidRequest(f"Malformed request: {request.method} {path}{meant(path)}")
+
+
+def meant(path: str) -> str:
+    """Returns the end of an error text, which names the path that was probably meant by an unknown one, or its port.
+
+    >>> meant("/v1/models/films/lookup"), meant("/v1/models/films:pin")
+    ('; did you mean /v1/models/films:lookup?', '; --admin_port serves this path')
+    """
+    known = path.rstrip("/")
+    if known.endswith(_ADMIN):
+        return "; --admin_port serves this path"
+    begin, separator, verb = known.rpartition(":")
+    if not separator:
+        begin, _, verb = known.rpartition("/")
+        near = verb if verb in _VERBS else ""
+    elif verb in _VERBS:
+        near = verb
+    else:
+        near = did_you_mean(verb, _VERBS).removeprefix("; did you mean ").removesuffix("?")
+    known = f"{begin}:{near}" if near else known
+    if near and not begin.startswith("/v1/models/"):
+        known = f"/v1/models/{begin.rpartition('/')[2] or 'MODEL'}:{near}"
+    return "" if known in (path, "", "/v1", "/v2") else f"; did you mean {known}?"
 
 
 def raw_path(request: Request) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -60,6 +61,13 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         data = metadata_json(description.name, description.version, description.signatures)
         return Response(data, media_type="application/json")
 
+    async def models(request: Request) -> Response:
+        """Lists the models that the caller may see, with the states of their versions."""
+        listed = [
+            {"name": name, **orjson.loads(statuses_json(statuses))} for name, statuses in engine.all_statuses().items()
+        ]
+        return Response(orjson.dumps({"models": listed}), media_type="application/json")
+
     async def no_name(request: Request) -> Response:
         """Refuses a status request whose path names no model."""
         raise InvalidRequest("Missing model name in request.")
@@ -71,10 +79,10 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         add_route(app, path + ":regress", regress, "POST", openapi.regress(path))
         add_route(app, path, status, "GET", openapi.status(path))
         add_route(app, path + "/metadata", metadata, "GET", openapi.metadata(path))
-    for where in ("", "/versions/{version:int}", "/labels/{label}"):
+    add_route(app, "/v1/models", models, "GET", openapi.models())
+    for where in ("/versions/{version:int}", "/labels/{label}"):
         add_route(app, "/v1/models" + where, no_name, "GET")
-        if where:
-            add_route(app, f"/v1/models{where}/metadata", no_name, "GET")
+        add_route(app, f"/v1/models{where}/metadata", no_name, "GET")
 
 
 def _infer(strict_json: bool, method_name: str, bound: Bound, body: ExamplesBody) -> bytes:

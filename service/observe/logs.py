@@ -1,4 +1,8 @@
-"""Writes the process's log, in lines of text or JSON."""
+"""Writes the process's log, in lines of text for a person or of JSON for machines.
+
+A record's attribute `told` is the text for a person in place of its message and extras; "" hides the record. JSON lines
+have no `told`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,9 @@ from service.observe.metric_text import family, labels, sample
 # limits, a client that sends bad requests without pause would fill a disk with tens of megabytes of log a second.
 LINES_AT_ONCE, LINES_PER_S = 500, 20
 _FLUSH_S = 2.0
+# The folders whose messages below "warning" are about the inside of the server: text for a person leaves them out,
+# unless they have `told` or the level is "debug".
+_INSIDE = tuple(f"service.{folder}." for folder in ("engine", "tables", "graph", "loading", "native"))
 
 
 @dataclass(slots=True)
@@ -110,7 +117,10 @@ def configure_logging(level: str, log_format: str, writer: LogWriter) -> None:
     """Sets up the process's log, as lines of text or JSON, which `writer` writes."""
     as_text = log_format == "text" or (log_format == "auto" and os.isatty(writer.descriptor))
     root = logging.getLogger()
-    root.handlers[:] = [LogHandler(writer, _TextFormatter() if as_text else _JsonFormatter())]
+    handler = LogHandler(writer, _TextFormatter() if as_text else _JsonFormatter())
+    if as_text and level != "debug":
+        handler.addFilter(_is_for_person)
+    root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # uvicorn's lines below "warning" are dropped: process.app logs start and stop itself, and uvicorn's lines have
     # terminal colours.
@@ -145,7 +155,14 @@ def name_requests_in_log(current_id: Callable[[], bytes]) -> None:
         handler.addFilter(name_request)
 
 
-_OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "told"}
+
+
+def _is_for_person(record: logging.LogRecord) -> bool:
+    told: str | None = getattr(record, "told", None)
+    if told is not None:
+        return told != ""
+    return record.levelno >= logging.WARNING or not record.name.startswith(_INSIDE)
 
 
 def _extras(record: logging.LogRecord) -> Mapping[str, Any]:
@@ -169,6 +186,8 @@ class _JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        if told := getattr(record, "told", ""):
+            return f"{time} {told}"
         extras = "".join(f" {key}={value}" for key, value in _extras(record).items())
         text = f"{time} {record.levelname.lower():<7} {record.getMessage()}{extras}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text

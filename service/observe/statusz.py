@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import re
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from service.configuration.settings import Settings
+from service.configuration.shown_settings import shown_settings
 from service.engine.admission_limits import Limits
 from service.engine.deltas import DeltaStatus
 from service.engine.registry import Registry
@@ -24,16 +24,11 @@ from service.observe.attention import ReadFiles, attention
 from service.observe.buckets import Times
 from service.observe.recent_requests import Noted, RecentRequests
 from service.observe.request_metrics import Requests, Successes
-from service.remote.address import without_password
 from service.tables.page_table import huge_bytes, resident_bytes
 from service.tables.table import MappedTable
 from service.types import runnable
 
 Document = dict[str, Any]
-
-# Pattern of names of settings whose values the status page hides.
-_SECRET = re.compile(r"token|secret|passw|credential|private|api_?key", re.IGNORECASE)
-_HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +111,6 @@ class Statusz:
             "labels": dict(self.registry.labels(name)),
             "versions": versions,
         }
-
-
-def shown_settings(settings: Settings) -> Document:
-    """Returns all settings for the status page, each with whether it has its default; secret values are hidden."""
-    shown = {}
-    for one in dataclasses.fields(settings):
-        value = getattr(settings, one.name)
-        is_secret = bool(value) and _SECRET.search(one.name) is not None and isinstance(value, str)
-        if isinstance(value, str):
-            value = without_password(value)
-        shown[one.name] = {"value": _HIDDEN if is_secret else value, "is_default": value == one.default}
-    return shown
 
 
 def _version(one: LoadedServable) -> Document:

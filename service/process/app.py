@@ -42,7 +42,7 @@ from service.observe.store_metrics import store_lines
 from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
 from service.process.admission import create_admission
-from service.process.bound_ports import Ports
+from service.process.bound_ports import Ports, log_listening
 from service.process.health_updates import HealthUpdates
 from service.process.http_parts import HttpParts, metrics_paths_of
 from service.process.model_lists import ModelLists
@@ -220,8 +220,7 @@ class App:
             self._servers.stop_now()
             raise
         if ports is not None:
-            all_ports = {"http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin.port if admin else None}
-            logger.info("listening", extra={"hosts": settings.hosts, **all_ports})
+            log_listening(settings, ports, admin.port if admin else None)
         await self._stop.wait()
         await self._shut_down()
         if admin is not None:
@@ -286,7 +285,7 @@ class App:
 
     def _show_lookups(self, servable: Servable) -> None:
         if self._registry.show_lookups(servable):
-            extra = {"model": servable.name, "version": servable.version}
+            extra = {"model": servable.name, "version": servable.version, "told": ""}
             logger.info("lookups are answered while the version is LOADING", extra=extra)
             # The load waits here, at most _COMPLETE_S seconds, until the control servers have started: it imports
             # TensorFlow next, which holds the interpreter's lock so long that health checks would have to wait.
@@ -345,7 +344,10 @@ class App:
         self._history.note(model, status)
         self._health.note()
         log = logger.info if status.state in (State.AVAILABLE, State.END) else logger.debug
-        log("version state", extra={"model": model, "version": status.version, "state": status.state.name})
+        # "loaded" tells a person the same of a version that is AVAILABLE.
+        told = "" if status.state is State.AVAILABLE else f"{model} version {status.version} is not served any more"
+        extra = {"model": model, "version": status.version, "state": status.state.name, "told": told}
+        log("version state", extra=extra)
 
     def _readiness_lines(self) -> list[str]:
         can_answer = {name: not self._registry.problem(name) for name in self._registry.models()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 from service.configuration.setting_fields import Port
 from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
+
+logger = logging.getLogger(__name__)
 
 # Number of connections that wait in the system's queue until the server accepts them.
 BACKLOG = 2048
@@ -130,3 +133,20 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
     return family, address
+
+
+def log_listening(settings: Settings, ports: Ports, admin_port: int | None, *, has_console: bool = True) -> None:
+    """Logs the ports that listen; for a person, as addresses to click on."""
+    told = []
+    # A browser of this machine can not open an address that stands for all addresses.
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.hosts[0]) or bracketed(settings.hosts[0])
+    scheme = "https" if settings.rest_api_ssl_config_file else "http"
+    if ports.http is not None:
+        pages = ("console", "docs") if has_console else ("docs",)
+        told += [f"{page} {scheme}://{host}:{ports.http}/{page}" for page in pages]
+    if ports.grpc is not None:
+        told.append(f"gRPC {host}:{ports.grpc}")
+    if admin_port is not None:
+        told.append(f"admin port {admin_port}")
+    extra = {"hosts": settings.hosts, "http_port": ports.http, "grpc_port": ports.grpc, "admin_port": admin_port}
+    logger.info("listening", extra=extra | {"told": "  ".join(told) or None})

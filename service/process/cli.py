@@ -11,17 +11,18 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, NoReturn
 
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import (
     SettingsError,
     flags_without_effect,
+    installed_version,
     prepare_libraries,
     read_settings,
     service_links,
 )
+from service.configuration.shown_settings import shown_settings
 from service.configuration.start_error import StartError
 from service.native.choice import with_data_plane
 from service.observe.log_writer import LogWriter
@@ -53,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command embedding-server with the given arguments; returns the exit status.
 
     Returns:
-      The exit status: 0 after a drain, 2 for settings that can not be used, 1 with --strict for a model that has no
-      version to load, and 1 after an error that the server did not expect.
+      The exit status: 0 after a drain, 130 for an interrupt before the server runs, 2 for settings that can not be
+      used, 1 with --strict for a model that has no version to load, and 1 after an error that the server did not
+      expect.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     open_closed_streams()
@@ -81,13 +83,19 @@ def _run(arguments: Sequence[str], writer: LogWriter) -> int:
         except StartError as error:
             logger.error("cannot start", extra={"reason": str(error)})
             return 2
+        except KeyboardInterrupt:
+            # Ctrl-C before the server handles signals itself, which is some seconds after the start.
+            return 130
         except Exception:
             logger.exception("the server ends: an error that it did not expect")
             return 1
 
 
 def _start(settings: Settings, arguments: Sequence[str]) -> int:
-    logger.info("settings", extra=asdict(settings))
+    shown = shown_settings(settings)
+    given = " ".join(f"--{name}={one['value']}" for name, one in shown.items() if not one["is_default"])
+    told = f"embedding-server {installed_version()} {given}"
+    logger.info("settings", extra={name: one["value"] for name, one in shown.items()} | {"told": told})
     if links := service_links():
         logger.info("variables of Kubernetes' service links are ignored", extra={"variables": links})
     for name, why in flags_without_effect(arguments).items():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from service.configuration.model_config import ConfigFile, single_model
+from service.configuration.model_config import ConfigFile, models_of
 from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
 from service.engine.client_lists import ClientFolders, with_origin
@@ -46,12 +46,14 @@ class ModelLists:
 
     def _first(self) -> tuple[ModelConfig, ...]:
         settings = self._settings
-        if self._file is None:
-            return single_model(settings)
         try:
+            if self._file is None:
+                return models_of(settings)
             configs = self._file.read()
             self._models.check(configs)
         except ServiceError as error:
+            if self._file is None:
+                raise StartError(error.message) from error
             hint = ""
             if isinstance(error, ConfigConflict):
                 hint = ". Labels can be set at the start with --allow_version_labels_for_unavailable_models=true"

@@ -12,7 +12,7 @@ from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
 from service.errors import ServiceError
 from service.http.uvicorn_server import HttpServer
-from service.process.bound_ports import bracketed, check_socket_path, grpc_port, http_port
+from service.process.bound_ports import Ports, bracketed, check_socket_path, grpc_port, http_port, log_listening
 from service.process.model_lists import ModelLists
 from service.process.own_thread import in_own_thread
 from service.process.signals import handle_signals
@@ -76,8 +76,7 @@ class ReferenceServer:
         grpc_number = self._open_grpc()
         listeners = port.listen()
         serving = asyncio.create_task(self._http.serve(sockets=listeners)) if listeners else None
-        ports = {"http_port": port.number, "grpc_port": grpc_number, "admin_port": None}
-        logger.info("listening", extra={"hosts": settings.hosts, **ports})
+        log_listening(settings, Ports(port.number, grpc_number), None, has_console=False)
         await self._stop.wait()
         self._models.registry.drain()
         self._models.set.drain()

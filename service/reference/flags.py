@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 # Settings that the reference server follows.
 FOLLOWED = frozenset(
     {
-        *("model_base_path", "model_name", "model_config_file", "model_config_file_poll_wait_seconds"),
+        *("models", "model_base_path", "model_name", "model_config_file", "model_config_file_poll_wait_seconds"),
         *("strict", "strict_readiness", "strict_shapes", "model_reload_timeout_s", "refuse_unsafe_ops"),
         *("allow_version_labels_for_unavailable_models", "host", "port", "rest_api_port", "grpc_socket_path"),
         *("file_system_poll_wait_seconds", "max_num_load_retries", "load_retry_interval_micros", "load_timeout_s"),

@@ -31,6 +31,8 @@ def channel(shared_core: ServerProcess) -> grpc.Channel:
 def test_rest(http: HttpClient, case: dict[str, Any]) -> None:
     body = case.get("body", "")
     status, answer = http.request(case["method"], case["path"], body if isinstance(body, str) else json.dumps(body))
+    # The error for an unknown model has a field of ours beside TensorFlow Serving's.
+    answer.pop("models", None)
     assert (status, answer) == (case["status"], case["answer"])
 
 

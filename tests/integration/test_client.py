@@ -177,7 +177,7 @@ def test_neighbors_are_the_same_over_each_wire(server: ServerProcess, connect: p
 
 FAULTS: dict[str, tuple[Callable[[Any], Any], type[EmbeddingError], str, str]] = {
     "id out of range": (lambda c: c.lookup({"user": [5]}), InvalidRequest, "INVALID_ARGUMENT", "id 5 .* out of range"),
-    "wrong dtype": (lambda c: c.lookup({"user": [1.5]}), InvalidRequest, "INVALID_ARGUMENT", '"user".*int64'),
+    "wrong dtype": (lambda c: c.lookup({"user": [1.5]}), InvalidRequest, "INVALID_ARGUMENT", '"user".*integers'),
     "nested for flat": (lambda c: c.lookup({"user": [[1]]}), InvalidRequest, "INVALID_ARGUMENT", "user"),
     "flat for nested": (lambda c: c.lookup({"tags": [1]}), InvalidRequest, "INVALID_ARGUMENT", "tags"),
     "strings without vocabulary": (lambda c: c.lookup({"user": ["a"]}), InvalidRequest, "INVALID_ARGUMENT", "user"),
@@ -235,9 +235,22 @@ def test_weights_that_are_not_finite_mean_the_same_on_both_wires(server: ServerP
     answers = []
     for wire in WIRES:
         with EmbeddingClient(target_of(server, wire), model="default", timeout_s=PATIENCE_S) as client:
-            answers.append(client.lookup({"tags_sum": [[1, 2], [3]]}, {"tags_sum": [[np.nan, 1], [np.inf]]}))
+            answers.append(client.lookup({"tags_sum": [[1, 2], [3]]}, {"tags_sum": [[0.5, 1], [np.inf]]}))
+            with pytest.raises(InvalidRequest, match='feature "tags_sum": the weight at position 1 is NaN'):
+                client.lookup({"tags_sum": [[1, 2], [3]]}, {"tags_sum": [[1, np.nan], [1]]})
     np.testing.assert_array_equal(answers[0]["tags_sum"], answers[1]["tags_sum"])
     assert np.isinf(answers[0]["tags_sum"][1, 0])
+
+
+def test_the_port_of_the_other_protocol_is_named(server: ServerProcess) -> None:
+    for target, text in (
+        (f"127.0.0.1:{server.http_port}", "answers HTTP and no gRPC .*: name the server's gRPC port, by default 8500"),
+        (f"http://127.0.0.1:{server.grpc_port}", "Is this the server's HTTP port, by default 8501"),
+    ):
+        with EmbeddingClient(target, model="default", retries=0, timeout_s=PATIENCE_S) as client:
+            assert repr(client) == f"EmbeddingClient({target!r}, model='default')"
+            with pytest.raises(EmbeddingError, match=text):
+                client.lookup({"user": [1]})
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,6 +92,43 @@ def check_documented(document: dict[str, Any], operation: dict[str, Any], respon
     if media is not None and "schema" in media:
         schema = media["schema"] | {"components": document["components"]}
         jsonschema_rs.validator_for(schema).validate(response.json())
+
+
+def _run_both(command: list[str], server: ServerProcess) -> tuple[str, str]:
+    """Runs an example for a model that is there, and for one that is not; returns its output, and its error."""
+    url = f"http://127.0.0.1:{server.http_port}"
+    right, wrong = (
+        subprocess.run([*command, url, model], cwd=ROOT, capture_output=True, text=True)
+        for model in ("movielens", "movielen")
+    )
+    assert right.returncode == 0, right.stderr
+    assert wrong.returncode == 1
+    return right.stdout, wrong.stderr
+
+
+def test_the_example_in_go_runs(server: ServerProcess) -> None:
+    if shutil.which("go") is None:
+        pytest.skip("Go is not installed")
+    told, fault = _run_both(["go", "run", "examples/lookup.go"], server)
+    assert told.startswith("version 1: 2 users of 32 numbers, genres [0 0 ")
+    assert fault.startswith("404 NOT_FOUND: Servable not found for request: Latest(movielen) [movielens]")
+
+
+def test_the_example_in_typescript_is_typed_and_runs(server: ServerProcess, tmp_path: Path) -> None:
+    tools = ROOT / "console/node_modules/.bin"
+    if not tools.is_dir():
+        pytest.skip("make console-check has not installed the console's tools")
+    source, program = "examples/lookup.ts", tmp_path / "lookup.mjs"
+    flags = (
+        "--noEmit --strict --target es2022 --module esnext --moduleResolution bundler --lib es2022,dom --types".split()
+    )
+    subprocess.run([tools / "tsc", *flags, "", source], cwd=ROOT, check=True)
+    subprocess.run(
+        [tools / "esbuild", source, "--format=esm", f"--outfile={program}", "--log-level=error"], cwd=ROOT, check=True
+    )
+    told, fault = _run_both(["node", str(program)], server)
+    assert told.startswith("2 users of 32 numbers, genres 0,0,")
+    assert fault.startswith("Error: 404 NOT_FOUND: Servable not found for request: Latest(movielen) movielens")
 
 
 def test_the_load_test_counts_no_failure_on_either_wire(server: ServerProcess) -> None:

@@ -54,7 +54,8 @@ def test_status_metadata_and_health_on_both_wires(serve: Serve) -> None:
         assert (found.status_code, found.json()) == (expected.status_code, expected.json())
     for path in ("/healthz", "/readyz", "/v1/models/no-such-model"):
         expected, found = (one.http.get(path) for one in (with_core, reference))
-        assert (found.status_code, found.json()) == (expected.status_code, expected.json())
+        told = {name: value for name, value in expected.json().items() if name != "models"}
+        assert (found.status_code, found.json()) == (expected.status_code, told)
     asked = message_class("tensorflow.serving.GetModelStatusRequest")()
     asked.model_spec.name = "default"
     described = message_class("tensorflow.serving.GetModelMetadataRequest")()

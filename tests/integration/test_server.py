@@ -158,7 +158,7 @@ def test_bad_settings_stop_the_start_with_all_faults() -> None:
         "--port is 'x'",
         "--log_level is 'loud'",
         "--rest_api_port is 70000",
-        "--model_base_path",
+        "name a folder of models",
     ):
         assert fault in result.stderr
     assert "Traceback" not in result.stderr

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -64,16 +65,20 @@ EXPORT: dict[str, Mistake] = {
         "adopt models/toy", 1, "models/toy is a folder of versions: name one, such as models/toy/1"
     ),
     "adopt a Keras file": Mistake(
-        "adopt ranker.keras",
+        "adopt ranker.keras --out out",
         1,
-        "ranker.keras is a Keras file, not a SavedModel: load it and write a folder with tf.saved_model.save(model, "
-        "folder)",
+        "ranker.keras is not a model that Keras saved: File is not a zip file",
     ),
     "adopt an HDF5 file": Mistake(
         "adopt ranker.h5",
         1,
-        "ranker.h5 is a Keras file, not a SavedModel: load it and write a folder with tf.saved_model.save(model, "
-        "folder)",
+        "ranker.h5 is not a model that Keras saved: Unable to synchronously open file (file signature not found)",
+    ),
+    "export a Keras file without a folder": Mistake(
+        "export whole.keras", 1, "--out is missing: the folder of the model's versions, such as models/whole"
+    ),
+    "export a SavedModel": Mistake(
+        "export foreign --out out", 1, "foreign is a SavedModel: model-export adopt foreign --out DIR"
     ),
     "adopt a checkpoint": Mistake(
         "adopt checkpoint",
@@ -170,7 +175,21 @@ SERVER: dict[str, Mistake] = {
         "",
         2,
         _CAN_NOT
-        + "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens",
+        + "name a folder of models, or of the versions of one model, for example: embedding-server models/movielens",
+    ),
+    "a misspelt folder": Mistake(
+        f"models/toi {_AT}", 2, "cannot read its folder {w}/models/toi: No such file or directory" + _HINT
+    ),
+    "a version as the folder": Mistake(
+        f"models/toy/1 {_AT}",
+        2,
+        "no version folder (an integer name such as 1) in {w}/models/toy/1, which holds saved_model.pb and so is a "
+        "version itself" + _HINT,
+    ),
+    "a folder in two ways": Mistake(
+        f"models --model_base_path=models/toy {_AT}",
+        2,
+        _CAN_NOT + "models are named in two ways, by the folder models and by --model_base_path: give one",
     ),
     "a misspelt flag": Mistake(
         "--model_base_path=models/toy --rest_api_prot=8501",
@@ -247,9 +266,7 @@ SERVER: dict[str, Mistake] = {
     "a bucket as the path, and no cache": Mistake(
         f"--model_base_path=s3://bucket/m {_AT}",
         2,
-        _CAN_NOT
-        + "--model_base_path=s3://bucket/m is in an object store, so --store_cache_dir must name a folder for its "
-        "versions",
+        _CAN_NOT + "s3://bucket/m is in an object store, so --store_cache_dir must name a folder for its versions",
     ),
     "an HTTP port in use": Mistake(
         "--model_base_path=models/toy --host=127.0.0.1 --port=auto --rest_api_port={port}",
@@ -279,6 +296,8 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in _FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text.replace("BASE", str(folder / "models")))
+    with zipfile.ZipFile(folder / "whole.keras", "w") as archive:
+        archive.writestr("metadata.json", '{"keras_version": "3.0"}')
     np.savez(folder / "rows.npz", ids=np.array([1]), rows=np.zeros((1, 2), np.float32))
     return folder
 

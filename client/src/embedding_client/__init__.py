@@ -32,6 +32,8 @@ from embedding_client.types import (
     VersionStatus,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AsyncEmbeddingClient",
     "DeadlineExceeded",

@@ -162,6 +162,9 @@ class AsyncEmbeddingClient:
         """Returns the signatures of one version of the model; raises EmbeddingError."""
         return await self._run(self._methods.metadata(version, label), self._methods.target, timeout_s)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._methods.target)!r}, model={self._methods.model!r})"
+
     async def close(self) -> None:
         """Closes this client's connections. Calls in flight may fail; later calls raise RuntimeError."""
         self._is_closed = True

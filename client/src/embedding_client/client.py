@@ -238,6 +238,9 @@ class EmbeddingClient:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._methods.target)!r}, model={self._methods.model!r})"
+
     def _open(self, target: Target) -> _Transport:
         # grpc_transport is imported only for a gRPC address, so that a client over HTTP does not need the package
         # grpcio.

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 
 from embedding_client.calls import Reply
-from embedding_client.errors import EmbeddingError, error_of
+from embedding_client.errors import EmbeddingError, Unavailable, error_of
+from embedding_client.targets import Target
 
 _CODE_OF_STATUS = {
     400: "INVALID_ARGUMENT",
@@ -27,6 +28,17 @@ _CODE_OF_STATUS = {
 # with status 400 over HTTP.
 _PRECONDITIONS = ("Serving signature ", 'Signature "')
 _SHOWN_CHARS = 300
+
+
+# Names of the errors of a connection that the server has closed, as a gRPC port does to HTTP/1.1.
+_CLOSED = ("ConnectionResetError", "RemoteDisconnected", "ReadError", "RemoteProtocolError")
+
+
+def no_connection(target: Target, error: Exception) -> Unavailable:
+    """Returns the error of a request whose connection could not be opened, or was closed before the answer."""
+    kind = type(error).__name__
+    hint = ". Is this the server's HTTP port, by default 8501? A gRPC port closes such connections." * (kind in _CLOSED)
+    return Unavailable("UNAVAILABLE", f"No connection to {target}: {kind}: {error}{hint}")
 
 
 def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> Reply:

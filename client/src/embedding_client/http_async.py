@@ -15,8 +15,8 @@ except ImportError as error:
 
 from embedding_client.bearer import NO_TOKEN, Bearer
 from embedding_client.calls import Call, Reply
-from embedding_client.errors import DeadlineExceeded, Unavailable
-from embedding_client.http_answers import checked
+from embedding_client.errors import DeadlineExceeded
+from embedding_client.http_answers import checked, no_connection
 from embedding_client.targets import Target
 
 _MAX_CONNECTIONS = 100
@@ -53,8 +53,7 @@ class AsyncHttpTransport:
             text = f"No answer from {self._target} within {timeout_s:.3g} s."
             raise DeadlineExceeded("DEADLINE_EXCEEDED", text) from error
         except httpx.TransportError as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise Unavailable("UNAVAILABLE", f"No connection to {self._target}: {reason}") from error
+            raise no_connection(self._target, error) from error
         return checked(response.status_code, response.content, response.headers.get)
 
     async def close(self) -> None:

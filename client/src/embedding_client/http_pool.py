@@ -13,8 +13,8 @@ from typing import Any
 
 from embedding_client.bearer import NO_TOKEN, Bearer
 from embedding_client.calls import Call, Reply
-from embedding_client.errors import DeadlineExceeded, Unavailable
-from embedding_client.http_answers import checked
+from embedding_client.errors import DeadlineExceeded
+from embedding_client.http_answers import checked, no_connection
 from embedding_client.targets import Target
 
 _MAX_IDLE = 64
@@ -57,8 +57,7 @@ class HttpTransport:
                     # request can be sent again.
                     self._drop_idle()
                     continue
-                reason = f"{type(error).__name__}: {error}"
-                raise Unavailable("UNAVAILABLE", f"No connection to {self._target}: {reason}") from error
+                raise no_connection(self._target, error) from error
             except BaseException:
                 connection.close()
                 raise

@@ -10,9 +10,9 @@ Ids are integers or strings (str or bytes), never both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,26 @@ from embedding_client.errors import invalid
 from embedding_client.leaves import leaf_array, to_array
 from embedding_client.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, RaggedIds
 
+_Item = TypeVar("_Item", covariant=True)
+
+
+class ListOf(Protocol[_Item]):
+    """A list, a tuple or another sequence, but no str and no bytes: "abc" is one id, and no sequence of three.
+
+    Type checkers tell them apart by __contains__, which str and bytes do not define for every object.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[_Item]: ...
+
+    def __contains__(self, value: object, /) -> bool: ...
+
+    def __reversed__(self) -> Iterator[_Item]: ...
+
+
 Id: TypeAlias = int | str | bytes
-FeatureIds: TypeAlias = Array | RaggedIds | Sequence[Id] | Sequence[Sequence[Id]] | Sequence[Array]
+FeatureIds: TypeAlias = Array | RaggedIds | ListOf[Id] | ListOf[ListOf[Id]] | ListOf[Array]
 FeatureWeights: TypeAlias = Array | Sequence[float] | Sequence[Sequence[float]] | Sequence[Array]
 TensorInput: TypeAlias = Array | RaggedIds | Sequence[Any] | Id | float | bool
 
@@ -38,6 +56,9 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
     Raises:
       InvalidRequest: `features` is empty, a value is neither a list nor an array of ids, or weights do not fit the ids.
     """
+    for what, given in (("features", features), ("weights", weights or {})):
+        if not isinstance(given, Mapping):
+            raise invalid(f'{what}: expected a dict such as {{"user_id": [1, 2]}}, got {type(given).__name__}.')
     if not features:
         raise invalid("a lookup needs at least one feature.")
     weights = weights or {}
@@ -57,6 +78,9 @@ def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = N
       InvalidRequest: the value is neither a list nor an array of ids, or weights do not fit the ids.
     """
     ids = _ids(name, value)
+    values = ids.values if isinstance(ids, RaggedIds) else ids
+    if values.dtype.kind not in "iuO":
+        raise invalid(f'feature "{name}": expected integers or strings as ids, got {values.dtype}.')
     if weights is None:
         return ids
     if not isinstance(ids, RaggedIds):
@@ -75,6 +99,8 @@ def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
     Raises:
       InvalidRequest: a value makes no tensor.
     """
+    if not isinstance(inputs, Mapping):
+        raise invalid(f'inputs: expected a dict such as {{"user_id": [1, 2]}}, got {type(inputs).__name__}.')
     arrays: dict[str, Array] = {}
     for name, value in inputs.items():
         if isinstance(value, RaggedIds) or _is_nested_ids(value):

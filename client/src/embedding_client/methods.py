@@ -20,13 +20,14 @@ from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, Tab
 class Methods:
     """The client's methods for one model, without the code that sends the Calls. Concurrency: any thread.
 
-    target: the server, for every method but `tables` and `rows`.
+    model: the model's name. target: the server, for every method but `tables` and `rows`.
     tables_target: the server for `tables` and `rows`; None if it is target.
     """
 
     def __init__(self, target: str, model: str, tls: Tls | None, http_target: str | None) -> None:
         if not model:
             raise ValueError("model is empty: expected the name of a served model")
+        self.model = model
         self.target = parse_target(target, tls)
         self._calls = _calls(self.target, model)
         self._tables_calls = self._calls

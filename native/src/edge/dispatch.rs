@@ -168,8 +168,12 @@ impl RareTarget {
             "rows" => Method::Rows,
             _ => return None,
         };
-        let malformed = || faults::malformed_path(http_method, path);
         let parts: Vec<&str> = rest.split('/').collect();
+        let hint = match &parts[..] {
+            [model] if *model != "models" => format!("; did you mean /v1/models/{model}:{verb}?"),
+            _ => String::new(),
+        };
+        let malformed = || faults::malformed_path(http_method, path, &hint);
         let (parts, table) = match (&parts[..], method) {
             ([parts @ .., "tables", table], Method::Rows) if !table.is_empty() => (parts, *table),
             (parts, Method::HttpPredict | Method::Lookup) => (parts, ""),

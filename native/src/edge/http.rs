@@ -71,6 +71,16 @@ impl Answer {
         Answer { content, _open: open }
     }
 
+    /// Adds the field "models" to the body of an error about a model that is not served.
+    fn add_models(&mut self, known: &[String]) {
+        if let Content::Whole(data) = &mut self.content
+            && let Ok(serde_json::Value::Object(mut members)) = serde_json::from_slice(data)
+        {
+            members.insert("models".to_owned(), known.into());
+            *data = serde_json::Value::Object(members).to_string().into();
+        }
+    }
+
     fn forwarded(body: Forwarded, open: Open) -> Self {
         let content = Content::Forwarded(body);
         Answer { content, _open: open }
@@ -452,7 +462,17 @@ impl Exchange {
                 let status = shared::internal_error(id.to_str().unwrap_or_default());
                 self.refusal(&head.headers, &status, id, open)
             }
-            Err(Failed::Refused(fault)) => self.fault(method, &head, &fault.of_model(&share), open),
+            Err(Failed::Refused(fault)) => {
+                // A model that the caller can not see must look like one that is not there.
+                let is_unknown =
+                    |found: Target<'_>| share.is_empty() || self.shared.known_model(found.model).is_empty();
+                let is_unknown = fault.code == Code::NotFound && plain.target(&head).is_some_and(is_unknown);
+                let mut response = self.fault(method, &head, &fault.of_model(&share), open);
+                if is_unknown {
+                    response.body_mut().add_models(&self.shared.models_of(&plain.terms));
+                }
+                response
+            }
             Err(Failed::Declined(_)) => self.forward_whole(head, data, hold, open).await,
         }
     }
@@ -643,7 +663,14 @@ impl Exchange {
             response.headers_mut().insert(ALLOW, ALLOWED);
             response
         } else {
-            self.fault(method, head, &faults::malformed_path(name, head.uri.path()), open)
+            let fault = faults::malformed_path(name, head.uri.path(), "; send it by POST");
+            let mut response = self.fault(method, head, &fault, open);
+            // TensorFlow Serving answers 400 for its own method.
+            if method != Method::HttpPredict {
+                *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+                response.headers_mut().insert(ALLOW, ALLOWED);
+            }
+            response
         };
         if head.method == http::Method::GET || head.method == http::Method::HEAD {
             secure(response.headers_mut());

@@ -47,6 +47,8 @@ pub const SEAL_HEADER: &str = "x-embedding-server-seal";
 const WAITING_THREADS: usize = 64;
 /// Names in a client certificate are not forwarded if they have more bytes than this: grpcio takes 8 KiB of metadata.
 const MAX_NAMES_BYTES: usize = 4096;
+/// Most names of models that the error for an unknown model lists.
+const MAX_MODELS_TOLD: usize = 100;
 
 /// The parts of the network server that all connections share.
 pub struct Shared {
@@ -564,6 +566,17 @@ impl Shared {
     #[must_use]
     pub fn known_model<'m>(&self, model: &'m str) -> &'m str {
         if self.routes.load().model(model).is_some() { model } else { "" }
+    }
+
+    /// Returns the names of the models that a caller may see, at most [`MAX_MODELS_TOLD`] in sorted order.
+    #[must_use]
+    pub fn models_of(&self, terms: &Terms) -> Vec<String> {
+        let routes = self.routes.load();
+        let mut names: Vec<String> =
+            routes.names().filter(|name| !terms.share(name).is_empty()).map(str::to_owned).collect();
+        names.sort_unstable();
+        names.truncate(MAX_MODELS_TOLD);
+        names
     }
 
     /// Counts and returns the refusal of a request because too many bytes are held in memory.

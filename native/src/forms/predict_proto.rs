@@ -170,6 +170,11 @@ fn read<'a>(
                 let name = text(name)?;
                 let tensor = read_tensor(name, tensor, &mut allowance);
                 let Some(index) = signature.input(name.as_bytes()) else {
+                    if let Ok(tensor) = &tensor
+                        && set_no_rows(signature, name, tensor, &mut inputs)
+                    {
+                        continue;
+                    }
                     if let Err(declined @ (Declined::Malformed | Declined::Unusual)) = tensor {
                         return Err(declined);
                     }
@@ -207,6 +212,21 @@ fn read<'a>(
         return Err(fault.into());
     }
     Ok((inputs, signature.output_indexes(&filter.iter().copied())?))
+}
+
+/// Sets the inputs of a ragged feature to no rows, if this tensor has the feature's name and is an empty list, as JSON may
+/// send it; returns whether it is. A client that does not know the signature can not tell the two forms of no ids apart.
+fn set_no_rows(signature: &Signature, name: &str, tensor: &Tensor<'_>, inputs: &mut Inputs<'_>) -> bool {
+    let Some(names) = signature.ragged(name).filter(|_| tensor.dims[..] == [0]) else { return false };
+    if inputs[names.values].is_some() || inputs[names.row_splits].is_some() {
+        return false;
+    }
+    let values = signature.inputs[names.values].dtype;
+    let data = if values == DataType::String { Data::Strings(crate::plan::Strings::default()) } else { Data::Raw(&[]) };
+    inputs[names.values] = Some(Tensor { dtype: values, dims: Dims::from_slice(&[0]), data });
+    let splits = signature.inputs[names.row_splits].dtype;
+    inputs[names.row_splits] = Some(Tensor { dtype: splits, dims: Dims::from_slice(&[1]), data: Data::Ints(vec![0]) });
+    true
 }
 
 /// Returns the key and the value of an entry in a protobuf map.

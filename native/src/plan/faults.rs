@@ -204,7 +204,7 @@ faults! {
 // Callers and paths of requests.
 faults! {
     Unauthenticated no_credentials() "Valid credentials are required: Authorization: Bearer <token>, or a certificate.";
-    InvalidArgument malformed_path(method: &str, path: &str) "Malformed request: {method} {path}";
+    InvalidArgument malformed_path(method: &str, path: &str, hint: &str) "Malformed request: {method} {path}{hint}";
     InvalidArgument no_version_number(version: &str) "Failed to convert version: {version} to numeric.";
     InvalidArgument no_header_length(shown: &str) "Inference-Header-Content-Length: '{shown}' is not a length in bytes.";
     ResourceExhausted body_too_long(size: u64, limit: usize) "The body of {size} bytes is over the limit of {limit} bytes.";
@@ -217,12 +217,16 @@ faults! {
 faults! {
     InvalidArgument no_features(signature: &str, features: Names)
         "signature \"{signature}\" needs at least one feature of: {features}.";
-    InvalidArgument number_of_inputs(sent: usize, known: usize, names: &str, known_names: &str, extra: &str, missing: &str, in_json: &str)
-        "input size does not match signature: {sent}!={known} len({{{names}}}) != len({{{known_names}}}). Sent extra: {{{extra}}}. Missing but required: {{{missing}}}.{in_json}";
+    InvalidArgument number_of_inputs(sent: usize, known: usize, names: &str, known_names: &str, extra: &str, missing: &str)
+        "input size does not match signature: {sent}!={known} len({{{names}}}) != len({{{known_names}}}). Sent extra: {{{extra}}}. Missing but required: {{{missing}}}.";
     InvalidArgument missing_input(name: &str, feed: &str, sent: &str, optional: &str)
         "Signature input alias: {name}(feed name: {feed}) not found in request and no default value provided. Inputs expected to be in the request {{{sent}}}, or default input alias set: {optional}";
     InvalidArgument invalid_names(used: &str, sent: &str)
         "Inputs contains invalid name. Used request inputs: {used}, request input: {sent}";
+    InvalidArgument takes_lists(feature: &str, values: &str, splits: &str)
+        "feature \"{feature}\" takes a list of ids per row, and got one flat tensor: send lists of lists, or over gRPC \"{values}\" and \"{splits}\".";
+    InvalidArgument takes_no_lists(feature: &str)
+        "\"{feature}\" takes no lists of ids: send a flat list, or an array of the shape that the signature declares.";
     InvalidArgument half_of_ragged(feature: &str, values: &str, splits: &str)
         "feature \"{feature}\": send both \"{values}\" and \"{splits}\".";
     InvalidArgument unknown_output(name: &str, known: &str)
@@ -236,11 +240,15 @@ faults! {
 
 // Dtypes, shapes, ids and row splits.
 faults! {
-    InvalidArgument wrong_graph_dtype(position: usize, wanted: &str, sent: &str)
-        "Expects arg[{position}] to be {wanted} but {sent} is provided";
+    InvalidArgument wrong_graph_dtype(position: usize, wanted: &str, sent: &str, input: &str)
+        "Expects arg[{position}] to be {wanted} but {sent} is provided for input \"{input}\"";
     InvalidArgument wrong_dtype(input: &str, wanted: &str, sent: &str) "input \"{input}\": expected {wanted}, got {sent}.";
     InvalidArgument value_does_not_fit(input: &str, dtype: &str) "input \"{input}\": a value does not fit {dtype}.";
     InvalidArgument wrong_shape(faults: &str) "{faults}";
+    InvalidArgument not_flat(input: &str, one: &str, shape: &str)
+        "input \"{input}\": expected a flat list, one {one} per row; the request has shape {shape}.";
+    InvalidArgument nan_weight(feature: &str, position: usize)
+        "feature \"{feature}\": the weight at position {position} is NaN, and weights are numbers.";
     InvalidArgument bad_id(input: &str, id: i64, position: usize, last: i64)
         "input \"{input}\": id {id} at position {position} is out of range, its table has ids 0 to {last}.";
     InvalidArgument dtype_not_supported(input: &str, dtype: &str) "input \"{input}\": dtype {dtype} is not supported.";
@@ -293,7 +301,8 @@ faults! {
     ResourceExhausted json_strings(limit: usize) "The JSON document has more than {limit} strings; send fewer rows.";
     InvalidArgument signature_name_no_string(shown: &str)
         "JSON Value: {shown} not formatted correctly. 'signature_name' key must be a string value.";
-    InvalidArgument lookup_keys(unknown: &str) "Unknown keys: {unknown}. A lookup has: features, signature_name, weights.";
+    InvalidArgument lookup_keys(unknown: &str, hint: &str)
+        "Unknown keys: {unknown}. A lookup has: features, signature_name, weights.{hint}";
     InvalidArgument key_missing(key: &str) "\"{key}\" is missing.";
     InvalidArgument key_no_object(key: &str) "\"{key}\" is not an object.";
     InvalidArgument weights_without_ids(feature: &str) "feature \"{feature}\": weights were sent without ids.";
@@ -301,7 +310,7 @@ faults! {
         "signature \"{signature}\" has no feature \"{feature}\". Features it takes: {known}.";
     InvalidArgument weights_of_dense(feature: &str) "feature \"{feature}\" has one id per row and takes no weights.";
     InvalidArgument no_input_map(signature: &str) "Failed to get input map for signature: {signature}";
-    InvalidArgument no_inputs_key() "Missing 'inputs' or 'instances' key";
+    InvalidArgument no_inputs_key(hint: &str) "Missing 'inputs' or 'instances' key{hint}";
     InvalidArgument inputs_and_instances(shown: &str)
         "JSON Value: {shown} Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist ";
     InvalidArgument instances_no_list(shown: &str) "JSON Value: {shown} Expecting 'instances' to be an list/array";
@@ -414,6 +423,22 @@ faults! {
         "output \"{output}\": {dtype} has no datatype in this protocol; ask for the other outputs only, or use TensorFlow Serving's gRPC API.";
     InvalidArgument output_not_utf8(output: &str)
         "output \"{output}\": it holds bytes that are not UTF-8, which JSON can not carry; ask for it with the parameter \"binary_data\": true.";
+}
+
+/// Returns the sentence that names the features which a predict lacks.
+#[must_use]
+#[cold]
+pub fn missing_features(names: &[&str]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+    format!("{} {} missing.", quoted.join(", "), if names.len() == 1 { "is" } else { "are" })
+}
+
+/// Returns the sentence that names an input which a signature does not have.
+#[must_use]
+#[cold]
+pub fn unknown_input<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) -> String {
+    let near = did_you_mean(name, known);
+    format!("There is no input \"{name}\"{}", if near.is_empty() { "." } else { &near })
 }
 
 /// Returns the error for inputs whose names do not fit a lookup.

@@ -130,7 +130,7 @@ pub(super) fn refused(
 ) -> BoxedFault {
     let input = plan.inputs.get(feature.ids);
     let is_graphs = plan.kind == SignatureKind::Predict && feature.vocabulary.is_none();
-    let name = input.map_or("", |input| &*input.name);
+    let name = plan.told_name(feature.ids);
     match error {
         LookupError::BadId(_) if is_graphs && input.is_none_or(|input| input.vocabulary_size.is_none()) => {
             not_in_table(feature, sent)

@@ -105,6 +105,11 @@ impl Routes {
         self.models.get(name).map(AsRef::as_ref)
     }
 
+    /// Iterates over the names of the configured models, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.models.keys().map(AsRef::as_ref)
+    }
+
     /// Returns the servable of a model's version.
     ///
     /// # Errors

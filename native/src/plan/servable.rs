@@ -369,6 +369,15 @@ impl Signature {
             .find(|one| one.values == input || one.row_splits == input || one.weights_input == Some(input))
     }
 
+    /// Returns the name that errors have for an input: the feature's for its ids if their name is made of it, for the
+    /// request's user may never have typed that name.
+    #[must_use]
+    pub fn told_name(&self, input: usize) -> &str {
+        let name = self.inputs.get(input).map_or("", |input| &*input.name);
+        let owner = self.ragged_names.iter().find(|one| one.values == input);
+        owner.filter(|one| name.strip_prefix(&*one.feature) == Some("__values")).map_or(name, |one| &*one.feature)
+    }
+
     /// Returns the names that a JSON request may have: ragged features, and inputs that belong to none.
     pub fn json_names(&self) -> impl Iterator<Item = &str> {
         let ragged = self.ragged_names.iter().map(|names| &*names.feature);

@@ -51,7 +51,71 @@ fn lookup_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&st
         }
     }
     let missing = Names::sorted(missing.iter().map(|&index| &plan.inputs[index].name));
+    let mixed = mixed_up(plan, extra);
+    if mixed.len() == extra.len() && !mixed.is_empty() {
+        return mixed.into_iter().next().unwrap_or_else(|| faults::internal("no feature is mixed up"));
+    }
     faults::lookup_names(&plan.name, Names::sorted(extra), missing, features)
+}
+
+/// Returns the errors for those names of inputs that belong to a feature of the signature which is sent in another form:
+/// ragged in place of plain, or plain in place of ragged.
+fn mixed_up(plan: &Signature, extra: &[&str]) -> Vec<BoxedFault> {
+    let is_dense = |name: &str| plan.input(name.as_bytes()).is_some_and(|index| plan.ragged_owner(index).is_none());
+    let told = |name: &&str| {
+        if let Some(one) = plan.ragged(name) {
+            return Some(faults::takes_lists(&one.feature, one.values(plan), one.row_splits(plan)));
+        }
+        let (feature, part) = name.rsplit_once("__").filter(|(_, part)| RAGGED_PARTS.contains(part))?;
+        let is_of_weights = part == "weights" && !extra.contains(&format!("{feature}__values").as_str());
+        let told = if is_of_weights { faults::weights_of_dense } else { faults::takes_no_lists };
+        is_dense(feature).then(|| told(feature))
+    };
+    extra.iter().filter_map(told).collect()
+}
+
+/// Returns what a client may have meant by wrong names of a predict's inputs, in the names that its user knows.
+fn hints(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&str]) -> Vec<String> {
+    let mut told: Vec<String> = mixed_up(plan, extra).into_iter().map(|fault| fault.text).collect();
+    told.sort_unstable();
+    told.dedup();
+    if plan.ragged_names.is_empty() {
+        return told;
+    }
+    for name in extra.iter().filter(|name| mixed_up(plan, &[name]).is_empty()) {
+        told.push(faults::unknown_input(name, plan.json_names()));
+    }
+    let is_mixed = |name: &str| extra.iter().any(|sent| sent.strip_prefix(name).is_some_and(is_part));
+    let mut missing: Vec<&str> = Vec::new();
+    for one in &plan.ragged_names {
+        let parts = [one.values, one.row_splits];
+        let is_optional = parts.iter().all(|&index| plan.inputs[index].is_optional);
+        match parts.map(|index| is_sent(&index)) {
+            [false, false] if !is_optional && !is_mixed(&one.feature) => missing.push(&one.feature),
+            [true, false] | [false, true] => {
+                told.push(faults::half_of_ragged(&one.feature, one.values(plan), one.row_splits(plan)).text);
+            }
+            _ => {}
+        }
+    }
+    for (index, input) in plan.inputs.iter().enumerate() {
+        let is_owned = plan.ragged_owner(index).is_some();
+        if !is_owned && !input.is_optional && !is_sent(&index) && !is_mixed(&input.name) {
+            missing.push(&input.name);
+        }
+    }
+    missing.sort_unstable();
+    if !missing.is_empty() {
+        told.insert(0, faults::missing_features(&missing));
+    }
+    told
+}
+
+/// The ends of the names of a ragged feature's inputs, after `__`.
+const RAGGED_PARTS: [&str; 3] = ["values", "row_splits", "weights"];
+
+fn is_part(end: &str) -> bool {
+    end.is_empty() || end.strip_prefix("__").is_some_and(|part| RAGGED_PARTS.contains(&part))
 }
 
 /// Returns TensorFlow Serving's error for wrong names of a predict's inputs.
@@ -69,29 +133,33 @@ fn predict_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&s
     let optional = names(&|index| plan.inputs[index].is_optional);
     let mut sent = [&used, extra].concat();
     sent.sort_unstable();
+    let mut extra = extra.to_vec();
+    extra.sort_unstable();
+    let hinted = |mut fault: BoxedFault| -> BoxedFault {
+        let hints = hints(plan, is_sent, &extra).join(" ");
+        // TensorFlow Serving has no ragged features: where it would have its text alone, its text stays first.
+        match hints.is_empty() {
+            true => {}
+            false if plan.ragged_names.is_empty() => fault.text = format!("{} {hints}", fault.text),
+            false => fault.text = format!("{hints} {}", fault.text),
+        }
+        fault
+    };
     if sent.len() > known.len() || (sent.len() < known.len() && optional.is_empty()) {
         let missing = names(&|index| !is_sent(&index));
-        let mut extra = extra.to_vec();
-        extra.sort_unstable();
-        let ragged = plan.ragged_names.iter().filter(|one| !is_sent(&one.values) && !is_sent(&one.row_splits));
-        let told: Vec<String> = ragged
-            .map(|one| format!("\"{}\" stands for {} and {}", one.feature, one.values(plan), one.row_splits(plan)))
-            .collect();
-        let in_json = if told.is_empty() { String::new() } else { format!(" In JSON, {}.", told.join(", ")) };
-        return Err(faults::number_of_inputs(
+        return Err(hinted(faults::number_of_inputs(
             sent.len(),
             known.len(),
             &sent.join(","),
             &known.join(","),
             &extra.join(","),
             &missing.join(","),
-            &in_json,
-        ));
+        )));
     }
     for &(name, index) in &all {
         if !is_sent(&index) && !plan.inputs[index].is_optional {
             let feed = &plan.inputs[index].tensor_name;
-            return Err(faults::missing_input(name, feed, &sent.join(","), &optional.join(",")));
+            return Err(hinted(faults::missing_input(name, feed, &sent.join(","), &optional.join(","))));
         }
     }
     if !extra.is_empty() {
@@ -115,7 +183,7 @@ pub(super) fn validate_tensors<'r>(
 ) -> Result<(Inputs<'r>, UnknownKeyCounts), Declined> {
     let mut unknown_keys = UnknownKeyCounts::new();
     let is_lookup = plan.kind == SignatureKind::Lookup;
-    for (slot, input) in inputs.iter_mut().zip(&plan.inputs) {
+    for (index, (slot, input)) in inputs.iter_mut().zip(&plan.inputs).enumerate() {
         let Some(tensor) = slot else { continue };
         let vocabulary = input
             .vocabulary
@@ -126,7 +194,7 @@ pub(super) fn validate_tensors<'r>(
         if tensor.dtype != input.dtype {
             convert(plan, input, tensor)?;
         }
-        check_shape(plan, input, tensor)?;
+        check_shape(plan, index, tensor)?;
         if input.takes_keys {
             if let Some(vocabulary) = input.vocabulary.filter(|_| is_lookup) {
                 replace_keys(servable, input, vocabulary, tensor, &mut unknown_keys)?;
@@ -137,7 +205,7 @@ pub(super) fn validate_tensors<'r>(
         if (low, high) != (i64::MIN, i64::MAX) {
             let is_bad = |id: i64| id < low || id >= high;
             if let Some((position, &id)) = integers(tensor).iter().enumerate().find(|(_, id)| is_bad(**id)) {
-                return Err(faults::bad_id(&input.name, id, position, high - 1).into());
+                return Err(faults::bad_id(plan.told_name(index), id, position, high - 1).into());
             }
         }
     }
@@ -200,14 +268,19 @@ fn convert(plan: &Signature, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(
         return Err(faults::wrong_dtype(&input.name, input.dtype.name(), tensor.dtype.name()));
     }
     let position = plan.inputs.iter().filter(|other| other.tensor_name < input.tensor_name).count();
-    Err(faults::wrong_graph_dtype(position, input.dtype.graph_name(), tensor.dtype.graph_name()))
+    Err(faults::wrong_graph_dtype(position, input.dtype.graph_name(), tensor.dtype.graph_name(), &input.name))
 }
 
-fn check_shape(plan: &Signature, input: &InputPlan, tensor: &Tensor<'_>) -> Result<(), Declined> {
+fn check_shape(plan: &Signature, index: usize, tensor: &Tensor<'_>) -> Result<(), Declined> {
+    let input = &plan.inputs[index];
     let Some(shape) = &input.shape else { return Ok(()) };
     let is_lookup = plan.kind == SignatureKind::Lookup;
     let has_wrong_rank = shape.len() != tensor.dims.len();
     if has_wrong_rank && (is_lookup || input.vocabulary_size.is_some()) {
+        if shape.len() == 1 && plan.ragged_owner(index).is_none() {
+            let one = if input.vocabulary_size.is_some() || is_lookup { "id" } else { "value" };
+            return Err(faults::not_flat(&input.name, one, &format!("{:?}", tensor.dims)).into());
+        }
         return Err(faults::wrong_shape(&shape_fault(input, &tensor.dims)).into());
     }
     // A lookup has its own rules for the number of rows, which a static size of the first dimension does not limit.
@@ -330,7 +403,28 @@ fn check_ragged(plan: &Signature, ragged: &Ragged, inputs: &Inputs<'_>) -> Resul
     {
         return Err(faults::wrong_weights(name, num_ids, &format!("{:?}", weights.dims)));
     }
+    // The graph of a predict may do with NaN what it likes; a lookup would answer rows of NaN.
+    if plan.kind == SignatureKind::Lookup
+        && let Some((_, weights)) = ragged.weights.and_then(sent)
+        && let Some(position) = first_nan(weights)
+    {
+        return Err(faults::nan_weight(&ragged.name, position));
+    }
     Ok(splits.len() - 1)
+}
+
+/// Returns the position of the first NaN in a tensor of float32; None if it has none, or has another dtype.
+fn first_nan(tensor: &Tensor<'_>) -> Option<usize> {
+    let of_bytes = |bytes: &[u8]| {
+        bytes.chunks_exact(4).position(|four| four.try_into().is_ok_and(|four| f32::from_le_bytes(four).is_nan()))
+    };
+    match &tensor.data {
+        _ if tensor.dtype != DataType::Float32 => None,
+        Data::Floats(numbers) => numbers.iter().position(|number| number.is_nan()),
+        Data::Raw(bytes) => of_bytes(bytes),
+        Data::Bytes(bytes) => of_bytes(bytes),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -158,3 +158,20 @@ def test_a_predict_tells_ragged_by_nested_ids_and_nothing_else() -> None:
         "i": ("int64", (0,)),
         "j": ("int64", (1, 1, 1)),
     }
+
+
+@pytest.mark.parametrize("features", [[1, 2], "user", None, 3])
+def test_features_and_inputs_are_dicts(features: Any) -> None:
+    kind = type(features).__name__
+    for call, what in ((lambda: lookup_ids(features, None), "features"), (lambda: tensors(features), "inputs")):
+        with pytest.raises(InvalidRequest) as caught:
+            call()
+        assert caught.value.message == f'{what}: expected a dict such as {{"user_id": [1, 2]}}, got {kind}.'
+
+
+@pytest.mark.parametrize("ids", [[1.5], [[1.5], []], [True], np.array([1.0])])
+def test_ids_are_integers_or_strings(ids: Any) -> None:
+    with pytest.raises(
+        InvalidRequest, match='^INVALID_ARGUMENT: feature "user": expected integers or strings as ids, got'
+    ):
+        lookup_ids({"user": ids}, None)

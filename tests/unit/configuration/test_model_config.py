@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from service.configuration.model_config import ConfigFile
+from service.configuration.model_config import ConfigFile, models_of
+from service.configuration.settings import Settings
 from service.engine.model_config import ModelConfig
 from service.errors import ConfigConflict, InvalidRequest, ReloadFailed, ServiceError
 from tests.conftest import Clock
@@ -51,6 +52,42 @@ def world(tmp_path: Path, clock: Clock) -> World:
     world.write("a")
     assert [model.name for model in world.file.read()] == ["a"]
     return world
+
+
+def models(*folders: Path | str, **settings: str) -> dict[str, str]:
+    """Returns name -> base path of the models that a command with these arguments serves."""
+    named = Settings(models=",".join(map(str, folders)), **settings)
+    return {config.name: config.base_path for config in models_of(named)}
+
+
+def test_a_folder_is_one_of_models_or_of_the_versions_of_one(tmp_path: Path) -> None:
+    for version in ("films/1", "films/2", "users/7", "other/films/1", ".tmp/x/1", "notes/a"):
+        (tmp_path / version).mkdir(parents=True)
+        (tmp_path / version / "saved_model.pb").touch()
+    films, users = str(tmp_path / "films"), str(tmp_path / "users")
+    assert models(tmp_path) == {"films": films, "users": users}
+    assert models(films) == models(films, films) == {"films": films}
+    assert models(films, users, "s3://bucket/shop/") == {"films": films, "users": users, "shop": "s3://bucket/shop/"}
+    assert models(films, model_name="mine") == {"mine": films}
+    faults = {
+        (
+            films,
+            tmp_path / "other",
+        ): f"{films} and {tmp_path}/other/films would both be the model films: rename one of the folders",
+        (
+            tmp_path / "film",
+        ): f"cannot read its folder {tmp_path}/film: No such file or directory; did you mean {films}?",
+        (
+            tmp_path / "films/1",
+        ): f"no version folder (an integer name such as 1) in {films}/1, which holds saved_model.pb "
+        f"and so is a version itself; did you mean {films}?",
+    }
+    for folders, fault in faults.items():
+        with pytest.raises(InvalidRequest) as caught:
+            models(*folders)
+        assert caught.value.message == fault
+    with pytest.raises(InvalidRequest, match="--model_name is 'mine', but there are 2 models"):
+        models(tmp_path, model_name="mine")
 
 
 def test_a_file_that_has_not_changed_is_not_taken_again(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from service.configuration.settings import ENV_PREFIX, Settings
+from service.configuration.settings import COMMON, ENV_PREFIX, Settings
 from service.configuration.settings_reading import SettingsError, prepare_libraries, read_settings, service_links
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[3]
-NO_MODELS = "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens"
+NO_MODELS = "name a folder of models, or of the versions of one model, for example: embedding-server models/movielens"
 
 
 def faults_of(arguments: list[str], environ: dict[str, str] | None = None) -> list[str]:
@@ -28,7 +29,11 @@ def faults_of(arguments: list[str], environ: dict[str, str] | None = None) -> li
 
 def test_the_model_folder_is_all_that_must_be_given() -> None:
     assert read_settings(BASE, {}) == Settings(model_base_path="models/m")
+    assert read_settings(["models", "--port=7", "more/films"], {}) == Settings(models="models,more/films", port=7)
+    assert read_settings(["films"], {"EMB_MODELS": "models"}).model_folders == ("films",)
     assert faults_of([]) == [NO_MODELS]
+    twice = "models are named in two ways, by the folder models and by --model_base_path: give one"
+    assert faults_of(["models", *BASE]) == [twice]
     assert read_settings(["--model_config_file=m.conf"], {}) == Settings(model_config_file="m.conf")
 
 
@@ -133,6 +138,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "drain_timeout_s": ("0", 0.0),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
+    "models": ("a,b", "a,b"),
     "graph_towers": ("0", False),
     "max_bytes_in_flight": ("100000000", 100_000_000),
     "strict": ("true", True),
@@ -156,8 +162,10 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
 def test_every_setting_is_a_flag_and_a_variable(setting: dataclasses.Field[Any]) -> None:
     text, value = OTHER_VALUES[setting.name]
     assert value != setting.default
-    by_flag = read_settings([*BASE, f"--{setting.name}={text}"], {})
-    by_variable = read_settings([], {"EMB_MODEL_BASE_PATH": "models/m", ENV_PREFIX + setting.name.upper(): text})
+    base = [] if setting.name == "models" else BASE
+    by_flag = read_settings([*base, f"--{setting.name}={text}"], {})
+    variables = {"EMB_MODEL_BASE_PATH": "models/m"} if base else {}
+    by_variable = read_settings([], {**variables, ENV_PREFIX + setting.name.upper(): text})
     assert getattr(by_flag, setting.name) == getattr(by_variable, setting.name) == value
     assert type(getattr(by_flag, setting.name)) is type(setting.default)
 
@@ -402,7 +410,6 @@ def test_settings_can_not_be_changed() -> None:
         ("--Model_Name=m", "; did you mean --model_name?"),
         # tensorflow_model_server has this flag, and it sets nothing here.
         ("--mixed_precison=x", "; did you mean --mixed_precision?"),
-        ("extra", ""),
     ],
 )
 def test_a_flag_that_does_not_exist_is_refused_and_not_guessed(argument: str, near: str) -> None:
@@ -413,13 +420,22 @@ def test_a_flag_that_does_not_exist_is_refused_and_not_guessed(argument: str, ne
 
 def test_help_lists_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        read_settings(["--help"], {})
+        read_settings(["--help=all"], {})
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for setting in dataclasses.fields(Settings):
         assert f"--{setting.name} " in text
         if setting.default != "":
             assert f"Default: {setting.default}." in text
+
+
+def test_help_begins_with_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        read_settings(["--help"], {})
+    text = capsys.readouterr().out
+    assert set(re.findall(r"^  (?:-h \[all\], )?--(\w+)", text, re.MULTILINE)) == {*COMMON, "help", "version"}
+    assert text.index("embedding-server models/ ") < text.index("--model_name")
+    assert "--help=all" in text
 
 
 @pytest.mark.parametrize("name", ["TF_CPP_MIN_LOG_LEVEL", "OPENBLAS_NUM_THREADS"])

@@ -26,7 +26,6 @@ from tests.unit.http.conftest import REGRESS, REGRESSION, Http, NumpyModel, erro
         ("GET", "/v1/models/m:predict", 400, "Malformed request: GET /v1/models/m:predict"),
         ("PUT", "/v1/models/m", 400, "Malformed request: PUT /v1/models/m"),
         ("DELETE", "/v1/models/m:predict", 400, "Malformed request: DELETE /v1/models/m:predict"),
-        ("GET", "/v1/models", 400, "Missing model name in request."),
         ("GET", "/v1/nothing?x=1", 400, "Malformed request: GET /v1/nothing"),
         ("GET", "/v1/models/m%0A/x", 400, "Malformed request: GET /v1/models/m%0A/x"),
         ("GET", "/v1", 404, "Not found: /v1"),

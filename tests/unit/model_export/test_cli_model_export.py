@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import doctest
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,9 @@ def test_help_names_every_command_and_a_first_line_to_type(capsys: pytest.Captur
     text = capsys.readouterr().out
     assert "model-export demo --dataset synthetic" in text
     assert all(command in text for command in ("fetch", "train", "export", "verify", "inspect"))
+    listed = re.findall(r"^    (\w+) ", text, re.MULTILINE)
+    assert listed[:4] == ["export", "import", "adopt", "inspect"]
+    assert re.findall(r"^  model-export (\w+)", text, re.MULTILINE)[:4] == ["export", "import", "adopt", "inspect"]
 
 
 def test_commands_without_a_graph_do_not_import_tensorflow() -> None:

@@ -96,6 +96,35 @@ def test_a_text_line_is_for_people(log: Log) -> None:
     assert log.read()[8:] == " warning careful model=m\n"
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_text_leaves_out_what_only_machines_read(log: Log, level: str) -> None:
+    inside, outside = logging.getLogger("service.tables.x"), logging.getLogger("service.process.x")
+
+    def write() -> list[str]:
+        inside.info("verified tables", extra={"bytes": 7})
+        inside.info("loaded", extra={"model": "m", "told": "m is ready"})
+        outside.info("version state", extra={"model": "m", "told": ""})
+        outside.info("draining", extra={"told": None})
+        inside.warning("slow disk")
+        return log.read().splitlines()
+
+    log.configure(level, "json")
+    records = [json.loads(line) for line in write()]
+    assert [record["message"] for record in records] == [
+        "verified tables",
+        "loaded",
+        "version state",
+        "draining",
+        "slow disk",
+    ]
+    assert all("told" not in record for record in records)
+    log.configure(level, "text")
+    lines = [line[9:] for line in write()]
+    hidden = ["info    verified tables bytes=7", "info    version state model=m"] if level == "debug" else []
+    shown = ["m is ready", "info    draining", "warning slow disk"]
+    assert sorted(lines) == sorted(shown + hidden)
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_auto_is_text_on_a_terminal_only(log: Log, monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)

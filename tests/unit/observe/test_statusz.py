@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from service.configuration.settings import Settings
+from service.configuration.shown_settings import shown_settings
 from service.observe.buckets import REQUEST, Times
-from service.observe.statusz import quantile_ms, shown_settings
+from service.observe.statusz import quantile_ms
 from service.tables.page_table import resident_bytes
 
 

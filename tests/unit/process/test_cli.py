@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import types
@@ -12,6 +13,7 @@ import pytest
 
 import service.process.cli
 from service.configuration.settings import Settings
+from service.configuration.settings_reading import installed_version
 from service.configuration.start_error import StartError
 
 
@@ -26,6 +28,8 @@ class FakeApp:
 
     async def run(self) -> list[str]:
         """Ends at once, or raises StartError."""
+        if self.problem == "interrupt":
+            raise KeyboardInterrupt
         if self.problem:
             raise StartError(self.problem)
         return []
@@ -64,9 +68,16 @@ def test_a_drained_server_exits_with_0_and_logs_its_settings(
 ) -> None:
     assert service.process.cli.main(["--model_base_path=m", "--port=7", "--log_format=text"]) == 0
     assert [s.port for s in fake_app.seen] == [7]
-    err = capfd.readouterr().err
-    assert "settings model_base_path=m" in err
-    assert " port=7" in err
+    assert (
+        capfd.readouterr().err[9:]
+        == f"embedding-server {installed_version()} --model_base_path=m --port=7 --log_format=text\n"
+    )
+    # Nobody reads a password in a log.
+    secret = "--remote_tables=user=valkey://me:secret@a:1"
+    assert service.process.cli.main(["--model_base_path=m", secret, "--log_format=json"]) == 0
+    line = json.loads(capfd.readouterr().err)
+    assert (line["message"], line["model_base_path"], line["port"]) == ("settings", "m", 8500)
+    assert line["remote_tables"] == "user=valkey://(hidden)@a:1"
 
 
 @pytest.mark.parametrize("is_reference", [False, True])
@@ -99,6 +110,14 @@ def test_what_stops_the_start_exits_with_2_and_says_so(
     fake_app.problem = "cannot listen on port 80"
     assert service.process.cli.main(["--model_base_path=m", "--log_format=text"]) == 2
     assert "cannot start reason=cannot listen on port 80" in capfd.readouterr().err
+
+
+def test_an_interrupt_during_the_start_leaves_no_traceback(
+    fake_app: type[FakeApp], capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake_app.problem = "interrupt"
+    assert service.process.cli.main(["m", "--log_format=text"]) == 130
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_arguments_of_the_process_are_the_default(fake_app: type[FakeApp], monkeypatch: pytest.MonkeyPatch) -> None:

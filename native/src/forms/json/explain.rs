@@ -124,7 +124,9 @@ impl<'a> LookupDocument<'a> {
         let mut unknown: Vec<_> = document.iter().map(|(key, _)| &**key).filter(|key| !known.contains(key)).collect();
         if !unknown.is_empty() {
             unknown.sort_unstable();
-            return Err(faults::lookup_keys(&unknown.join(", ")).into());
+            let is_predict = unknown.contains(&"instances") || unknown.contains(&"inputs");
+            let hint = if is_predict { " Send instances or inputs to :predict." } else { "" };
+            return Err(faults::lookup_keys(&unknown.join(", "), hint).into());
         }
         let signature_name = signature_name(&document);
         let features = take_object(&mut document, "features")?.ok_or_else(|| faults::key_missing("features"))?;
@@ -251,7 +253,10 @@ impl<'a> PredictDocument<'a> {
         let (instances, inputs) = (member(&self.document, "instances"), member(&self.document, "inputs"));
         let text = || shown_object(&self.document);
         let fault = match (instances, inputs) {
-            (None, None) => faults::no_inputs_key(),
+            (None, None) if member(&self.document, "features").is_some() => {
+                faults::no_inputs_key("; send features to :lookup")
+            }
+            (None, None) => faults::no_inputs_key(""),
             (None, Some(inputs)) => return Ok(inputs),
             (Some(_), Some(_)) => faults::inputs_and_instances(&text()),
             (Some(instances @ Json::List(list)), None) if !list.is_empty() => return Ok(instances),
@@ -534,9 +539,16 @@ fn leaves<'a>(name: &str, lists: &[Items<'_, 'a>], wanted: Wanted, dims: Dims) -
             Json::Text(_) if wanted.has_table && wanted.takes_keys => " (its vocabulary has integers)",
             Json::Text(_) if wanted.has_table => " (it has no vocabulary, send ids)",
             Json::Int(_) if wanted.takes_keys => " (send the strings of its vocabulary)",
+            Json::Float(number) if number.is_nan() && dtype.integer_range().is_some() => " (NaN is no id)",
+            Json::Float(_) if dtype.integer_range().is_some() => " (send whole numbers)",
             _ => "",
         };
-        return Err(faults::wrong_element(name, &described(&wrong), dtype.name(), hint).into());
+        // rapidjson has no text for NaN.
+        let shown = match &*wrong {
+            Json::Float(number) if number.is_nan() => "NaN Type: Number".to_owned(),
+            other => described(other),
+        };
+        return Err(faults::wrong_element(name, &shown, dtype.name(), hint).into());
     }
     #[allow(clippy::cast_precision_loss, reason = "numpy rounds JSON numbers to float64, too")]
     let floats = || {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_export.adoption.adopt import adopt, print_spec
 from model_export.errors import ExportError
 from model_export.export_model import export
 from service.artifact.manifest import Manifest
@@ -255,3 +257,27 @@ def test_a_part_that_keras_can_not_save_is_told_of(keras3: Any, tmp_path: Path) 
     with pytest.raises(ExportError, match=r"Keras can not save Functional 'odd': [\s\S]*Leave that part out"):
         export(model, tmp_path / "m", **UNTIMED)
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("suffix", ["keras", "h5"])
+def test_a_file_of_a_model_is_exported_and_adopted_like_the_model(
+    keras: Any, suffix: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / f"ranker.{suffix}"
+    item = keras.Input((1,), dtype="int64", name="item")
+    items = keras.Model(
+        item, keras.layers.Flatten()(keras.layers.Embedding(5, 2, name="item_table")(item)), name="items"
+    )
+    # Keras can not load the vocabularies and constants that it writes into an .h5 file.
+    model = ranker(keras) if suffix == "keras" else items
+    with warnings.catch_warnings(action="ignore"):
+        # Keras warns of its older format.
+        model.save(file)
+    capfd.readouterr()
+    exported = Manifest.read(export(file, tmp_path / "exported", **UNTIMED))
+    adopted = Manifest.read(adopt(file, out=tmp_path / "adopted", **UNTIMED))
+    assert exported is not None and adopted is not None
+    assert set(exported.tables) == ({"user_table", "item_table"} if suffix == "keras" else {"item_table"})
+    assert exported.signatures == adopted.signatures
+    assert "item_table" in print_spec(file)
+    assert capfd.readouterr() == ("", "")

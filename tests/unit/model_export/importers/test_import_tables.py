@@ -194,8 +194,8 @@ def test_the_command_ends_with_what_to_do_next(
         "features:",
         "  tags: table tag, 5 string keys, any number per row (mean)",
         "  user: table user, row numbers, one per row",
-        "serve: embedding-server --model_base_path='T/my models'",
-        f"ask:   curl -d '{request}' localhost:8501/v1/models/default:lookup",
+        "serve: embedding-server 'T/my models'",
+        f"ask:   curl -d '{request}' localhost:8501/v1/models/my%20models:lookup",
     ]
     served = list(import_summary(tmp_path / "my models" / "1", "s3://bucket/models"))[-2]
-    assert served == "serve: embedding-server --model_base_path=s3://bucket/models --store_cache_dir=DIR"
+    assert served == "serve: embedding-server s3://bucket/models --store_cache_dir=DIR"
