@@ -15,6 +15,7 @@ from model_export.adoption.adopt import Say, adopt
 from model_export.adoption.names import valid
 from model_export.errors import ExportError
 from model_export.exporter.artifact import add_extra_files
+from model_export.exporter.finishing import LabelSource
 from model_export.tensorflow_setup import tf
 
 _INPUTS_HINT = 'pass the specs of its inputs: inputs={"user": tf.TensorSpec([None], tf.int64), ...}'
@@ -27,6 +28,7 @@ def export_keras(
     version: int | None,
     allow_nonfinite: bool,
     extra_files: Mapping[str, Path],
+    labels: Mapping[str, LabelSource],
     clock: Callable[[], datetime],
     inputs: Any = None,
     measure: bool = True,
@@ -64,6 +66,7 @@ def export_keras(
                 version=version,
                 measure=measure,
                 allow_nonfinite=allow_nonfinite,
+                labels=labels,
                 say=say,
                 clock=clock,
             )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from service.artifact.manifest import LookupFeature
+from service.artifact.row_labels import RowLabels
 from service.engine.hot_rows import FeatureIds, summed
 from service.graph.native_form import NativeGraph
 from service.native.left_out import LeftOut
@@ -99,6 +100,7 @@ def describe(
     graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
     *,
     others: Mapping[str, LeftOut] = MappingProxyType({}),
+    labels: Mapping[str, RowLabels] = MappingProxyType({}),
     has_hot_rows: bool = False,
     strict_shapes: bool = False,
 ) -> Described:
@@ -108,10 +110,11 @@ def describe(
       lookups: the lookups of the version's manifest, if it has one.
       signatures, graphs: the version's signatures and the graphs of its predicts, by name.
       others: the signatures that the core does not run.
+      labels: what people call the rows, by table.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
       strict_shapes: the core answers a predict only if its inputs have the shapes that the signature declares.
     """
-    writer = _Writer(lookups)
+    writer = _Writer(lookups, labels)
     written = []
     features: dict[str, tuple[FeaturePlan, ...]] = {}
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
@@ -169,7 +172,8 @@ class _Writer:
       open graphs.
     """
 
-    def __init__(self, lookups: OpenedLookups | None) -> None:
+    def __init__(self, lookups: OpenedLookups | None, labels: Mapping[str, RowLabels]) -> None:
+        self._labels = labels
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
         self._is_paged = lookups is not None and lookups.is_paged
         self.buffers: list[Array] = []
@@ -300,9 +304,17 @@ class _Writer:
             "embedding_dim": table.info.embedding_dim,
             "rows": self._buffer(rows),
             "scales": self._buffer(scales),
+            "labels": self._labels_of(table.info.name),
             "remote": remote_place(table) if isinstance(table, RemoteTable) else None,
             "is_paged": self._is_paged and isinstance(table, MappedTable),
         }
+
+    def _labels_of(self, table: str) -> dict[str, Any] | None:
+        if table not in self._labels:
+            return None
+        found = self._labels[table]
+        text, starts = self._buffer(found.text), self._buffer(found.starts)
+        return {"text": text, "starts": starts, "first_row": found.first_row}
 
     def _vocabulary(self, vocabulary: OpenedVocabulary) -> dict[str, Any]:
         index = vocabulary.index

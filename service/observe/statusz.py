@@ -159,6 +159,7 @@ def _version(one: LoadedServable) -> Document:
         "forwarded": dict(sorted(one.servable.forwarded.items())),
         "run_in_python": dict(sorted(one.servable.run_in_python.items())),
         "unproven": list(one.servable.unproven),
+        "notice": one.servable.notice,
         "tables": tables,
     }
 

@@ -208,7 +208,8 @@ async function loadColors(by: string, map: TableMap | undefined, base: string, s
   if (!map || by === "norm") return undefined;
   if (by === "traffic") return get<Hot>(`${base}:hot?k=${HOT_ROWS}`, signal);
   if (by === "drift") return since ? loadComputed<Drift>(`${base}:drift?from=${since}`, signal) : undefined;
-  return (await loadComputed<{ keys: Keys }>(`${base}:keys`, signal)).keys;
+  const names = await loadComputed<{ keys: Record<string, Keys>; labels: Keys }>(`${base}:names`, signal);
+  return Object.values(names.keys)[0] ?? names.labels;
 }
 
 function colorsOf(map: TableMap, by: string, data: Hot | Drift | Keys | undefined, text: string): Colors {
@@ -253,7 +254,7 @@ function ColorChoice(props: { model: Model | undefined; map: TableMap | undefine
       <Select
         label="Colour"
         value={by}
-        options={options.filter(([name]) => methods.includes({ traffic: "hot", drift: "drift", key: "keys" }[name] ?? "projection"))}
+        options={options.filter(([name]) => methods.includes({ traffic: "hot", drift: "drift", key: "names" }[name] ?? "projection"))}
         onChange={(color) => setParams({ color })}
       />
       {by === "drift" && others.length ? (
