@@ -42,6 +42,7 @@ class Described:
     buffers: the arrays, in the order of the JSON's numbers. files: the version's files, if it has lookups.
     key_tables: for each vocabulary, the table that its keys are looked up in.
     openers: functions that open graphs at their first requests, in the order of the JSON's numbers.
+    computed: names of the tensors of ids that graphs compute.
     """
 
     text: str
@@ -51,6 +52,7 @@ class Described:
     files: GuardedFiles | None
     key_tables: tuple[str, ...]
     openers: tuple[Callable[[], str], ...] = ()
+    computed: frozenset[str] = frozenset()
 
     @property
     def arguments(self) -> tuple[str, tuple[Array, ...], Any, list[object]]:
@@ -83,7 +85,9 @@ class Described:
         found = []
         for signature, number, ids, missing in counts:
             plan = self.features[signature][number]
-            name = plan.feature.ids.removesuffix(VALUES_SUFFIX)
+            # No client knows the name of a tensor that the graph computes.
+            is_sent = plan.feature.ids not in self.computed
+            name = plan.feature.ids.removesuffix(VALUES_SUFFIX) if is_sent else f"computed in {signature}"
             found.append({plan.table.info.name: {name: plan.feature_ids(ids, missing)}})
         return summed(*found)
 
@@ -150,6 +154,7 @@ def describe(
         files,
         writer.key_tables,
         tuple(writer.openers),
+        frozenset(name for graph in graphs.values() for name in graph.computed),
     )
 
 
@@ -313,8 +318,7 @@ class _Writer:
         if table not in self._labels:
             return None
         found = self._labels[table]
-        text, starts = self._buffer(found.text), self._buffer(found.starts)
-        return {"text": text, "starts": starts, "first_row": found.first_row}
+        return {"text": self._buffer(found.text), "starts": self._buffer(found.starts), "first_row": found.first_row}
 
     def _vocabulary(self, vocabulary: OpenedVocabulary) -> dict[str, Any]:
         index = vocabulary.index
