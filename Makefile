@@ -131,6 +131,7 @@ image:  ## build the images embedding-server:serve, :full and :load
 
 up:  ## docker compose up: exporter, service, Prometheus
 	docker compose up --build --wait
+	@docker compose logs --no-log-prefix exporter
 
 down:  ## stop what `up` started and drop its model
 	docker compose down --volumes

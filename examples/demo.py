@@ -75,11 +75,15 @@ def wait_until_ready(server: subprocess.Popen[bytes], base: str) -> bool:
 def show_requests(options: argparse.Namespace, base: str) -> int:
     """Prints and sends each example request; returns the number of requests that failed."""
     model = f"{base}/v1/models/{options.model_name}"
+    with urllib.request.urlopen(f"{model}/tables/film:row?id=50") as answer:
+        film = json.load(answer)["label"]
+    nearest = {"labels": [film], "k": 5, "metric": "cosine"}
     grpc = [shortest(sys.executable), "examples/grpc_predict.py", f"--server={options.host}:{options.port}"]
     commands = [
         ("Embeddings of two users, and of two rows of genres (the second empty)", curl(f"{model}:lookup", LOOKUP)),
         ("Predicted ratings of film 50 by user 1, with and without recent films", curl(f"{model}:predict", PREDICT)),
         ("One row of a table", curl(f"{model}/tables/film:rows", ROWS)),
+        (f"The films that are nearest to {film}, by name", curl(f"{model}/tables/film:neighbors", nearest)),
         (
             "The same prediction over gRPC, with the stock tensorflow-serving-api stubs",
             [*grpc, f"--model_name={options.model_name}"],

@@ -121,6 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder of the versions (default: the folder that contains DIR)",
     )
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
+    _add_labels(adopt)
 
     add_reports(commands)
     add_diff(commands)
@@ -238,6 +239,7 @@ def _add_import(commands: Any) -> None:
     _add_table_dtype(parser, "dtype of the stored tables")
     parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     parser.add_argument("--allow_nonfinite", action="store_true", help="import tables that hold NaN or infinity")
+    _add_labels(parser)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -293,6 +295,18 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         help="write no warm-up requests for TensorFlow Serving",
     )
     _add_table_dtype(parser, "dtype of the tables that lookups read")
+    _add_labels(parser)
+
+
+def _add_labels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--labels",
+        type=_named,
+        action="append",
+        metavar="TABLE=FILE[#COLUMN]",
+        help="what people call a table's rows, for the console and reports: a text with one label a line, the first "
+        "for row 0; or CSV or TSV of row number or key and label, in COLUMN of its header or the second (repeatable)",
+    )
 
 
 def _add_table_dtype(parser: argparse.ArgumentParser, what: str, *, default: str = "float32") -> None:

@@ -18,7 +18,7 @@ from model_export.delta_commands import delta, fold
 from model_export.demo import movielens
 from model_export.demo.config import TrainConfig
 from model_export.demo.ratings import RatingData
-from model_export.demo.synthetic import synthetic_ratings
+from model_export.demo.synthetic import SYNTHETIC, synthetic_ratings
 from model_export.diff.command import diff
 from model_export.distribution.cluster import ClusterTask
 from model_export.environment import tf_config
@@ -130,6 +130,8 @@ def _train(arguments: argparse.Namespace) -> None:
 def _export(arguments: argparse.Namespace) -> None:
     flags = {name: getattr(arguments, name) for name in _EXPORT_FLAGS}
     given = {name: list(v) if isinstance(v, tuple) else v for name, v in flags.items() if v is not None}
+    if arguments.labels:
+        given["labels"] = _once("labels", arguments.labels)
     if getattr(arguments, "config", None) is not None:
         out = {} if arguments.out is None else {"out": str(arguments.out)}
         config = read_config(arguments.config, {**given, **out})
@@ -176,6 +178,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
         measure=not arguments.no_measure,
         allow_rounding=arguments.allow_rounding,
         allow_unproven=arguments.allow_unproven,
+        labels=_once("labels", arguments.labels or []),
         say=say,
     )
     _done("adopted", artifact, arguments)
@@ -207,6 +210,7 @@ def _import(arguments: argparse.Namespace) -> None:
             table_dtype=arguments.table_dtype,
             version=arguments.version,
             allow_nonfinite=arguments.allow_nonfinite,
+            labels=_once("labels", arguments.labels or []),
             progress=of_table,
         )
     say(f"imported and verified: {artifact}")
@@ -314,7 +318,7 @@ def _train_run(
 
 def _config(arguments: argparse.Namespace, data: RatingData) -> TrainConfig:
     chosen = {"epochs": arguments.epochs, "batch_size": arguments.batch_size}
-    defaults = _SYNTHETIC_DEFAULTS if data.name == "synthetic" else {}
+    defaults = _SYNTHETIC_DEFAULTS if data.name == SYNTHETIC else {}
     given = {name: value for name, value in chosen.items() if value is not None}
     try:
         return TrainConfig(

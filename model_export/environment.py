@@ -10,6 +10,11 @@ def tf_config() -> str | None:
     return os.environ.get("TF_CONFIG")
 
 
+def package_index() -> str:
+    """Returns the address of the package index that pip uses, as its environment variable names it, or its default."""
+    return os.environ.get("PIP_INDEX_URL") or "https://pypi.org/simple"
+
+
 def set_for_tensorflow() -> None:
     """Sets the environment variables that TensorFlow reads when it is imported."""
     # TFRS's TPUEmbedding layer works with Keras 2 only.

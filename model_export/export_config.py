@@ -29,6 +29,7 @@ export_to_tpu = false
 allow_nonfinite = false
 warmup = true
 table_dtype = {item = "int8"}                   # or one for all tables: "float16"; default: "float32"
+labels = {item = "items.csv#title"}             # what people call the rows of a table; default: none
 
 [options]                                       # what this kind of model takes beside
 max_ids_per_row = 16
@@ -44,6 +45,7 @@ _EXPORT_OPTIONS = (
     "allow_nonfinite",
     "warmup",
     "table_dtype",
+    "labels",
 )
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "factory": (str,),
@@ -59,6 +61,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "allow_nonfinite": (bool,),
     "warmup": (bool,),
     "table_dtype": (str, dict),
+    "labels": (dict,),
     "options": (dict,),
 }
 
@@ -120,7 +123,7 @@ def run_config(config: ExportConfig) -> Path:
     if config.kind == "adopt":
         from model_export.adoption.adopt import adopt
 
-        return adopt(config.model, config.spec, config.out, version=config.arguments.get("version"))
+        return adopt(config.model, config.spec, config.out, **config.arguments)
     from model_export.export_model import export
 
     model = _call(config.model) if config.kind == "factory" else Path(config.model)
@@ -131,7 +134,7 @@ def run_config(config: ExportConfig) -> Path:
 
 
 def _check_adopt(path: Path, data: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    if superfluous := sorted((set(arguments) - {"version"}) | ({"options"} & set(data))):
+    if superfluous := sorted((set(arguments) - {"version", "labels"}) | ({"options"} & set(data))):
         raise ExportError(f"{path}: {superfluous} do not go with adopt; its spec says what is added")
 
 

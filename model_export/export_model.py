@@ -48,6 +48,7 @@ def export(
     warmup: bool = True,
     extra_files: Mapping[str, Path] | None = None,
     table_dtype: str | Mapping[str, str] | None = None,
+    labels: Mapping[str, str | Path | Sequence[str]] | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     **source_options: Any,
 ) -> Path:
@@ -73,6 +74,9 @@ def export(
       table_dtype: dtype of the tables that lookups read: "float32", "float16", "bfloat16", "int8" or "int4" (with a
         float32 scale per row), one for all tables or by table. Outputs stay float32, and predictions read the trained
         tables.
+      labels: table -> what people call its rows, such as titles of films: a list with one for each row, or a file with
+        one a line, or a CSV or TSV file of key or row number and label ("films.csv#title" names the column). The
+        console, reports and searches show them. A table with one vocabulary of strings needs none: its keys are shown.
       clock: returns the time that the manifest records.
       source_options: further arguments for this kind of model: those of EstimatorSource, LayerSource or KerasRsSource,
         or of a Keras model without such layers `inputs`, `measure` and `say` (keras_export.export_keras).
@@ -100,6 +104,7 @@ def export(
             version=version,
             allow_nonfinite=allow_nonfinite,
             extra_files=extra_files or {},
+            labels=labels or {},
             clock=clock,
             **source_options,
         )
@@ -120,6 +125,7 @@ def export(
         warmup=warmup,
         extra_files=extra_files,
         table_dtype=table_dtype,
+        labels=labels or {},
     )
 
 

@@ -67,7 +67,10 @@ MAY_IMPORT: dict[str, Row] = {
     # service.artifact imports ml_dtypes, if it is installed, for bfloat16.
     "service.artifact": Row(_BASE | {"service.native_tables"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     # The engine imports artifact.completeness, because it must ignore a version folder that is not complete.
-    "service.engine": Row(_BASE | {"service.artifact.completeness", "service.near_names"}, {"numpy"}),
+    # It imports artifact.row_labels for what people call the rows of its tables.
+    "service.engine": Row(
+        _BASE | {"service.artifact.completeness", "service.artifact.row_labels", "service.near_names"}, {"numpy"}
+    ),
     # service.remote reads tables in a cluster. redis-py is an optional extra, so modules outside this folder import it
     # late.
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
@@ -150,6 +153,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {
             "service.artifact.manifest",
+            "service.artifact.row_labels",
             "service.artifact.signature_rules",
             "service.graph.native_form",
             "service.wire.predict_proto",
@@ -196,6 +200,7 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     # Keras itself needs h5py, so that it is there where a model of Keras is.
     "model_export.folder_checks": Row(_SHARED, {"h5py"}),
+    "model_export.row_names": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
     # A signature's sparse input is fed as the server feeds it.
@@ -216,7 +221,7 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "model_export.exporter": Row(
         _TRAINED
-        | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}
+        | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity", "row_names")}
         # The exporter reads in the written graph in which order it adds up rows.
         | {"service.graph.flat_graph"},
         {"numpy", "tensorflow"},
@@ -246,7 +251,10 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "model_export.report": Row(
         _SHARED
-        | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
+        | {
+            f"model_export.{name}"
+            for name in ("compaction", "folder_checks", "graphs", "parity", "row_names", "statistics")
+        },
         {"numpy", "google.protobuf", "tqdm"},
     ),
     # model_export.diff compares two versions with the same code as the server's check for drift.

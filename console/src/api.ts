@@ -29,6 +29,8 @@ export interface Model {
   labels: Record<string, number>;
   versions: Version[];
   history: Change[];
+  /** Numbers of the model's version folders, served or not. */
+  folders: number[];
 }
 
 export interface Overview {
@@ -52,6 +54,7 @@ export interface Row {
   version: number;
   id: number;
   keys: Record<string, string | number | null>;
+  label: string | null;
   is_known: boolean;
   values: (number | null)[];
   norm: number | null;
@@ -63,6 +66,7 @@ export interface Page {
   start: number;
   total: number;
   keys: (string | number | null)[];
+  labels: (string | null)[];
   norms: (number | null)[];
 }
 
@@ -81,7 +85,7 @@ export interface Hot {
   version: number;
   lookups: number;
   sampled: number;
-  rows: { id: number; key: string | number | null; lookups: number; share: number }[];
+  rows: { id: number; key: string | number | null; label: string | null; lookups: number; share: number }[];
 }
 
 /** An answer of the server that is no success; its text is the server's. */

@@ -13,7 +13,7 @@ import { SignIn } from "./pages/sign_in";
 import { Tables } from "./pages/tables";
 import { Traffic } from "./pages/traffic";
 import { Try } from "./pages/try";
-import { Problem } from "./parts";
+import { Problem, Wrong } from "./parts";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
 
@@ -82,6 +82,7 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         ) : null}
       </header>
       <main id="main" ref={main}>
+        {pages.every(([name]) => name !== page) ? <Wrong what={`there is no page “${page}” here.`} /> : null}
         {page === "deltas" ? (
           <Deltas />
         ) : session.is_admin && page === "admin" ? (

@@ -1,7 +1,7 @@
 // Parts that several pages show.
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Model, State, Table, get, modelPath } from "./api";
+import { Hot, Model, State, Table, get, modelPath } from "./api";
 import { Loaded, Params, setParams, useLoad } from "./hooks";
 
 /** Writes a number for people; "not finite" for a JSON null. */
@@ -31,9 +31,31 @@ export function duration(seconds: number): string {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-/** Writes a time since 1970 in the browser's zone. */
+/** Writes a time since 1970 in the browser's zone, such as 2026-11-28 14:05:09. */
 export function time(seconds: number): string {
-  return new Date(seconds * 1000).toLocaleString("en-GB", { hour12: false });
+  return new Date(seconds * 1000).toLocaleString("sv-SE");
+}
+
+/** Writes a time that the server wrote as text. */
+export function timeOf(text: string | null): string {
+  return text === null ? "" : time(Date.parse(text) / 1000);
+}
+
+/** Names a row for people: by its label, else its key. */
+export function nameOf(row: { label?: string | null; key?: unknown }): string {
+  return row.label ?? (row.key === null || row.key === undefined || typeof row.key === "object" ? "" : String(row.key));
+}
+
+/** Says from how many lookups the hot rows are. */
+export function hotNote(hot: Hot): string {
+  const since = `since version ${hot.version} was loaded`;
+  if (hot.sampled === hot.lookups) return `${shown(hot.lookups)} lookups ${since}, all of them counted.`;
+  return `About ${shown(hot.lookups)} lookups ${since}, estimated from ${shown(hot.sampled)} of them.`;
+}
+
+/** Names the model of a request. */
+export function modelName(name: string): string {
+  return name || "unknown model";
 }
 
 export function Badge({ state, isBad = false }: { state: State | string; isBad?: boolean }): JSX.Element {
@@ -47,6 +69,15 @@ export function Problem({ error }: { error: Error | undefined }): JSX.Element | 
       {error.message}
     </p>
   ) : null;
+}
+
+/** Says that a link leads to something that is not there. */
+export function Wrong({ what }: { what: string }): JSX.Element {
+  return (
+    <p class="problem" role="alert">
+      Broken link: {what}
+    </p>
+  );
 }
 
 export function Status({ of, what }: { of: Loaded<unknown>; what: string }): JSX.Element | null {
@@ -90,7 +121,7 @@ export function Grid<T>({ label, columns, rows }: { label: string; columns: Colu
           {rows.map((row, at) => (
             <tr key={at}>
               {columns.map((column) => (
-                <td key={column.name} class={column.isNumber ? "number" : ""}>
+                <td key={column.name} class={column.isNumber ? "number" : ""} data-name={column.name}>
                   {column.cell(row)}
                 </td>
               ))}
@@ -127,10 +158,21 @@ export function Select(props: {
 
 /** A chosen model, version and table. */
 export interface Choice {
+  /** What the address asks for that is not there; "" for nothing. */
+  wrong: string;
   model: string;
   version: string;
   tables: Table[];
   table: Table | undefined;
+}
+
+/** Tells what the address asks for that the server does not have: a model, or an AVAILABLE version; "" for nothing. */
+export function wrongModel(models: Model[], params: Params): string {
+  const [name, version] = [params["model"] ?? "", params["version"] ?? ""];
+  const model = models.find((one) => one.name === name);
+  if (name && !model) return `There is no model “${name}”.`;
+  const isServed = (model ?? models[0])?.versions.some((one) => String(one.version) === version && one.state === "AVAILABLE");
+  return version && !isServed ? `Version ${version} of “${name || models[0]?.name}” is not AVAILABLE.` : "";
 }
 
 /** Selects a model, one of its versions and a table; keeps all three in the address. */
@@ -145,15 +187,17 @@ export function useTables(models: Model[], params: Params): { choice: Choice; lo
     return (await get<{ tables: Table[] }>(`${modelPath(name, version)}/tables`, signal)).tables;
   });
   const tables = loaded.data ?? [];
-  return {
-    choice: { model: name, version, tables, table: tables.find((one) => one.name === params["table"]) ?? tables[0] },
-    loaded,
-  };
+  const wanted = params["table"] ?? "";
+  const table = tables.find((one) => one.name === wanted);
+  const wrong = wrongModel(models, params) || (wanted && loaded.data && !table ? `Model “${name}” has no table “${wanted}”.` : "");
+  return { choice: { wrong, model: name, version, tables, table: table ?? tables[0] }, loaded };
 }
 
 export function TableChoice({ models, choice }: { models: Model[]; choice: Choice }): JSX.Element {
   const versions = models.find((one) => one.name === choice.model)?.versions ?? [];
   return (
+    <>
+    {choice.wrong ? <Wrong what={choice.wrong} /> : null}
     <div class="fields">
       <Select
         label="Model"
@@ -182,6 +226,7 @@ export function TableChoice({ models, choice }: { models: Model[]; choice: Choic
         onChange={(table) => setParams({ table, id: "", key: "" })}
       />
     </div>
+    </>
   );
 }
 

@@ -47,6 +47,8 @@ export interface Layer {
 // Colours that stay apart for people who see no red or no green, on light and on dark.
 export const GROUP_COLORS = ["#3f7fd0", "#d17b0f", "#199b7d", "#b65a9e", "#8a8a2a", "#c7514c", "#5f8f3a", "#7a6ad8"];
 const GREY = "#8d9099";
+// Most points on the canvas whose names are written beside them.
+const MAX_NAMES = 40;
 
 /** Returns a colour such as #3f7fd0 in the byte order of an image. */
 function pixel(color: string): number {
@@ -60,6 +62,8 @@ export class Points {
   readonly y: Float32Array;
   readonly lowest: number;
   readonly highest: number;
+  /** The least and largest x, and the least and largest y. */
+  private readonly bounds: [number, number, number, number];
   private readonly colors: Uint32Array;
   /** The points in the order of drawing: grey points first, so that they hide no others. */
   private readonly order: Uint32Array;
@@ -70,6 +74,8 @@ export class Points {
   ) {
     this.x = Float32Array.from(map.x, (value) => value ?? 0);
     this.y = Float32Array.from(map.y, (value) => value ?? 0);
+    const span = (values: Float32Array): [number, number] => values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity] as [number, number]);
+    this.bounds = [...span(this.x), ...span(this.y)];
     const { groups, isLog, values } = layer;
     const sorted = Float64Array.from(values.filter((value) => value !== null)).sort();
     // The outer hundredths share the end colours: one huge row must not make all others one colour.
@@ -95,7 +101,7 @@ export class Points {
     const { width, height } = context.canvas;
     const image = context.createImageData(width, height);
     const pixels = new Uint32Array(image.data.buffer);
-    const size = Math.min(Math.max(Math.round(Math.sqrt(view.scale / 120)), this.x.length > 20_000 ? 2 : 4), 9);
+    const size = Math.min(Math.max(Math.round(Math.sqrt(view.scale / 120)), this.x.length > 20_000 ? 2 : this.x.length > 2000 ? 4 : 7), 9);
     const half = size >> 1;
     for (const at of this.order) {
       const left = Math.round((this.x[at]! - view.x) * view.scale + width / 2) - half;
@@ -112,6 +118,40 @@ export class Points {
       context.beginPath();
       context.arc(x, y, size + 5, 0, 2 * Math.PI);
       context.stroke();
+    }
+  }
+
+  /** The height of all points for a width of 1. */
+  get aspect(): number {
+    const [left, right, bottom, top] = this.bounds;
+    return (top - bottom) / Math.max(right - left, 1e-6) || 1;
+  }
+
+  /** Returns the view that shows all points, as large as the canvas has room for. */
+  whole(width: number, height: number): View {
+    const [left, right, bottom, top] = this.bounds;
+    const scale = 0.92 * Math.min(width / Math.max(right - left, 1e-6), height / Math.max(top - bottom, 1e-6));
+    return { x: (left + right) / 2 || 0, y: (bottom + top) / 2 || 0, scale: Math.min(scale, 1e7) || 1 };
+  }
+
+  /** Writes the name of the marked point, and of all points on the canvas if they are few. */
+  write(context: CanvasRenderingContext2D, view: View, chosen: number, ink: string, nameAt: (at: number) => string, ratio: number): void {
+    const { width, height } = context.canvas;
+    const seen: number[] = chosen >= 0 ? [chosen] : [];
+    const others: number[] = [];
+    for (let at = 0; at < this.x.length && others.length <= MAX_NAMES; at += 1) {
+      const [x, y] = this.place(at, view, width, height);
+      if (x > 0 && y > 0 && x < width && y < height && at !== chosen) others.push(at);
+    }
+    if (others.length <= MAX_NAMES) seen.push(...others);
+    context.font = `${12 * ratio}px system-ui, sans-serif`;
+    context.fillStyle = ink;
+    for (const at of seen) {
+      const [x, y] = this.place(at, view, width, height);
+      const name = nameAt(at);
+      const isRight = x + context.measureText(name).width + 12 * ratio > width;
+      context.textAlign = isRight ? "right" : "left";
+      context.fillText(name, x + (isRight ? -9 : 9) * ratio, y + 4 * ratio);
     }
   }
 

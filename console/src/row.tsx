@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { Row, get, post, tablePath } from "./api";
 import { address, useLoad } from "./hooks";
-import { Choice, Grid, Status, shown, time } from "./parts";
+import { Choice, Grid, Status, nameOf, shown, time } from "./parts";
 
 const HEIGHT = 120;
 
@@ -43,15 +43,16 @@ function Bars({ values }: { values: (number | null)[] }): JSX.Element {
 interface Neighbors {
   ids: number[][];
   keys?: (string | number | null | { b64: string })[][];
+  labels?: (string | null)[][];
   scores: (number | null)[][];
 }
 
 function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Element {
   const table = choice.table?.name ?? "";
   const path = tablePath(choice.model, String(row.version), table, ":neighbors");
-  const loaded = useLoad(`${path}/${row.id}`, (signal) => post<Neighbors>(path, { ids: [row.id], k: 10, metric: "cosine" }, signal));
-  const { ids = [], keys = [], scores = [] } = loaded.data ?? {};
-  const found = (ids[0] ?? []).map((id, at) => ({ id, key: keys[0]?.[at], score: scores[0]?.[at] }));
+  const loaded = useLoad(`${path}/${row.id}`, (signal) => post<Neighbors>(path, { ids: [row.id], k: 10, metric: "cosine", labels: true }, signal));
+  const { ids = [], keys = [], labels = [], scores = [] } = loaded.data ?? {};
+  const found = (ids[0] ?? []).map((id, at) => ({ id, key: keys[0]?.[at], label: labels[0]?.[at] ?? null, score: scores[0]?.[at] }));
   return (
     <section>
       <h3>Nearest rows</h3>
@@ -65,7 +66,7 @@ function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Elemen
             isNumber: true,
             cell: (one) => <a href={address("tables", rowParams(choice, one.id))}>{one.id}</a>,
           },
-          { name: "key", cell: (one) => (typeof one.key === "object" ? "" : String(one.key ?? "")) },
+          { name: "name", cell: (one) => nameOf(one) },
           { name: "cosine", isNumber: true, cell: (one) => shown(one.score) },
         ]}
       />
@@ -86,6 +87,7 @@ export function RowPanel(props: { choice: Choice; id: string; wanted: string; fe
   // A new version, or a delta, shows within some seconds.
   const loaded = useLoad(path, (signal) => get<Row>(path, signal), 5000);
   const row = loaded.data;
+  const name = row ? nameOf({ label: row.label, key: Object.values(row.keys).find((key) => key !== null) }) : "";
   return (
     <section class="card" aria-label="Row">
       <Status of={loaded} what="the row" />
@@ -93,9 +95,7 @@ export function RowPanel(props: { choice: Choice; id: string; wanted: string; fe
         <>
           <h2>
             Row {row.id}
-            {Object.values(row.keys).some((key) => key !== null) ? (
-              <span class="key"> {String(Object.values(row.keys).find((key) => key !== null))}</span>
-            ) : null}
+            {name ? <span class="key"> {name}</span> : null}
           </h2>
           {row.is_known ? null : <p>“{wanted}” is not in the vocabulary: lookups read this row for unknown keys.</p>}
           <dl>

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from model_export.adoption.spec import Names, read_names, read_spec
 from model_export.adoption.summary import Served, summary_lines
 from model_export.errors import ExportError
 from model_export.exporter.artifact import base_provenance
-from model_export.exporter.finishing import finish
+from model_export.exporter.finishing import LabelSource, finish
 from model_export.exporter.versions import new_version_folder
 from model_export.folder_checks import is_keras_file
 from model_export.graphs.added_lookups import add_lookups, write_graph
@@ -69,6 +70,7 @@ def adopt(
     allow_rounding: bool = False,
     allow_nonfinite: bool = True,
     allow_unproven: bool = False,
+    labels: Mapping[str, LabelSource] = MappingProxyType({}),
     say: Say = lambda line: None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Path:
@@ -88,6 +90,7 @@ def adopt(
       allow_nonfinite: adopt a table that holds NaN or infinity; the manifest then says how many.
       allow_unproven: believe what `spec` says of a signature whose ops adopt can not read, after comparing some
         requests with the graph; the manifest and the server's status then name its features.
+      labels: table -> labels of its rows, as in export().
       say: called with lines of text: each step, and at the end how each signature is served.
       clock: gives the time that the manifest records.
 
@@ -145,7 +148,7 @@ def adopt(
         copy = _Copy(artifact, opened, plan, provenance)
         manifest, served = copy.described(say, measure=measure)
         manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
-        finish(artifact, manifest, target)
+        finish(artifact, manifest, target, labels)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if is_new and not any(base.iterdir()):
@@ -272,8 +275,8 @@ class _Copy:
             plan.features,
             signatures,
             {name: one.entry for name, one in plan.vocabularies.items()},
-            file_sizes(self._artifact),
-            dict(self._provenance),
+            files=file_sizes(self._artifact),
+            provenance=dict(self._provenance),
         )
 
 

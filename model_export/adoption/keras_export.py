@@ -10,6 +10,7 @@ from typing import Any
 from model_export.adoption.adopt import Say, adopt
 from model_export.adoption.keras_saving import saved
 from model_export.exporter.artifact import add_extra_files
+from model_export.exporter.finishing import LabelSource
 
 
 def export_keras(
@@ -19,6 +20,7 @@ def export_keras(
     version: int | None,
     allow_nonfinite: bool,
     extra_files: Mapping[str, Path],
+    labels: Mapping[str, LabelSource],
     clock: Callable[[], datetime],
     inputs: Any = None,
     measure: bool = True,
@@ -38,5 +40,12 @@ def export_keras(
     with saved(model, inputs) as folder:
         add_extra_files(folder, extra_files)
         return adopt(
-            folder, out=base, version=version, measure=measure, allow_nonfinite=allow_nonfinite, say=say, clock=clock
+            folder,
+            out=base,
+            version=version,
+            measure=measure,
+            allow_nonfinite=allow_nonfinite,
+            labels=labels,
+            say=say,
+            clock=clock,
         )

@@ -16,6 +16,7 @@ import numpy as np
 from model_export.demo.checkpoints import restore_weights
 from model_export.demo.layer_model import TABLE_KEY, feature_config
 from model_export.demo.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
+from model_export.demo.synthetic import SYNTHETIC
 from model_export.demo.tower import RatingTower
 from model_export.distribution.sharded_tables import DistinctRows
 from model_export.errors import ExportError
@@ -31,8 +32,10 @@ from model_export.graphs.vocabulary_graph import rows_of_keys, vocabulary_tables
 from model_export.spec.features import FeatureSpec, ModelSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.bundle import read_bundle
+from service.artifact.manifest import NOTICE
 from service.types import Array
 
+_SYNTHETIC = "this model was trained on SYNTHETIC ratings: it is a toy, and its films do not exist"
 _VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -76,10 +79,16 @@ class RatingSource:
         return self._spec
 
     @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """The titles of films, which label the rows of their table."""
+        return {"film": self._run.film_titles} if self._run.film_titles else {}
+
+    @property
     def provenance(self) -> Mapping[str, Any]:
         """The training run's data, settings, history and errors, for the manifest's provenance."""
         run = self._run
         return {
+            **({NOTICE: _SYNTHETIC} if run.dataset["name"] == SYNTHETIC else {}),
             "dataset": dict(run.dataset),
             "train_config": run.config.to_json(),
             "epochs": len(run.history),

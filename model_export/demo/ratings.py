@@ -71,6 +71,11 @@ class RatingData:
         return max(self.films)
 
     @property
+    def film_titles(self) -> tuple[str, ...]:
+        """The title of each film of the ratings data, by its id; "" for a number that is no film's, such as 0."""
+        return tuple(self.films[id_].title if id_ in self.films else "" for id_ in range(self.num_films + 1))
+
+    @property
     def film_genres(self) -> Sequence[tuple[str, ...]]:
         """The genres of each film of the ratings data, in the order of `films`."""
         return [film.genres for film in self.films.values()]

@@ -34,6 +34,7 @@ class Run:
     dataset: name, sha256 and sizes of the training data.
     baselines: held-out RMSE of "global_mean" and "user_film_bias".
     history: one entry per finished epoch.
+    film_titles: the titles of all films, by row of the table.
     """
 
     spec: ModelSpec
@@ -44,6 +45,7 @@ class Run:
     mean_rating: float
     step: int
     seconds: float
+    film_titles: tuple[str, ...] = ()
 
     @property
     def held_out_rmse(self) -> float:
@@ -69,6 +71,7 @@ class Run:
                     "spec": ModelSpec.from_json(data["spec"]),
                     "config": TrainConfig.from_json(data["config"]),
                     "history": tuple(EpochResult(**entry) for entry in data["history"]),
+                    "film_titles": tuple(data["film_titles"]),
                 }
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -151,6 +154,7 @@ def train(
             mean_rating=float(trainer.model.tower.mean_rating.numpy()),
             step=trainer.global_step,
             seconds=(before.seconds if before else 0.0) + time.monotonic() - started,
+            film_titles=data.film_titles,
         )
         # Write run.json before the checkpoint: if the process is killed between the two, the resumed run repeats this
         # epoch.

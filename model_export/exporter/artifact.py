@@ -14,12 +14,19 @@ from datetime import datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.finishing import COMPARED_ROWS, COMPARED_ROWS_KEY, WHOLE_CHECK_BYTES, finish
+from model_export.exporter.finishing import (
+    COMPARED_ROWS,
+    COMPARED_ROWS_KEY,
+    WHOLE_CHECK_BYTES,
+    LabelSource,
+    finish,
+)
 from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
 from model_export.exporter.recording import record_requests
 from model_export.exporter.versions import new_version_folder
@@ -58,6 +65,7 @@ def write_artifact(
     warmup: bool = True,
     extra_files: Mapping[str, Path] | None = None,
     table_dtype: str | Mapping[str, str] | None = None,
+    labels: Mapping[str, LabelSource] = MappingProxyType({}),
 ) -> Path:
     """Exports a trained model as base/<version>/ and returns that folder.
 
@@ -72,6 +80,7 @@ def write_artifact(
       warmup: write TensorFlow Serving's warm-up requests.
       extra_files: path within assets.extra -> file to copy there.
       table_dtype: dtype of the tables that lookups read, one for all or by table; None: float32.
+      labels: by table; those of the source, if it has any, are labels of the other tables.
 
     Raises:
       ExportError: a signature is unknown, the version exists, a table holds NaN, the saved bytes differ from the
@@ -100,7 +109,8 @@ def write_artifact(
             parity = check_parity(twin, _written(first_rows(COMPARED_ROWS), twin, request, int(target.name), created))
         else:
             parity = check_parity(artifact, manifest)
-        finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target)
+        labels = {**getattr(source, "labels", {}), **labels}
+        finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target, labels)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

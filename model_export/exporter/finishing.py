@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
-from model_export.parity.integrity import check_integrity
+from model_export.errors import ExportError
+from model_export.parity.integrity import check_integrity, file_sizes
+from model_export.row_names import LabelFile, row_labels, table_vocabularies
 from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.artifact.row_labels import write_labels
 
 # If the tables have more bytes than this, the export checks only the graph of a small copy, which has the first rows of
 # each table.
@@ -17,8 +23,20 @@ COMPARED_ROWS = 1000
 COMPARED_ROWS_KEY = "compared_rows"
 
 
-def finish(artifact: Path, manifest: Manifest, target: Path) -> None:
-    """Writes an artifact's manifest, checks the files against it, flushes them and renames the folder to target."""
+# Labels of a table's rows: one for each row, or a file of them, as model_export.row_names reads it.
+LabelSource = str | Path | LabelFile | Sequence[str]
+
+
+def finish(
+    artifact: Path, manifest: Manifest, target: Path, labels: Mapping[str, LabelSource] = MappingProxyType({})
+) -> None:
+    """Writes an artifact's manifest and labels, checks and flushes all files, and renames the folder to target.
+
+    Args:
+      labels: by table.
+    """
+    if labels:
+        manifest = _with_labels(artifact, manifest, labels)
     path = artifact / MANIFEST_PATH
     path.parent.mkdir(exist_ok=True)
     path.write_text(manifest.to_json())
@@ -28,6 +46,24 @@ def finish(artifact: Path, manifest: Manifest, target: Path) -> None:
     _make_durable(artifact)
     os.rename(artifact, target)
     _sync(target.parent)
+
+
+def _with_labels(artifact: Path, manifest: Manifest, labels: Mapping[str, LabelSource]) -> Manifest:
+    entries = {}
+    for number, (table, source) in enumerate(sorted(labels.items())):
+        if table not in manifest.tables:
+            raise ExportError(f"labels: there is no table {table!r}, only {', '.join(map(repr, manifest.tables))}")
+        size = manifest.tables[table].vocabulary_size
+        if isinstance(source, str | Path):
+            source = LabelFile.parse(f"{table}={source}")
+        if isinstance(source, LabelFile):
+            source = row_labels(source, size, table_vocabularies(artifact, manifest, table))
+        if len(source) != size:
+            raise ExportError(
+                f"labels: {len(source):,} for the {size:,} rows of table {table!r}; give one for each row"
+            )
+        entries[table] = write_labels(artifact, table, number, source)
+    return replace(manifest, labels=entries, files=file_sizes(artifact))
 
 
 def _make_durable(artifact: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.exporter.cut_spec import cut_spec
 from model_export.exporter.finishing import COMPARED_ROWS as _COMPARED_ROWS
-from model_export.exporter.finishing import COMPARED_ROWS_KEY
+from model_export.exporter.finishing import COMPARED_ROWS_KEY, LabelSource, finish
 from model_export.exporter.finishing import WHOLE_CHECK_BYTES as _WHOLE_CHECK_BYTES
 from model_export.exporter.versions import new_version_folder
 from model_export.graphs.lookup_features import lookup_entry
@@ -52,6 +53,7 @@ def import_tables(
     table_dtype: str | Mapping[str, str] | None = None,
     version: int | None = None,
     allow_nonfinite: bool = False,
+    labels: Mapping[str, LabelSource] = MappingProxyType({}),
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     progress: Callable[[str], Progress] | None = None,
 ) -> Path:
@@ -67,6 +69,7 @@ def import_tables(
       table_dtype: "float16", "bfloat16", "int8", "int4" or "float32", one for all tables or by table.
       version: a new number; None: one above the highest in `out`, or 1.
       allow_nonfinite: import NaN and infinity; the manifest then says how many.
+      labels: table -> labels of its rows, as in export().
       clock: returns the time that the manifest records.
       progress: called with a table's name before it is read; returns a function that is called with (rows done, rows).
 
@@ -85,7 +88,7 @@ def import_tables(
     try:
         copied = plan.copy(temporary, progress or (lambda _: lambda done, total: None))
         spec = model_spec([table.read for table in copied], plan.features, plan.oov)
-        _finish(temporary, target, spec, copied, clock())
+        _finish(temporary, target, spec, copied, labels, clock())
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if made_base and not any(base.iterdir()):
@@ -156,10 +159,16 @@ class _Plan:
             raise ExportError(f"cannot write the tables: {error}") from error
 
 
-def _finish(temporary: Path, target: Path, spec: ModelSpec, tables: list[CopiedTable], created: datetime) -> None:
+def _finish(
+    temporary: Path,
+    target: Path,
+    spec: ModelSpec,
+    tables: list[CopiedTable],
+    labels: Mapping[str, LabelSource],
+    created: datetime,
+) -> None:
     # The module is imported late, because the import starts TensorFlow: errors in files have been reported by then.
     from model_export.exporter.artifact import base_provenance
-    from model_export.exporter.finishing import finish
     from model_export.parity.verify import check_parity
 
     artifact = temporary / target.name
@@ -177,7 +186,7 @@ def _finish(temporary: Path, target: Path, spec: ModelSpec, tables: list[CopiedT
         parity = _twin_parity(artifact, manifest, spec, tables, temporary / "twin")
     else:
         parity = check_parity(artifact, manifest)
-    finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target)
+    finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target, labels)
 
 
 def _saved(

@@ -14,7 +14,9 @@ from model_export.parity.saved_table import read_scales
 from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
 from service.artifact.delta_file import DELTAS_FOLDER
 from service.artifact.manifest import MANIFEST_PATH, Manifest, TableEntry, TableScale
+from service.artifact.row_labels import open_labels
 from service.artifact.vocabulary_lines import vocabulary_lines
+from service.errors import ArtifactError
 from service.types import TABLE_DTYPES, Array, saved_dtype, stored_columns
 
 # Key in the manifest's provenance. Its value maps a table to its count of NaN and infinite numbers, if the export
@@ -30,6 +32,7 @@ def integrity_faults(artifact: Path, manifest: Manifest) -> list[str]:
         *_file_faults(artifact, manifest),
         *_table_faults(artifact, manifest),
         *_vocabulary_faults(artifact, manifest),
+        *_label_faults(artifact, manifest),
     ]
     if not faults:
         faults += _number_faults(artifact, manifest)
@@ -165,6 +168,18 @@ def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
         if len(words) != entry.size or len(set(words)) != len(words):
             faults.append(f"vocabulary {name!r}: {len(words)} lines, {len(set(words))} distinct, not {entry.size}")
     return faults
+
+
+def _label_faults(artifact: Path, manifest: Manifest) -> list[str]:
+    try:
+        labels = open_labels(artifact, manifest)
+    except ArtifactError as error:
+        return [str(error)]
+    return [
+        f"labels of table {table!r}: {manifest.labels[table].starts} does not have the place of each line"
+        for table, found in labels.items()
+        if not np.array_equal(np.flatnonzero(found.text == ord("\n")) + 1, found.starts[1:])
+    ]
 
 
 def with_nonfinite(artifact: Path, manifest: Manifest, *, allow: bool) -> Manifest:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.report.projector import MAX_ROWS
-from model_export.report.row_names import LabelFile
+from model_export.row_names import LabelFile
 
 
 def add_reports(commands: Any) -> None:

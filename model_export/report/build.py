@@ -16,12 +16,13 @@ from model_export.report.history import curves, read_run_history
 from model_export.report.nearest import nearest_rows, searched_ids
 from model_export.report.parity import parity_from_json
 from model_export.report.projection import Projection, label_agreement, project, sample_ids
-from model_export.report.row_names import LabelFile, Labels, read_labels, table_vocabularies, vocabulary_names
 from model_export.report.saved_model import read_meta_graphs
 from model_export.report.statistics import find_statistics
 from model_export.report.table_files import declared_tables, map_table, matrix_variables
+from model_export.row_names import LabelFile, Labels, read_labels, table_vocabularies, vocabulary_names
 from model_export.statistics.table_health import Progress, TableRows, table_health
 from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.artifact.row_labels import open_labels
 from service.errors import ArtifactError
 
 # How many of the nearest rows a report page lists for each row that it shows.
@@ -157,11 +158,17 @@ def _projection(view: TableRows, labels: Labels | None) -> Projection:
 
 
 def row_names(artifact: Path, manifest: Manifest | None, table: str, rows: Collection[int]) -> dict[int, str]:
-    """Returns the keys of some rows of a table; {} without a vocabulary that can be read."""
+    """Returns the labels of some rows of a table, else their keys; {} if there are none that can be read."""
     if manifest is None:
         return {}
     try:
-        return vocabulary_names(table_vocabularies(artifact, manifest, table), rows)
+        found = vocabulary_names(table_vocabularies(artifact, manifest, table), rows)
+        if table in manifest.labels:
+            only = dataclasses.replace(manifest, labels={table: manifest.labels[table]})
+            ids = sorted(rows)
+            labels = open_labels(artifact, only)[table].of(ids)
+            found |= {row: label for row, label in zip(ids, labels, strict=True) if label is not None}
+        return found
     except ArtifactError:
         # An unreadable vocabulary is reported as a finding already, and the picture is useful without names of rows.
         return {}

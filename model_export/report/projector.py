@@ -16,8 +16,8 @@ from model_export.errors import ExportError
 from model_export.report.build import read_table_labels, row_names
 from model_export.report.document import TableReport
 from model_export.report.projection import sample_ids
-from model_export.report.row_names import LabelFile, Labels
 from model_export.report.table_files import declared_tables, map_table, matrix_variables
+from model_export.row_names import LabelFile, Labels
 from model_export.statistics.table_health import TableRows
 from service.artifact.manifest import Manifest
 

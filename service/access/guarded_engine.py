@@ -130,6 +130,14 @@ class GuardedEngine(Engine):
         """Returns rows of a table by their ids; the caller needs the right "predict" on the model."""
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 
+    def labels(self, ref: ModelRef, table_name: str, ids: Array) -> list[str | None]:
+        """Returns the labels of rows of a table; the caller needs the right "predict" on the model."""
+        return self._for(ref.name, "predict").labels(ref, table_name, ids)
+
+    def find_labels(self, ref: ModelRef, table_name: str, text: str, most: int) -> list[tuple[int, str]]:
+        """Returns rows whose labels contain a text; the caller needs the right "predict" on the model."""
+        return self._for(ref.name, "predict").find_labels(ref, table_name, text, most)
+
     def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
         """Returns the delta that wrote a row last, None if no delta did; for callers with the right "predict" on the
         model.

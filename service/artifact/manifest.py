@@ -17,20 +17,24 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from service.artifact.manifest_fields import build, json_object
+from service.artifact.manifest_fields import LabelEntry as LabelEntry
+from service.artifact.manifest_fields import build, entries, json_object
 from service.artifact.plain_file import read_plain_file
 from service.errors import ArtifactError
 from service.types import SCALED_DTYPES
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
 # Largest manifest that is read: JSON of empty lists takes some twenty times its size when it is parsed.
 MAX_MANIFEST_BYTES = 32 << 20
 # Key in the provenance of a model that another program exported; its value is the name of its folder.
 ADOPTED_FROM = "adopted_from"
+# Key in the provenance of a model; its value is what every operator of the model should know, such as that it is a toy.
+NOTICE = "notice"
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 LookupDevice = Literal["cpu", "tpu_tensor_core"]
@@ -243,8 +247,9 @@ class SignatureEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A parsed lookup manifest. Its fields provenance and parity are for people; the server shows provenance.unproven.
+    """A parsed lookup manifest. Its fields provenance and parity are for people; the server shows unproven and notice.
 
+    labels: table -> the files with the labels of its rows.
     files: every other file of the artifact -> its size in bytes; a version folder is complete when all sizes agree.
     """
 
@@ -252,6 +257,7 @@ class Manifest:
     features: Mapping[str, FeatureEntry]
     signatures: Mapping[str, SignatureEntry]
     vocabularies: Mapping[str, VocabularyEntry] = field(default_factory=dict)
+    labels: Mapping[str, LabelEntry] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     parity: Mapping[str, Any] = field(default_factory=dict)
@@ -282,13 +288,11 @@ class Manifest:
                 f"manifest format {version} is newer than this server reads ({FORMAT_VERSION}); upgrade the server"
             )
         manifest = Manifest(
-            tables={k: _table(v, f"tables.{k}") for k, v in json_object(data, "tables").items()},
-            features={k: build(FeatureEntry, v, f"features.{k}") for k, v in json_object(data, "features").items()},
-            signatures={k: _signature(v, f"signatures.{k}") for k, v in json_object(data, "signatures").items()},
-            vocabularies={
-                k: _vocabulary(v, f"vocabularies.{k}")
-                for k, v in json_object(data, "vocabularies", required=False).items()
-            },
+            tables=entries(data, "tables", _table),
+            features=entries(data, "features", partial(build, FeatureEntry)),
+            signatures=entries(data, "signatures", _signature),
+            vocabularies=entries(data, "vocabularies", _vocabulary, required=False),
+            labels=entries(data, "labels", partial(build, LabelEntry), required=False),
             files=json_object(data, "files", required=False),
             provenance=json_object(data, "provenance", required=False),
             parity=json_object(data, "parity", required=False),
@@ -368,6 +372,8 @@ def _cross_check(manifest: Manifest) -> None:
             raise ArtifactError(f"manifest: feature {name!r} uses table {feature.table!r}, which is not defined")
         if feature.vocabulary is not None and feature.vocabulary not in manifest.vocabularies:
             raise ArtifactError(f"manifest: feature {name!r} uses vocabulary {feature.vocabulary!r}, not defined")
+    if strangers := sorted(manifest.labels.keys() - manifest.tables.keys()):
+        raise ArtifactError(f"manifest: labels of {strangers}, which are no tables")
     for name, signature in manifest.signatures.items():
         outputs = [lookup.output for lookup in signature.features.values() if lookup.output is not None]
         outputs += signature.concatenated
@@ -394,6 +400,7 @@ def _cross_check(manifest: Manifest) -> None:
         *(table.file for table in manifest.tables.values()),
         *(table.scale.file for table in manifest.tables.values() if table.scale),
         *(vocabulary.file for vocabulary in manifest.vocabularies.values() if vocabulary.file),
+        *(file for labels in manifest.labels.values() for file in (labels.file, labels.starts)),
     ]
     for path in paths:
         if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from service.errors import ArtifactError
@@ -43,3 +43,22 @@ def json_object(data: Mapping[str, Any], name: str, *, required: bool = True) ->
     if not isinstance(value, dict):
         raise ArtifactError(f"manifest: {name} is {'missing' if value is None else 'not an object'}")
     return cast(Mapping[str, Any], value)
+
+
+def entries(
+    data: Mapping[str, Any], name: str, build_one: Callable[[Any, str], T], *, required: bool = True
+) -> dict[str, T]:
+    """Builds each entry of a manifest's field that maps names to entries; raises ArtifactError."""
+    return {key: build_one(value, f"{name}.{key}") for key, value in json_object(data, name, required=required).items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LabelEntry:
+    """The files with the labels of a table's rows, which people see in place of row ids (format 5).
+
+    file: UTF-8 text; line i is the label of row i, and an empty line is no label. starts: [V + 1] int64, little-endian:
+    the place where each line begins, and the size of the text.
+    """
+
+    file: str
+    starts: str

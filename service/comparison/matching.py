@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from service.artifact.row_labels import NO_LABELS, RowLabels
 from service.types import Array
 
 NO_ROW = -1
@@ -61,16 +62,20 @@ class Matching(Protocol):
         ...
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns the key of a row as text, or its id if rows are paired by ids."""
+        """Returns the key of a row as text, or its id and label if rows are paired by ids."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ById:
-    """The Matching (pairs of rows) of tables without a common vocabulary: equal ids make a pair."""
+    """The Matching (pairs of rows) of tables without a common vocabulary: equal ids make a pair.
+
+    labels: what people call the rows of the old version, and of the new one.
+    """
 
     old: range
     new: range
+    labels: tuple[RowLabels, RowLabels] = (NO_LABELS, NO_LABELS)
 
     def new_ids(self, old_ids: Array) -> Array:
         """Returns the given old ids, with NO_ROW in place of each id that the new table lacks."""
@@ -81,8 +86,9 @@ class ById:
         return np.where(new_ids < self.old.stop, new_ids, NO_ROW)
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns a row's id as text, because rows that are paired by ids have no keys in common."""
-        return str(id)
+        """Returns a row's id as text, with its label: rows that are paired by ids have no keys in common."""
+        (label,) = self.labels[is_new].of([id])
+        return str(id) if label is None else f"{id} {label}"
 
 
 class ByKey:

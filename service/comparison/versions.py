@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from service.artifact import dict_vocabulary
 from service.artifact.manifest import Manifest
+from service.artifact.row_labels import NO_LABELS, RowLabels, open_labels
 from service.comparison.document import TableDiff, VersionDiff
 from service.comparison.matching import ById, ByKey, KeyedRows, Matching, can_match
 from service.comparison.tables import ROWS_PER_DIM, Budget, drift_of, neighbours_of, pair_rows, row_cosines
@@ -28,11 +29,13 @@ class OpenedVersion:
     """The tables of a version folder. Concurrency: any thread.
 
     tables: empty for a folder without a lookup manifest. vocabularies: table -> vocabularies by name.
+    labels: table -> labels of its rows, from a file.
     """
 
     tables: Mapping[str, MappedTable]
     vocabularies: Mapping[str, Mapping[str, KeyedRows]]
     files: GuardedFiles
+    labels: Mapping[str, RowLabels] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raises DataLoss if a file of the version's tables has changed since it was opened."""
@@ -56,7 +59,7 @@ def open_version(folder: Path) -> OpenedVersion:
     for feature in manifest.features.values():
         if feature.vocabulary:
             by_table[feature.table][feature.vocabulary] = opened[feature.vocabulary]
-    return OpenedVersion(tables, by_table, files)
+    return OpenedVersion(tables, by_table, files, open_labels(folder, manifest, files.map))
 
 
 def compare_versions(
@@ -186,5 +189,7 @@ def _matching(name: str, before: OpenedVersion, after: OpenedVersion) -> Matchin
     for vocabulary in sorted(old.keys() & new.keys()):
         if can_match(old[vocabulary], new[vocabulary]):
             return ByKey(old[vocabulary], new[vocabulary])
-    rows = (range(version.tables[name].info.vocabulary_size) for version in (before, after))
-    return ById(*rows)
+    sizes = [version.tables[name].info.vocabulary_size for version in (before, after)]
+    return ById(
+        range(sizes[0]), range(sizes[1]), (before.labels.get(name, NO_LABELS), after.labels.get(name, NO_LABELS))
+    )

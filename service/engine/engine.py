@@ -25,6 +25,7 @@ from service.engine.tracing import Tracing
 from service.errors import (
     ConfigConflict,
     DeltaRefused,
+    InvalidRequest,
     ModelNotFound,
     NotReady,
     ServiceError,
@@ -280,6 +281,29 @@ class Engine:
             rows = _table(servable, table_name).rows(ids)
             self._check_damage(servable)
             return TableRows(rows, servable.version)
+
+    def labels(self, ref: ModelRef, table_name: str, ids: Array) -> list[str | None]:
+        """Returns the labels of [N] int64 ids, None for a row without one; [] if the table has no labels."""
+        with self._registry.lease(ref, lambda early: True) as servable:
+            return servable.labels[table_name].of(ids.tolist()) if table_name in servable.labels else []
+
+    def find_labels(self, ref: ModelRef, table_name: str, text: str, most: int) -> list[tuple[int, str]]:
+        """Returns rows whose labels contain a text in either case, with their labels; those that begin with it first.
+
+        Call it in a thread: in a table of millions of rows, it takes a second.
+
+        Raises:
+          TableNotFound: the version has no such table. InvalidRequest: the table has no labels.
+        """
+        with self._registry.lease(ref, lambda early: True) as servable:
+            _table(servable, table_name)
+            if table_name not in servable.labels:
+                raise InvalidRequest(
+                    f'Table "{table_name}" has no labels: export the model with --labels {table_name}=FILE.'
+                )
+            labels = servable.labels[table_name]
+            rows = labels.find(text, most)
+            return [(row, label or "") for row, label in zip(rows, labels.of(rows), strict=True)]
 
     def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
         """Returns the delta that wrote a row of a table last; None if the row is as the version was saved."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from service.artifact.row_labels import NO_LABELS, RowLabels
+
 DEFAULT_HOT_ROWS = 100
 MAX_HOT_ROWS = 2000
 
@@ -62,10 +64,14 @@ def summed(*counts: FeatureCounts) -> dict[str, dict[str, FeatureIds]]:
 
 
 class HotRow(NamedTuple):
-    """One hot row. key: its key in the table's vocabulary; None without one. lookups: estimated number of lookups."""
+    """One hot row. lookups: estimated number of lookups.
+
+    key: its key in the table's vocabulary; label: what people call it; None without one.
+    """
 
     id: int
     key: str | int | None
+    label: str | None
     lookups: int
     share: float
 
@@ -96,8 +102,12 @@ class TableTraffic:
         return min(sum(row.share for row in self.rows[:count]), 1.0)
 
 
-def hot_rows_of(sampled: SampledRows, key_of: Callable[[int], str | int | None]) -> tuple[HotRow, ...]:
-    """Returns the hot rows of a sample, each with its key and its estimated share of all lookups."""
+def hot_rows_of(
+    sampled: SampledRows, key_of: Callable[[int], str | int | None] = lambda row: None, labels: RowLabels = NO_LABELS
+) -> tuple[HotRow, ...]:
+    """Returns the hot rows of a sample, each with its key, its label and its estimated share of all lookups."""
+    names = labels.of(row for row, _ in sampled.rows)
     return tuple(
-        HotRow(row, key_of(row), count, round(min(count / sampled.lookups, 1.0), 6)) for row, count in sampled.rows
+        HotRow(row, key_of(row), name, count, round(min(count / sampled.lookups, 1.0), 6))
+        for (row, count), name in zip(sampled.rows, names, strict=True)
     )

@@ -166,16 +166,20 @@ class ModelSet:
         """Scans a model's folder now, and not at the next interval."""
         self._poller.wake(name)
 
+    def folders(self, name: str) -> Mapping[int, Path]:
+        """Returns version -> local folder of a model, as the last scan found them; {} for an unknown model."""
+        watcher = self._watchers.get(name)
+        return {} if watcher is None or name not in self._configs else watcher.folders
+
     def folder(self, name: str, version: int) -> Path:
         """Returns the local folder of a version of a model, whether or not the version is loaded.
 
         Raises:
           ModelNotFound, VersionNotFound: there is no such model, or the model's base path has no such version.
         """
-        watcher = self._watchers.get(name)
-        if watcher is None or name not in self._configs:
+        if name not in self._watchers or name not in self._configs:
             raise ModelNotFound(f"Could not find any versions of model {name}")
-        found = watcher.folders
+        found = self.folders(name)
         if version not in found:
             known = ", ".join(map(str, sorted(found))) or "none"
             raise VersionNotFound(f"Model {name} has no folder of version {version}. Versions: {known}.")

@@ -40,15 +40,18 @@ class Named:
 class NeighborQuery:
     """A request for the nearest rows of one table.
 
-    rows: the rows whose neighbours are wanted; vectors: [Q, D] float32, or None. A request has one of the two.
+    rows: the rows whose neighbours are wanted; vectors: [Q, D] float32, or None; labels: labels of rows, or None. A
+    request has one of the three.
     feature: the feature whose vocabulary has the keys; "" if the table has only one vocabulary.
     allowed: the only rows that may be neighbours, if it is given. denied: rows that may not be.
     include_self: whether a row may be its own neighbour.
     exact: whether all rows must be compared, although the table has an index.
+    wants_labels: whether the answer has the labels of the rows.
     """
 
     rows: Named = Named()
     vectors: Array | None = None
+    labels: Sequence[str] | None = None
     k: int = DEFAULT_K
     metric: Metric = DEFAULT_METRIC
     feature: str = ""
@@ -56,6 +59,7 @@ class NeighborQuery:
     denied: Named = Named()
     include_self: bool = False
     exact: bool = False
+    wants_labels: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class NeighborAnswer(NamedTuple):
     version: the model version of the table. rows_scanned: number of rows that the queries were compared with.
     recall: the measured share of the ten nearest rows that the table's index finds; None: all rows were compared, or
       the recall of such a search was not measured.
+    labels: for each query the labels of the rows (None for a row without one); None: the request wants none.
     """
 
     ids: Array
@@ -103,6 +108,7 @@ class NeighborAnswer(NamedTuple):
     version: int
     rows_scanned: int
     recall: float | None = None
+    labels: Sequence[Sequence[str | None]] | None = None
 
 
 class RowIndex(Protocol):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident
 
 import numpy as np
 
+from service.artifact.row_labels import RowLabels
 from service.engine.admission import Admission
 from service.engine.admission_limits import NeighborLimits
 from service.engine.neighbor_indexes import Indexing, LeaseVersion, NeighborIndexes
@@ -25,7 +26,7 @@ from service.engine.neighbors import (
 )
 from service.engine.servable import Servable
 from service.engine.workers import Workers
-from service.errors import IdsTooMany, InputMismatch
+from service.errors import IdOutOfRange, IdsTooMany, InputMismatch
 from service.types import Array, TableInfo
 
 # Maximum number of ids or keys in each filter of a search: in the list of allowed rows, and in the list of denied rows.
@@ -60,6 +61,9 @@ def find_neighbors(
     """
     info = table.info
     keys = servable.keys.get(info.name, _NoKeys(info.name))
+    labels = servable.labels_of(info.name)
+    if query.labels is not None:
+        query = replace(query, labels=None, rows=Named(_rows_labelled(info.name, query.labels, labels, limits.queries)))
     _check_size("k", query.k, limits.k)
     queries, own = _vectors(table, query, keys, limits.queries)
     for named in (query.allowed, query.denied):
@@ -77,7 +81,22 @@ def find_neighbors(
     else:
         found, scanned = _nearest_by_index(table, search, index)
     recall = None if index is None else index.recall
-    return NeighborAnswer(*found, keys.keys_of(found.ids, query.feature), servable.version, scanned, recall)
+    names = keys.keys_of(found.ids, query.feature)
+    shown = [labels.of(row.tolist()) for row in found.ids] if query.wants_labels else None
+    return NeighborAnswer(*found, names, servable.version, scanned, recall, shown)
+
+
+def _rows_labelled(table: str, wanted: Sequence[str], labels: RowLabels, most: int) -> Array:
+    _check_size("queries", len(wanted), most)
+    rows = []
+    for label in wanted:
+        if (row := labels.row_of(label)) is None:
+            near = ", ".join(f'"{one}"' for one in labels.of(labels.find(label, 3)))
+            raise IdOutOfRange(
+                f'table "{table}": no row has the label "{label[:100]}".' + (f" There are: {near}." if near else "")
+            )
+        rows.append(row)
+    return np.array(rows, np.int64)
 
 
 def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) -> tuple[Nearest, int]:
@@ -106,7 +125,7 @@ def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys, max_qu
     """Returns the queries, [Q, D] float32, and the row that each query leaves out of its answer, [Q]; -1: none."""
     info = table.info
     if (query.vectors is None) == (not query.rows.is_given):
-        raise InputMismatch('A search has one of "ids", "keys" and "vectors".')
+        raise InputMismatch('A search has one of "ids", "keys", "vectors" and "labels".')
     if query.vectors is None:
         _check_size("queries", query.rows.size, max_queries)
         ids = _ids(query.rows, query.feature, keys)

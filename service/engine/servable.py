@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
+from service.artifact.row_labels import NO_LABELS, RowLabels
 from service.engine.deltas import Deltas
 from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, hot_rows_of
 from service.engine.neighbors import SearchedTable, TableKeys
@@ -119,7 +120,8 @@ class Servable:
     native: the servable that the native core answers from; None: the core forwards all requests for the version.
     remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
     forwarded: signature -> why the native core forwards its requests to the control servers.
-    keys: table -> keys of its rows, for tables with vocabularies.
+    keys: table -> keys of its rows, for tables with vocabularies. labels: table -> labels of its rows, if it has any.
+    notice: what the exporter wants every operator to know of the version; "" for nothing.
     unproven: "signature/feature" of lookups that a spec declares and that `adopt` could not read in the graph.
     """
 
@@ -138,7 +140,9 @@ class Servable:
     remote_tables: frozenset[str] = frozenset()
     remote_lookups: frozenset[str] = frozenset()
     keys: Mapping[str, TableKeys] = field(default_factory=dict)
+    labels: Mapping[str, RowLabels] = field(default_factory=dict)
     unproven: tuple[str, ...] = ()
+    notice: str = ""
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns the signature that a request names, as find_signature() does; raises SignatureNotFound."""
@@ -182,7 +186,7 @@ class Servable:
         """Returns the counts of lookups of a table with its hottest rows; None if the ids of the table are not sampled.
 
         Args:
-          has_keys: whether the result has the keys of the rows.
+          has_keys: whether the result has the keys and labels of the rows.
         """
         native = self.native
         found = native.hot_rows(table, most) if native is not None else None
@@ -198,9 +202,15 @@ class Servable:
             max_overcount=found.overcount,
             sampled=found.samples,
             oov_keys=self.all_table_counts().get(table, TableCounts()).oov_keys,
-            rows=hot_rows_of(found, lambda row: self.key_of(table, row) if has_keys else None),
+            rows=hot_rows_of(found, lambda row: self.key_of(table, row), self.labels_of(table))
+            if has_keys
+            else hot_rows_of(found),
             features=counts.get(table, {}),
         )
+
+    def labels_of(self, table: str) -> RowLabels:
+        """Returns what people call the rows of a table."""
+        return self.labels.get(table, NO_LABELS)
 
     def key_of(self, table: str, row: int) -> str | int | None:
         """Returns the key of a row in the first vocabulary with one, else None; bytes that are no UTF-8 are escaped."""

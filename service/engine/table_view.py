@@ -21,26 +21,30 @@ Key = bytes | int
 class Page(NamedTuple):
     """Consecutive rows of a table.
 
-    total: V of the table. keys: for each row its key or None; empty if the table has no vocabulary. norms: [N] float32.
+    total: V of the table. keys: for each row its key or None; empty if the table has no vocabulary. labels: the same of
+    what people call the rows. norms: [N] float32.
     """
 
     version: int
     start: int
     total: int
     keys: list[Key | None]
+    labels: list[str | None]
     norms: Array
 
 
 class Row(NamedTuple):
     """One row of a table as the console shows it: its keys, its numbers and its origin.
 
-    keys: feature -> the row's key in the feature's vocabulary, or None. is_known: the asked key is in the vocabulary,
-    and did not lead to a row for unknown keys. values: [D] float32. origin: the delta that wrote the row last.
+    keys: feature -> the row's key in the feature's vocabulary, or None. label: what people call the row. is_known: the
+    asked key is in the vocabulary, and did not lead to a row for unknown keys. values: [D] float32. origin: the delta
+    that wrote the row last.
     """
 
     version: int
     id: int
     keys: Mapping[str, Key | None]
+    label: str | None
     is_known: bool
     values: Array
     norm: float
@@ -56,7 +60,8 @@ def read_page(engine: Engine, ref: ModelRef, table: str, start: int, count: int)
     found = engine.table_rows(ref, table, ids)
     vocabulary = next(iter(vocabularies.values()), None)
     keys = [] if vocabulary is None else [vocabulary.key_of(int(one)) for one in ids]
-    return Page(found.version, start, info.vocabulary_size, keys, _norms(found.rows).astype(np.float32))
+    labels = engine.labels(ref, table, ids)
+    return Page(found.version, start, info.vocabulary_size, keys, labels, _norms(found.rows).astype(np.float32))
 
 
 def read_row(engine: Engine, ref: ModelRef, table: str, row: int | None, key: str, feature: str = "") -> Row:
@@ -78,23 +83,27 @@ def read_row(engine: Engine, ref: ModelRef, table: str, row: int | None, key: st
             known = ", ".join(vocabularies) or "none"
             raise InvalidRequest(f'Table "{table}" has no vocabulary of feature "{name}". Features with one: {known}.')
         row, is_known = _row_of(vocabularies[name], key)
-    found = engine.table_rows(ref, table, np.array([row], np.int64))
+    ids = np.array([row], np.int64)
+    found = engine.table_rows(ref, table, ids)
     keys = {name: one.key_of(row) for name, one in vocabularies.items()}
     origin = engine.row_origin(ref, table, row)
-    return Row(found.version, row, keys, is_known, found.rows[0], float(_norms(found.rows)[0]), origin)
+    label = next(iter(engine.labels(ref, table, ids)), None)
+    return Row(found.version, row, keys, label, is_known, found.rows[0], float(_norms(found.rows)[0]), origin)
 
 
-def read_keys(engine: Engine, ref: ModelRef, table: str, ids: Array) -> list[Key | None]:
-    """Reads the keys of [N] int64 row ids in the table's first vocabulary; None for a row without a key.
+class Names(NamedTuple):
+    """The names of some rows: the keys of each feature with a vocabulary, and the labels; empty without them."""
 
-    Raises:
-      TableNotFound: the model has no such table. InvalidRequest: the table has no vocabulary.
-    """
-    _, _, vocabularies = _found(engine, ref, table)
-    vocabulary = next(iter(vocabularies.values()), None)
-    if vocabulary is None:
-        raise InvalidRequest(f'Table "{table}" has no vocabulary, so its rows have no keys.')
-    return [vocabulary.key_of(one) for one in ids.tolist()]
+    keys: Mapping[str, list[Key | None]]
+    labels: list[str | None]
+
+
+def read_names(engine: Engine, ref: ModelRef, table: str, ids: Array) -> Names:
+    """Reads the keys and labels of [N] int64 row ids; raises TableNotFound."""
+    ref, _, vocabularies = _found(engine, ref, table)
+    rows = ids.tolist()
+    keys = {feature: [vocabulary.key_of(row) for row in rows] for feature, vocabulary in vocabularies.items()}
+    return Names(keys, engine.labels(ref, table, ids))
 
 
 def _found(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, TableInfo, Mapping[str, Vocabulary]]:

@@ -34,6 +34,8 @@ class ConsoleSources:
     version: returns the server's version. labels: returns a model's labels. history: returns the last changes of state
     of a model's versions. has_tls: browsers may send the session's cookie over TLS only. is_admin: the application is
     the admin listener's. csrf: token of requests from the admin listener's pages if callers need no credentials.
+    traffic: returns the rates of all models' requests since the server's start. folders: returns the numbers of a
+    model's version folders, served or not.
     """
 
     version: Callable[[], str]
@@ -42,6 +44,8 @@ class ConsoleSources:
     has_tls: bool = False
     is_admin: bool = False
     csrf: str = ""
+    traffic: Callable[[], Mapping[str, Any]] = dict
+    folders: Callable[[str], Sequence[int]] = lambda model: ()
 
 
 def new_csrf() -> str:
@@ -84,6 +88,7 @@ def add_console_routes(
                         for s in statuses
                     ],
                     "history": sources.history(name),
+                    "folders": list(sources.folders(name)),
                 }
             )
         server = {"version": sources.version(), "is_ready": engine.is_ready, "is_draining": engine.is_draining}
@@ -93,6 +98,10 @@ def add_console_routes(
             {path.rpartition(":")[2] for route in app.routes if ":" in (path := getattr(route, "path", ""))}
         )
         return _json({"server": server, "models": models, "problems": engine.problems(), "methods": methods})
+
+    async def traffic(request: Request) -> Response:
+        """Returns, as JSON, the rates and latencies of each model's requests since the server's start."""
+        return _json(sources.traffic())
 
     async def session(request: Request) -> Response:
         """Returns, as JSON, whether a sign-in is needed, the name and the rights of the browser's caller, and the CSRF
@@ -139,6 +148,7 @@ def add_console_routes(
         return f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
     add_route(app, PATH + "/overview", overview, "GET")
+    add_route(app, PATH + "/traffic", traffic, "GET")
     add_route(app, SESSION_PATH, session, "GET")
     add_route(app, SESSION_PATH, sign_in, "POST")
     add_route(app, SESSION_PATH, sign_out, "DELETE")

@@ -26,7 +26,7 @@ _EXAMPLE: Json = {
     "max_overcount": 0,
     "sampled": 5000,
     "oov_keys": 3,
-    "rows": [{"id": 50, "key": "Star Wars (1977)", "lookups": 4800, "share": 0.03}],
+    "rows": [{"id": 50, "key": None, "label": "Star Wars (1977)", "lookups": 4800, "share": 0.03}],
     "features": {"film_id": {"ids": 160_010, "unknown_ids": 10, "default_ids": 0}},
 }
 

@@ -10,6 +10,7 @@ _QUERIES: dict[str, Json] = {
     "ids": array_of(INTEGER, "Rows whose neighbours are wanted."),
     "keys": _KEYS | {"description": "The same by keys of the table's vocabulary."},
     "vectors": array_of(array_of(NUMBER), "Vectors whose neighbours are wanted, as long as the table's rows."),
+    "labels": array_of(STRING, "The same by labels of rows, such as titles; the answer has labels then."),
 }
 _OPTIONS: dict[str, Json] = {
     "k": INTEGER | {"description": "Most neighbours of each query; 10 if there is none."},
@@ -29,9 +30,13 @@ _OPTIONS: dict[str, Json] = {
     "exact": BOOLEAN
     | {"description": "Whether all rows are compared, although the table has an index; false if there is none."},
 }
+_LABELS: dict[str, Json] = {"labels": BOOLEAN | {"description": "Whether the answer has the labels of the rows."}}
 NEIGHBORS: dict[str, Json] = {
     "NeighborsRequest": {
-        "anyOf": [an_object({name: query}, _OPTIONS) | {"title": f"By {name}"} for name, query in _QUERIES.items()]
+        "anyOf": [
+            an_object({name: query}, _OPTIONS | ({} if name == "labels" else _LABELS)) | {"title": f"By {name}"}
+            for name, query in _QUERIES.items()
+        ]
     },
     "NeighborsResponse": an_object(
         {
@@ -42,6 +47,9 @@ NEIGHBORS: dict[str, Json] = {
             "keys": array_of(
                 array_of({"anyOf": [STRING, INTEGER, ref("Base64"), {"type": "null"}]}),
                 "Their keys, if the table has a vocabulary; null for a row without a key.",
+            ),
+            "labels": array_of(
+                array_of({"type": ["string", "null"]}), "Their labels, if the request asks for them; null without one."
             ),
             "recall": NUMBER
             | {"description": "Share of the ten nearest rows that the index finds; without it all rows were compared."},

@@ -83,6 +83,7 @@ _LOOKUPS: dict[str, Json] = {
         {
             "id": INTEGER,
             "key": {"anyOf": [STRING, INTEGER, {"type": "null"}], "description": "Its key in the table's vocabulary."},
+            "label": {"type": ["string", "null"], "description": "What people call it, such as a title."},
             "lookups": INTEGER | {"description": "Estimated."},
             "share": {"type": "number", "description": "Of the lookups of the table."},
         }
@@ -101,8 +102,13 @@ _LOOKUPS: dict[str, Json] = {
             "features": map_of(ref("FeatureCounts"), "Exact counts by feature."),
         }
     ),
-    "RowsRequest": an_object({"ids": array_of(INTEGER)}),
-    "RowsResponse": an_object({"rows": array_of(ref("Vector"), "One row per id, in the ids' order.")}),
+    "RowsRequest": an_object(
+        {"ids": array_of(INTEGER)}, {"labels": BOOLEAN | {"description": "Whether the answer has the rows' labels."}}
+    ),
+    "RowsResponse": an_object(
+        {"rows": array_of(ref("Vector"), "One row per id, in the ids' order.")},
+        {"labels": array_of({"type": ["string", "null"]}, "Their labels, if the request asks for them.")},
+    ),
 }
 _TENSORFLOW_SERVING: dict[str, Json] = {
     "Base64": an_object({"b64": STRING}, description="Bytes that are not UTF-8."),

@@ -8,7 +8,7 @@ from service.http.openapi import described
 
 def page(path: str) -> Json:
     """Describes GET :page."""
-    example = {"version": 2, "start": 0, "total": 1683, "keys": ["Toy Story (1995)"], "norms": [1.25]}
+    example = {"version": 2, "start": 0, "total": 1683, "keys": [], "labels": [None], "norms": [1.25]}
     answer = ("The rows' keys and norms", ref("TablePage"), {"one row": example})
     route = described("pageRows", "Embeddings", "Rows of a table, by page", path + "/tables/{table}", answer)
     return _with(route, _query("start", "integer", "First row id"), _query("count", "integer", "Rows, 1 to 1000"))
@@ -19,7 +19,8 @@ def row(path: str) -> Json:
     example = {
         "version": 2,
         "id": 50,
-        "keys": {"film_id": "Star Wars (1977)"},
+        "keys": {},
+        "label": "Star Wars (1977)",
         "is_known": True,
         "values": [0.5, -0.25],
         "norm": 0.559,
@@ -56,13 +57,23 @@ def drift(path: str) -> Json:
     return _with(_may_wait(route), older)
 
 
-def keys(path: str) -> Json:
-    """Describes GET :keys."""
-    example = {"version": 2, "keys": [None, "Toy Story (1995)", "GoldenEye (1995)"]}
-    answer = ("The key of each point of the map", ref("TableKeys"), {"three rows": example})
+def names(path: str) -> Json:
+    """Describes GET :names."""
+    titles = ["", "Toy Story (1995)", "GoldenEye (1995)"]
+    example = {"version": 2, "keys": {"film_id": [None, 1, 2]}, "labels": titles}
+    answer = ("The keys and the label of each point of the map", ref("TableNames"), {"three rows": example})
     return _may_wait(
-        described("keysOfMap", "Embeddings", "Keys of the rows of a map", path + "/tables/{table}", answer)
+        described("namesOfMap", "Embeddings", "Names of the rows of a map", path + "/tables/{table}", answer)
     )
+
+
+def find(path: str) -> Json:
+    """Describes GET :find."""
+    example = {"rows": [{"id": 50, "label": "Star Wars (1977)"}]}
+    answer = ("The rows; those whose labels begin with the text come first", ref("FoundRows"), {"a film": example})
+    route = described("findRows", "Embeddings", "Rows whose labels contain a text", path + "/tables/{table}", answer)
+    text = _query("label", "string", "The text") | {"required": True, "example": "Star Wars"}
+    return _with(route, text, _query("count", "integer", "Most rows, 1 to 1000; 50 without it"))
 
 
 def _may_wait(route: Json) -> Json:

@@ -13,12 +13,19 @@ from starlette.responses import Response
 
 from service.engine.engine import Engine
 from service.engine.table_projection import MAX_POINTS, KeptMaps, ids_on_map, project
-from service.engine.table_view import read_keys, read_page, read_row
+from service.engine.table_view import MAX_PAGE_ROWS, read_names, read_page, read_row
 from service.errors import InvalidRequest, Overloaded
 from service.http import openapi_table_view as described
 from service.http.routing import add_route, model_ref, version_number
 from service.types import ModelRef, TableInfo
-from service.wire.json_table_view import encode_drift, encode_keys, encode_page, encode_projection, encode_row
+from service.wire.json_table_view import (
+    encode_drift,
+    encode_found,
+    encode_names,
+    encode_page,
+    encode_projection,
+    encode_row,
+)
 
 # Largest number of requests to this file's routes (lists of a table's rows, single rows, 2-D maps) that run at a time;
 # further requests get the error Overloaded.
@@ -71,11 +78,19 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         work = partial(_drift, engine, maps, model_ref(request), request.path_params["table"], version_number(older))
         return _answer_or_wait(await in_thread(work))
 
-    async def keys(request: Request) -> Response:
-        """Returns the key of each row on a table's 2-D map, or status 202 while a thread reads the keys."""
+    async def names(request: Request) -> Response:
+        """Returns the keys and label of each row on a table's 2-D map, or status 202 while a thread reads them."""
         return _answer_or_wait(
-            await in_thread(partial(_keys, engine, maps, model_ref(request), request.path_params["table"]))
+            await in_thread(partial(_names, engine, maps, model_ref(request), request.path_params["table"]))
         )
+
+    async def find(request: Request) -> Response:
+        """Returns the rows whose labels contain a text."""
+        text, most = request.query_params.get("label", ""), _number(request, "count", _DEFAULT_COUNT)
+        if not text or not 0 < most <= MAX_PAGE_ROWS:
+            raise InvalidRequest(f"Give a text as label, and count from 1 to {MAX_PAGE_ROWS}.")
+        work = partial(engine.find_labels, model_ref(request), request.path_params["table"], text, most)
+        return _answer(encode_found(await in_thread(work)))
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
@@ -83,7 +98,8 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         add_route(app, path + "/tables/{table}:row", row, "GET", described.row(path))
         add_route(app, path + "/tables/{table}:projection", projection, "GET", described.projection(path))
         add_route(app, path + "/tables/{table}:drift", drift, "GET", described.drift(path))
-        add_route(app, path + "/tables/{table}:keys", keys, "GET", described.keys(path))
+        add_route(app, path + "/tables/{table}:names", names, "GET", described.names(path))
+        add_route(app, path + "/tables/{table}:find", find, "GET", described.find(path))
     return maps.close
 
 
@@ -107,13 +123,13 @@ def _drift(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str, old
     return maps.get((ref.name, version, table, older), info, make)
 
 
-def _keys(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> bytes | None:
+def _names(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> bytes | None:
     ref, version, total, info = _mapped(engine, ref, table)
 
     def make() -> bytes:
-        return encode_keys(read_keys(engine, ref, table, ids_on_map(total)), version)
+        return encode_names(read_names(engine, ref, table, ids_on_map(total)), version)
 
-    return maps.get((ref.name, version, table, "keys"), info, make)
+    return maps.get((ref.name, version, table, "names"), info, make)
 
 
 def _mapped(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, int, int, TableInfo]:

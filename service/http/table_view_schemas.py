@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from service.http.json_schema import BOOLEAN, INTEGER, Json, an_object, array_of, enum_of, map_of, ref
+from service.http.json_schema import BOOLEAN, INTEGER, STRING, Json, an_object, array_of, enum_of, map_of, ref
 
 _NUMBERS = array_of({"type": ["number", "null"]})
+_LABEL: Json = {"type": ["string", "null"], "description": "What people call the row; null: it has no label."}
 _KEY: Json = {"type": ["string", "integer", "null"], "description": "null: the row has no key."}
 
 TABLE_VIEW: dict[str, Json] = {
@@ -14,6 +15,7 @@ TABLE_VIEW: dict[str, Json] = {
             "start": INTEGER | {"description": "Id of the first row."},
             "total": INTEGER | {"description": "Rows of the table."},
             "keys": array_of(_KEY, "Empty for a table without a vocabulary."),
+            "labels": array_of(_LABEL, "Empty for a table without labels."),
             "norms": _NUMBERS | {"description": "Euclidean length of each row; null is NaN or infinite."},
         }
     ),
@@ -22,6 +24,7 @@ TABLE_VIEW: dict[str, Json] = {
             "version": INTEGER,
             "id": INTEGER,
             "keys": map_of(_KEY, "The row's key, by feature with a vocabulary."),
+            "label": _LABEL,
             "is_known": BOOLEAN | {"description": "false: the key led to a row for unknown keys."},
             "values": _NUMBERS,
             "norm": {"type": ["number", "null"]},
@@ -56,6 +59,13 @@ TABLE_VIEW: dict[str, Json] = {
             "values": _NUMBERS | {"description": "null: the older version lacks the row, or the row has no direction."},
         }
     ),
-    "TableKeys": an_object({"version": INTEGER, "keys": array_of(_KEY)}),
+    "TableNames": an_object(
+        {
+            "version": INTEGER,
+            "keys": map_of(array_of(_KEY), "The rows' keys, by feature with a vocabulary."),
+            "labels": array_of(_LABEL, "Empty for a table without labels."),
+        }
+    ),
+    "FoundRows": an_object({"rows": array_of(an_object({"id": INTEGER, "label": STRING}))}),
     "MapState": an_object({"state": enum_of("computing")}),
 }

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from service.artifact.manifest import Manifest
+from service.artifact.manifest import NOTICE, Manifest
+from service.artifact.row_labels import RowLabels, open_labels
 from service.artifact.saved_model_config import check_saved_model_config
 from service.artifact.signature_def import SERVE_TAGS, read_signatures
 from service.artifact.version_tree import check_tree
@@ -233,8 +234,12 @@ class ServableLoader:
             remote_tables=frozenset(remote),
             remote_lookups=lookups.remote_signatures,
             keys=lookups.keys,
+            labels=_labels(path, manifest, lookups),
             unproven=tuple(map(str, manifest.provenance.get("unproven", ()))),
+            notice=str(manifest.provenance.get(NOTICE, "")),
         )
+        if servable.notice:
+            logger.warning(servable.notice, extra={"model": name, "version": version})
         graph_names = [s for s in runnable(signatures) if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():
             if self.show_lookups is not None and self.graph_signatures != "lazy":
@@ -302,3 +307,9 @@ def _stored(path: Path, manifest: Manifest, remote: Container[str]) -> list[Stor
             what = f"scale of table {name!r}"
             found.append(Stored(what, path / scale.file, scale.offset, scale.nbytes, scale.crc32c))
     return found
+
+
+def _labels(path: Path, manifest: Manifest, lookups: OpenedLookups) -> Mapping[str, RowLabels]:
+    """Returns table -> labels of its rows: those of a file, else the keys of its vocabulary."""
+    from_keys = {table: labels for table, keys in lookups.keys.items() if (labels := keys.labels) is not None}
+    return {**from_keys, **open_labels(path, manifest, lookups.files.map)}

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from service.artifact.manifest import LookupFeature
+from service.artifact.row_labels import RowLabels
 from service.artifact.signature_rules import OutputRule
 from service.engine.hot_rows import FeatureIds, summed
 from service.graph.native_form import NativeGraph
@@ -42,6 +43,7 @@ class Described:
     buffers: the arrays, in the order of the JSON's numbers. files: the version's files, if it has lookups.
     key_tables: for each vocabulary, the table that its keys are looked up in.
     openers: functions that open graphs at their first requests, in the order of the JSON's numbers.
+    computed: names of the tensors of ids that graphs compute.
     """
 
     text: str
@@ -51,6 +53,7 @@ class Described:
     files: GuardedFiles | None
     key_tables: tuple[str, ...]
     openers: tuple[Callable[[], str], ...] = ()
+    computed: frozenset[str] = frozenset()
 
     @property
     def arguments(self) -> tuple[str, tuple[Array, ...], Any, list[object]]:
@@ -83,7 +86,9 @@ class Described:
         found = []
         for signature, number, ids, missing in counts:
             plan = self.features[signature][number]
-            name = plan.feature.ids.removesuffix(VALUES_SUFFIX)
+            # No client knows the name of a tensor that the graph computes.
+            is_sent = plan.feature.ids not in self.computed
+            name = plan.feature.ids.removesuffix(VALUES_SUFFIX) if is_sent else f"computed in {signature}"
             found.append({plan.table.info.name: {name: plan.feature_ids(ids, missing)}})
         return summed(*found)
 
@@ -100,6 +105,7 @@ def describe(
     graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
     *,
     others: Mapping[str, LeftOut] = MappingProxyType({}),
+    labels: Mapping[str, RowLabels] = MappingProxyType({}),
     has_hot_rows: bool = False,
     strict_shapes: bool = False,
 ) -> Described:
@@ -109,10 +115,11 @@ def describe(
       lookups: the lookups of the version's manifest, if it has one.
       signatures, graphs: the version's signatures and the graphs of its predicts, by name.
       others: the signatures that the core does not run.
+      labels: what people call the rows, by table.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
       strict_shapes: the core answers a predict only if its inputs have the shapes that the signature declares.
     """
-    writer = _Writer(lookups)
+    writer = _Writer(lookups, labels)
     written = []
     features: dict[str, tuple[FeaturePlan, ...]] = {}
     for name in sorted(lookups.lookup_names) if lookups is not None else ():
@@ -148,6 +155,7 @@ def describe(
         files,
         writer.key_tables,
         tuple(writer.openers),
+        frozenset(name for graph in graphs.values() for name in graph.computed),
     )
 
 
@@ -170,7 +178,8 @@ class _Writer:
       open graphs.
     """
 
-    def __init__(self, lookups: OpenedLookups | None) -> None:
+    def __init__(self, lookups: OpenedLookups | None, labels: Mapping[str, RowLabels]) -> None:
+        self._labels = labels
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
         self._is_paged = lookups is not None and lookups.is_paged
         self.buffers: list[Array] = []
@@ -301,9 +310,16 @@ class _Writer:
             "embedding_dim": table.info.embedding_dim,
             "rows": self._buffer(rows),
             "scales": self._buffer(scales),
+            "labels": self._labels_of(table.info.name),
             "remote": remote_place(table) if isinstance(table, RemoteTable) else None,
             "is_paged": self._is_paged and isinstance(table, MappedTable),
         }
+
+    def _labels_of(self, table: str) -> dict[str, Any] | None:
+        if table not in self._labels:
+            return None
+        found = self._labels[table]
+        return {"text": self._buffer(found.text), "starts": self._buffer(found.starts), "first_row": found.first_row}
 
     def _vocabulary(self, vocabulary: OpenedVocabulary) -> dict[str, Any]:
         index = vocabulary.index

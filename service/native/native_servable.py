@@ -153,6 +153,7 @@ def compile_native(
         servable.signatures,
         native_graphs,
         others=others,
+        labels=servable.labels,
         has_hot_rows=has_hot_rows,
         strict_shapes=strict_shapes,
     )

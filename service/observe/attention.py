@@ -65,6 +65,8 @@ def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
             for reason, signatures in _by_reason(version.get("run_in_python", {})).items():
                 message = f"{where}: the native core does not run {', '.join(signatures)}: {reason}"
                 yield Notice(name, message, "EmbeddingSignaturesInPython")
+            if notice := version.get("notice"):
+                yield Notice(name, f"{where}: {notice}", "")
             if unproven := version.get("unproven"):
                 yield Notice(name, f"{where}: a spec is believed that adopt could not prove: {', '.join(unproven)}", "")
             if version["note"]:

@@ -53,6 +53,23 @@ REQUEST = _joined(MICROSECONDS)
 QUEUE = _joined(QUEUE_MICROSECONDS)
 
 
+def quantile_s(counts: Sequence[int], limits_s: Sequence[float], share: float) -> float | None:
+    """Returns a quantile of a histogram of durations in seconds; within a bucket, durations count as spread evenly.
+
+    Returns None without durations; the last limit if the quantile is above it. Source: Prometheus, histogram_quantile.
+
+    >>> quantile_s([0, 4, 0], [1.0, 2.0], 0.5)
+    1.5
+    """
+    wanted, below = share * sum(counts), 0
+    for at, (count, limit_s) in enumerate(zip(counts, limits_s, strict=False)):
+        if count and below + count >= wanted:
+            begin_s = limits_s[at - 1] if at else 0.0
+            return begin_s + (limit_s - begin_s) * max(wanted - below, 0) / count
+        below += count
+    return limits_s[-1] if wanted else None
+
+
 class Times:
     """A histogram of durations in seconds. Concurrency: one caller at a time.
 

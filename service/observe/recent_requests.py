@@ -100,8 +100,10 @@ class RecentRequests:
         return sorted(self._slow.copy(), key=lambda noted: -noted.seconds)
 
     def failures(self) -> list[Noted]:
-        """Returns the kept failed requests: failures of the server, then errors of clients, each newest first."""
-        return [*reversed(self._own_failures.copy()), *reversed(self._refusals.copy())]
+        """Returns the kept failed requests, the newest first."""
+        # Failures of the server are kept apart from errors of clients, so that a client's many errors displace none.
+        kept = [*reversed(self._own_failures.copy()), *reversed(self._refusals.copy())]
+        return sorted(kept, key=lambda noted: noted.at_s, reverse=True)
 
     def _may_say(self) -> int | None:
         """Says whether one more slow request may be logged:

@@ -21,7 +21,7 @@ from service.engine.registry import Registry
 from service.engine.servable import LoadedServable
 from service.observe.admission_metrics import AdmissionCounter
 from service.observe.attention import ReadFiles, attention
-from service.observe.buckets import Times
+from service.observe.buckets import Times, quantile_s
 from service.observe.recent_requests import Noted, RecentRequests
 from service.observe.request_metrics import Requests, Successes
 from service.tables.page_table import huge_bytes, resident_bytes
@@ -141,6 +141,7 @@ def _version(one: LoadedServable) -> Document:
         "forwarded": dict(sorted(one.servable.forwarded.items())),
         "run_in_python": dict(sorted(one.servable.run_in_python.items())),
         "unproven": list(one.servable.unproven),
+        "notice": one.servable.notice,
         "tables": tables,
     }
 
@@ -176,17 +177,9 @@ def _requests(counted: Requests) -> list[Document]:
 
 
 def quantile_ms(times: Times, share: float) -> float | None:
-    """Returns a quantile of a histogram of durations, in ms: the upper limit of the bucket that it lies in.
-
-    Returns None if there are no durations, or if the quantile is above the last limit.
-    """
-    total = sum(times.counts)
-    below = 0
-    for limit_s, count in zip(times.limits.limits_s, times.counts, strict=False):
-        below += count
-        if total and below >= share * total:
-            return limit_s * 1e3
-    return None
+    """Returns a quantile of a histogram of durations, in ms, as quantile_s() does; None without durations."""
+    found_s = quantile_s(times.counts, times.limits.limits_s, share)
+    return None if found_s is None else found_s * 1e3
 
 
 def _noted(one: Noted) -> Document:

@@ -39,6 +39,7 @@ from service.observe.remote_metrics import remote_lines, remote_status
 from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.store_metrics import store_lines
+from service.observe.traffic_history import TrafficHistory
 from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
 from service.process.admission import create_admission
@@ -111,6 +112,7 @@ class App:
         forget = [self._request_logs.forget, lambda model: self._engine.searches.forget(model), *stores]
         in_use, batches = self._registry.models_in_use, batcher.counts if batcher else Batches
         self._metrics = Metrics(self._registry.loaded, more, self._recent, batches, models=in_use, forget=forget)
+        self._traffic = TrafficHistory(lambda: self._metrics.requests.read()[0])
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete, self._is_forced = threading.Event(), False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
@@ -183,6 +185,8 @@ class App:
             version=installed_version,
             labels=self._registry.labels,
             history=self._history.read,
+            traffic=self._traffic.read,
+            folders=lambda model: sorted(self._models.folders(model)),
         )
         self._servers = self._create_servers()
 
@@ -212,6 +216,7 @@ class App:
             threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
         self._hot_rows.watch(self._stop_watching)
         self._lists.watch(self._stop_watching)
+        self._traffic.watch(self._stop_watching)
         self._remote.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
         try:

@@ -24,7 +24,8 @@ class HttpParts:
     access: the callers and their rights; None: everybody may do everything.
     metrics_paths: the paths that serve metrics, see monitoring_config.
     statusz: gathers the content of the status page. spans: wraps the application so that its requests are traced.
-    version: returns the server's version. labels, history: of a model; see observe.version_history.
+    version: returns the server's version. labels, history, folders: of a model; see
+      observe.version_history. traffic: see observe.traffic_history.
     """
 
     settings: Settings
@@ -38,6 +39,8 @@ class HttpParts:
     version: Callable[[], str]
     labels: Callable[[str], Mapping[str, int]]
     history: Callable[[str], Sequence[Mapping[str, Any]]]
+    traffic: Callable[[], Mapping[str, Any]]
+    folders: Callable[[str], Sequence[int]]
 
 
 def metrics_paths_of(file: str) -> tuple[str, ...]:

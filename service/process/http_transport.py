@@ -64,6 +64,8 @@ def _console(parts: HttpParts, *, is_admin: bool = False) -> ConsoleSources:
         has_tls=parts.tls.http is not None,
         is_admin=is_admin,
         csrf=new_csrf() if is_admin else "",
+        traffic=parts.access.server_wide(parts.traffic) if parts.access else parts.traffic,
+        folders=parts.folders,
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from service.artifact.row_labels import RowLabels
 from service.errors import IdOutOfRange, InputMismatch
-from service.tables.vocabulary import OpenedVocabulary
+from service.tables.vocabulary import OpenedVocabulary, StringVocabulary
 from service.types import Array
 
 
@@ -59,6 +60,15 @@ class TableKeys:
         """
         chosen = self._named(feature) or self._only()
         return None if chosen is None or not chosen.has_keys else chosen.keys_of(ids)
+
+    @property
+    def labels(self) -> RowLabels | None:
+        """The keys as labels of their rows, if the table has one vocabulary, of strings; else None."""
+        chosen = self._only()
+        if not isinstance(chosen, StringVocabulary) or not chosen.has_keys:
+            return None
+        index = chosen.index
+        return RowLabels(index.data, index.keys, index.first_id)
 
     def _named(self, feature: str) -> OpenedVocabulary | None:
         if not feature:

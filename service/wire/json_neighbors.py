@@ -30,12 +30,14 @@ from service.wire.json_body import (
 )
 
 _QUERIES = frozenset({"ids", "keys", "vectors"})
-_KEYS = _QUERIES | {"k", "metric", "feature", "filter", "include_self", "exact"}
+_KEYS = _QUERIES | {"k", "metric", "feature", "filter", "include_self", "exact", "labels"}
 _FILTER_KEYS = frozenset({"ids", "keys", "exclude_ids", "exclude_keys"})
 
 
 def decode_neighbors(body: bytes) -> NeighborQuery:
     """Parses {"ids": [...] or "keys": [...] or "vectors": [[...]], "k": 10, "metric": "dot", "filter": {...}, ...}.
+
+    "labels": a list is a query, too, by labels of rows; true only asks for the labels of the rows in the answer.
 
     Raises:
       MalformedPayload: the body is not JSON, or has an unknown key, not exactly one kind of query, or a value of the
@@ -43,8 +45,14 @@ def decode_neighbors(body: bytes) -> NeighborQuery:
       PayloadTooLarge: the body has too many keys, lists or strings.
     """
     document = parse_body("A search", body, _KEYS)
-    if len(_QUERIES & document.keys()) != 1:
-        raise MalformedPayload('Expected one of "ids", "keys" and "vectors".')
+    labels = document.get("labels", False)
+    by_label = type(labels) is list
+    if len(_QUERIES & document.keys()) + by_label != 1:
+        raise MalformedPayload('Expected one of "ids", "keys", "vectors" and "labels".')
+    if not all(type(one) is str for one in labels) if by_label else type(labels) is not bool:
+        raise MalformedPayload(
+            f'"labels" is {shown(labels)}, expected a list of labels, or true for the labels of the found rows.'
+        )
     k, metric = document.get("k", DEFAULT_K), document.get("metric", DEFAULT_METRIC)
     feature, include_self = document.get("feature", ""), document.get("include_self", False)
     exact = document.get("exact", False)
@@ -68,19 +76,24 @@ def decode_neighbors(body: bytes) -> NeighborQuery:
         denied=_named(chosen, "exclude_"),
         include_self=include_self,
         exact=exact,
+        labels=labels if by_label else None,
+        wants_labels=bool(labels),
     )
 
 
 def encode_neighbors(answer: NeighborAnswer) -> bytes:
-    """Encodes {"ids": [[...]], "keys": [[...]], "scores": [[...]]}: a list for each query, the nearest row first.
+    """Encodes {"ids": [[...]], "keys": [[...]], "labels": [[...]], "scores": [[...]]}: a list for each query.
 
-    "recall" is there too if an index named the rows that were compared. An infinite score is null.
+    The nearest row is first. "recall" is there too if an index named the rows that were compared. An infinite score is
+    null.
     """
     counts = (answer.ids >= 0).sum(axis=1).tolist()
     document: dict[str, Any] = {"ids": [row[:count].tolist() for row, count in zip(answer.ids, counts, strict=True)]}
     if answer.keys is not None:
         rows = zip(answer.keys.tolist(), counts, strict=True)
         document["keys"] = [[_key(key) for key in row[:count]] for row, count in rows]
+    if answer.labels is not None:
+        document["labels"] = [row[:count] for row, count in zip(answer.labels, counts, strict=True)]
     document["scores"] = [row[:count] for row, count in zip(answer.scores, counts, strict=True)]
     if answer.recall is not None:
         document["recall"] = round(answer.recall, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from service.engine.table_projection import Projection
-from service.engine.table_view import Key, Page, Row
+from service.engine.table_view import Key, Names, Page, Row
 from service.types import Array, TableInfo
 from service.wire.json_body import dump_plain
 
@@ -19,7 +19,7 @@ def encode_tables(tables: list[TableInfo]) -> bytes:
 
 
 def encode_page(page: Page) -> bytes:
-    """Encodes a page of a table: {"version", "start", "total", "keys", "norms"}; keys is empty without a vocabulary."""
+    """Encodes a page of a table: {"version", "start", "total", "keys", "labels", "norms"}; keys may be empty."""
     return dump_plain(page._asdict() | {"keys": [_text(key) for key in page.keys]})
 
 
@@ -55,9 +55,15 @@ def encode_drift(cosines: Array, version: int, older: int, *, is_aligned: bool) 
     return dump_plain({"version": version, "from": older, "is_aligned": is_aligned, "values": values})
 
 
-def encode_keys(keys: list[Key | None], version: int) -> bytes:
-    """Encodes {"version", "keys"}: the key of each row on a table's 2-D map, null for a row without a key."""
-    return dump_plain({"version": version, "keys": [_text(key) for key in keys]})
+def encode_names(names: Names, version: int) -> bytes:
+    """Encodes {"version", "keys", "labels"}: the names of each row on a table's 2-D map, null for a row without one."""
+    keys = {feature: [_text(key) for key in of_feature] for feature, of_feature in names.keys.items()}
+    return dump_plain({"version": version, "keys": keys, "labels": names.labels})
+
+
+def encode_found(found: list[tuple[int, str]]) -> bytes:
+    """Encodes {"rows": [{"id", "label"}, ...]}."""
+    return dump_plain({"rows": [{"id": row, "label": label} for row, label in found]})
 
 
 def _text(key: Key | None) -> str | int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +33,7 @@ _INPUTS: Mapping[str, tuple[int, frozenset[str]]] = {
     "exclude_keys": (1, _INTEGERS | {"object"}),
     "include_self": (0, frozenset({"bool"})),
     "exact": (0, frozenset({"bool"})),
+    "labels": (0, frozenset({"bool"})),
 }
 
 
@@ -65,13 +66,14 @@ def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
         denied=Named(arrays.get("exclude_ids"), arrays.get("exclude_keys")),
         include_self=bool(arrays.get("include_self", False)),
         exact=bool(arrays.get("exact", False)),
+        wants_labels=bool(arrays.get("labels", False)),
     )
 
 
 def encode_answer(answer: NeighborAnswer, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
-    """Returns a search's outputs: ids [Q, k] int64, scores [Q, k] float32, and keys [Q, k] strings if there are keys.
+    """Returns a search's outputs: ids [Q, k] int64, scores [Q, k] float32, and keys and labels [Q, k] if there are any.
 
-    After a query's last neighbour come the id -1, the score NaN and an empty key. Integer keys are decimal text.
+    After a query's last neighbour come the id -1, the score NaN, an empty key and label. Integer keys are decimal text.
 
     Args:
       output_filter: the wanted outputs; empty: all.
@@ -81,10 +83,9 @@ def encode_answer(answer: NeighborAnswer, output_filter: tuple[str, ...] = ()) -
     """
     outputs = {"ids": answer.ids, "scores": answer.scores}
     if answer.keys is not None:
-        keys = np.empty(answer.keys.size, object)
-        for place, key in enumerate(answer.keys.reshape(-1).tolist()):
-            keys[place] = b"" if key is None else key if isinstance(key, bytes) else str(key).encode()
-        outputs["keys"] = keys.reshape(answer.keys.shape)
+        outputs["keys"] = _texts(answer.keys.reshape(-1).tolist()).reshape(answer.keys.shape)
+    if answer.labels is not None:
+        outputs["labels"] = _texts([label for row in answer.labels for label in row]).reshape(answer.ids.shape)
     for name in output_filter:
         if name not in outputs:
             known = ",".join(sorted(outputs))
@@ -92,6 +93,13 @@ def encode_answer(answer: NeighborAnswer, output_filter: tuple[str, ...] = ()) -
                 f"output tensor alias not found in signature: {name} Outputs expected to be in the set {{{known}}}."
             )
     return {name: array for name, array in outputs.items() if not output_filter or name in output_filter}
+
+
+def _texts(names: Sequence[bytes | str | int | None]) -> Array:
+    texts = np.empty(len(names), object)
+    for place, name in enumerate(names):
+        texts[place] = b"" if name is None else name if isinstance(name, bytes) else str(name).encode()
+    return texts
 
 
 def _checked(name: str, array: Array) -> Array:

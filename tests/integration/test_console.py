@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ PAGES = (
     "tables?id=1",
     "map",
     PAIR_MAP.format("user", "drift"),
-    PAIR_MAP.format("tag", "key"),
+    PAIR_MAP.format("tag", "key:tag"),
     PAIR_MAP.format("tag", "traffic"),
     "try",
     "traffic",
@@ -247,15 +248,103 @@ def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
     assert page.locator("canvas[role=application]").evaluate(COLORS) == 3
     assert box(page, "Since version").locator("option").all_inner_texts() == ["1"]
     box(page, "Table").select_option("tag")
-    box(page, "Colour").select_option("key")
+    box(page, "Colour").select_option("label")
     groups = page.get_by_role("list", name="Colours")
     groups.get_by_text("film: 2").wait_for()
     assert groups.get_by_role("listitem").all_inner_texts() == ["film: 2", "book: 1"]
-    page.get_by_role("textbox", name="Text in the key").fill("M:A")
-    groups.get_by_text("“M:A” in the key: 1").wait_for()
-    console.expected = ("400", "501")
-    console.open(PAIR_MAP.format("user", "key"))
-    page.get_by_text("has no vocabulary").wait_for()
+    page.get_by_role("searchbox", name="Search for a name").fill("M:A")
+    groups.get_by_text("“M:A” in the name: 1").wait_for()
+    # A found name leads to its row; the pointer tells the name of the row below it.
+    page.get_by_role("button", name="film:a").click()
+    page.locator("section[aria-label='Row'] h2", has_text="Row 1 film:a").wait_for()
+    canvas = page.locator("canvas[role=application]")
+    place = canvas.bounding_box()
+    assert place is not None
+    tip = page.locator(".map .tip")
+    for column in range(60):
+        for line in range(20):
+            if not tip.count():
+                page.mouse.move(
+                    place["x"] + place["width"] * (column + 0.5) / 60, place["y"] + place["height"] * (line + 0.5) / 20
+                )
+    assert re.fullmatch(r"((film|book):[abc], )?row \d", tip.inner_text())
+
+
+def test_a_map_fills_its_canvas(console: Watched) -> None:
+    page = console.open("map?model=large&table=user")
+    browsing.wait_for(page, "document.querySelector('canvas[role=application]')?.dataset.drawMs !== undefined")
+    canvas = page.locator("canvas[role=application]")
+    left, right, top, bottom = canvas.evaluate(EXTENT)
+    assert right - left > 0.85 or bottom - top > 0.85
+
+
+# Returns how far the points of a map reach, as shares of the canvas: left, right, top and bottom.
+EXTENT = """c => {
+  const data = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer);
+  let [l, r, t, b] = [1, 0, 1, 0];
+  data.forEach((one, at) => {
+    if (!one) return;
+    const [x, y] = [(at % c.width) / c.width, Math.floor(at / c.width) / c.height];
+    [l, r, t, b] = [Math.min(l, x), Math.max(r, x), Math.min(t, y), Math.max(b, y)];
+  });
+  return [l, r, t, b];
+}"""
+
+
+def test_a_row_is_found_by_a_part_of_its_label(console: Watched) -> None:
+    page = console.open("tables?model=pair&table=tag")
+    box(page, "Find by").select_option("label")
+    page.get_by_role("textbox", name="Label", exact=True).fill("BOOK")
+    page.get_by_role("button", name="Find").click()
+    page.get_by_role("link", name="book:c").click()
+    row = page.locator("section[aria-label='Row']")
+    row.locator("h2", has_text="Row 3 book:c").wait_for()
+    nearest = row.get_by_role("region", name="Nearest rows by cosine")
+    nearest.get_by_text("film:a").wait_for()
+
+
+def test_last_errors_are_grouped_with_the_newest_first(console: Watched, server: ServerProcess) -> None:
+    for _ in range(3):
+        server.http.post("/v1/models/toy:lookup", json={"features": {"nothing": [1]}})
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        ask = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError):
+                # A request for the model "none".
+                ask(b"\n\x06\n\x04none", timeout=PATIENCE_S)
+    page = console.open()
+    rows = page.get_by_role("region", name="Failed requests").locator("tbody tr")
+    rows.filter(has_text="none").first.wait_for()
+    cells = [row.locator("td").all_inner_texts() for row in rows.all()[:2]]
+    assert [(one[1], one[2], one[3]) for one in cells] == [
+        ("2", "unknown model", "NOT_FOUND"),
+        ("3", "toy", "INVALID_ARGUMENT"),
+    ]
+    assert cells[0][0] >= cells[1][0] and all(re.fullmatch(r"[\w.:-]{6,64}", one[5]) for one in cells)
+    page.get_by_text("No request was refused for lack of room.").wait_for()
+
+
+def test_a_broken_link_is_told(console: Watched) -> None:
+    console.expected = ("400", "404", "501")
+    for place, text in (
+        ("nowhere", "there is no page “nowhere” here."),
+        ("tables?model=none", "There is no model “none”."),
+        ("tables?model=toy&version=99", "Version 99 of “toy” is not AVAILABLE."),
+        ("map?model=toy&table=none", "Model “toy” has no table “none”."),
+        ("compare?model=spare&from=9", "spare has no version 9."),
+    ):
+        page = console.open(place)
+        page.get_by_role("alert").get_by_text(f"Broken link: {text}").wait_for()
+
+
+def test_versions_on_disk_are_compared_and_an_empty_choice_explains_itself(console: Watched) -> None:
+    page = console.open("compare?model=spare")
+    assert box(page, "From version").locator("option").all_inner_texts() == ["2", "1 (on disk, not served)"]
+    page.locator("section[aria-label='Table user']").wait_for()
+    console.open("compare?model=large")
+    page.get_by_text("Comparing needs two versions, and the folder of large has 1.").wait_for()
+    console.open("deltas")
+    page.locator("section[aria-label='Deltas of large 1']").get_by_text("No delta has come yet.").wait_for()
 
 
 def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, server: ServerProcess) -> None:
@@ -293,7 +382,7 @@ def fill(page: Page, name: str, text: str) -> None:
 
 def test_traffic_shows_requests_while_they_come(console: Watched, server: ServerProcess) -> None:
     page = console.open("traffic")
-    page.get_by_text("Requests a second").first.wait_for()
+    page.get_by_text("Requests since the server's start").first.wait_for()
     row = page.locator("section[aria-label='Last seconds'] tr", has_text="large")
 
     def is_counted() -> bool:
@@ -330,7 +419,7 @@ def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser
     with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
         page = seen.open("admin")
         box(page, "Model of the label").select_option("large")
-        box(page, "Label").fill("stable")
+        page.get_by_role("textbox", name="Label", exact=True).fill("stable")
         page.get_by_role("button", name="Change label").click()
         page.get_by_role("button", name="Cancel").click()
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 400
@@ -413,12 +502,10 @@ def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: Serve
         card.get_by_role("combobox", name="Model to roll back").select_option("spare")
 
         def roll_back(to: str) -> None:
-            card.get_by_role("combobox", name="To version").fill(to)
+            card.get_by_role("combobox", name="To version").select_option(to)
             card.get_by_role("button", name="Roll back", exact=True).click()
             page.get_by_role("button", name="Yes, roll back").click()
 
-        roll_back("9")
-        page.get_by_text("has no folder of version 9. Versions: 1, 2.").wait_for()
         roll_back("1")
         page.get_by_text("spare serves version 1 only.").wait_for()
         until(lambda: version() == "1")
@@ -507,7 +594,7 @@ def test_an_admin_signs_in_on_the_admin_port(browser: Browser, guarded: ServerPr
         seen.expected = ("401", "403", "501")
         page = seen.open("admin")
         sign_in(page, "user")
-        box(page, "Label").fill("stable")
+        page.get_by_role("textbox", name="Label", exact=True).fill("stable")
         page.get_by_role("button", name="Change label").click()
         page.get_by_role("button", name="Yes, change label").click()
         page.get_by_text('lacks the right "admin"').wait_for()

@@ -46,6 +46,8 @@ def test_every_request_of_the_demo_is_answered(demo_model: Path) -> None:
     shown = run("examples/demo.py", "--check", f"--model_base_path={demo_model}", *ports)
     assert '{"embeddings":{"genres":[[' in shown
     assert re.search(r'\{"rows":\[\[-?\d', shown)
+    assert "nearest to Synthetic film 50, by name" in shown
+    assert re.search(r'"labels":\[\["Synthetic film \d+",', shown)
     (over_http,) = re.findall(r'\{"predictions":\[([\d.]+),([\d.]+)\]\}', shown)
     (over_grpc,) = re.findall(r"model version 1, ratings \[([\d.]+), ([\d.]+)\]", shown)
     assert [float(x) for x in over_http] == pytest.approx([float(x) for x in over_grpc], rel=1e-6)
@@ -72,7 +74,7 @@ def test_every_example_of_the_api_page_is_answered(server: ServerProcess) -> Non
                     assert response.status_code == 400, response.text
                     continue
                 # A thread computes the map of a table and its colours, so the first answers may be 202.
-                expected = (200, 202) if path.endswith((":projection", ":drift", ":keys")) else (200,)
+                expected = (200, 202) if path.endswith((":projection", ":drift", ":names")) else (200,)
                 assert response.status_code in expected, f"{method} {url} {example['value']}: {response.text}"
                 check_documented(document, operation, response)
                 tried += 1

@@ -13,14 +13,16 @@ HOT = "/v1/models/default/tables/{}:hot"
 
 def test_hot_rows_over_http_in_a_file_and_in_metrics(serve: Serve, tmp_path: Path) -> None:
     server = serve(hot_rows_dir=tmp_path / "hot").ready()
-    # A request has 32 ids of table "user", of which 24 are row 3. The server samples one id of 32.
+    # A request has 32 ids of table "user", of which 24 are row 3. The first 65,536 ids are all counted.
     body = {"features": {"user": [3] * 24 + [1] * 8, "tags_sum": [["red", "red", "absent"]]}}
     for _ in range(400):
         assert server.http.post("/v1/models/default:lookup", json=body).status_code == 200
     found = server.http.get(HOT.format("user")).json()
     assert (found["model"], found["version"], found["table"], found["distinct"]) == ("default", 1, "user", 2)
-    assert 300 < found["sampled"] < 500 and found["lookups"] == 32 * found["sampled"]
-    assert [row["id"] for row in found["rows"]] == [3, 1] and 0.65 < found["rows"][0]["share"] < 0.85
+    assert found["sampled"] == found["lookups"] == 12_800
+    assert [(row["id"], row["lookups"]) for row in found["rows"]] == [(3, 9600), (1, 3200)]
+    (version,) = server.http.get("/v1/statusz").json()["models"]["default"]["versions"]
+    assert {table["table"]: table["ids"] for table in version["tables"]}["user"] == found["lookups"]
     assert found["features"]["user"] == {"ids": 12_800, "unknown_ids": 0, "default_ids": 0}
     tags = server.http.get("/v1/models/default/versions/1/tables/tag:hot?k=1").json()
     assert (tags["rows"][0]["id"], tags["rows"][0]["key"], len(tags["rows"])) == (1, "red", 1)

@@ -11,8 +11,9 @@ function Versions(props: { models: Model[]; isDisabled: boolean; act: (work: () 
   const [name, setName] = useState(models[0]?.name ?? "");
   const [version, setVersion] = useState("");
   const model = models.find((one) => one.name === name);
-  const isNumber = /^\d+$/.test(version);
-  const away = Object.entries(model?.labels ?? {}).filter(([, at]) => String(at) !== version);
+  const versions = [...new Set([...(model?.folders ?? []), ...(model?.versions.map((one) => one.version) ?? [])])].sort((a, b) => b - a).map(String);
+  const chosen = versions.includes(version) ? version : (versions[1] ?? versions[0] ?? "");
+  const away = Object.entries(model?.labels ?? {}).filter(([, at]) => String(at) !== chosen);
   const labels = away.length ? ` Requests that name the label ${away.map(([label]) => `“${label}”`).join(" or ")} will fail.` : "";
   const pin = (to: number | null): Promise<void> =>
     props.act(async () => {
@@ -25,20 +26,12 @@ function Versions(props: { models: Model[]; isDisabled: boolean; act: (work: () 
       <p>To roll back, serve an older version, whose folder must still be there. The next list of models ends a roll-back.</p>
       <div class="fields">
         <Select label="Model to roll back" value={name} options={models.map((one) => one.name)} onChange={setName} />
-        <label class="field">
-          <span>To version</span>
-          <input list="versions" inputMode="numeric" value={version} onInput={(event) => setVersion(event.currentTarget.value.trim())} />
-        </label>
-        <datalist id="versions">
-          {model?.versions.map((one) => (
-            <option key={one.version} value={one.version} />
-          ))}
-        </datalist>
+        <Select label="To version" value={chosen} options={versions} onChange={setVersion} />
         <Confirmed
           label="Roll back"
-          isDisabled={props.isDisabled || !isNumber}
-          question={`Serve version ${version} of ${name} only? It is loaded, and then all other versions are unloaded.${labels}`}
-          act={() => pin(Number(version))}
+          isDisabled={props.isDisabled || !chosen}
+          question={`Serve version ${chosen} of ${name} only? It is loaded, and then all other versions are unloaded.${labels}`}
+          act={() => pin(Number(chosen))}
         />
         <Confirmed
           label="End roll-back"
@@ -60,6 +53,8 @@ export function Admin({ models, session, params }: { models: Model[]; session: S
   const model = models.find((one) => one.name === name);
   const available = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
   const chosen = version === "remove" || available.includes(version) ? version : (available[0] ?? "");
+  const labels = Object.keys(model?.labels ?? {});
+  const isNew = !labels.includes(label);
   const act = async (work: () => Promise<string>): Promise<void> => {
     setError(undefined);
     setTold("");
@@ -94,15 +89,15 @@ export function Admin({ models, session, params }: { models: Model[]; session: S
         <h2>Labels</h2>
         <div class="fields">
           <Select label="Model of the label" value={name} options={models.map((one) => one.name)} onChange={setName} />
-          <label class="field">
-            <span>Label</span>
-            <input list="labels" value={label} onInput={(event) => setLabel(event.currentTarget.value)} />
-          </label>
-          <datalist id="labels">
-            {Object.keys(model?.labels ?? {}).map((one) => (
-              <option key={one} value={one} />
-            ))}
-          </datalist>
+          {labels.length ? (
+            <Select label="Label" value={isNew ? "" : label} options={[...labels, ["", "a new label"]]} onChange={(one) => setLabel(one)} />
+          ) : null}
+          {isNew ? (
+            <label class="field">
+              <span>{labels.length ? "New label" : "Label"}</span>
+              <input value={label} onInput={(event) => setLabel(event.currentTarget.value)} />
+            </label>
+          ) : null}
           <Select
             label="Label's version"
             value={chosen}

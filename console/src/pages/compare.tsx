@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { Overview, get, modelPath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
-import { Grid, Select, Status, shown } from "../parts";
+import { Grid, Select, Status, Wrong, shown, wrongModel } from "../parts";
 
 interface Histogram {
   edges: number[];
@@ -142,27 +142,37 @@ export function Compare({ overview, params }: { overview: Overview; params: Para
   const canCompare = overview.methods.includes("diff");
   const model = models.find((one) => one.name === params["model"]) ?? models[0];
   const name = model?.name ?? "";
-  const versions = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
+  // A version that is not served is compared from its folder.
+  const served = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => one.version) ?? [];
+  const versions = [...new Set([...served, ...(model?.folders ?? [])])].sort((a, b) => b - a).map(String);
+  const options = versions.map((one): [string, string] => [one, served.includes(Number(one)) ? one : `${one} (on disk, not served)`]);
   const chosen = (key: string, otherwise: string | undefined): string =>
     versions.includes(params[key] ?? "") ? (params[key] ?? "") : (otherwise ?? "");
   const to = chosen("to", versions[0]);
-  const from = chosen("from", versions[1]);
+  const from = chosen("from", versions.find((one) => Number(one) < Number(to)) ?? versions[1]);
+  const absent = (["from", "to"] as const).map((key) => params[key] ?? "").filter((one) => one && !versions.includes(one));
   const path = canCompare && from && to && from !== to ? `${modelPath(name, from)}:diff?to=${to}` : "";
   const diff = useLoad(path, async (signal) => (path ? get<Diff>(path, signal) : undefined));
   return (
     <>
       <h1 tabIndex={-1}>Compare</h1>
+      {wrongModel(models, { model: params["model"] ?? "" }) ? <Wrong what={wrongModel(models, { model: params["model"] ?? "" })} /> : null}
+      {absent.length ? <Wrong what={`${name} has no version ${absent.join(" and no version ")}.`} /> : null}
       <div class="fields">
         <Select label="Model" value={name} options={models.map((one) => one.name)} onChange={(value) => setParams({ model: value, from: "", to: "" })} />
-        <Select label="From version" value={from} options={versions} onChange={(value) => setParams({ from: value })} />
-        <Select label="To version" value={to} options={versions} onChange={(value) => setParams({ to: value })} />
+        <Select label="From version" value={from} options={options} onChange={(value) => setParams({ from: value })} />
+        <Select label="To version" value={to} options={options} onChange={(value) => setParams({ to: value })} />
       </div>
       {!canCompare ? (
         <p class="faint">This server has no route that compares versions.</p>
       ) : path ? (
         <Status of={diff} what="the comparison" />
       ) : (
-        <p class="faint">Comparing needs two AVAILABLE versions of one model.</p>
+        <p class="faint">
+          {from && from === to ? "Choose two different versions." : `Comparing needs two versions, and the folder of ${name} has ${versions.length}.`} To
+          get another one, export into the same folder again: <code>model-export export --out FOLDER</code> (or <code>import</code>) writes the next
+          version beside the old one, which need not be served to be compared.
+        </p>
       )}
       {diff.data ? (
         <>

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { get } from "../api";
 import { useLoad } from "../hooks";
-import { Grid, Status, bytes, duration, shown } from "../parts";
+import { Grid, Status, bytes, duration, shown, timeOf } from "../parts";
 import { DeltaStatus, Statusz } from "../statusz";
 
 const POLL_MS = 2000;
@@ -47,6 +47,12 @@ function VersionDeltas({ model, version, deltas }: { model: string; version: num
       ) : (
         <p class="faint">There is no journal, so upserts are refused: start the server with --delta_journal_dir.</p>
       )}
+      {deltas.applied ? null : (
+        <p class="faint">
+          No delta has come yet. A delta changes rows of a served version without a new one: write a file with{" "}
+          <code>model-export delta VERSION --table T --rows new.npz</code>, or send rows to <code>tables/T:upsert</code> (the page Admin has a form).
+        </p>
+      )}
       {deltas.recent.length ? (
         <Grid
           label={`Last deltas of ${model} ${version}`}
@@ -56,7 +62,7 @@ function VersionDeltas({ model, version, deltas }: { model: string; version: num
             { name: "table", cell: (one) => one.table },
             { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
             { name: "came by", cell: (one) => (one.is_upsert ? "request, in the journal" : "file") },
-            { name: "made at", cell: (one) => one.time ?? "" },
+            { name: "made at", cell: (one) => timeOf(one.time) },
           ]}
         />
       ) : null}
@@ -73,7 +79,10 @@ export function Deltas(): JSX.Element {
     <>
       <h1 tabIndex={-1}>Deltas</h1>
       <Status of={statusz} what="deltas" />
-      {statusz.data && !found.length ? <p class="faint">No version is loaded whose rows can be changed.</p> : null}
+      {statusz.data && !found.length ? <p class="faint">
+          No version is loaded whose rows can be changed: this server runs with --delta_poll_wait_seconds=0, or its models have no lookup manifest
+          (<code>model-export adopt</code> writes one).
+        </p> : null}
       {found.map((one) => (
         <VersionDeltas key={`${one.model}/${one.version}`} {...one} />
       ))}

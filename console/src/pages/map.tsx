@@ -1,10 +1,10 @@
-// Map: the rows of a table on their two principal components, coloured by norm, traffic, drift or key.
+// Map: the rows of a table on their two principal components, coloured by norm, traffic, drift or name.
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Hot, Model, Overview, TableMap, checked, get, send, tablePath } from "../api";
-import { keyLayer } from "../groups";
+import { nameLayer } from "../groups";
 import { Params, setParams, useLoad } from "../hooks";
-import { Select, Status, TableChoice, shown, useTables } from "../parts";
+import { Select, Status, TableChoice, nameOf, shown, useTables } from "../parts";
 import { GROUP_COLORS, Layer, Points, View, ramp } from "../points";
 import { RowPanel } from "../row";
 
@@ -12,6 +12,9 @@ const COMPUTING_MS = 500;
 const HOT_POLL_MS = 5000;
 // Maximal number of hot rows to ask for; the server sends no more.
 const HOT_ROWS = 2000;
+// Largest distance of the pointer from a point that is told.
+const HOVER_PX = 14;
+const MAX_FOUND = 50;
 
 /** Loads a document that the server computes in the background; waits for it. */
 async function loadComputed<T>(path: string, signal: AbortSignal): Promise<T> {
@@ -56,8 +59,9 @@ function Ramp({ points }: { points: Points }): JSX.Element {
   );
 }
 
-function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) => void }): JSX.Element {
-  const { points, chosen } = props;
+function Canvas(props: { points: Points; chosen: number; nameAt: (at: number) => string; onChoose: (id: number) => void }): JSX.Element {
+  const { points, chosen, nameAt } = props;
+  const [tip, setTip] = useState<{ text: string; x: number; y: number } | undefined>(undefined);
   const canvas = useRef<HTMLCanvasElement>(null);
   const view = useRef<View>({ x: 0, y: 0, scale: 0 });
   const drag = useRef<{ x: number; y: number; moved: number } | undefined>(undefined);
@@ -69,11 +73,16 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
       const context = element?.getContext("2d");
       if (!element || !context) return;
       const ratio = Math.min(window.devicePixelRatio || 1, 2);
+      // The canvas has the shape of the points, as far as the window has room for it.
+      const height = Math.min(Math.max(element.clientWidth * points.aspect, 240), 0.7 * window.innerHeight);
+      element.style.height = `${Math.round(height)}px`;
       element.width = Math.max(Math.round(element.clientWidth * ratio), 1);
       element.height = Math.max(Math.round(element.clientHeight * ratio), 1);
-      if (!view.current.scale) view.current.scale = 0.46 * Math.min(element.width, element.height);
+      if (!view.current.scale) view.current = points.whole(element.width, element.height);
       const begin = performance.now();
-      points.draw(context, view.current, chosen, getComputedStyle(document.body).color);
+      const ink = getComputedStyle(document.body).color;
+      points.draw(context, view.current, chosen, ink);
+      points.write(context, view.current, chosen, ink, nameAt, ratio);
       element.dataset["drawMs"] = (performance.now() - begin).toFixed(1);
       element.dataset["shows"] = points.layer.name;
     });
@@ -152,7 +161,16 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
         }}
         onPointerMove={(event) => {
           const from = drag.current;
-          if (!from) return;
+          if (!from) {
+            const found = points.nearest(...at(event));
+            if (found < 0) return;
+            const element = event.currentTarget;
+            const [x, y] = points.place(found, view.current, element.width, element.height).map((one) => (one * element.clientWidth) / element.width) as [number, number];
+            const isNear = Math.hypot(x - event.offsetX, y - event.offsetY) < HOVER_PX;
+            const name = nameAt(found);
+            setTip(isNear ? { text: `${name ? `${name}, ` : ""}row ${points.map.ids[found]}`, x: Math.min(x + 10, element.clientWidth - 120), y: y + 10 } : undefined);
+            return;
+          }
           const ratio = event.currentTarget.width / Math.max(event.currentTarget.clientWidth, 1);
           view.current.x -= ((event.offsetX - from.x) * ratio) / view.current.scale;
           view.current.y += ((event.offsetY - from.y) * ratio) / view.current.scale;
@@ -165,7 +183,16 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
           if (drag.current && drag.current.moved < 4) choose(at(event));
           drag.current = undefined;
         }}
+        onPointerLeave={() => setTip(undefined)}
       />
+      {tip ? (
+        <span class="tip" ref={(element) => {
+          // The page's policy allows no style attributes in its text; scripts may set them.
+          if (element) Object.assign(element.style, { left: `${tip.x}px`, top: `${tip.y}px` });
+        }}>
+          {tip.text}
+        </span>
+      ) : null}
       <div class="ramp">
         <button type="button" onClick={() => zoom(1.4)} aria-label="Zoom in">
           +
@@ -201,23 +228,37 @@ interface Drift {
   values: (number | null)[];
 }
 
-type Keys = (string | number | null)[];
-
-/** Loads the data of the colours; undefined for the norms, which the map has. */
-async function loadColors(by: string, map: TableMap | undefined, base: string, since: string, signal: AbortSignal): Promise<Hot | Drift | Keys | undefined> {
-  if (!map || by === "norm") return undefined;
-  if (by === "traffic") return get<Hot>(`${base}:hot?k=${HOT_ROWS}`, signal);
-  if (by === "drift") return since ? loadComputed<Drift>(`${base}:drift?from=${since}`, signal) : undefined;
-  return (await loadComputed<{ keys: Keys }>(`${base}:keys`, signal)).keys;
+/** The names of the points: keys by feature with a vocabulary, and labels; empty without them. */
+interface Names {
+  keys: Record<string, (string | number | null)[]>;
+  labels: (string | null)[];
 }
 
-function colorsOf(map: TableMap, by: string, data: Hot | Drift | Keys | undefined, text: string): Colors {
+/** Loads the data of the colours; undefined for norms and names, which the page has. */
+async function loadColors(by: string, map: TableMap | undefined, base: string, since: string, signal: AbortSignal): Promise<Hot | Drift | undefined> {
+  if (!map) return undefined;
+  if (by === "traffic") return get<Hot>(`${base}:hot?k=${HOT_ROWS}`, signal);
+  return by === "drift" && since ? loadComputed<Drift>(`${base}:drift?from=${since}`, signal) : undefined;
+}
+
+/** Returns the names that a colour groups by: the labels, or the keys of one feature. */
+function namesBy(by: string, names: Names | undefined): (string | number | null)[] {
+  return by === "label" ? (names?.labels ?? []) : (names?.keys[by.slice(4)] ?? []);
+}
+
+function isName(by: string): boolean {
+  return by === "label" || by.startsWith("key:");
+}
+
+function colorsOf(map: TableMap, by: string, data: Hot | Drift | undefined, names: Names | undefined, text: string): Colors {
   const grey = map.ids.map(() => null);
   if (by === "norm") return { layer: { name: "norm", values: map.norms }, note: "" };
-  if (Array.isArray(data)) {
-    const layer = keyLayer(data, text);
-    const none = layer.groups?.length ? "" : " No key has one of these characters, so enter a text.";
-    return { layer, note: text ? "" : `Groups: the part of the key in front of the first “:”, “/”, “|” or “=”.${none}` };
+  if (isName(by)) {
+    const found = namesBy(by, names);
+    if (found.length !== map.ids.length) return { layer: { name: by, values: grey }, note: names ? "This table has no such names." : "" };
+    const layer = nameLayer(found, text);
+    const none = layer.groups?.length ? "" : " No name has one of these characters, so enter a text below.";
+    return { layer, note: text ? "" : `Groups: the part of the name in front of the first “:”, “/”, “|” or “=”.${none}` };
   }
   if (data && "rows" in data) {
     const lookups = new Map(data.rows.map((row) => [row.id, row.lookups]));
@@ -238,22 +279,65 @@ function colorsOf(map: TableMap, by: string, data: Hot | Drift | Keys | undefine
   return { layer: { name: by, values: grey }, note: "" };
 }
 
-function ColorChoice(props: { model: Model | undefined; map: TableMap | undefined; methods: string[]; by: string; since: string; text: string }): JSX.Element {
-  const { model, map, methods, by } = props;
+/** Finds the points whose names contain a text; those that begin with it come first. */
+function matching(text: string, nameAt: (at: number) => string, count: number): number[] {
+  const wanted = text.toLowerCase();
+  const found: [number, number][] = [];
+  for (let at = 0; at < count; at += 1) {
+    const place = nameAt(at).toLowerCase().indexOf(wanted);
+    if (place >= 0) found.push([place === 0 ? 0 : 1, at]);
+  }
+  return found.sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, at]) => at);
+}
+
+function Search(props: { text: string; points: Points; nameAt: (at: number) => string; onChoose: (id: number) => void }): JSX.Element {
+  const { text, points, nameAt } = props;
+  const found = text ? matching(text, nameAt, points.map.ids.length) : [];
+  return (
+    <>
+      <label class="field">
+        <span>Search for a name</span>
+        <input type="search" value={text} onInput={(event) => setParams({ text: event.currentTarget.value })} />
+      </label>
+      {text ? (
+        <>
+          <p role="status">
+            {found.length.toLocaleString("en")} {found.length === 1 ? "row has" : "rows have"} “{text}” in the name.
+          </p>
+          <div class="found" role="region" aria-label="Found names" tabIndex={0}>
+            <ul class="plain">
+              {found.slice(0, MAX_FOUND).map((at) => (
+                <li key={at}>
+                  <button type="button" onClick={() => props.onChoose(points.map.ids[at]!)}>
+                    {nameAt(at)}
+                  </button>
+                </li>
+              ))}
+            </ul>
+          </div>
+        </>
+      ) : null}
+    </>
+  );
+}
+
+function ColorChoice(props: { model: Model | undefined; map: TableMap | undefined; names: Names | undefined; methods: string[]; by: string; since: string }): JSX.Element {
+  const { model, map, methods, names, by } = props;
   const others = model?.versions.filter((one) => one.state === "AVAILABLE" && one.version !== map?.version) ?? [];
   const labels = (version: number): string => Object.keys(model?.labels ?? {}).filter((label) => model?.labels[label] === version).join(", ");
   const options: [string, string][] = [
     ["norm", "norm"],
     ["traffic", "traffic: rows that are read most"],
     ["drift", "drift since another version"],
-    ["key", "key"],
+    ...(names?.labels.length ? [["label", "label"] as [string, string]] : []),
+    ...Object.keys(names?.keys ?? {}).map((feature): [string, string] => [`key:${feature}`, `key of ${feature}`]),
   ];
   return (
     <div class="fields">
       <Select
         label="Colour"
         value={by}
-        options={options.filter(([name]) => methods.includes({ traffic: "hot", drift: "drift", key: "keys" }[name] ?? "projection"))}
+        options={options.filter(([name]) => methods.includes({ traffic: "hot", drift: "drift" }[name] ?? "projection"))}
         onChange={(color) => setParams({ color })}
       />
       {by === "drift" && others.length ? (
@@ -265,12 +349,6 @@ function ColorChoice(props: { model: Model | undefined; map: TableMap | undefine
         />
       ) : null}
       {by === "drift" && map && !others.length ? <p class="faint">Drift needs another AVAILABLE version of the model.</p> : null}
-      {by === "key" ? (
-        <label class="field">
-          <span>Text in the key</span>
-          <input value={props.text} onInput={(event) => setParams({ text: event.currentTarget.value })} />
-        </label>
-      ) : null}
     </div>
   );
 }
@@ -289,33 +367,40 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
   const older = others.filter((one) => one < (map.data?.version ?? 0));
   const since = others.some((one) => String(one) === params["since"]) ? (params["since"] ?? "") : String(older[0] ?? others[0] ?? "");
   const base = map.data ? tablePath(choice.model, String(map.data.version), choice.table?.name ?? "", "") : "";
+  const names = useLoad(`${base} names`, async (signal) => (base ? loadComputed<Names>(`${base}:names`, signal) : undefined)).data;
+  const nameAt = (at: number): string => {
+    const keys = Object.values(names?.keys ?? {}).find((one) => one[at] != null);
+    return nameOf({ label: names?.labels[at] ?? null, key: keys?.[at] });
+  };
   const data = useLoad(
     `${base} ${by} ${by === "drift" ? since : ""}`,
     (signal) => loadColors(by, map.data, base, since, signal),
     by === "traffic" ? HOT_POLL_MS : 0,
   );
-  const colors = useMemo(() => (map.data ? colorsOf(map.data, by, data.data, text) : undefined), [map.data, by, data.data, text]);
+  const colors = useMemo(() => (map.data ? colorsOf(map.data, by, data.data, names, text) : undefined), [map.data, by, data.data, names, text]);
   const points = useMemo(() => (map.data && colors ? new Points(map.data, colors.layer) : undefined), [map.data, colors]);
   const id = params["id"] ?? "";
   const [told, setTold] = useState("");
+  const choose = (chosen: number): void => {
+    setParams({ id: String(chosen) });
+    setTold(`Row ${chosen} is chosen.`);
+  };
   return (
     <>
       <h1 tabIndex={-1}>Map</h1>
       <TableChoice models={models} choice={choice} />
-      <ColorChoice model={model} map={map.data} methods={methods} by={by} since={since} text={text} />
+      <ColorChoice model={model} map={map.data} names={names} methods={methods} by={by} since={since} />
       <Status of={loaded} what="tables" />
       {path ? <Status of={map} what="the map, which the server computes once per version" /> : null}
       {map.data ? <Status of={data} what="the colours" /> : null}
       {points ? (
-        <div class="columns">
+        <div class="columns mapped">
           <section class="card" aria-label="Map">
             <Canvas
               points={points}
               chosen={id ? points.map.ids.indexOf(Number(id)) : -1}
-              onChoose={(chosen) => {
-                setParams({ id: String(chosen) });
-                setTold(`Row ${chosen} is chosen.`);
-              }}
+              nameAt={nameAt}
+              onChoose={choose}
             />
             {colors?.note ? <p>{colors.note}</p> : null}
             <p class="faint">
@@ -326,11 +411,18 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
               {told}
             </p>
           </section>
-          {id ? (
-            <RowPanel choice={choice} id={id} wanted="" feature="" methods={methods} />
-          ) : (
-            <p class="card faint">Click a point to see its row.</p>
-          )}
+          <div>
+            {names && (names.labels.length || Object.keys(names.keys).length) ? (
+              <section class="card" aria-label="Search">
+                <Search text={text} points={points} nameAt={nameAt} onChoose={choose} />
+              </section>
+            ) : null}
+            {id ? (
+              <RowPanel choice={choice} id={id} wanted="" feature="" methods={methods} />
+            ) : (
+              <p class="card faint">Point at a row to see its name, and click it to see its values and neighbours.</p>
+            )}
+          </div>
         </div>
       ) : null}
     </>

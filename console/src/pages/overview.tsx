@@ -2,8 +2,8 @@
 import type { JSX } from "preact";
 import { Change, Model, Overview, get } from "../api";
 import { address, useLoad } from "../hooks";
-import { Badge, Grid, Problem, bytes, duration, shown, time } from "../parts";
-import { Statusz, VersionStatus } from "../statusz";
+import { Badge, Grid, Problem, bytes, duration, modelName, shown, time, timeOf } from "../parts";
+import { Noted, Statusz, VersionStatus } from "../statusz";
 
 const WIDTH = 600;
 const ROW = 22;
@@ -115,13 +115,13 @@ function ModelCard(props: {
                   one.table
                 ),
             },
-            { name: "of version", isNumber: true, cell: (one) => one.version },
-            { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
-            { name: "numbers a row", isNumber: true, cell: (one) => one.dim },
+            { name: "version", isNumber: true, cell: (one) => one.version },
+            { name: "size (rows)", isNumber: true, cell: (one) => shown(one.rows) },
+            { name: "dimension", isNumber: true, cell: (one) => one.dim },
             { name: "dtype", cell: (one) => one.dtype },
-            { name: "mapped", isNumber: true, cell: (one) => bytes(one.mapped_bytes) },
-            { name: "ids read", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
-            { name: "without a row", isNumber: true, cell: (one) => `${shown((one.missing_share ?? 0) * 100, 3)} %` },
+            { name: "memory", isNumber: true, cell: (one) => bytes(one.mapped_bytes) },
+            { name: "lookups", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
+            { name: "unknown ids", isNumber: true, cell: (one) => `${shown((one.missing_share ?? 0) * 100, 3)} %` },
           ]}
         />
       ) : null}
@@ -138,7 +138,7 @@ function Attention({ statusz }: { statusz: Statusz }): JSX.Element {
           label="What needs attention"
           rows={statusz.attention}
           columns={[
-            { name: "model", cell: (one) => one.model || "(server)" },
+            { name: "model", cell: (one) => one.model || "this server" },
             { name: "what", cell: (one) => <span class="problem">{one.message}</span> },
             { name: "alert rule", cell: (one) => one.alert },
           ]}
@@ -161,13 +161,13 @@ function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
           label="Refused requests"
           rows={refused}
           columns={[
-            { name: "model", cell: (one) => one.model || "(no model)" },
+            { name: "model", cell: (one) => modelName(one.model) },
             { name: "refused because of", cell: (one) => one.reason },
             { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
           ]}
         />
       ) : (
-        <p class="faint">No request was refused because of a limit.</p>
+        <p class="faint">No request was refused for lack of room. Requests that are too large are among the last errors.</p>
       )}
       <details>
         <summary>{limits.length} settings</summary>
@@ -183,6 +183,18 @@ function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
       </details>
     </section>
   );
+}
+
+/** Joins failed requests with equal model, code and message; the newest of them stands for all. */
+function grouped(errors: Noted[]): (Noted & { count: number })[] {
+  const found = new Map<string, Noted & { count: number }>();
+  for (const one of errors) {
+    const key = JSON.stringify([one.model, one.code, one.message]);
+    const known = found.get(key);
+    if (known) known.count += 1;
+    else found.set(key, { ...one, count: 1 });
+  }
+  return [...found.values()];
 }
 
 /** hasLinks: the port that the page came from has the other pages too. */
@@ -241,17 +253,21 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
           <section class="card" aria-label="Last errors">
             <h2>Last errors</h2>
             {data.last_errors.length ? (
-              <Grid
-                label="Failed requests"
-                rows={data.last_errors}
-                columns={[
-                  { name: "at", cell: (one) => one.at },
-                  { name: "model", cell: (one) => one.model },
-                  { name: "code", cell: (one) => one.code },
-                  { name: "message", cell: (one) => one.message },
-                  { name: "request id", cell: (one) => one.request_id },
-                ]}
-              />
+              <>
+                <p class="faint">The last {data.last_errors.length} failed requests; equal ones are one line, the newest first.</p>
+                <Grid
+                  label="Failed requests"
+                  rows={grouped(data.last_errors)}
+                  columns={[
+                    { name: "last at", cell: (one) => timeOf(one.at) },
+                    { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
+                    { name: "model", cell: (one) => modelName(one.model) },
+                    { name: "code", cell: (one) => one.code },
+                    { name: "message", cell: (one) => one.message },
+                    { name: "last request id", cell: (one) => <code>{one.request_id}</code> },
+                  ]}
+                />
+              </>
             ) : (
               <p class="faint">No request has failed.</p>
             )}

@@ -130,8 +130,8 @@ export function RowsForm(props: {
             <textarea rows={2} spellcheck={false} value={values} onInput={(event) => setValues(event.currentTarget.value)} />
           </label>
           <label class="check">
-            <input type="checkbox" checked={isForced} onChange={(event) => setForced(event.currentTarget.checked)} /> also if a signature of
-            TensorFlow keeps its own copy of the rows
+            <input type="checkbox" checked={isForced} onChange={(event) => setForced(event.currentTarget.checked)} /> Change the rows even if a
+            prediction graph keeps a copy of the table: lookups then use the new rows, and that prediction the old ones
           </label>
           {names && (values ? changed.fault : erased.fault) ? <p class="problem">{values ? changed.fault : erased.fault}</p> : null}
           <div class="fields">

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { Hot, Overview, Page, Refusal, get, tablePath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
-import { Choice, Grid, Select, Status, TableChoice, shown, useTables } from "../parts";
+import { Choice, Grid, Select, Status, TableChoice, hotNote, nameOf, shown, useTables } from "../parts";
 import { RowPanel, rowParams } from "../row";
 
 const PAGE_ROWS = 50;
@@ -23,14 +23,14 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
         <>
           <Grid
             label="Rows of the table"
-            rows={page.norms.map((norm, at) => ({ id: start + at, norm, key: page.keys[at] }))}
+            rows={page.norms.map((norm, at) => ({ id: start + at, norm, key: page.keys[at], label: page.labels[at] ?? null }))}
             columns={[
               {
                 name: "row",
                 isNumber: true,
                 cell: (row) => <a href={address("tables", { ...rowParams(choice, row.id), start: String(start) })}>{row.id}</a>,
               },
-              ...(page.keys.length ? [{ name: "key", cell: (row: { key?: unknown }) => String(row.key ?? "") }] : []),
+              ...(page.keys.length || page.labels.length ? [{ name: "name", cell: nameOf }] : []),
               { name: "norm", isNumber: true, cell: (row) => shown(row.norm) },
             ]}
           />
@@ -65,7 +65,7 @@ function HotRows({ choice }: { choice: Choice }): JSX.Element {
       {isUnsampled ? <p class="faint">{loaded.error?.message}</p> : <Status of={loaded} what="hot rows" />}
       {loaded.data ? (
         <p class="faint">
-          About {shown(loaded.data.lookups)} lookups since this version was loaded, of which {shown(loaded.data.sampled)} were sampled.
+          {hotNote(loaded.data)}
         </p>
       ) : null}
       <Grid
@@ -73,7 +73,7 @@ function HotRows({ choice }: { choice: Choice }): JSX.Element {
         rows={loaded.data?.rows ?? []}
         columns={[
           { name: "row", isNumber: true, cell: (row) => <a href={address("tables", rowParams(choice, row.id))}>{row.id}</a> },
-          { name: "key", cell: (row) => String(row.key ?? "") },
+          { name: "name", cell: nameOf },
           { name: "lookups", isNumber: true, cell: (row) => shown(row.lookups) },
           { name: "share", isNumber: true, cell: (row) => `${shown(row.share * 100, 3)} %` },
         ]}
@@ -87,7 +87,8 @@ function Find({ choice }: { choice: Choice }): JSX.Element {
   const [text, setText] = useState("");
   const onSubmit = (event: Event): void => {
     event.preventDefault();
-    setParams(by === "id" ? { id: text.trim(), key: "", feature: "" } : { id: "", key: text, feature: by.slice(4) });
+    if (by === "label") setParams({ label: text.trim(), id: "", key: "", feature: "" });
+    else setParams({ label: "", ...(by === "id" ? { id: text.trim(), key: "", feature: "" } : { id: "", key: text, feature: by.slice(4) }) });
   };
   const features = choice.table?.features ?? [];
   return (
@@ -95,11 +96,11 @@ function Find({ choice }: { choice: Choice }): JSX.Element {
       <Select
         label="Find by"
         value={by}
-        options={[["id", "row id"], ...features.map((one): [string, string] => [`key:${one}`, `key of ${one}`])]}
+        options={[["id", "row id"], ["label", "part of the label"], ...features.map((one): [string, string] => [`key:${one}`, `key of ${one}`])]}
         onChange={setBy}
       />
       <label class="field">
-        <span>{by === "id" ? "Row id" : "Key"}</span>
+        <span>{by === "id" ? "Row id" : by === "label" ? "Label" : "Key"}</span>
         <input
           required
           value={text}
@@ -109,6 +110,26 @@ function Find({ choice }: { choice: Choice }): JSX.Element {
       </label>
       <button class="main">Find</button>
     </form>
+  );
+}
+
+/** The rows whose labels contain a text. */
+function Found({ choice, text }: { choice: Choice; text: string }): JSX.Element {
+  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:find?${new URLSearchParams({ label: text, count: "20" })}`);
+  const loaded = useLoad(path, (signal) => get<{ rows: { id: number; label: string }[] }>(path, signal));
+  return (
+    <section class="card" aria-label="Found rows">
+      <h2>Labels with “{text}”</h2>
+      <Status of={loaded} what="labels" />
+      {loaded.data && !loaded.data.rows.length ? <p class="faint">No label of this table contains it.</p> : null}
+      <ul class="plain">
+        {loaded.data?.rows.map((row) => (
+          <li key={row.id}>
+            <a href={address("tables", { ...rowParams(choice, row.id), label: text })}>{row.label}</a> <span class="faint">row {row.id}</span>
+          </li>
+        ))}
+      </ul>
+    </section>
   );
 }
 
@@ -127,6 +148,7 @@ export function Tables({ overview, params }: { overview: Overview; params: Param
           <Find choice={choice} />
           <div class="columns">
             <div>
+              {params["label"] ? <Found choice={choice} text={params["label"]} /> : null}
               {id || wanted ? (
                 <RowPanel choice={choice} id={id} wanted={wanted} feature={params["feature"] ?? ""} methods={methods} />
               ) : (

@@ -1,53 +1,72 @@
-// Traffic: rate and latency by model, and the rows that are read most, while the page is open.
+// Traffic: rates, failures and latencies of each model since the server's start, and the rows that are read most.
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { Hot, Overview, Refusal, checked, get, send, tablePath } from "../api";
+import { Hot, Overview, Refusal, get, tablePath } from "../api";
 import { Params, address, useLoad } from "../hooks";
-import { Rates, Reading, ratesBetween, readMetrics } from "../metrics";
-import { Grid, Status, TableChoice, shown, useTables } from "../parts";
+import { Grid, Status, TableChoice, duration, hotNote, modelName, nameOf, shown, time, useTables } from "../parts";
 import { GROUP_COLORS } from "../points";
 import { rowParams } from "../row";
 
 const POLL_MS = 2000;
-const MAX_READINGS = 300;
+const HISTORY_MS = 5000;
 const HOT_ROWS = 20;
 
-interface Traffic {
-  readings: Reading[];
-  rates: { atS: number; models: Map<string, Rates> }[];
+type Values = (number | null)[];
+
+/** Of one model, a number for each interval. */
+interface Rates {
+  successes_per_s: number[];
+  failures_per_s: number[];
+  p50_ms: Values;
+  p99_ms: Values;
 }
 
-function Plot(props: { label: string; unit: string; names: string[]; traffic: Traffic; value: (rates: Rates) => number | null }): JSX.Element {
+/** at_s: the ends of the intervals; the first one begins at start_s. */
+interface History {
+  start_s: number;
+  at_s: number[];
+  models: Record<string, Rates>;
+}
+
+interface Line {
+  name: string;
+  color: string;
+  isDashed: boolean;
+  values: Values;
+}
+
+function Plot(props: { label: string; axis: string; unit: string; history: History; lines: Line[] }): JSX.Element {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | undefined>(undefined);
-  const { names, traffic } = props;
-  const data: uPlot.AlignedData = [
-    traffic.rates.map((one) => one.atS),
-    ...names.map((name) =>
-      traffic.rates.map((one) => {
-        const rates = one.models.get(name);
-        return rates ? props.value(rates) : null;
-      }),
-    ),
-  ];
+  const { history, lines } = props;
+  const data: uPlot.AlignedData = [history.at_s, ...lines.map((line) => line.values)];
   useEffect(() => {
     const element = place.current;
     if (!element) return;
     const ink = getComputedStyle(document.body).color;
     const axis = { stroke: ink, grid: { stroke: "#8884" }, ticks: { stroke: "#8884" } };
+    // A day's times need no date, and those of more than an hour no seconds.
+    const spanS = Date.now() / 1000 - history.start_s;
+    const atS = (second: number): string => time(second).slice(spanS < 86_400 ? 11 : 5, spanS < 3600 ? 19 : 16);
     plot.current = new uPlot(
       {
         width: element.clientWidth,
-        height: 240,
-        axes: [axis, { ...axis, size: 70 }],
+        height: 260,
+        axes: [
+          { ...axis, label: "time", labelSize: 18, values: (_, splits) => splits.map(atS) },
+          { ...axis, label: props.axis, labelSize: 18, size: 60 },
+        ],
         scales: { y: { range: (_, __, max) => [0, Math.max((max || 0) * 1.1, 1e-3)] } },
         series: [
-          {},
-          ...names.map((name, at) => ({
-            label: name || "(no model)",
-            stroke: GROUP_COLORS[at % GROUP_COLORS.length] ?? ink,
+          { label: "at", value: (_: uPlot, value: number | null) => (value === null ? "–" : time(value)) },
+          ...lines.map((line) => ({
+            label: line.name,
+            stroke: line.color,
             width: 2,
+            ...(line.isDashed ? { dash: [6, 4] } : {}),
+            // An interval with requests between idle ones has no line, only a point.
+            points: { show: true, size: 5 },
             value: (_: uPlot, value: number | null) => (value === null ? "–" : `${shown(value, 3)} ${props.unit}`),
           })),
         ],
@@ -55,20 +74,34 @@ function Plot(props: { label: string; unit: string; names: string[]; traffic: Tr
       data,
       element,
     );
-    const observer = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height: 240 }));
+    const observer = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height: 260 }));
     observer.observe(element);
     return () => {
       observer.disconnect();
       plot.current?.destroy();
     };
-  }, [names.join("\n")]);
-  useEffect(() => plot.current?.setData(data), [traffic]);
+  }, [lines.map((line) => line.name).join("\n")]);
+  useEffect(() => plot.current?.setData(data), [history]);
   return (
     <section class="card">
       <h2>{props.label}</h2>
       <div class="plot" ref={place} role="img" aria-label={`${props.label}; the table below has the last values`} />
     </section>
   );
+}
+
+/** Makes the lines of one plot: two for each model, the second one dashed and left out where it is 0 throughout. */
+function linesOf(history: History, names: string[], solid: keyof Rates, dashed: keyof Rates, suffixes: [string, string]): Line[] {
+  return names.flatMap((name, at) => {
+    const rates = history.models[name];
+    if (!rates) return [];
+    const color = GROUP_COLORS[at % GROUP_COLORS.length] ?? "";
+    const lines = [
+      { name: `${modelName(name)} ${suffixes[0]}`, color, isDashed: false, values: rates[solid] },
+      { name: `${modelName(name)} ${suffixes[1]}`, color, isDashed: true, values: rates[dashed] },
+    ];
+    return lines.filter((line) => line.values.some((value) => value));
+  });
 }
 
 /** A reading of the hot rows, and the reading before it. */
@@ -119,16 +152,13 @@ function HotIds({ overview, params }: { overview: Overview; params: Params }): J
             rows={reading.hot.rows}
             columns={[
               { name: "row", isNumber: true, cell: (row) => <a href={address("tables", rowParams(choice, row.id))}>{row.id}</a> },
-              { name: "key", cell: (row) => String(row.key ?? "") },
+              { name: "name", cell: nameOf },
               { name: "lookups/s", isNumber: true, cell: (row) => shownRate(perSecond(reading, row)) },
               { name: "lookups", isNumber: true, cell: (row) => shown(row.lookups) },
               { name: "share", isNumber: true, cell: (row) => `${shown(row.share * 100, 3)} %` },
             ]}
           />
-          <p class="faint">
-            Estimates from {shown(reading.hot.sampled)} sampled lookups of about {shown(reading.hot.lookups)} since version {reading.hot.version} was
-            loaded.
-          </p>
+          <p class="faint">{hotNote(reading.hot)}</p>
         </>
       ) : null}
     </section>
@@ -140,45 +170,49 @@ function shownRate(rate: number | null): string {
 }
 
 export function Traffic({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
-  const kept = useRef<Traffic>({ readings: [], rates: [] });
-  const loaded = useLoad(
-    "metrics",
-    async (signal): Promise<Traffic> => {
-      const response = await checked(await send("GET", "/metrics", undefined, signal));
-      const reading = readMetrics(await response.text(), Date.now());
-      const before = kept.current.readings.at(-1);
-      const rates = before ? [...kept.current.rates, { atS: reading.atMs / 1000, models: ratesBetween(before, reading) }] : [];
-      kept.current = { readings: [reading], rates: rates.slice(-MAX_READINGS) };
-      return kept.current;
-    },
-    POLL_MS,
-  );
-  const traffic = loaded.data;
-  const last = traffic?.rates.at(-1)?.models ?? new Map<string, Rates>();
-  const names = [...(traffic?.readings.at(-1)?.models.keys() ?? [])].sort();
+  const loaded = useLoad("traffic", (signal) => get<History>("/console/traffic", signal), HISTORY_MS);
+  const history = loaded.data;
+  const names = Object.keys(history?.models ?? {});
+  const sinceS = history ? (history.at_s.at(-1) ?? 0) - (history.at_s.at(-2) ?? history.start_s) : 0;
+  const ms = (value: number | null | undefined): string => (value == null ? "–" : shown(value, 3));
   return (
     <>
       <h1 tabIndex={-1}>Traffic</h1>
-      <Status of={loaded} what="metrics" />
-      {traffic ? (
+      <Status of={loaded} what="the traffic" />
+      {history && !names.length ? <p class="card faint">No request has come since the server started at {time(history.start_s)}.</p> : null}
+      {history && names.length ? (
         <>
-          <Plot label="Requests a second" unit="/s" names={names} traffic={traffic} value={(rates) => rates.perSecond} />
-          <Plot label="p99 latency (ms)" unit="ms" names={names} traffic={traffic} value={(rates) => rates.p99Ms} />
+          <Plot
+            label="Requests since the server's start"
+            axis="requests a second"
+            unit="/s"
+            history={history}
+            lines={linesOf(history, names, "successes_per_s", "failures_per_s", ["answered", "failed (dashed)"])}
+          />
+          <Plot
+            label="Latency of answered requests"
+            axis="milliseconds"
+            unit="ms"
+            history={history}
+            lines={linesOf(history, names, "p50_ms", "p99_ms", ["p50", "p99 (dashed)"])}
+          />
           <section class="card" aria-label="Last seconds">
-            <h2>Last {POLL_MS / 1000} seconds</h2>
+            <h2>Last {duration(Math.max(sinceS, 1))}</h2>
             <Grid
               label="Rate and latency by model"
-              rows={names.map((name) => ({ name, rates: last.get(name) }))}
+              rows={names.map((name) => ({ name, rates: history.models[name] }))}
               columns={[
-                { name: "model", cell: (one) => one.name || "(no model)" },
-                { name: "requests/s", isNumber: true, cell: (one) => shown(one.rates?.perSecond ?? 0, 3) },
-                { name: "failures/s", isNumber: true, cell: (one) => shown(one.rates?.failuresPerSecond ?? 0, 3) },
-                { name: "p50 (ms)", isNumber: true, cell: (one) => (one.rates?.p50Ms == null ? "–" : shown(one.rates.p50Ms, 3)) },
-                { name: "p99 (ms)", isNumber: true, cell: (one) => (one.rates?.p99Ms == null ? "–" : shown(one.rates.p99Ms, 3)) },
+                { name: "model", cell: (one) => modelName(one.name) },
+                { name: "answered/s", isNumber: true, cell: (one) => shown(one.rates?.successes_per_s.at(-1) ?? 0, 3) },
+                { name: "failed/s", isNumber: true, cell: (one) => shown(one.rates?.failures_per_s.at(-1) ?? 0, 3) },
+                { name: "p50 (ms)", isNumber: true, cell: (one) => ms(one.rates?.p50_ms.at(-1)) },
+                { name: "p99 (ms)", isNumber: true, cell: (one) => ms(one.rates?.p99_ms.at(-1)) },
               ]}
             />
-            {names.length ? null : <p class="faint">No request has come yet.</p>}
-            <p class="faint">Latencies are upper limits of the metrics' buckets, of requests that succeeded.</p>
+            <p class="faint">
+              {names.includes("") ? "“unknown model” are requests that name no model of this server. " : ""}
+              Times are of the server alone, without the network.
+            </p>
           </section>
         </>
       ) : null}

@@ -15,7 +15,7 @@ use super::dispatch::Method;
 use super::encoding::Encoded;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
-use super::instead;
+use super::notes;
 use super::records::{RunRecord, SpanRecord, times_ns};
 use super::refusals;
 use super::request_id;
@@ -211,7 +211,7 @@ pub fn send(
                 && stream.send_data(payload, false).is_ok()
             {
                 let mut trailers = grpc_message::trailers();
-                instead::add(&mut trailers, &answered.instead);
+                notes::add(&mut trailers, &answered);
                 let _ = stream.send_trailers(trailers);
             }
             return;

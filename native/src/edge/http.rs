@@ -28,7 +28,7 @@ use super::encoding::{Accepted, Encoded};
 use super::events::Event;
 use super::grpc_message::{Code, Status};
 use super::inflating;
-use super::instead;
+use super::notes;
 use super::records::{RunRecord, SpanRecord, times_ns};
 use super::refusals;
 use super::sampling::Traced;
@@ -848,7 +848,7 @@ impl Exchange {
         let mut response = Response::new(Answer::whole(body, open));
         let headers = response.headers_mut();
         headers.insert(MODEL_VERSION, HeaderValue::from(answered.servable.version()));
-        instead::add(headers, &answered.instead);
+        notes::add(headers, answered);
         match json_length {
             Some(length) => {
                 headers.insert(JSON_LENGTH, HeaderValue::from(length));

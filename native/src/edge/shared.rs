@@ -459,7 +459,7 @@ impl Shared {
             },
         };
         match received {
-            Ok(Ok((outputs, instead))) => Ok(queued.into_ran(outputs, instead)),
+            Ok(Ok((outputs, notes))) => Ok(queued.into_ran(outputs, notes)),
             Ok(Err(declined)) => Err(self.failed(declined)),
             Err(_) => {
                 self.statistics.count(Event::Panicked);

@@ -496,7 +496,7 @@ mod tests {
             signature: 0,
             ran: Duration::from_millis(1),
             json_length: None,
-            instead: Vec::new(),
+            notes: None,
             began: Instant::now(),
             record: None,
         }

@@ -16,7 +16,7 @@ pub use record::{LogRecord, LogTerms};
 
 pub use crate::plan::Version;
 use crate::plan::faults;
-use crate::plan::{Declined, Effort, Grant, Instead, Routes, Servable};
+use crate::plan::{Declined, Effort, Grant, Notes, Routes, Servable};
 
 pub mod json;
 pub mod lookup_json;
@@ -88,8 +88,8 @@ pub struct Answered {
     pub ran: Duration,
     /// For an Open Inference answer with binary tensors, the number of bytes of JSON text before the tensors.
     pub json_length: Option<usize>,
-    /// The tables for which the answer has cached or default rows, because some of their rows could not be read.
-    pub instead: Vec<Instead>,
+    /// The notes that the client gets beside the answer, if there are any.
+    pub notes: Option<Box<Notes>>,
     /// When the lookup or the graph run began.
     pub began: Instant,
     /// The request's record for the log of its model; None if the request is not drawn for it.

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::Call;
 use super::oip_binary::datatype_of;
 use crate::plan::{
-    Data, DataType, Declined, Effort, Graph, GraphOutput, Inputs, Instead, ModelRoutes, OutputData, Routes, Servable,
+    Data, DataType, Declined, Effort, Graph, GraphOutput, Inputs, ModelRoutes, Notes, OutputData, Routes, Servable,
     Signature, Tensor, VersionMemory,
 };
 use crate::tables::memory::Memory;
@@ -156,7 +156,7 @@ impl Graph for Echo {
         inputs: &Inputs<'_>,
         wanted: &[usize],
         _: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
+    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
         let echo = |&number: &usize| match &inputs[number] {
             Some(tensor) => GraphOutput {
                 dtype: tensor.dtype,
@@ -175,7 +175,7 @@ impl Graph for Echo {
                 },
             },
         };
-        Ok((wanted.iter().map(echo).collect(), vec![]))
+        Ok((wanted.iter().map(echo).collect(), Notes::default()))
     }
 }
 

@@ -141,7 +141,7 @@ fn run(
         }
     }
     let record = recording.map(|recording| recording.end(&mut work, servable, signature_index)).transpose()?;
-    let instead = work.finish()?;
+    let notes = work.finish()?;
     ran += started.elapsed();
     Ok(Answered {
         body: Bytes::from(out),
@@ -150,7 +150,7 @@ fn run(
         signature: signature_index,
         ran,
         json_length,
-        instead,
+        notes,
         began,
         record,
     })

@@ -99,7 +99,7 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
         append_binary(&mut work, i, &mut out)?;
     }
     let record = recording.map(|recording| recording.end(&mut work, servable, signature_index)).transpose()?;
-    let instead = work.finish()?;
+    let notes = work.finish()?;
     Ok(Answered {
         body: Bytes::from(out),
         rows,
@@ -107,7 +107,7 @@ fn run(call: &Call<'_>, request: &Request<'_>, servable: &Arc<Servable>, signatu
         signature: signature_index,
         ran: started.elapsed(),
         json_length: None,
-        instead,
+        notes,
         began: started,
         record,
     })

@@ -61,7 +61,7 @@ fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) 
     let body = write_response(&mut work, servable, signature, call.as_content)?;
     let record = recording.map(|recording| recording.end(&mut work, servable, index)).transpose()?;
     let rows = work.rows();
-    let instead = work.finish()?;
+    let notes = work.finish()?;
     Ok(Answered {
         body,
         rows,
@@ -69,7 +69,7 @@ fn run(call: &Call<'_>, message: &[u8], servable: &Arc<Servable>, index: usize) 
         signature: index,
         ran: started.elapsed(),
         json_length: None,
-        instead,
+        notes,
         began: started,
         record,
     })

@@ -1,4 +1,5 @@
-//! Handles `POST /v1/models/{model}/tables/{table}:rows`, which returns rows of a table by their ids, as float32.
+//! Handles `POST /v1/models/{model}/tables/{table}:rows`, which returns rows of a table by their ids, as float32, and
+//! their labels if the client asks for them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use super::json::nested::{Leaves, Nested};
 use super::json::outputs::{check_body, check_numbers, text_buffer};
 use super::json::reader::read_ids;
 use super::{Answered, Call, Version};
-use crate::plan::{DataType, Declined, faults, read_table};
+use crate::plan::{DataType, Declined, Notes, Servable, faults, read_table};
 use crate::tables::table::{Ints, OutputRows};
 
 /// Returns the answer to a `:rows` request. The counts of looked-up ids do not change, because those belong
@@ -30,9 +31,9 @@ pub fn answer(
     body: &[u8],
 ) -> Result<Answered, Declined> {
     check_body(call.effort, body)?;
-    let ids = match read_ids(body).map(Nested::into_dense) {
-        Ok(Some((Leaves::Ints(ids), dims))) if dims.len() == 1 => ids,
-        Ok(Some((Leaves::None, dims))) if dims.len() == 1 => Vec::new(),
+    let (ids, wants_labels) = match read_ids(body).map(Nested::into_dense) {
+        Ok(Some((Leaves::Ints(ids), dims))) if dims.len() == 1 => (ids, false),
+        Ok(Some((Leaves::None, dims))) if dims.len() == 1 => (Vec::new(), false),
         _ => explain::table_ids(body)?,
     };
     if ids.len() > max_rows {
@@ -49,6 +50,7 @@ pub fn answer(
     check_numbers(call.effort, num_bytes / 4)?;
     let mut rows = Vec::with_capacity(num_bytes);
     let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
+    let labels = if wants_labels { Some(labels(servable, number, &ids, call.max_response_bytes)?) } else { None };
     let instead = read_table(servable, number, Ints::of(&ids), out, call.effort)?;
     // SAFETY: read_table() has written every row, so all `num_bytes` bytes of the vector are initialised.
     unsafe { rows.set_len(num_bytes) };
@@ -58,6 +60,10 @@ pub fn answer(
     let mut body = text_buffer(num_bytes / 4);
     body.extend_from_slice(b"{\"rows\":");
     write_numbers(DataType::Float32, &[ids.len(), dim], &rows, NonFinite::of(call.strict_json), &mut body);
+    if let Some(labels) = labels {
+        body.extend_from_slice(b",\"labels\":");
+        body.extend_from_slice(&labels);
+    }
     body.push(b'}');
     Ok(Answered {
         body: Bytes::from(body),
@@ -67,8 +73,26 @@ pub fn answer(
         signature: 0,
         ran: Duration::ZERO,
         json_length: None,
-        instead,
+        notes: Notes::of_instead(instead).boxed(),
         began: Instant::now(),
         record: None,
     })
+}
+
+/// Returns the labels of rows as a JSON list, with null for a row without one.
+fn labels(servable: &Servable, table: usize, ids: &[i64], max_bytes: usize) -> Result<Vec<u8>, Declined> {
+    let mut list = vec![b'['];
+    for (place, &id) in ids.iter().enumerate() {
+        if place > 0 {
+            list.push(b',');
+        }
+        let label = servable.labels(table).and_then(|labels| labels.get(id));
+        let written = serde_json::to_writer(&mut list, &label);
+        written.map_err(|error| faults::internal(error.to_string()))?;
+        if list.len() > max_bytes {
+            return Err(faults::answer_too_large(list.len(), ids.len(), max_bytes).into());
+        }
+    }
+    list.push(b']');
+    Ok(list)
 }

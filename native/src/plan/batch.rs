@@ -9,12 +9,12 @@ use super::declined::Declined;
 use super::faults::BoxedFault;
 use super::graph_output::GraphOutput;
 use super::inputs::UnknownKeyCounts;
-use super::instead::Instead;
+use super::notes::Notes;
 use super::rows_read::RowsRead;
 
-/// The outputs of a request that ran in a batch, with the tables whose rows could not all be read; or the reason why the
+/// The outputs of a request that ran in a batch, with what its client is told beside them; or the reason why the
 /// request has none.
-pub type BatchResult = Result<(Vec<GraphOutput>, Vec<Instead>), Declined>;
+pub type BatchResult = Result<(Vec<GraphOutput>, Notes), Declined>;
 
 /// A request's place in a batch queue. Dropping it removes the request from the queue.
 pub trait BatchTicket: Send {
@@ -46,16 +46,16 @@ impl QueuedRequest {
 
     /// Takes the validated request out of its queue, for [`BatchPlace::ran`].
     #[must_use]
-    pub fn into_ran(self, outputs: Vec<GraphOutput>, instead: Vec<Instead>) -> Ran {
+    pub fn into_ran(self, outputs: Vec<GraphOutput>, notes: Notes) -> Ran {
         let (rows, unknown_keys) = self.validated;
-        Ran { outputs, instead, rows, unknown_keys }
+        Ran { outputs, notes, rows, unknown_keys }
     }
 }
 
 /// A request that ran in a batch; its answer is not yet written.
 pub struct Ran {
     pub(super) outputs: Vec<GraphOutput>,
-    pub(super) instead: Vec<Instead>,
+    pub(super) notes: Notes,
     pub(super) rows: usize,
     pub(super) unknown_keys: UnknownKeyCounts,
 }

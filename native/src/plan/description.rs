@@ -84,12 +84,27 @@ pub struct TableDescription {
     /// Index of the buffer of V float32 numbers, the scales of the table's rows; None if the dtype has no scales.
     #[serde(default)]
     pub scales: Option<usize>,
+    /// The labels of the rows; None for a table without labels.
+    #[serde(default)]
+    pub labels: Option<LabelsDescription>,
     /// The place of the rows in a Valkey or Redis cluster; None for a table in mapped memory.
     #[serde(default)]
     pub remote: Option<RemoteDescription>,
     /// Whether the table is larger than memory, so that a pager reads its pages.
     #[serde(default)]
     pub is_paged: bool,
+}
+
+/// The labels of a table's rows, as `service/artifact/row_labels.py` opens them.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LabelsDescription {
+    /// Index of the buffer of the text, with a line for each row; None for an empty text.
+    pub text: Option<usize>,
+    /// Index of the buffer of the int64 offsets of the lines, and of the end.
+    pub starts: Option<usize>,
+    /// The row of the first line.
+    pub first_row: i64,
 }
 
 /// The description of one vocabulary, whose arrays are those of `service/tables/vocabulary.py`.

@@ -273,7 +273,7 @@ faults! {
 faults! {
     InvalidArgument too_many_table_ids(count: usize, limit: usize)
         "input \"ids\": {count} ids, the limit is {limit} per request.";
-    InvalidArgument only_ids() "Expected exactly one key, \"ids\", with a list of row ids.";
+    InvalidArgument only_ids() "Expected \"ids\", a list of row ids, and beside it only \"labels\", true or false.";
     InvalidArgument ids_not_flat(rank: usize) "input \"ids\": expected a flat list of row ids, got rank {rank}.";
 }
 

@@ -1,7 +1,6 @@
 //! Looks up the vectors of one feature, and writes them to an answer or to a tensor that is fed to a graph.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -12,7 +11,7 @@ use super::faults::{self, BoxedFault};
 use super::feature_inputs::{FeatureInputs, feature_inputs, refused, uses};
 use super::feature_lookup::{Placement, look_up};
 use super::inputs::{DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
-use super::instead::Instead;
+use super::notes::{Instead, Notes};
 use super::paged_rows::read_feature;
 use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
@@ -93,6 +92,22 @@ pub(super) fn read(
     looked.map_err(|error| refused(servable, plan, feature, sent, error).into())
 }
 
+/// Returns the unknown keys of one request of a batch, whose features get keys: [`Features`] has counted those of the
+/// batch.
+#[must_use]
+pub fn unknown_keys_of(servable: &Servable, plan: &Signature, inputs: &Inputs<'_>, instead: Vec<Instead>) -> Notes {
+    let mut notes = Notes::of_instead(instead);
+    for feature in &plan.features {
+        let Some(vocabulary) = feature.vocabulary.filter(|_| feature.ids < plan.inputs.len()) else { continue };
+        let is_counted = notes.unknown_keys.iter().any(|one| (one.input, one.vocabulary) == (feature.ids, vocabulary));
+        if let Some(keys) = inputs[feature.ids].clone().filter(|_| !is_counted) {
+            // The graph has run, so no vocabulary refuses a key.
+            let _ = ids_of_keys(servable, plan, (feature.ids, vocabulary), keys, &mut notes.unknown_keys);
+        }
+    }
+    notes
+}
+
 /// The feature inputs of one predict request; the graph's code writes their vectors to the tensors that the graph is
 /// fed.
 pub struct Features<'s, 'r> {
@@ -134,11 +149,11 @@ impl<'s, 'r> Features<'s, 'r> {
         for feature in &plan.features {
             let is_same = |other: &FeaturePlan| (other.ids, other.vocabulary) == (feature.ids, feature.vocabulary);
             let ids = match (feature.vocabulary, plan.inputs.get(feature.ids)) {
-                (Some(vocabulary), Some(input)) => match plan.features[..of_keys.len()].iter().position(is_same) {
+                (Some(vocabulary), Some(_)) => match plan.features[..of_keys.len()].iter().position(is_same) {
                     Some(earlier) => of_keys[earlier].clone(),
                     None => tensors[feature.ids]
                         .clone()
-                        .map(|keys| ids_of_keys(servable, input, vocabulary, keys, &mut unknown_keys))
+                        .map(|keys| ids_of_keys(servable, plan, (feature.ids, vocabulary), keys, &mut unknown_keys))
                         .transpose()?,
                 },
                 _ => None,
@@ -172,16 +187,16 @@ impl<'s, 'r> Features<'s, 'r> {
         RowsRead { instead: self.instead(), rows: self.remote }
     }
 
-    /// Adds the keys that vocabularies of features lack to the counts. Call this once, when the graph has run.
-    pub fn count_unknown_keys(&self) {
-        for &(vocabulary, count) in &self.unknown_keys {
-            self.servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
-        }
+    /// Adds the keys that vocabularies of features lack to the counts, and returns what the client is told beside the
+    /// answer. Call this once, when the graph has run.
+    #[must_use]
+    pub fn finish(self) -> Notes {
+        self.servable.count_unknown_keys(&self.unknown_keys);
+        Notes { instead: self.instead(), unknown_keys: self.unknown_keys }
     }
 
     /// Returns the tables whose rows `read_remote` could not all read.
-    #[must_use]
-    pub fn instead(&self) -> Vec<Instead> {
+    fn instead(&self) -> Vec<Instead> {
         remote_rows::instead(self.servable, self.plan, &self.remote)
     }
 

@@ -162,5 +162,16 @@ pub struct Tensor<'a> {
 /// that the request lacks.
 pub type Inputs<'a> = SmallVec<[Option<Tensor<'a>>; 8]>;
 
-/// Pairs of a vocabulary's index and the number of an input's keys that the vocabulary lacks.
-pub(super) type UnknownKeyCounts = SmallVec<[(usize, usize); 2]>;
+/// The number of an input's keys that a vocabulary lacks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnknownKeyCount {
+    /// Index of the input.
+    pub(super) input: usize,
+    /// Index of the vocabulary.
+    pub(super) vocabulary: usize,
+    /// Number of the input's keys that the vocabulary lacks.
+    pub(super) count: usize,
+}
+
+/// The inputs whose keys a vocabulary lacks; nearly always empty, and then without memory of its own.
+pub(super) type UnknownKeyCounts = Vec<UnknownKeyCount>;

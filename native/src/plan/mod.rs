@@ -13,9 +13,9 @@ mod graph_limit;
 mod graph_output;
 mod graph_refusal;
 mod inputs;
-mod instead;
 mod names;
 mod near_names;
+mod notes;
 mod numbers;
 mod paged_rows;
 mod remote_rows;
@@ -35,13 +35,13 @@ pub use description::{
     SignatureDescription, SignatureKind, TableDescription, VocabularyDescription, WhyNot,
 };
 pub use effort::{Effort, Waiting};
-pub use features::Features;
+pub use features::{Features, unknown_keys_of};
 pub use grant::Grant;
 pub use graph_limit::{GraphLimit, GraphPermit};
 pub use graph_output::{GraphOutput, OutputData};
 pub use graph_refusal::graph_refusal;
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
-pub use instead::Instead;
+pub use notes::{Instead, Notes};
 pub use numbers::{int64_bytes, integers};
 pub use remote_rows::read_table;
 pub use routes::{ModelRoutes, Routes, Version};

@@ -10,7 +10,7 @@ use super::effort::Effort;
 use super::faults::{self, BoxedFault};
 use super::feature_inputs::{FeatureInputs, refused};
 use super::feature_lookup::check_ids;
-use super::instead::Instead;
+use super::notes::Instead;
 use super::paged_rows::read_pages;
 use super::rows_read::RemoteRows;
 use super::servable::{FeaturePlan, Servable, Signature};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::instead::Instead;
+use super::notes::Instead;
 use super::small_table::{Distinct, SmallTable};
 use crate::tables::memory::Memory;
 use crate::tables::table::Table;

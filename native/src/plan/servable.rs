@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -16,12 +16,13 @@ use super::description::{
 use super::effort::Effort;
 use super::faults::{self, BoxedFault, Names as KnownNames};
 use super::graph_output::GraphOutput;
-use super::inputs::{Data, DataType, Inputs, Strings, Tensor};
-use super::instead::Instead;
+use super::inputs::{Data, DataType, Inputs, Strings, Tensor, UnknownKeyCounts};
 use super::names::Names;
+use super::notes::Notes;
 use super::rows_read::RowsRead;
 use crate::clusters::{Clusters, RemoteTable};
 use crate::tables::hot_rows::HotRows;
+use crate::tables::labels::Labels;
 use crate::tables::map::{Map, Mark};
 use crate::tables::memory::Memory;
 use crate::tables::paged::{PagedTable, Pager};
@@ -209,7 +210,7 @@ pub struct OutputPlan {
 /// The graph of one predict signature. Concurrency: any thread.
 pub trait Graph: Send + Sync + std::fmt::Debug {
     /// Looks up the vectors that the graph gets as inputs, runs the graph, and returns one output for each index in
-    /// `wanted`, and the tables whose rows could not all be read.
+    /// `wanted`, and what the client is told beside the answer.
     ///
     /// The inputs have passed [`super::Work::prepare`]: names, dtypes, ranks, row splits and ids fit the signature,
     /// and each required input is there.
@@ -224,7 +225,7 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
         inputs: &Inputs<'_>,
         wanted: &[usize],
         effort: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined>;
+    ) -> Result<(Vec<GraphOutput>, Notes), Declined>;
 
     /// Says whether the graph is open: if not, the first run opens it, which takes seconds.
     fn is_open(&self) -> bool {
@@ -295,6 +296,13 @@ pub struct Signature {
 }
 
 impl Signature {
+    /// Returns the name under which clients know an input with ids or keys: that of its feature, if it has one.
+    #[must_use]
+    pub fn name_of_values(&self, input: usize) -> &str {
+        let ragged = self.ragged_names.iter().find(|names| names.values == input);
+        ragged.map_or(&self.inputs[input].name, |names| &names.feature)
+    }
+
     /// Checks that a thread with this limit on work may run the signature. The handlers of wire formats (forms) call
     /// this before they parse the inputs.
     ///
@@ -464,6 +472,8 @@ pub struct SharedParts {
     pub tables: Vec<TableDescription>,
     /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
+    /// The labels of each table's rows; None for a table without labels.
+    labels: Vec<Option<Labels>>,
     /// Counts of the ids that lookups had, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
     /// For each vocabulary, the number of keys in requests that the vocabulary lacked so far. A key counts once for its
@@ -530,6 +540,13 @@ impl Servable {
                 .map_err(|part| format!("the {part} of vocabulary {index} do not fit its other arrays"))
         });
         let vocabularies = vocabularies.collect::<Result<Vec<_>, String>>()?;
+        let labels = tables.iter().map(|one| {
+            let Some(named) = one.labels else { return Ok(None) };
+            let (text, starts) = (memory.buffer(named.text)?, memory.buffer(named.starts)?);
+            let labels = Labels::new(text, starts, named.first_row);
+            labels.map(Some).map_err(|part| format!("the {part} of the labels of table {:?} are wrong", one.name))
+        });
+        let labels = labels.collect::<Result<Vec<_>, String>>()?;
         let counts = signatures.iter().map(|s| s.features.iter().map(|_| Counts::default()).collect()).collect();
         let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
         let sampled = tables.iter().filter(|_| has_hot_rows);
@@ -543,6 +560,7 @@ impl Servable {
             signatures,
             tables,
             vocabularies,
+            labels,
             counts,
             unknown_keys,
             hot_rows,
@@ -787,6 +805,12 @@ impl Servable {
         self.shared.tables.iter().position(|table| table.name == name)
     }
 
+    /// Returns the labels of a table's rows; None for a table without labels.
+    #[must_use]
+    pub fn labels(&self, table: usize) -> Option<&Labels> {
+        self.shared.labels[table].as_ref()
+    }
+
     /// Returns the version's vocabularies, in the order of the version's description.
     #[must_use]
     pub fn vocabularies(&self) -> &[Vocabulary] {
@@ -803,6 +827,13 @@ impl Servable {
     #[must_use]
     pub fn unknown_keys(&self) -> &[AtomicU64] {
         &self.shared.unknown_keys
+    }
+
+    /// Adds the unknown keys of a request to the counts of the vocabularies.
+    pub(super) fn count_unknown_keys(&self, found: &UnknownKeyCounts) {
+        for one in found {
+            self.unknown_keys()[one.vocabulary].fetch_add(one.count as u64, Ordering::Relaxed);
+        }
     }
 
     /// Returns the hot rows of each table; empty if ids are not sampled.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::declined::Declined;
 use super::description::SignatureKind;
 use super::faults::{self, BoxedFault, Names};
-use super::inputs::{Data, DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
+use super::inputs::{Data, DataType, Dims, Inputs, Tensor, UnknownKeyCount, UnknownKeyCounts};
 use super::numbers::{int64_bytes, integers};
 use super::servable::{InputPlan, InputRole, Ragged, RaggedNames, Servable, Signature};
 use crate::tables::table::Ints;
@@ -189,7 +189,7 @@ pub(super) fn validate_tensors<'r>(
             .vocabulary
             .filter(|_| tensor.dtype == DataType::String && input.dtype != DataType::String && input.takes_strings);
         if let Some(vocabulary) = vocabulary {
-            replace_keys(servable, input, vocabulary, tensor, &mut unknown_keys)?;
+            replace_keys(servable, plan, (index, vocabulary), tensor, &mut unknown_keys)?;
         }
         if tensor.dtype != input.dtype {
             convert(plan, input, tensor)?;
@@ -197,7 +197,7 @@ pub(super) fn validate_tensors<'r>(
         check_shape(plan, index, tensor)?;
         if input.takes_keys {
             if let Some(vocabulary) = input.vocabulary.filter(|_| is_lookup) {
-                replace_keys(servable, input, vocabulary, tensor, &mut unknown_keys)?;
+                replace_keys(servable, plan, (index, vocabulary), tensor, &mut unknown_keys)?;
             }
             continue;
         }
@@ -212,28 +212,27 @@ pub(super) fn validate_tensors<'r>(
     Ok((inputs, unknown_keys))
 }
 
-/// Replaces the keys of a tensor by the ids that the vocabulary with this index gives.
+/// Replaces the keys of a tensor by the ids that a vocabulary gives.
 fn replace_keys(
     servable: &Servable,
-    input: &InputPlan,
-    vocabulary: usize,
+    plan: &Signature,
+    of: (usize, usize),
     tensor: &mut Tensor<'_>,
     unknown_keys: &mut UnknownKeyCounts,
 ) -> Result<(), BoxedFault> {
     let keys = std::mem::replace(tensor, Tensor { dtype: DataType::Int64, dims: Dims::new(), data: Data::Raw(&[]) });
-    *tensor = ids_of_keys(servable, input, vocabulary, keys, unknown_keys)?;
+    *tensor = ids_of_keys(servable, plan, of, keys, unknown_keys)?;
     Ok(())
 }
 
-/// Returns the ids that the vocabulary with the index `vocabulary` gives for the keys of an input's tensor.
+/// Returns the ids that a vocabulary gives for the keys of an input's tensor; `(input, index)`: the indexes of both.
 pub(super) fn ids_of_keys<'r>(
     servable: &Servable,
-    input: &InputPlan,
-    vocabulary: usize,
+    plan: &Signature,
+    (input, index): (usize, usize),
     keys: Tensor<'r>,
     unknown_keys: &mut UnknownKeyCounts,
 ) -> Result<Tensor<'r>, BoxedFault> {
-    let index = vocabulary;
     let vocabulary = &servable.vocabularies()[index];
     let found = match &keys.data {
         Data::Strings(keys) => vocabulary.rows_of_strings(keys.parts.iter().map(AsRef::as_ref)),
@@ -245,10 +244,10 @@ pub(super) fn ids_of_keys<'r>(
             Data::Strings(keys) => (python_repr(&String::from_utf8_lossy(&keys.parts[position])), "strings"),
             _ => (integers(&keys)[position].to_string(), "integers"),
         };
-        faults::unknown_key(&input.name, &key, position, &format!("{} {kind}", vocabulary.num_keys()))
+        faults::unknown_key(&plan.inputs[input].name, &key, position, &format!("{} {kind}", vocabulary.num_keys()))
     })?;
     if lacking > 0 {
-        unknown_keys.push((index, lacking));
+        unknown_keys.push(UnknownKeyCount { input, vocabulary: index, count: lacking });
     }
     // Vocabularies return int64 ids; convert() refuses an id that does not fit its int32 input.
     Ok(Tensor { dtype: DataType::Int64, dims: keys.dims, data: Data::Ints(ids) })

@@ -16,7 +16,7 @@ use super::feature_lookup::Placement;
 use super::features::{Features, product, read, shape_too_large, vector_dims, vector_width};
 use super::graph_output::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs, UnknownKeyCounts};
-use super::instead::Instead;
+use super::notes::Notes;
 use super::paged_rows;
 use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
@@ -60,8 +60,8 @@ enum Content<'r> {
     Predict {
         /// The output tensors of the predict's graph.
         outputs: Vec<GraphOutput>,
-        /// The tables of the graph's features whose rows could not all be read.
-        instead: Vec<Instead>,
+        /// The notes that the run of the graph adds to its outputs.
+        notes: Notes,
     },
 }
 
@@ -114,7 +114,7 @@ impl<'s, 'r> Work<'s, 'r> {
             signature,
             rows,
             outputs: SmallVec::new(),
-            content: Content::Predict { outputs: vec![], instead: vec![] },
+            content: Content::Predict { outputs: vec![], notes: Notes::default() },
             unknown_keys,
         };
         if let Some(graph) = &plan.graph {
@@ -139,9 +139,9 @@ impl<'s, 'r> Work<'s, 'r> {
                     return Err(Declined::TooLarge);
                 }
             }
-            let (outputs, instead) = graph.run(servable, plan, &inputs, numbers, effort)?;
+            let (outputs, notes) = graph.run(servable, plan, &inputs, numbers, effort)?;
             work.outputs = graph_shapes(numbers, &outputs);
-            work.content = Content::Predict { outputs, instead };
+            work.content = Content::Predict { outputs, notes };
         } else {
             let sent = feature_inputs(plan, inputs, std::iter::empty());
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
@@ -173,10 +173,10 @@ impl<'s, 'r> Work<'s, 'r> {
 
     /// Returns the work for a request whose graph has run in a batch.
     fn of_ran(servable: &'s Servable, signature: usize, wanted: &[usize], ran: Ran) -> Self {
-        let Ran { outputs, instead, rows, unknown_keys } = ran;
+        let Ran { outputs, notes, rows, unknown_keys } = ran;
         let all: SmallVec<[usize; 8]> = (0..servable.signatures()[signature].outputs.len()).collect();
         let shapes = graph_shapes(if wanted.is_empty() { &all } else { wanted }, &outputs);
-        let content = Content::Predict { outputs, instead };
+        let content = Content::Predict { outputs, notes };
         Work { servable, signature, rows, outputs: shapes, content, unknown_keys }
     }
 
@@ -256,20 +256,21 @@ impl<'s, 'r> Work<'s, 'r> {
     }
 
     /// Checks that no mapped file was damaged during the reads, and adds the request's unknown keys and, for a lookup,
-    /// its ids to the counts. Call this after the last `fill`. Returns the tables whose rows could not all be read.
+    /// its ids to the counts. Call this after the last `fill`. Returns what the client is told beside the answer.
     ///
     /// # Errors
     /// A mapped file was damaged: the answer must not be sent.
-    pub fn finish(self) -> Result<Vec<Instead>, Declined> {
+    pub fn finish(self) -> Result<Option<Box<Notes>>, Declined> {
         // The damage flag is checked after the last read of a row, because a damaged file reads as zeros.
         if self.servable.is_damaged() {
             return Err(self.servable.damaged().into());
         }
-        for &(vocabulary, count) in &self.unknown_keys {
-            self.servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
-        }
+        self.servable.count_unknown_keys(&self.unknown_keys);
         let (sent, missing, remote) = match self.content {
-            Content::Predict { instead, .. } => return Ok(instead),
+            Content::Predict { mut notes, .. } => {
+                notes.unknown_keys.extend(self.unknown_keys);
+                return Ok(notes.boxed());
+            }
             Content::Lookup { sent, missing, remote } => (sent, missing, remote),
         };
         let counts = &self.servable.counts()[self.signature];
@@ -281,7 +282,8 @@ impl<'s, 'r> Work<'s, 'r> {
                 counts.missing.fetch_add(missing as u64, Ordering::Relaxed);
             }
         }
-        Ok(remote_rows::instead(self.servable, &self.servable.signatures()[self.signature], &remote))
+        let instead = remote_rows::instead(self.servable, &self.servable.signatures()[self.signature], &remote);
+        Ok(Notes { instead, unknown_keys: self.unknown_keys }.boxed())
     }
 
     /// Returns the number of bytes that a lookup reads from tables and writes to its answer.

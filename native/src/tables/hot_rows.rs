@@ -1,5 +1,5 @@
 //! Finds the rows of one table that lookups read most, from a sample of the ids, and estimates how many distinct rows
-//! the sample has.
+//! the sample has. The first [`EXACT_IDS`] ids of a table are all drawn, so that little traffic is counted exactly.
 //!
 //! A thread draws one id of [`SAMPLE_EVERY`] on average, or [`DRAWS`] ids of a larger lookup, and puts them into a buffer
 //! that few other threads share. A drawn id counts for the ids that were passed over. A full buffer is counted into the
@@ -12,11 +12,13 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::table::Ints;
 
+/// Number of ids of a table that are all drawn, before some are.
+const EXACT_IDS: u64 = 1 << 16;
 /// In lookups of few ids, one of this many ids is drawn, on average, for the sample that finds the hot rows.
 const SAMPLE_EVERY: u32 = 32;
 /// Approximate number of ids that are drawn of a lookup with more than `SAMPLE_EVERY * DRAWS` ids.
@@ -44,6 +46,8 @@ thread_local! {
 pub struct HotRows {
     /// V, the number of rows of the table; ids outside the table are not counted.
     vocabulary_size: u64,
+    /// Number of looked-up ids so far; it stops some ids above `EXACT_IDS`.
+    seen: AtomicU64,
     buffers: [Mutex<Vec<Drawn>>; NUM_BUFFERS],
     sketch: Mutex<Sketch>,
 }
@@ -77,6 +81,7 @@ impl HotRows {
     pub fn new(vocabulary_size: usize) -> Self {
         HotRows {
             vocabulary_size: vocabulary_size as u64,
+            seen: AtomicU64::new(0),
             buffers: std::array::from_fn(|_| Mutex::new(Vec::new())),
             sketch: Mutex::new(Sketch::default()),
         }
@@ -87,6 +92,11 @@ impl HotRows {
     pub fn see(&self, ids: Ints<'_>) {
         // The number of ids fits a u32, because 2^32 ids would take 32 GiB.
         let num_ids = ids.len() as u32;
+        if self.seen.load(Ordering::Relaxed) < EXACT_IDS {
+            self.seen.fetch_add(u64::from(num_ids), Ordering::Relaxed);
+            self.draw(ids, 0, 1, || 1);
+            return;
+        }
         if num_ids > SAMPLE_EVERY * DRAWS {
             // In a lookup of many ids, the first drawn id is random and the distances are equal, so each id is drawn
             // with the same probability.
@@ -329,6 +339,17 @@ mod tests {
     #[test]
     fn an_empty_sketch_has_no_rows() {
         assert_eq!(HotRows::new(5).snapshot(10), HotSnapshot::default());
+    }
+
+    #[test]
+    fn little_traffic_is_counted_exactly() {
+        let hot = HotRows::new(1000);
+        for id in 0..300 {
+            hot.see(Ints::of(&[7, id % 3, 1000]));
+        }
+        let found = hot.snapshot(10);
+        assert_eq!((found.samples, found.lookups, found.distinct), (600, 600, 4));
+        assert_eq!(found.rows, vec![(7, 300), (0, 100), (1, 100), (2, 100)]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod gather;
 mod guard;
 pub mod hot_rows;
 pub mod key_index;
+pub mod labels;
 mod lanes;
 mod lookup;
 pub mod map;

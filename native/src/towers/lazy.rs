@@ -6,9 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::plan::faults::{self, BoxedFault};
-use crate::plan::{
-    Declined, Effort, Graph, GraphOutput, Inputs, Instead, QueuedRequest, RowsRead, Servable, Signature,
-};
+use crate::plan::{Declined, Effort, Graph, GraphOutput, Inputs, Notes, QueuedRequest, RowsRead, Servable, Signature};
 
 /// A function that opens a graph; its error is one sentence of text.
 type Open = dyn Fn() -> Result<Box<dyn Graph>, String> + Send + Sync;
@@ -130,7 +128,7 @@ impl Graph for LazyGraph {
         inputs: &Inputs<'_>,
         wanted: &[usize],
         effort: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
+    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
         let graph = self.opened(effort.waiting().and_then(|waiting| waiting.deadline))?;
         graph.run(servable, signature, inputs, wanted, effort)
     }
@@ -183,8 +181,8 @@ mod tests {
             _: &Inputs<'_>,
             _: &[usize],
             _: Effort<'_>,
-        ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
-            Ok((vec![], vec![]))
+        ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
+            Ok((vec![], Notes::default()))
         }
     }
 

@@ -12,7 +12,7 @@ use super::session::{Callable, GraphError, Session};
 use super::tensor::{AlignedBuffer, Tensor};
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{
-    self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, Inputs, Instead, OutputData, Servable,
+    self, Data, DataType, Declined, Dims, Effort, Features, GraphOutput, Inputs, Notes, OutputData, Servable,
     Signature, graph_refusal,
 };
 use crate::tables::table::Ints;
@@ -203,7 +203,7 @@ impl plan::Graph for Tower {
         inputs: &Inputs<'_>,
         wanted: &[usize],
         effort: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
+    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
         // The output indexes are sorted, so that requests for the same outputs in another order use the same callable.
         let mut sorted: OutputIndexes = wanted.iter().copied().collect();
         sorted.sort_unstable();
@@ -236,10 +236,10 @@ impl plan::Graph for Tower {
         let fetched = ran.map_err(|error| graph_refusal(signature, inputs, error.code, &error.message));
         let fetched = fetched?.into_iter().map(graph_output).collect::<Result<Vec<_>, _>>()?;
         drop(permit);
-        features.count_unknown_keys();
+        let notes = features.finish();
         let mut outputs: HashMap<usize, GraphOutput> = of_callable.into_iter().zip(fetched).collect();
         let ran = wanted.iter().map(|number| outputs.remove(number)).collect::<Option<_>>();
-        Ok((ran.ok_or_else(|| faults::internal("a run of the graph lacks an output"))?, features.instead()))
+        Ok((ran.ok_or_else(|| faults::internal("a run of the graph lacks an output"))?, notes))
     }
 }
 

@@ -74,7 +74,7 @@ impl Words {
             signature: 0,
             ran: Duration::from_micros(5),
             json_length: (verb == "binary").then_some(4),
-            instead: Vec::new(),
+            notes: None,
             began: Instant::now(),
             record: None,
         })

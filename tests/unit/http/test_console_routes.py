@@ -18,7 +18,13 @@ STATIC = Path(__file__).parents[3] / "service/console/static"
 def console(make_http: Callable[..., Http]) -> Http:
     """Makes an application with a console, whose callers need no credentials."""
     change = {"at_s": 1.5, "version": 3, "state": "AVAILABLE", "message": ""}
-    sources = ConsoleSources(lambda: "1.2", lambda model: {"stable": 3}, lambda model: [change])
+    sources = ConsoleSources(
+        lambda: "1.2",
+        lambda model: {"stable": 3},
+        lambda model: [change],
+        traffic=lambda: {"start_s": 1.0, "at_s": [], "models": {}},
+        folders=lambda model: [2, 3],
+    )
     return make_http(console=sources)
 
 
@@ -69,6 +75,8 @@ def test_the_overview_has_models_labels_and_changes(console: Http) -> None:
     assert model["name"] == "m" and model["labels"] == {"stable": 3}
     assert model["versions"] == [{"version": 3, "state": "AVAILABLE", "code": "OK", "message": ""}]
     assert [change["state"] for change in model["history"]] == ["AVAILABLE"]
+    assert model["folders"] == [2, 3]
+    assert console.get("/console/traffic").json() == {"start_s": 1.0, "at_s": [], "models": {}}
 
 
 def test_nobody_signs_in_without_callers(console: Http) -> None:

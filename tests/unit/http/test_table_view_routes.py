@@ -14,7 +14,7 @@ from tests.unit.http.conftest import TABLE, Http
 
 def test_a_page_has_norms_and_ends_with_the_table(http: Http) -> None:
     page = http.get("/v1/models/m/tables/t:page?start=1&count=2").json()
-    assert page["version"] == 3 and page["start"] == 1 and page["total"] == 4 and page["keys"] == []
+    assert page["version"] == 3 and page["start"] == 1 and page["total"] == 4 and page["keys"] == page["labels"] == []
     assert page["norms"] == pytest.approx([13**0.5, 41**0.5])
     assert len(http.get("/v1/models/m/tables/t:page").json()["norms"]) == 4
     assert http.get("/v1/models/m/tables/t:page?start=9").json()["norms"] == []
@@ -27,6 +27,7 @@ def test_a_row_has_values_and_norm(http: Http) -> None:
         "version": 3,
         "id": 2,
         "keys": {},
+        "label": None,
         "is_known": True,
         "values": TABLE[2].tolist(),
         "norm": pytest.approx(norm),
@@ -50,7 +51,10 @@ def test_a_row_has_values_and_norm(http: Http) -> None:
         ("t:drift", 400, "Name the version to compare with"),
         ("t:drift?from=x", 400, "Failed to convert version: x"),
         ("none:drift?from=1", 404, 'no table "none"'),
-        ("none:keys", 404, 'no table "none"'),
+        ("none:names", 404, 'no table "none"'),
+        ("none:find?label=x", 404, 'no table "none"'),
+        ("t:find?label=x", 400, "has no labels: export the model with --labels t=FILE"),
+        ("t:find", 400, "Give a text as label"),
     ],
 )
 def test_a_wrong_question_is_told_why(http: Http, path: str, status: int, text: str) -> None:

@@ -52,6 +52,7 @@ def test_the_example_of_the_help_holds(tmp_path: Path) -> None:
             "allow_nonfinite": False,
             "warmup": True,
             "table_dtype": {"item": "int8"},
+            "labels": {"item": "items.csv#title"},
         },
         {"max_ids_per_row": 16},
     )

@@ -15,6 +15,7 @@ from model_export.errors import ExportError
 from model_export.export_model import as_source, export
 from model_export.graphs.signature_names import lookup_devices
 from service.artifact.manifest import Manifest
+from service.artifact.row_labels import open_labels
 
 pytestmark = pytest.mark.tf
 
@@ -60,6 +61,17 @@ def test_by_default_the_cpu_lookup_and_all_predictions_become_version_1(tmp_path
         "examples": "recorded answers",
     }
     assert all(entry["max_relative_error"] < 1e-6 for entry in manifest.parity.values())
+
+
+def test_labels_go_with_the_version(tmp_path: Path) -> None:
+    tables = manifest_of(export(two_features(), tmp_path / "plain")).tables
+    labels = {name: [f"{name} {row}" for row in range(entry.vocabulary_size)] for name, entry in tables.items()}
+    artifact = export(two_features(), tmp_path / "named", labels=labels)
+    found = open_labels(artifact, manifest_of(artifact))
+    assert {name: one.of([0, 1]) for name, one in found.items()} == {name: labels[name][:2] for name in tables}
+    name = min(tables)
+    with pytest.raises(ExportError, match=f"labels: 1 for the .* rows of table '{name}'"):
+        export(two_features(), tmp_path / "few", labels={name: ["one"]})
 
 
 def test_versions_count_up_and_are_never_overwritten(tmp_path: Path) -> None:

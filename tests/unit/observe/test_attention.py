@@ -76,6 +76,10 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
         ("m", "version 2: the native core does not run a, b: no dtype", "EmbeddingSignaturesInPython"),
     ),
     (
+        lambda one: one["models"]["m"]["versions"][0].update(notice="a toy"),
+        ("m", "version 2: a toy", ""),
+    ),
+    (
         lambda one: one["models"]["m"]["versions"][0].update(unproven=["lookup/film"]),
         ("m", "version 2: a spec is believed that adopt could not prove: lookup/film", ""),
     ),

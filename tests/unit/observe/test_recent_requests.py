@@ -71,6 +71,15 @@ def test_clients_errors_do_not_push_the_servers_out(recent: RecentRequests) -> N
     assert len(found) == 52
 
 
+def test_failures_are_told_the_newest_first(clock: Clock) -> None:
+    recent = RecentRequests(0.5, clock, clock)
+    counter = RequestCounter(recent)
+    for number, error in enumerate((IdOutOfRange("first"), Overloaded("second"), IdOutOfRange("third"))):
+        clock.now_s = 100.0 + number
+        finish(counter, 0.1, error)
+    assert [noted.message for noted in recent.failures()] == ["third", "second", "first"]
+
+
 def test_without_a_limit_none_is_slow(caplog: pytest.LogCaptureFixture) -> None:
     recent = RecentRequests(float("inf"))
     finish(RequestCounter(recent), 1e9)

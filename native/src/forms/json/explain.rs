@@ -174,19 +174,25 @@ fn take_object<'a>(document: &mut Object<'a>, key: &str) -> Result<Option<Object
     }
 }
 
-/// Parses the body `{"ids": [...]}` of a request for rows of a table.
+/// Parses the body `{"ids": [...], "labels": true}` of a `:rows` request; the second value says whether the answer has
+/// the labels of the rows.
 ///
 /// # Errors
 /// [`Declined::Fault`].
-pub fn table_ids(body: &[u8]) -> Result<Vec<i64>> {
+pub fn table_ids(body: &[u8]) -> Result<(Vec<i64>, bool)> {
     let document = parse_object(body, false)?;
-    let [(key, value)] = &document[..] else { return Err(faults::only_ids().into()) };
-    if key != "ids" {
-        return Err(faults::only_ids().into());
-    }
-    let tensor = dense("ids", &Value::One(value), Wanted::plain(DataType::Int64))?;
+    let (ids, wants_labels) = match &document[..] {
+        [(ids, value)] if ids == "ids" => (value, false),
+        [(ids, value), (labels, Json::Bool(wanted))] | [(labels, Json::Bool(wanted)), (ids, value)]
+            if ids == "ids" && labels == "labels" =>
+        {
+            (value, *wanted)
+        }
+        _ => return Err(faults::only_ids().into()),
+    };
+    let tensor = dense("ids", &Value::One(ids), Wanted::plain(DataType::Int64))?;
     match tensor.data {
-        Data::Ints(ids) if tensor.dims.len() == 1 => Ok(ids),
+        Data::Ints(ids) if tensor.dims.len() == 1 => Ok((ids, wants_labels)),
         _ => Err(faults::ids_not_flat(tensor.dims.len()).into()),
     }
 }

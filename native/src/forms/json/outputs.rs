@@ -84,7 +84,7 @@ pub fn answer(
     let outputs = outputs.collect::<Result<SmallVec<[Output<'_>; 4]>, Declined>>()?;
     let record = recording.map(|recording| recording.end(&mut work, servable, signature)).transpose()?;
     let rows = work.rows();
-    let instead = work.finish()?;
+    let notes = work.finish()?;
     let ran = started.elapsed();
     let mut body = text_buffer(count);
     write(&outputs, layout, NonFinite::of(call.strict_json), &mut body)?;
@@ -95,7 +95,7 @@ pub fn answer(
         signature,
         ran,
         json_length: None,
-        instead,
+        notes,
         began: started,
         record,
     })

@@ -12,7 +12,7 @@ use crate::forms::protobuf::write_delimited;
 use crate::forms::tensor_proto::tests::ProstTensor;
 use crate::plan::tests::is_fault;
 use crate::plan::tests::{feature, input, output, servable, toy};
-use crate::plan::{DataType, Description, Graph, GraphOutput, Instead, ModelRoutes, OutputData, Routes, VersionMemory};
+use crate::plan::{DataType, Description, Graph, GraphOutput, ModelRoutes, Notes, OutputData, Routes, VersionMemory};
 
 #[derive(Clone, PartialEq, Message)]
 struct ProstVersion {
@@ -221,7 +221,7 @@ impl Graph for EveryDtype {
         _: &Inputs<'_>,
         wanted: &[usize],
         _: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
+    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
         let ran = wanted.iter().map(|&number| {
             let (_, dtype, dims, bytes) = EVERY_DTYPE[number];
             let data = if dtype == DataType::String {
@@ -231,7 +231,7 @@ impl Graph for EveryDtype {
             };
             GraphOutput { dtype, dims: dims.iter().copied().collect(), data }
         });
-        Ok((ran.collect(), vec![]))
+        Ok((ran.collect(), Notes::default()))
     }
 }
 

@@ -26,8 +26,8 @@ use self::queue::{Queued, Task};
 use self::scheduler::{BatchCall, Scheduler};
 use crate::plan::faults::{self, BoxedFault, Code};
 use crate::plan::{
-    BatchPlace, BatchResult, BatchTicket, Declined, Effort, Graph, GraphOutput, Inputs, Instead, QueuedRequest,
-    RowsRead, Servable, Signature, Waiting,
+    BatchPlace, BatchResult, BatchTicket, Declined, Effort, Graph, GraphOutput, Inputs, Notes, QueuedRequest, RowsRead,
+    Servable, Signature, Waiting, unknown_keys_of,
 };
 
 pub use self::counts::{Counts, Histogram, Limits};
@@ -97,7 +97,7 @@ impl Graph for BatchedGraph {
         inputs: &Inputs<'_>,
         wanted: &[usize],
         effort: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
+    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
         self.graph.run(servable, signature, inputs, wanted, effort)
     }
 
@@ -130,7 +130,7 @@ impl Graph for BatchedGraph {
         let shapes = inputs.shapes(kinds, self.parameters.pad_variable_length_inputs);
         let group = Group { servable: Arc::as_ptr(servable).addr(), wanted: sorted, shapes };
         let (sender, receiver) = oneshot::channel();
-        let answer = Answer { sender: Some(sender), parts: Vec::new() };
+        let answer = Answer { sender: Some(sender), parts: Vec::new(), has_unknown_keys: false };
         let call = Arc::new(Call {
             servable: Arc::clone(servable),
             signature,
@@ -185,6 +185,8 @@ struct Answer {
     sender: Option<oneshot::Sender<BatchResult>>,
     /// The outputs of the request's ended tasks, each with the row at which the task begins.
     parts: Vec<(usize, Vec<GraphOutput>)>,
+    /// Whether a vocabulary lacks a key of a batch in which a task of the request ran.
+    has_unknown_keys: bool,
 }
 
 impl Queued for Call {
@@ -232,8 +234,9 @@ impl BatchCall for Call {
         }
         match ran {
             Ok(all) => {
+                let (all, has_unknown_keys) = all;
                 for (task, outputs) in tasks.iter().zip(all) {
-                    task.call.add_part(task, outputs);
+                    task.call.add_part(task, outputs, has_unknown_keys);
                 }
             }
             // If the graph or a table refuses the batch, each half runs by itself, and so on, until only the requests
@@ -262,9 +265,9 @@ fn may_be_of_one(declined: &Declined) -> bool {
     }
 }
 
-/// Runs the graph on the rows of several requests; returns the outputs of each. `pads`: whether the batch gets its
-/// padding.
-fn run_joined(tasks: &[Task<Call>], pads: bool) -> Result<Vec<Vec<GraphOutput>>, Declined> {
+/// Runs the graph on the rows of several requests; returns the outputs of each, and whether a vocabulary lacks a key of
+/// one. `pads`: whether the batch gets its padding.
+fn run_joined(tasks: &[Task<Call>], pads: bool) -> Result<(Vec<Vec<GraphOutput>>, bool), Declined> {
     let first = &tasks[0].call;
     let plan = &first.servable.signatures()[first.signature];
     let graph = plan.graph.as_ref().ok_or_else(|| faults::internal("a batch of a signature without a graph"))?;
@@ -280,8 +283,8 @@ fn run_joined(tasks: &[Task<Call>], pads: bool) -> Result<Vec<Vec<GraphOutput>>,
     // A request whose deadline passes during the run gets its answer late; the other requests of its batch do not fail.
     let deadline = tasks.iter().map(|task| task.call.deadline).reduce(|one, other| Some(one?.max(other?)));
     let waiting = Waiting { deadline: deadline.flatten(), batch, ..Waiting::default() };
-    let (outputs, _) = graph.run(&first.servable, plan, &inputs, &first.group.wanted, Effort::Wait(&waiting))?;
-    Ok(split(outputs, &rows, num_rows + padding)?)
+    let (outputs, notes) = graph.run(&first.servable, plan, &inputs, &first.group.wanted, Effort::Wait(&waiting))?;
+    Ok((split(outputs, &rows, num_rows + padding)?, notes.has_unknown_keys()))
 }
 
 /// The rows of a batch: each request, and the range of its rows. Padding is copies of the first of the last request's
@@ -327,8 +330,9 @@ impl Call {
     }
 
     /// Adds the outputs of a task; the request ends with its last task.
-    fn add_part(&self, task: &Task<Call>, outputs: Vec<GraphOutput>) {
+    fn add_part(&self, task: &Task<Call>, outputs: Vec<GraphOutput>, has_unknown_keys: bool) {
         let mut answer = self.lock();
+        answer.has_unknown_keys |= has_unknown_keys;
         answer.parts.push((task.begin, outputs));
         let rows_of = |outputs: &Vec<GraphOutput>| outputs.first().and_then(|one| one.dims.first()).copied();
         let done: usize = answer.parts.iter().filter_map(|(_, outputs)| rows_of(outputs)).sum();
@@ -336,12 +340,20 @@ impl Call {
             return;
         }
         let mut parts = std::mem::take(&mut answer.parts);
+        let has_unknown_keys = answer.has_unknown_keys;
         drop(answer);
         parts.sort_by_key(|(begin, _)| *begin);
         let joined = join_outputs(parts.into_iter().map(|(_, outputs)| outputs).collect());
         let outputs = joined.and_then(|outputs| self.in_order(outputs));
         let unequal = || faults::batch_outputs_differ().into();
-        self.end(outputs.map(|outputs| (outputs, self.read.instead.clone())).ok_or_else(unequal));
+        let instead = self.read.instead.clone();
+        let notes = if has_unknown_keys {
+            let plan = &self.servable.signatures()[self.signature];
+            unknown_keys_of(&self.servable, plan, &self.inputs.borrowed(), instead)
+        } else {
+            Notes::of_instead(instead)
+        };
+        self.end(outputs.map(|outputs| (outputs, notes)).ok_or_else(unequal));
     }
 
     /// Brings outputs, which are in the order of their sorted indexes, into the order of the answer.

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import shutil
 import sys
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -142,5 +148,31 @@ def test_an_environment_without_pip_uses_the_one_on_the_path(monkeypatch: pytest
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/local/bin/pip" if name == "pip" else None)
     assert movielens._pip() == ["/usr/local/bin/pip"]
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ExportError, match="pip is not installed"):
-        movielens._pip()
+    assert movielens._pip() is None
+
+
+@pytest.mark.usefixtures("tiny_movielens")
+def test_without_pip_the_package_comes_from_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"inter": PACKAGE_RATINGS, "user": PACKAGE_USERS, "item": PACKAGE_FILMS}
+    name = "recbole-1.2.1-py3-none-any.whl"
+    (tmp_path / "recbole").mkdir()
+    with zipfile.ZipFile(tmp_path / "recbole" / name, "w") as archive:
+        for kind, text in parts.items():
+            archive.writestr(f"recbole/dataset_example/ml-100k/ml-100k.{kind}", text)
+    digest = hashlib.sha256((tmp_path / "recbole" / name).read_bytes()).hexdigest()
+    listed = {"files": [{"filename": name, "url": f"{name}#sha256=x", "hashes": {"sha256": digest}}]}
+    (tmp_path / "recbole" / "index.html").write_text(json.dumps(listed))
+    monkeypatch.setattr(movielens, "_pip", lambda: None)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        assert len(movielens.from_package(lambda done, total: None).rating) == 3
+        (tmp_path / "recbole" / name).write_bytes(b"other")
+        with pytest.raises(ExportError, match="another checksum"):
+            movielens.from_package(lambda done, total: None)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

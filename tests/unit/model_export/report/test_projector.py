@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model_export.report.projector import ProjectedTable, write_projector
-from model_export.report.row_names import LabelFile
+from model_export.row_names import LabelFile
 from tests.toy_model import toy_tables, write_bundle, write_toy_model
 
 

@@ -20,9 +20,9 @@ from model_export.report.commands import to_json
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html
 from model_export.report.page import data
-from model_export.report.row_names import LabelFile
 from model_export.report.statistics import STATISTICS_FOLDER
 from model_export.report.text import WIDTH, to_text, verification_text
+from model_export.row_names import LabelFile
 from tests.toy_model import rewrite_manifest, write_bundle
 from tests.unit.model_export.report.test_statistics import write_statistics
 

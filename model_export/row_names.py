@@ -8,13 +8,18 @@ Of a label such as "Action|Comedy" the first part counts. A row with an empty la
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from model_export.errors import ExportError
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ArtifactError
+
+T = TypeVar("T")
+
+_TABS = (".tsv", ".tab")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +69,7 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
     Raises:
       ExportError: the file can not be read, lacks the column, or none of its keys is a row.
     """
-    try:
-        records = list(_records(file.path))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ExportError(f"cannot read the labels of table {file.table!r} from {file.path}: {error}") from error
-    records = [record for record in records if record]
-    if not records or len(records[0]) < 2:
-        raise ExportError(f"{file.path}: a line of labels is a key, a separator (comma, in a .tsv a tab) and a label")
-    rows = _rows_of_keys({record[0].strip() for record in records}, num_rows, vocabularies)
-    header = records[0] if records[0][0].strip() not in rows else None
+    records, rows, header = _parsed(file, num_rows, vocabularies)
     label_at = _column(file, header)
     # The key is in column 0, and the labels may be in column 1 or 2. The rows' names are in the first of these two that
     # has no labels.
@@ -89,9 +86,59 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
         if len(record) > name_at and record[name_at].strip():
             names[row] = record[name_at].strip()
     if not labels:
-        kind = "a key of its vocabulary" if vocabularies else f"a row number below {num_rows}"
-        raise ExportError(f"{file.path}: no line has a label and, in its first column, {kind} of table {file.table!r}")
+        raise _no_label(file, num_rows, vocabularies)
     return Labels(labels, names, header[label_at].strip() if header else "label", unmatched)
+
+
+def row_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]) -> list[str]:
+    """Reads the labels that a file has for the rows of a table, for an artifact; "" for a row without one.
+
+    A file whose name ends neither in .csv nor in .tsv has one label a line: line i is that of row i.
+
+    Raises:
+      ExportError: as read_labels(); or a file with a label a line does not have one for each row of the table.
+    """
+    if file.path.suffix.lower() not in (".csv", *_TABS):
+        lines = _reading(file, lambda: file.path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n"))
+        if len(lines) != num_rows:
+            raise ExportError(
+                f"{file.path} has {len(lines):,} labels, table {file.table!r} has {num_rows:,} rows: line 1 is the "
+                "label of row 0. A .csv or .tsv file, of row number or key and label, need not name all rows"
+            )
+        return lines
+    records, rows, header = _parsed(file, num_rows, vocabularies)
+    at = _column(file, header)
+    labels = [""] * num_rows
+    for record in records[header is not None :]:
+        row = rows.get(record[0].strip())
+        if row is not None and row < num_rows and len(record) > at:
+            labels[row] = record[at].strip()
+    if not any(labels):
+        raise _no_label(file, num_rows, vocabularies)
+    return labels
+
+
+def _parsed(
+    file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]
+) -> tuple[list[list[str]], dict[str, int], list[str] | None]:
+    """Returns a file's records, the row of each key in it, and the first record if it is a header."""
+    records = [record for record in _reading(file, lambda: list(_records(file.path))) if record]
+    if not records or len(records[0]) < 2:
+        raise ExportError(f"{file.path}: a line of labels is a key, a separator (comma, in a .tsv a tab) and a label")
+    rows = _rows_of_keys({record[0].strip() for record in records}, num_rows, vocabularies)
+    return records, rows, records[0] if records[0][0].strip() not in rows else None
+
+
+def _reading(file: LabelFile, read: Callable[[], list[T]]) -> list[T]:
+    try:
+        return read()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ExportError(f"cannot read the labels of table {file.table!r} from {file.path}: {error}") from error
+
+
+def _no_label(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, VocabularyEntry]) -> ExportError:
+    kind = "a key of its vocabulary" if vocabularies else f"a row number below {num_rows}"
+    return ExportError(f"{file.path}: no line has a label and, in its first column, {kind} of table {file.table!r}")
 
 
 def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[Path, VocabularyEntry]:
@@ -149,7 +196,7 @@ def _keys(path: Path, entry: VocabularyEntry) -> Iterator[tuple[int, str]]:
 
 
 def _records(path: Path) -> Iterator[list[str]]:
-    delimiter = "\t" if path.suffix.lower() in (".tsv", ".tab") else ","
+    delimiter = "\t" if path.suffix.lower() in _TABS else ","
     with path.open(encoding="utf-8-sig", newline="") as lines:
         yield from csv.reader(lines, delimiter=delimiter)
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from model_export import row_names as module
 from model_export.errors import ExportError
-from model_export.report import row_names as module
-from model_export.report.row_names import LabelFile, read_labels, table_vocabularies, vocabulary_names
+from model_export.row_names import LabelFile, read_labels, row_labels, table_vocabularies, vocabulary_names
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ArtifactError
+from tests.toy_model import write_toy_model
 
 
 def label_file(folder: Path, text: str, *, name: str = "labels.csv", column: str | None = None) -> LabelFile:
@@ -83,7 +84,22 @@ def test_a_flag_without_table_or_file_is_refused(text: str) -> None:
         LabelFile.parse(text)
 
 
-def test_names_of_rows_from_the_toy_vocabulary(artifact: Path) -> None:
+def test_labels_of_rows_for_an_artifact(tmp_path: Path) -> None:
+    text = "film_id,title,genres\n1,Toy Story,Animation|Comedy\n3,,x\n9,beyond,x\n"
+    assert row_labels(label_file(tmp_path, text, column="genres"), 4, {}) == ["", "Animation|Comedy", "", "x"]
+    assert row_labels(label_file(tmp_path, text), 4, {}) == ["", "Toy Story", "", ""]
+    vocabularies = vocabulary(tmp_path, "red\n3\n", first_id=1)
+    assert row_labels(label_file(tmp_path, "3,three\n"), 4, vocabularies) == ["", "", "three", ""]
+    lines = label_file(tmp_path, "\nToy Story, 1\nb\n", name="titles.txt")
+    assert row_labels(lines, 3, {}) == ["", "Toy Story, 1", "b"]
+    with pytest.raises(ExportError, match="has 3 labels, table 't' has 4 rows: line 1 is the label of row 0"):
+        row_labels(lines, 4, {})
+    with pytest.raises(ExportError, match="cannot read the labels of table 't'"):
+        row_labels(LabelFile("t", tmp_path / "none.txt"), 4, {})
+
+
+def test_names_of_rows_from_the_toy_vocabulary(tmp_path: Path) -> None:
+    artifact = write_toy_model(tmp_path / "toy" / "1")
     manifest = Manifest.read(artifact)
     assert manifest is not None
     assert table_vocabularies(artifact, manifest, "user") == {}
