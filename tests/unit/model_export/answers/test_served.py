@@ -45,6 +45,7 @@ def test_lookups_are_answered_with_and_without_the_core(
             served.run("lookup", {"user": np.array([0, 5])})
 
 
+@pytest.mark.skipif(not trial.has_core(), reason="the native core is not built")
 def test_a_version_that_the_core_can_not_compile_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(servable: Any, *arguments: Any, **options: Any) -> Any:
         return replace(servable, forwarded=dict.fromkeys(servable.backends, "no such dtype"))
