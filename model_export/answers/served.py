@@ -38,7 +38,7 @@ class ServedAnswers:
     def __init__(self, artifact: Path, manifest: Manifest) -> None:
         if missing_core():
             # The reference answers there, which runs every graph whole.
-            opened: Model | Servable = reference_of(artifact)
+            opened: Model | Servable = reference_of(artifact, manifest)
         else:
             tags = frozenset(SERVE)
             lookups = open_lookups(artifact, manifest, read_signatures(artifact / "saved_model.pb", tags))

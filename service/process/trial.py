@@ -133,9 +133,9 @@ def _compiled(servable: Servable, lookups: OpenedLookups | None) -> Servable:
     return compile_native(servable, lookups, native_graphs(servable))
 
 
-def reference_of(artifact: Path) -> Model:
-    """Opens an artifact's lookups in the reference, which answers requests where no native core is installed."""
-    return open_model(Settings(graph_signatures="off"), _MODEL, 1, artifact)
+def reference_of(artifact: Path, manifest: Manifest) -> Model:
+    """Opens the lookups of a manifest in the reference, which answers requests where no native core is installed."""
+    return open_model(Settings(graph_signatures="off"), _MODEL, 1, artifact, manifest)
 
 
 def lookup_of(

@@ -121,15 +121,14 @@ def load_model(settings: Settings, name: str, version: int, path: Path) -> Model
         check_ops(path / "saved_model.pb", settings.tags)
     if (path / DELTAS_FOLDER).exists():
         raise ArtifactError(f"{path} has deltas in {DELTAS_FOLDER}: {NOT_HERE}")
-    return open_model(settings, name, version, path)
+    return open_model(settings, name, version, path, Manifest.read(path))
 
 
-def open_model(settings: Settings, name: str, version: int, path: Path) -> Model:
+def open_model(settings: Settings, name: str, version: int, path: Path, manifest: Manifest | None) -> Model:
     """Opens a version's tables and graph as load_model() does, but does not look for what is refused to be served."""
     signatures = read_signatures(path / "saved_model.pb", settings.tags)
     has_graphs = settings.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
     graph = Graph(path, settings.tags, settings.parallelism) if has_graphs else None
-    manifest = Manifest.read(path)
     make = partial(Model, name=name, version=version, backends={}, settings=settings, graph=graph)
     if manifest is None:
         if graph is None:

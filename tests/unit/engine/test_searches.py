@@ -18,7 +18,7 @@ from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
 from service.errors import DataLoss, DeadlineExceeded, IdsTooMany
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
-from service.native_tables import NATIVE_TABLES
+from service.native_tables import core_tables
 from service.tables.guarded_files import GuardedFiles
 from service.types import ModelRef
 from tests.conftest import Clock, RecordingObserver, serving
@@ -46,7 +46,7 @@ class Gate:
         self.reached, self.opened = threading.Event(), threading.Event()
 
     def __call__(self, *arguments: Any) -> bool:
-        """Stands for NATIVE_TABLES.neighbors, and holds its first call up until the test lets it go on."""
+        """Stands for the core's search, and holds its first call up until the test lets it go on."""
         if not self.reached.is_set():
             self.reached.set()
             assert self.opened.wait(20)
@@ -56,8 +56,8 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Returns a gate that holds the next search."""
-    made = Gate(NATIVE_TABLES.neighbors)
-    monkeypatch.setattr(NATIVE_TABLES, "neighbors", made)
+    made = Gate(core_tables().neighbors)
+    monkeypatch.setattr(core_tables(), "neighbors", made)
     return made
 
 

@@ -244,10 +244,3 @@ def test_tells_how_a_replay_ended(tmp_path: Path) -> None:
         of_version | {"status": "OK", "records": 2},
         of_version | {"status": "FAILED_PRECONDITION", "records": 0},
     ]
-
-
-def test_without_the_core_records_are_not_replayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    artifact = write_toy_model(tmp_path / "1")
-    write(artifact, b"\xff\xff")
-    ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 1, artifact).close()
-    assert "warm-up requests are not replayed without the native core" in caplog.messages

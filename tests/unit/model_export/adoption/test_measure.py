@@ -96,6 +96,9 @@ def equal(adopted: Answer, original: Answer, requests: Mapping[int, bytes], *, t
 def test_a_form_that_the_core_does_not_run_is_not_chosen(tower_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forwarding(*args: Any, **more: Any) -> Any:
         servable = compile_native(*args, **more)
+        if "serving_default" not in servable.signatures:
+            # These are features, which a load looks up to compare them with the graph.
+            return servable
         return replace(servable, forwarded={**servable.forwarded, "serving_default": "its graph has sparse inputs"})
 
     monkeypatch.setattr(trial, "compile_native", forwarding)

@@ -11,6 +11,7 @@ import pytest
 
 from model_export.parity.comparison import BitCounts
 from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry, VocabularyEntry
+from service.native_tables import NATIVE_TABLES
 
 pytestmark = pytest.mark.tf
 
@@ -47,6 +48,7 @@ def manifest_of(artifact: Path) -> Manifest:
     return Manifest({"t": table}, {"id": FeatureEntry("t")}, {"lookup": LOOKUP, "serving_default": PREDICT})
 
 
+@pytest.mark.skipif(NATIVE_TABLES is None, reason="without the native core, no lookups are cut out of graphs")
 def test_cut_predictions_and_gathered_rows_agree_at_edges(tf: Any, tmp_path: Path) -> None:
     from model_export.parity.verify import check_parity
     from model_export.report.text import agreement_words, verification_text
@@ -118,6 +120,7 @@ def test_keys_that_the_prediction_normalizes_are_found(tf: Any, tmp_path: Path, 
         check_parity(tmp_path / "1", manifest)
 
 
+@pytest.mark.skipif(NATIVE_TABLES is None, reason="without the native core, no lookups are cut out of graphs")
 def test_a_graph_that_fails_is_a_fault_and_not_nothing_to_compare(tf: Any, tmp_path: Path) -> None:
     from model_export.parity.parity_report import Disagreements
     from model_export.parity.verify import check_parity
