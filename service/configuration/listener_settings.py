@@ -45,7 +45,7 @@ class ListenerSettings(ServerSettings):
         8192, "gRPC calls without end, such as health watches, of all clients; one address has a tenth.", 1, 1_000_000
     )
     max_queue_ms: int = setting(
-        200,
+        500,
         "Milliseconds that a request may wait for a thread; one that is expected to wait longer is refused at once.",
         1,
         3_600_000,

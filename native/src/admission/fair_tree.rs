@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The waiting requests of one model or one client may fill at most this many times the places that are still free. So
 /// one flooding client can fill four fifths of the queue, and two can fill four ninths each. Source:
@@ -23,9 +23,8 @@ pub struct Waiting<T> {
     pub value: T,
     pub class: usize,
     pub cost: u64,
-    // The estimated wait of the request: the expected run times of the requests before it, divided by the number of slots,
-    // not yet corrected by real waits.
-    pub expected: Duration,
+    // The sum of the times of all runs that had ended when the request joined the queue, in nanoseconds.
+    pub worked: u64,
     pub since: Instant,
     pub deadline: Option<Instant>,
 }

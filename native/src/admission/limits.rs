@@ -11,7 +11,7 @@ pub const WRITE_BUDGET: usize = 512 << 10;
 /// A gRPC connection starts no further request while its socket accepts no bytes and more bytes than this of its
 /// answers are not sent.
 pub const BACKED_UP_BYTES: usize = 256 << 10;
-/// Refusals on all gRPC connections together take at most about 1 part in this many of the connection threads' time.
+/// Refusals on all connections together take at most about 1 part in this many of the connection threads' time.
 pub const REFUSAL_SHARE: u32 = 20;
 /// The server counts the headers of an open gRPC call if they have at least this size.
 pub const LARGE_HEAD_BYTES: usize = 4 << 10;

@@ -243,6 +243,13 @@ impl Connection {
         begun >= REQUESTS_A_TURN
     }
 
+    /// Returns how many requests the connection's task has begun in its current turn.
+    #[must_use]
+    #[inline]
+    pub fn num_in_turn(&self) -> u32 {
+        u32::try_from(self.begun.load(Relaxed)).unwrap_or(u32::MAX)
+    }
+
     /// Stores the kind of flood that the client sends, such as PING frames; the connection's task then ends the
     /// connection.
     pub fn note_flood(&self, flood: Flood) {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::header::{
-    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE,
+    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderName, ORIGIN, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
@@ -30,6 +30,7 @@ use super::grpc_message::{Code, Status};
 use super::inflating;
 use super::notes;
 use super::records::{RunRecord, SpanRecord, times_ns};
+use super::refusal_pause::RefusalPause;
 use super::refusals;
 use super::sampling::Traced;
 use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
@@ -52,6 +53,8 @@ const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
 const MODEL_VERSION: HeaderName = HeaderName::from_static("x-model-version");
 /// Maximal number of bytes that are allocated for a body before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
+/// Maximal size of the body of a refused request that is read to its end, so that the connection can stay open.
+const MOST_DROPPED: u64 = 1 << 20;
 
 /// The body of an answer; its request counts as open until this value is dropped.
 pub struct Answer {
@@ -127,8 +130,11 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     let socket = TokioIo::new(Socket::new(stream, Arc::clone(&connection)));
     let mut hyper = pin!(builder.serve_connection(socket, service));
     let mut is_closing = false;
+    let mut pause = RefusalPause::new(&shared.pauses, Arc::clone(&connection));
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
+        pause.poll_end(cx);
+        let begun = Instant::now();
         connection.begin_turn();
         match connection.order() {
             Order::Serve | Order::Drain => {}
@@ -150,9 +156,17 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             shared.statistics.count(flood.into());
             return Poll::Ready(());
         }
+        pause.after_turn(begun, connection.num_in_turn(), cx);
         state
     })
     .await;
+}
+
+/// Counts a refused request on its connection if the server has too much work: see [`super::refusal_pause`].
+pub fn note_refusal(connection: &Connection, response: &Response<Answer>) {
+    if response.status() == StatusCode::SERVICE_UNAVAILABLE && response.headers().contains_key(RETRY_AFTER) {
+        connection.note_refused();
+    }
 }
 
 async fn handle(
@@ -181,6 +195,7 @@ async fn handle(
         head.uri.path().len() + fields.sum::<usize>()
     });
     let mut response = exchange.checked(head, RequestBody::Http1(body), open).await;
+    note_refusal(&exchange.connection, &response);
     exchange.connection.finish_head(|| 0);
     if exchange.connection.order() != Order::Serve {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -503,11 +518,11 @@ impl Exchange {
             }
             Gathered::NoRoom => {
                 let model = model(&self.shared, &head);
-                self.refuse_unread(&head.headers, &self.shared.no_bytes(model), open)
+                self.refuse_undone(&head, body, &self.shared.no_bytes(model), open).await
             }
             Gathered::Refused(refusal) => {
                 let model = model(&self.shared, &head);
-                self.refuse_unread(&head.headers, &self.too_long(model, refusal), open)
+                self.refuse_undone(&head, body, &self.too_long(model, refusal), open).await
             }
             Gathered::Stalled => {
                 let status = self.shared.stalled(model(&self.shared, &head));
@@ -607,6 +622,31 @@ impl Exchange {
         secure(headers);
         self.mark(headers, asked, self.shared.ids.of_http(asked));
         response
+    }
+
+    /// Refuses a request because the server has too much work. The body is dropped as it comes, so that the connection
+    /// can stay open: a client that connects anew for each request costs the server more, and escapes the pause after
+    /// refusals. If the body is long or its client waits to send it, the connection is closed instead.
+    async fn refuse_undone(
+        &self,
+        head: &Parts,
+        mut body: RequestBody,
+        status: &Status,
+        open: Open,
+    ) -> Response<Answer> {
+        let is_short = body.size_hint().upper().is_some_and(|size| size <= MOST_DROPPED);
+        if !is_short || self.connection.is_http2() || head.headers.contains_key(EXPECT) {
+            return self.refuse_unread(&head.headers, status, open);
+        }
+        let mut pace = Pace::new(&self.shared.limits);
+        while !body.is_end_stream() {
+            match pace.next(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+                Ok(None) => break,
+                Ok(Some(Ok(frame))) => pace.count(frame.data_ref().map_or(0, Bytes::len)),
+                Ok(Some(Err(_))) | Err(_) => return self.refuse_unread(&head.headers, status, open),
+            }
+        }
+        self.refuse(&head.headers, status, open)
     }
 
     /// Refuses a request without reading the rest of its body, and closes the connection.

@@ -7,14 +7,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, RETRY_AFTER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 
 use super::connection::{Connection, Debt, PendingCall};
 use super::grpc_message::Payload;
-use super::http::{Answer, Content, Exchange, too_many_headers};
+use super::http::{Answer, Content, Exchange, note_refusal, too_many_headers};
 use super::shared::Shared;
 use crate::admission::limits::MAX_HEADERS;
 use crate::forward::RequestBody;
@@ -58,9 +58,7 @@ async fn serve(
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
             answer = answer(&exchange, head, body) => answer,
         };
-        if answer.status() == StatusCode::SERVICE_UNAVAILABLE && answer.headers().contains_key(RETRY_AFTER) {
-            connection.note_refused();
-        }
+        note_refusal(&connection, &answer);
         send(&exchange, answer, is_head, respond).await;
     }
     let _ = tokio::time::timeout(LINGER, async {

@@ -38,6 +38,7 @@ mod snapshot;
 mod socket;
 mod statistics;
 mod tls;
+mod turns;
 
 pub use crate::admission::limits::Limits;
 pub use access::{Access, Caller};

@@ -36,6 +36,7 @@ use super::refusal_pause::Pauses;
 use super::shared::Shared;
 use super::snapshot::{RetiredSnapshot, Snapshot};
 use super::statistics::Statistics;
+use super::turns::{GLOBAL_QUEUE_INTERVAL, Turns};
 use super::{http, http2, preface};
 use crate::admission::account::Account;
 use crate::admission::gate::Gates;
@@ -79,6 +80,7 @@ struct Hub {
     // Semaphore with a permit for each TLS handshake that may go on before other connections get the threads.
     handshake_turns: Arc<Semaphore>,
     next: AtomicU64,
+    turns: Turns,
     // The numbers of open gRPC connections and of open HTTP connections.
     open: [AtomicUsize; 2],
     is_draining: AtomicBool,
@@ -116,6 +118,7 @@ impl Server {
             .worker_threads(config.threads.max(1))
             .thread_name("edge")
             .event_interval(EVENT_INTERVAL)
+            .global_queue_interval(GLOBAL_QUEUE_INTERVAL)
             .enable_all()
             .build()?;
         let shared = Arc::new(Shared {
@@ -158,6 +161,7 @@ impl Server {
             handshakes: Mutex::default(),
             handshake_turns: Arc::new(Semaphore::new(HANDSHAKES_A_TURN * config.threads.max(1))),
             next: AtomicU64::new(0),
+            turns: Turns::new(config.threads),
             open: [AtomicUsize::new(0), AtomicUsize::new(0)],
             is_draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
@@ -183,6 +187,7 @@ impl Server {
                 acceptors.push(runtime.spawn(accept(Arc::clone(&hub), wire, listener)));
             }
             runtime.spawn(sweep(Arc::clone(&hub)));
+            runtime.spawn(begin_turns(Arc::clone(&hub)));
             runtime.spawn(watch_upstreams(Arc::clone(&hub)));
         }
         let [grpc, http] = addresses;
@@ -370,6 +375,19 @@ impl Hub {
         .await
     }
 
+    /// Serves a connection until it is closed, in turns with the other connections.
+    async fn serve<S>(&self, wire: Wire, stream: S, connection: Arc<Connection>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let shared = Arc::clone(&self.shared);
+        let num_open = || self.open.iter().map(|count| count.load(Relaxed)).sum();
+        match wire {
+            Wire::Grpc => self.turns.take(num_open, http2::serve(wire, stream, connection, shared)).await,
+            Wire::Http => self.turns.take(num_open, serve_http(stream, connection, shared)).await,
+        }
+    }
+
     fn tell_all(&self, order: Order) {
         for entry in self.lock().values() {
             entry.connection.tell(order);
@@ -443,7 +461,7 @@ impl Hub {
         tokio::spawn(async move {
             let hub = &registration.hub;
             let Some(config) = tls else {
-                return serve(wire, stream, connection, &hub.shared).await;
+                return hub.serve(wire, stream, connection).await;
             };
             let stream = Encrypted::new(stream, Arc::clone(&connection));
             let handshake = hub.unless_cut(number, &connection, TlsAcceptor::from(config).accept(stream));
@@ -459,7 +477,7 @@ impl Hub {
                     if let Some(certificate) = certificate {
                         connection.set_certificate(certificate);
                     }
-                    serve(wire, stream, connection, &hub.shared).await;
+                    hub.serve(wire, stream, connection).await;
                 }
                 failed => {
                     if let Ok(Err(error)) = failed {
@@ -478,16 +496,6 @@ struct Handshake<'h>(&'h Hub, u64);
 impl Drop for Handshake<'_> {
     fn drop(&mut self) {
         self.0.handshakes().remove(&self.1);
-    }
-}
-
-async fn serve<S>(wire: Wire, stream: S, connection: Arc<Connection>, shared: &Arc<Shared>)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    match wire {
-        Wire::Grpc => http2::serve(wire, stream, connection, Arc::clone(shared)).await,
-        Wire::Http => serve_http(stream, connection, Arc::clone(shared)).await,
     }
 }
 
@@ -607,6 +615,10 @@ async fn sweep(hub: Arc<Hub>) {
             }
         }
     }
+}
+
+async fn begin_turns(hub: Arc<Hub>) {
+    hub.turns.begin_next().await;
 }
 
 /// Asks the control servers each second whether they answer, until the server stops.

@@ -77,10 +77,8 @@ pub(super) fn feature_inputs<'r>(
     // Several features may read one input: the last of these features takes the input's tensor, the others clone it.
     let mut sent = SmallVec::new();
     for (f, feature) in plan.features.iter().enumerate() {
-        let later = &plan.features[f + 1..];
-        let is_last = |index: usize| !later.iter().any(|other| uses(other, index));
         let mut take_or_clone = |index: usize| {
-            if is_last(index) { inputs[index].take() } else { inputs[index].clone() }
+            if plan.last_reader(index) == Some(f) { inputs[index].take() } else { inputs[index].clone() }
         };
         let Some(ids) = of_keys.next().flatten().or_else(|| take_or_clone(feature.ids)) else {
             sent.push(None);
@@ -113,10 +111,6 @@ pub(super) fn check_rows(
         }
     }
     Ok(())
-}
-
-pub(super) fn uses(feature: &FeaturePlan, input: usize) -> bool {
-    feature.ids == input || feature.row_splits == Some(input) || feature.weights == Some(input)
 }
 
 /// Returns the error for an id that a feature's policy refuses, or for a row with too many ids.

@@ -8,7 +8,7 @@ use super::batch::BatchPlace;
 use super::declined::Declined;
 use super::effort::{Effort, Waiting};
 use super::faults::{self, BoxedFault};
-use super::feature_inputs::{FeatureInputs, feature_inputs, refused, uses};
+use super::feature_inputs::{FeatureInputs, feature_inputs, refused};
 use super::feature_lookup::{Placement, look_up};
 use super::inputs::{DataType, Dims, Inputs, Tensor, UnknownKeyCounts};
 use super::notes::{Instead, Notes};
@@ -137,10 +137,7 @@ impl<'s, 'r> Features<'s, 'r> {
             );
         }
         let of_features = (0..plan.inputs.len()).map(|index| {
-            let is_read = plan.features.iter().any(|feature| uses(feature, index));
-            if !is_read {
-                return None;
-            }
+            plan.last_reader(index)?;
             inputs[index].clone().or_else(|| plan.inputs[index].default.clone())
         });
         let tensors: Inputs<'r> = of_features.chain(computed.into_iter().map(Some)).collect();

@@ -293,6 +293,10 @@ pub struct Signature {
     output_names: Names,
     /// Map from the name of each feature with row splits to the feature's index.
     ragged_by_name: Names,
+    /// For each input, and after these for each id tensor that the graph computes, the last feature that reads it.
+    last_readers: Vec<Option<usize>>,
+    /// For each input, whether it has the values, the row splits or the weights of a ragged tensor.
+    ragged_parts: Vec<bool>,
 }
 
 impl Signature {
@@ -350,8 +354,14 @@ impl Signature {
     /// Says whether an input has the values, the row splits or the weights of a ragged tensor.
     #[must_use]
     pub fn is_ragged_part(&self, input: usize) -> bool {
-        let is_part = |one: &Ragged| one.values == input || one.row_splits == input || one.weights == Some(input);
-        self.ragged.iter().any(is_part)
+        self.ragged_parts.get(input).copied().unwrap_or(false)
+    }
+
+    /// Returns the last feature that reads an input, or an id tensor that the graph computes; None if no feature does.
+    #[must_use]
+    #[inline]
+    pub(super) fn last_reader(&self, input: usize) -> Option<usize> {
+        self.last_readers.get(input).copied().flatten()
     }
 
     /// Returns the tensor of an input in a request, or else the input's default; None if it has none.
@@ -975,6 +985,8 @@ fn signature(
     };
     let named = ragged.iter().enumerate().filter(|(_, one)| is_named(one));
     let ragged_by_name = Names::new(named.map(|(index, one)| (one.name.as_str(), index)));
+    let last_readers = last_readers(&features, inputs.len() + num_computed);
+    let ragged_parts = ragged_parts(&ragged, inputs.len());
     Ok(Signature {
         name,
         kind,
@@ -991,7 +1003,33 @@ fn signature(
         input_names,
         output_names,
         ragged_by_name,
+        last_readers,
+        ragged_parts,
     })
+}
+
+/// Returns the last feature that reads each tensor of ids, row splits or weights.
+fn last_readers(features: &[FeaturePlan], num_tensors: usize) -> Vec<Option<usize>> {
+    let mut readers = vec![None; num_tensors];
+    for (number, feature) in features.iter().enumerate() {
+        for read in [Some(feature.ids), feature.row_splits, feature.weights].into_iter().flatten() {
+            if let Some(last) = readers.get_mut(read) {
+                *last = Some(number);
+            }
+        }
+    }
+    readers
+}
+
+/// Returns for each input whether it is a part of a ragged tensor.
+fn ragged_parts(ragged: &[Ragged], num_inputs: usize) -> Vec<bool> {
+    let mut parts = vec![false; num_inputs];
+    for part in ragged.iter().flat_map(|one| [Some(one.values), Some(one.row_splits), one.weights]).flatten() {
+        if let Some(is_part) = parts.get_mut(part) {
+            *is_part = true;
+        }
+    }
+    parts
 }
 
 fn ragged_tensors(features: &[FeaturePlan], names: &[RaggedNames], inputs: &[InputPlan]) -> Vec<Ragged> {

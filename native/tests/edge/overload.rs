@@ -140,13 +140,49 @@ async fn a_large_request_is_refused_before_its_body_is_read() {
     body.send_data(grpc::framed(&[b'x'; 200_000]).slice(..1000), false).unwrap();
     assert_eq!(grpc::read(response).await.unwrap().status(), "14");
     let mut stream = tokio::net::TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
-    let head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\nx";
+    let head = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2000000\r\n\r\nx";
     stream.write_all(head).await.unwrap();
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer).await;
     assert!(answer.starts_with(b"HTTP/1.1 503 "), "{}", String::from_utf8_lossy(&answer));
     assert!(!first.is_finished());
     assert_eq!(first.await.unwrap().message(), "slept");
+}
+
+#[tokio::test]
+async fn a_refused_http_connection_stays_open_and_is_read_more_slowly_than_others() {
+    let setup = Setup::with(Limits { max_queued_requests: 0, ..limits() }, |config| config.large_threads = 1).await;
+    let mut senders = Vec::new();
+    for _ in 0..3 {
+        senders.push(http::connect(&setup).await);
+    }
+    let [mut first, mut refused, mut other] = <[_; 3]>::try_from(senders).ok().unwrap();
+    let path = "/v1/models/m:predict";
+    let first = tokio::spawn(async move { http::post(&mut first, path, &[], "sleep 600").await });
+    until("the first runs", || setup.words.num_running.load(SeqCst) == 1).await;
+    // The body of a large request that is refused is read, so that its connection can stay open.
+    for _ in 0..2 {
+        let answer = http::post(&mut refused, path, &[], vec![b'a'; 100_000]).await;
+        assert_eq!((answer.status().as_u16(), answer.headers().get("connection")), (503, None));
+    }
+    let counts = [0, 1].map(|_| std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0)));
+    let [num_refused, num_answered] = counts.clone();
+    let floods = [
+        tokio::spawn(async move {
+            while http::post(&mut refused, path, &[], "large").await.status().as_u16() == 503 {
+                num_refused.fetch_add(1, SeqCst);
+            }
+        }),
+        tokio::spawn(async move {
+            while http::post(&mut other, path, &[], "small").await.status().as_u16() == 200 {
+                num_answered.fetch_add(1, SeqCst);
+            }
+        }),
+    ];
+    first.await.unwrap();
+    let [num_refused, num_answered] = counts.map(|count| count.load(SeqCst));
+    floods.iter().for_each(tokio::task::JoinHandle::abort);
+    assert!(num_refused > 0 && num_refused * 3 < num_answered, "{num_refused} {num_answered}");
 }
 
 fn few_bytes() -> Limits {
