@@ -71,9 +71,12 @@ class NoFiles:
 class NativeServable(Protocol):
     """A servable that the native core has compiled, to answer requests without Python. Concurrency: any thread."""
 
-    def answer(self, request: bytes) -> bytes:
-        """Runs a PredictRequest that names this model as the gRPC port does, but never in a batch; returns the
-        PredictResponse. Blocks. Raises ServiceError.
+    def answer(self, request: bytes, method: str = "Predict") -> bytes:
+        """Answers a request that names this model as the gRPC port does, but never in a batch; returns the response.
+        Blocks. Raises ServiceError.
+
+        Args:
+          method: the method of TensorFlow Serving's PredictionService to which the request belongs.
         """
         ...
 

@@ -63,8 +63,11 @@ class CompiledServable:
     described: Described
     earlier: NativeServable | None = None
 
-    def answer(self, request: bytes) -> bytes:
-        """Returns the core's PredictResponse for a PredictRequest that names this model. Blocks.
+    def answer(self, request: bytes, method: str = "Predict") -> bytes:
+        """Returns the core's answer to a request that names this model. Blocks.
+
+        Args:
+          method: the method of TensorFlow Serving's PredictionService to which the request belongs.
 
         Raises:
           ServiceError: the core refuses the request, or does not run the signature; the class is the first with the
@@ -73,7 +76,7 @@ class CompiledServable:
         from service import _native
 
         try:
-            return self.compiled.answer(request)
+            return self.compiled.answer(method, request)
         except _native.Unanswered as error:
             code, text = error.args
             raise _ERRORS.get(code, BackendFailure)(text) from error

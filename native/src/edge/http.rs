@@ -453,7 +453,10 @@ impl Exchange {
                 self.refusal(&head.headers, &status, id, open)
             }
             Err(Failed::Refused(fault)) => self.fault(method, &head, &fault.of_model(&share), open),
-            Err(Failed::Declined(_)) => self.forward_whole(head, data, hold, open).await,
+            Err(Failed::Declined(_)) => {
+                let fault = faults::internal("a form of HTTP left its request undone");
+                self.fault(method, &head, &fault.of_model(&share), open)
+            }
         }
     }
 
