@@ -77,7 +77,7 @@ class ServedAnswers:
 
     def _answer(self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
         native = self._servable.native
-        if native is not None and signature not in self._servable.forwarded:
+        if native is not None and signature not in self._servable.not_run:
             return native.run(signature, inputs, outputs)
         # The server runs in Python what the native core does not run, and everything without a core.
         arrays, _ = checked(self.specs[signature], dict(inputs))

@@ -120,9 +120,9 @@ class Servable:
     is_loading: only the version's lookups have backends yet, and another servable will take this one's place.
     deltas: changes rows of the tables; None: all rows are as they were saved.
     signature_faults: signature -> why its graph is run although the manifest describes its lookup.
-    native: the servable that the native core answers from; None: the core forwards all requests for the version.
+    native: the servable that the native core answers from; None: no request can run the version.
     remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
-    forwarded: signature -> why the native core forwards its requests to the control servers.
+    not_run: signature -> why the native core does not run it.
     keys: table -> keys of its rows, for tables with vocabularies.
     unproven: "signature/feature" of lookups that a spec declares and that `adopt` could not read in the graph.
     """
@@ -139,7 +139,7 @@ class Servable:
     deltas: Deltas | None = None
     signature_faults: Mapping[str, str] = field(default_factory=dict)
     native: NativeServable | None = None
-    forwarded: Mapping[str, str] = field(default_factory=dict)
+    not_run: Mapping[str, str] = field(default_factory=dict)
     is_loading: bool = False
     remote_tables: frozenset[str] = frozenset()
     remote_lookups: frozenset[str] = frozenset()
@@ -158,11 +158,11 @@ class Servable:
             return False
 
     @property
-    def run_in_python(self) -> Mapping[str, str]:
-        """Signature -> why the native core leaves it to the control servers, which run it many times slower."""
+    def can_not_run(self) -> Mapping[str, str]:
+        """Signature -> why no request can run it, although the server has its tables or its graph."""
         if self.is_loading:
             return {}
-        return {name: reason for name, reason in self.forwarded.items() if name in self.backends}
+        return {name: reason for name, reason in self.not_run.items() if name in self.backends}
 
     def backend(self, spec: SignatureSpec) -> Backend:
         """Returns the backend that runs a signature; raises GraphUnavailable or InvalidRequest if there is none."""

@@ -170,8 +170,8 @@ def compile_native(
         # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
         # because the control servers answer for the version.
         not_run = dict.fromkeys(runnable(servable.signatures), f"it can not compile the version: {error}")
-    servable = replace(servable, native=native, forwarded=not_run)
+    servable = replace(servable, native=native, not_run=not_run)
     if not_run and not servable.is_loading:
-        level = logging.WARNING if servable.run_in_python else logging.INFO
+        level = logging.WARNING if servable.can_not_run else logging.INFO
         logger.log(level, "the native core does not run signatures", extra=names | {"signatures": not_run})
     return servable

@@ -156,8 +156,8 @@ def _version(one: LoadedServable) -> Document:
         "deltas": _deltas(deltas.status()) if deltas is not None else None,
         "signatures": {name: spec.kind for name, spec in sorted(runnable(one.servable.signatures).items())},
         "signature_faults": dict(sorted(one.servable.signature_faults.items())),
-        "forwarded": dict(sorted(one.servable.forwarded.items())),
-        "run_in_python": dict(sorted(one.servable.run_in_python.items())),
+        "not_run": dict(sorted(one.servable.not_run.items())),
+        "can_not_run": dict(sorted(one.servable.can_not_run.items())),
         "unproven": list(one.servable.unproven),
         "tables": tables,
     }

@@ -289,6 +289,8 @@ def test_rare_encodings_and_refusals(server: ServerProcess, data: bytes, expecte
 
 def test_nothing_is_forwarded_and_all_is_counted(server: ServerProcess) -> None:
     http = HttpClient(server.http)
+    call = server.channel.unary_unary("/tensorflow.serving.PredictionService/Classify")
+    call(grpc_request("classify", [{}], None), timeout=60)
     document = http.exchange("GET", "/v1/statusz").json()
     assert document["data_plane"]["forwarded"]["grpc"] == 0
     text = http.exchange("GET", "/metrics").text

@@ -302,7 +302,7 @@ def test_python_runs_a_graph_that_the_core_can_not_open_and_the_servable_says_so
     servable = load(whole_model(tf, tmp_path))
     assert isinstance(servable.backends["numbers"], SavedModelBackend)
     assert servable.backends["numbers"].session_number is None
-    assert servable.run_in_python["numbers"] == "TensorFlow's C API can not open its graph"
+    assert servable.can_not_run["numbers"] == "TensorFlow's C API can not open its graph"
     with pytest.raises(ValueError, match="Unknown"):
         native_answer(servable, "numbers", WHOLE["numbers"][0])
     inputs = WHOLE["numbers"][0]

@@ -96,7 +96,7 @@ def equal(adopted: Answer, original: Answer, requests: Mapping[int, bytes], *, t
 def test_a_form_that_the_core_does_not_run_is_not_chosen(tower_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forwarding(*args: Any, **more: Any) -> Any:
         servable = compile_native(*args, **more)
-        return replace(servable, forwarded={**servable.forwarded, "serving_default": "its graph has sparse inputs"})
+        return replace(servable, not_run={**servable.not_run, "serving_default": "its graph has sparse inputs"})
 
     monkeypatch.setattr(trial, "compile_native", forwarding)
     score = timed(tower_version, equal, monkeypatch)["serving_default"]
