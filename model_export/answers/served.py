@@ -46,7 +46,7 @@ class ServedAnswers:
             cut = {n: lookups.signatures[n] for n, e in entries.items() if e.kind == "predict" and e.run == "cut"}
             opened = cut_servable(artifact, manifest, lookups, cut, tags)
             if opened.native is None:
-                raise ArtifactError(f"the core can not run {artifact}: {'; '.join(opened.forwarded.values())}")
+                raise ArtifactError(f"the core can not run {artifact}: {'; '.join(opened.not_run.values())}")
         self._opened = opened
         self.specs: Mapping[str, SignatureSpec] = opened.signatures
 
@@ -62,7 +62,7 @@ class ServedAnswers:
         """Says whether the server answers a signature with code of its own."""
         if isinstance(self._opened, Model):
             return signature in self._opened.lookups
-        return signature in self._opened.backends and signature not in self._opened.forwarded
+        return signature in self._opened.backends and signature not in self._opened.not_run
 
     def run(
         self, signature: str, inputs: Mapping[str, Array], outputs: tuple[str, ...] | None = None

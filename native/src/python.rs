@@ -91,11 +91,14 @@ impl Servable {
         Ok(Servable { inner: Arc::new(moved) })
     }
 
-    /// Returns the answer to a `PredictRequest` that names this model: the work of a request that arrives at the gRPC
-    /// port, but never in a batch, and with an answer of any size. The servable need not be published.
+    /// Returns the answer to a request that names this model: the work of a request that arrives at the gRPC port, but
+    /// never in a batch, and with an answer of any size. The servable need not be published. `method`: the gRPC method of
+    /// TensorFlow Serving, such as "Predict".
     ///
     /// Raises `Unanswered`.
-    fn answer<'py>(&self, py: Python<'py>, request: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    fn answer<'py>(&self, py: Python<'py>, method: &str, request: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        let path = format!("/tensorflow.serving.PredictionService/{method}");
+        let method = Method::of_path(&path).ok_or_else(|| PyValueError::new_err(format!("no method {method:?}")))?;
         let versions = vec![(self.inner.version(), Some(Arc::clone(&self.inner)))];
         let model = ModelRoutes { versions, labels: vec![], problem: String::new(), log_rate: 0.0 };
         let routes = Routes::default().with(HashMap::from([(self.inner.model().to_owned(), model)]), &[]);
@@ -110,7 +113,7 @@ impl Servable {
                 grant: None,
                 log: None,
             };
-            forms::predict_proto::answer(&call, request)
+            FORMS.grpc(method, &call, request)
         });
         answered.map(|answered| PyBytes::new(py, &answered.body)).map_err(|declined| unanswered(&declined))
     }
@@ -161,7 +164,7 @@ impl Servable {
 fn unanswered(declined: &Declined) -> PyErr {
     let (code, text) = match declined {
         Declined::Fault(fault) => (fault.code, fault.text.as_str()),
-        Declined::NotNative => (Code::Unimplemented, "the core does not run this signature"),
+        Declined::Search => (Code::Unimplemented, "a search for nearest rows is no request of a signature"),
         Declined::TooLarge
         | Declined::Waits
         | Declined::Batches
@@ -592,26 +595,33 @@ impl Dispatch for PlainForms {
         match method {
             Method::Predict => forms::predict_proto::answer(call, message),
             Method::ModelInfer => forms::oip_proto::answer(call, message),
+            Method::Classify => forms::examples_proto::classify(call, message),
+            Method::Regress => forms::examples_proto::regress(call, message),
+            Method::MultiInference => forms::examples_proto::multi_inference(call, message),
             _ => Err(Declined::Unusual),
         }
     }
 
     fn model<'m>(&self, method: Method, message: &'m [u8]) -> &'m str {
         match method {
-            Method::Predict => forms::predict_proto::model(message),
+            Method::Predict | Method::Classify | Method::Regress => forms::predict_proto::model(message),
+            Method::MultiInference => forms::examples_proto::multi_inference_model(message),
             Method::ModelInfer => forms::oip_proto::model(message),
             _ => "",
         }
     }
 
     fn http(&self, target: &Target<'_>, call: &Call<'_>, body: &[u8]) -> Result<Answered, Declined> {
+        use forms::InferenceMethod::{Classify, Regress};
         let Target { model, version, table, .. } = *target;
         match target.method {
             Method::HttpPredict => forms::tensorflow_json::answer(call, model, version, body),
             Method::Lookup => forms::lookup_json::answer(call, model, version, body),
             Method::Rows => forms::table_rows::answer(call, model, version, table, self.max_table_rows, body),
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
-            Method::Predict | Method::ModelInfer => Err(Declined::Unusual),
+            Method::HttpClassify => forms::examples_json::answer(call, Classify, model, version, body),
+            Method::HttpRegress => forms::examples_json::answer(call, Regress, model, version, body),
+            _ => Err(Declined::Unusual),
         }
     }
 }
@@ -640,6 +650,7 @@ struct ServerConfig {
     cors: CorsConfig,
     bucket_limits_s: Vec<f64>,
     wait_limits_s: Vec<f64>,
+    example_limits: Vec<usize>,
     slow_from_s: Option<f64>,
     limits: LimitsConfig,
 }
@@ -746,6 +757,7 @@ impl ServerConfig {
             },
             bucket_limits_s: self.bucket_limits_s,
             wait_limits_s: self.wait_limits_s,
+            example_limits: self.example_limits,
             slow_from: self.slow_from_s.map_or(Ok(Duration::MAX), time)?,
             ..edge::Config::default()
         })

@@ -92,7 +92,7 @@ class Bound:
         if self.spec.kind == "lookup":
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         if servable.native is None:
-            raise Unimplemented(servable.forwarded.get(self.spec.name, "The server can not run this version."))
+            raise Unimplemented(servable.not_run.get(self.spec.name, "The server can not run this version."))
         self._rows = examples.size
         deadline_s = self._call.deadline_s
         if deadline_s is not None and self._services.clock() >= deadline_s:

@@ -72,9 +72,12 @@ class NoFiles:
 class NativeServable(Protocol):
     """A servable that the native core has compiled, to answer requests without Python. Concurrency: any thread."""
 
-    def answer(self, request: bytes) -> bytes:
-        """Runs a PredictRequest that names this model as the gRPC port does, but never in a batch; returns the
-        PredictResponse. Blocks. Raises ServiceError.
+    def answer(self, request: bytes, method: str = "Predict") -> bytes:
+        """Answers a request that names this model as the gRPC port does, but never in a batch; returns the response.
+        Blocks. Raises ServiceError.
+
+        Args:
+          method: the method of TensorFlow Serving's PredictionService to which the request belongs.
         """
         ...
 
@@ -117,9 +120,9 @@ class Servable:
     is_loading: only the version's lookups have backends yet, and another servable will take this one's place.
     deltas: changes rows of the tables; None: all rows are as they were saved.
     signature_faults: signature -> why its graph is run although the manifest describes its lookup.
-    native: the servable that the native core answers from; None: the core forwards all requests for the version.
+    native: the servable that the native core answers from; None: no request can run the version.
     remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
-    forwarded: signature -> why the native core forwards its requests to the control servers.
+    not_run: signature -> why the native core does not run it.
     keys: table -> keys of its rows, for tables with vocabularies. labels: table -> labels of its rows, if it has any.
     notice: what the exporter wants every operator to know of the version; "" for nothing.
     unproven: "signature/feature" of lookups that a spec declares and that `adopt` could not read in the graph.
@@ -135,7 +138,7 @@ class Servable:
     deltas: Deltas | None = None
     signature_faults: Mapping[str, str] = field(default_factory=dict)
     native: NativeServable | None = None
-    forwarded: Mapping[str, str] = field(default_factory=dict)
+    not_run: Mapping[str, str] = field(default_factory=dict)
     is_loading: bool = False
     remote_tables: frozenset[str] = frozenset()
     remote_lookups: frozenset[str] = frozenset()
@@ -156,11 +159,11 @@ class Servable:
             return False
 
     @property
-    def run_in_python(self) -> Mapping[str, str]:
-        """Signature -> why the native core leaves it to the control servers, which run it many times slower."""
+    def can_not_run(self) -> Mapping[str, str]:
+        """Signature -> why no request can run it, although the server has its tables or its graph."""
         if self.is_loading:
             return {}
-        return {name: reason for name, reason in self.forwarded.items() if name in self.backends}
+        return {name: reason for name, reason in self.not_run.items() if name in self.backends}
 
     def backend(self, spec: SignatureSpec) -> Backend:
         """Returns the backend that runs a signature; raises GraphUnavailable or InvalidRequest if there is none."""

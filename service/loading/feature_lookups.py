@@ -100,8 +100,8 @@ def core_lookups(features: Iterable[SingleFeature], lookups: OpenedLookups, comp
         Servable("features", 1, specs, dict.fromkeys(specs, backend)), alone, {}, has_hot_rows=False
     )
     native = servable.native
-    if native is None or servable.forwarded:
-        raise ArtifactError(f"the core can not look up its features: {'; '.join(servable.forwarded.values())}")
+    if native is None or servable.not_run:
+        raise ArtifactError(f"the core can not look up its features: {'; '.join(servable.not_run.values())}")
 
     def look_up(name: str, inputs: Tensors) -> Array:
         sent = {one: inputs[one] for one in specs[name].inputs if one in inputs}

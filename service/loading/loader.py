@@ -139,7 +139,7 @@ class ServableLoader:
             batching = None if self.batching is None else self.batching.parameters_of(path)
             graphs = _native_graphs(servable, lookups, batching)
             servable = self.compile_native(servable, lookups, graphs)
-            if self.is_strict and (not_run := {n: r for n, r in servable.run_in_python.items() if n in graphs}):
+            if self.is_strict and (not_run := {n: r for n, r in servable.can_not_run.items() if n in graphs}):
                 told = "; ".join(f'"{name}": {reason}' for name, reason in sorted(not_run.items()))
                 raise ArtifactError(f"--strict: no request can run these signatures of {path}: {told}")
             self._warm_up(servable, lookups, path)
@@ -158,7 +158,7 @@ class ServableLoader:
     def _warm_up(self, servable: Servable, lookups: OpenedLookups | None, path: Path) -> None:
         # With --graph_signatures=lazy, a client's first request opens a graph, so the warm-up skips its signatures.
         is_lazy = {name for name, backend in servable.backends.items() if isinstance(backend, LazyBackend)}
-        cold = frozenset(servable.signatures.keys() - servable.backends.keys() | servable.forwarded.keys() | is_lazy)
+        cold = frozenset(servable.signatures.keys() - servable.backends.keys() | servable.not_run.keys() | is_lazy)
         if lookups is not None:
             warm_up(servable, sorted(servable.backends.keys() - lookups.lookup_names - cold))
         if self.warmup_iterations:

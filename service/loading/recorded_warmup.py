@@ -6,20 +6,14 @@ Source: tensorflow_serving/servables/tensorflow/saved_model_warmup.cc, saved_mod
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from service.artifact.crc32c import masked_of
 from service.artifact.proto_fields import check_num_fields
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH, read_records
-from service.engine.inference import CLASSIFY_METHOD, INPUTS, REGRESS_METHOD, result_of, wanted_outputs
 from service.engine.servable import Servable
-from service.errors import ArtifactError, InvalidRequest, MalformedPayload, ServiceError
-from service.wire.example_proto import decode_examples, decode_examples_request, decode_multi_inference
-from service.wire.predict_proto import decode_response, encode_request
+from service.errors import ArtifactError, MalformedPayload, ServiceError
 from service.wire.proto_message import parse_message
 
 logger = logging.getLogger(__name__)
@@ -28,9 +22,12 @@ _LOG = "tensorflow.serving.PredictionLog"
 
 # Kind of warm-up record that neither TensorFlow Serving nor this server can replay -> its number in the proto's enum.
 _UNSUPPORTED = {"predict_streamed_log": 7, "session_run_log": 5}
-_EXAMPLE_METHODS = {
-    "classify_log": ("tensorflow.serving.ClassificationRequest", CLASSIFY_METHOD),
-    "regress_log": ("tensorflow.serving.RegressionRequest", REGRESS_METHOD),
+# Kind of warm-up record -> the method of its request.
+_METHODS = {
+    "predict_log": "Predict",
+    "classify_log": "Classify",
+    "regress_log": "Regress",
+    "multi_inference_log": "MultiInference",
 }
 
 
@@ -78,62 +75,20 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     if kind is None:
         return False
     request = getattr(log, kind).request
+    tasks = request.tasks if kind == "multi_inference_log" else [request]
+    # The warm-up runs no signature in `cold`: of a MultiInference, it runs the other tasks.
+    is_cold = [servable.signature(task.model_spec.signature_name).name in cold for task in tasks]
+    if all(is_cold) and is_cold:
+        return False
+    for place in reversed([place for place, one in enumerate(is_cold) if one]):
+        del tasks[place]
     # The model's name in a warm-up record is replaced by the name of the version's model, because it may be missing or
     # another model's. The version that the record names is ignored, too.
-    for message in request.tasks if kind == "multi_inference_log" else [request]:
-        message.model_spec.name = servable.name
-        message.model_spec.ClearField("version_choice")
-    # The warm-up neither runs nor checks records of the signatures in `cold`.
-    is_predict = kind == "predict_log"
-    runs = _predict_runs(servable, request, cold) if is_predict else _example_runs(servable, kind, request, cold)
-    for run in runs:
-        for _ in range(iterations):
-            assert servable.native is not None
-            run.check(servable.native.answer(run.request))
-    return bool(runs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One signature run that a warm-up record asks for, as a PredictRequest. check: raises if the PredictResponse is no
-    valid answer.
-    """
-
-    request: bytes
-    check: Callable[[bytes], object]
-
-
-def _predict_runs(servable: Servable, request: Any, cold: frozenset[str]) -> list[_Run]:
-    if servable.signature(request.model_spec.signature_name).name in cold:
-        return []
-    # The core refuses unknown fields, which a log of a newer client may have.
-    request.DiscardUnknownFields()
-    return [_Run(request.SerializeToString(), lambda response: None)]
-
-
-def _example_runs(servable: Servable, kind: str, message: Any, cold: frozenset[str]) -> list[_Run]:
-    data = message.SerializeToString()
-    if kind == "multi_inference_log":
-        multi = decode_multi_inference(data)
-        if multi.problem:
-            raise InvalidRequest(multi.problem)
-        methods = [(task.signature_name, task.method_name) for task in multi.tasks]
-        examples = decode_examples(multi.input)
-    else:
-        full_name, method_name = _EXAMPLE_METHODS[kind]
-        request = decode_examples_request(full_name, data)
-        methods = [(request.signature_name, method_name)]
-        examples = decode_examples(request.input)
-    runs = []
-    for signature_name, method_name in methods:
-        spec = servable.signature(signature_name)
-        if spec.name in cold:
-            continue
-        wanted = wanted_outputs(spec, method_name)
-        check = partial(_check, method_name, examples.size)
-        runs.append(_Run(encode_request(servable.name, spec.name, {INPUTS: examples}, wanted), check))
-    return runs
-
-
-def _check(method_name: str, num_examples: int, response: bytes) -> None:
-    result_of(method_name, decode_response(response), num_examples)
+    for task in tasks:
+        task.model_spec.name = servable.name
+        task.model_spec.ClearField("version_choice")
+    assert servable.native is not None
+    data = request.SerializeToString()
+    for _ in range(iterations):
+        servable.native.answer(data, _METHODS[kind])
+    return True

@@ -33,6 +33,8 @@ from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, Array, SignatureSpec
 # The native core's counts of one feature: signature, number of the feature in it, ids that were sent, ids without a
 # row.
 FeatureCounts = tuple[str, int, int, int]
+# Most outputs of a signature for Classify.
+_MAX_CLASS_OUTPUTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,7 @@ class _Writer:
             ],
             "ragged_names": _ragged_names(spec, inputs),
             "max_rows": plan.max_rows,
+            "definition": _definition(spec),
             "graph": None,
         }
 
@@ -261,6 +264,7 @@ class _Writer:
             "ragged_names": _ragged_names(spec, inputs),
             "max_rows": None,
             "num_computed": len(graph.computed),
+            "definition": _definition(spec),
             "graph": self._graph(graph),
         }
 
@@ -373,6 +377,11 @@ class _Writer:
             "on_empty_row": lookup.on_empty_row,
             "trailing_empty_rows": lookup.trailing_empty_rows,
         }
+
+
+def _definition(spec: SignatureSpec) -> str:
+    """Returns the text form of a signature's definition if a text of Classify or Regress may have it, else ""."""
+    return spec.definition() if len(spec.inputs) == 1 and len(spec.outputs) <= _MAX_CLASS_OUTPUTS else ""
 
 
 def _ragged_names(spec: SignatureSpec, inputs: Mapping[str, int]) -> list[dict[str, Any]]:

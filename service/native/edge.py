@@ -18,7 +18,7 @@ from service.configuration.start_error import StartError
 from service.errors import InvalidRequest
 from service.native.route_publisher import RoutePublisher
 from service.native.sampling import trace_shares
-from service.observe.buckets import QUEUE, REQUEST
+from service.observe.buckets import EXAMPLES, QUEUE, REQUEST
 from service.wire.ssl_config_proto import SslConfig
 
 logger = logging.getLogger(__name__)
@@ -155,6 +155,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
         "cors": list(settings.cors_origins) or cors,
         "bucket_limits_s": REQUEST.limits_s,
         "wait_limits_s": QUEUE.limits_s,
+        "example_limits": [int(limit) for limit in EXAMPLES],
         "slow_from_s": settings.slow_request_ms / 1e3 or None,
         "limits": {
             "max_request_bytes": settings.max_request_bytes,

@@ -1,4 +1,4 @@
-"""Finds the signatures that the native core does not run: it forwards their requests to Python, or refuses them.
+"""Finds the signatures that the native core does not run: it refuses their requests.
 
 The core answers all lookups. Here are reasons in the tensors of a predict; service.loading.native_graphs has reasons in
 its graph.
@@ -26,11 +26,11 @@ CORE_DTYPES = frozenset(
 class LeftOut(NamedTuple):
     """Why the native core does not run a signature, as native/src/plan/description.rs reads it.
 
-    why: whether its requests are forwarded to Python; else which error they get.
+    why: which error its requests get.
     reason: in one line.
     """
 
-    why: Literal["forwarded", "initializes", "no_tensorflow", "can_not_run", "loading"]
+    why: Literal["initializes", "no_tensorflow", "can_not_run", "loading"]
     reason: str
 
 

@@ -63,8 +63,11 @@ class CompiledServable:
     described: Described
     earlier: NativeServable | None = None
 
-    def answer(self, request: bytes) -> bytes:
-        """Returns the core's PredictResponse for a PredictRequest that names this model. Blocks.
+    def answer(self, request: bytes, method: str = "Predict") -> bytes:
+        """Returns the core's answer to a request that names this model. Blocks.
+
+        Args:
+          method: the method of TensorFlow Serving's PredictionService to which the request belongs.
 
         Raises:
           ServiceError: the core refuses the request, or does not run the signature; the class is the first with the
@@ -73,7 +76,7 @@ class CompiledServable:
         from service import _native
 
         try:
-            return self.compiled.answer(request)
+            return self.compiled.answer(method, request)
         except _native.Unanswered as error:
             code, text = error.args
             raise _ERRORS.get(code, BackendFailure)(text) from error
@@ -168,8 +171,8 @@ def compile_native(
         # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
         # because the control servers answer for the version.
         not_run = dict.fromkeys(runnable(servable.signatures), f"it can not compile the version: {error}")
-    servable = replace(servable, native=native, forwarded=not_run)
+    servable = replace(servable, native=native, not_run=not_run)
     if not_run and not servable.is_loading:
-        level = logging.WARNING if servable.run_in_python else logging.INFO
+        level = logging.WARNING if servable.can_not_run else logging.INFO
         logger.log(level, "the native core does not run signatures", extra=names | {"signatures": not_run})
     return servable

@@ -25,13 +25,17 @@ _APART = ("subjects", "slow", "failures", "refused", "failed", "waited", "held")
 
 
 class _Numbers(NamedTuple):
-    """The native core's numbers for one set of labels: sums of rows and seconds, and histograms of request times."""
+    """The native core's numbers for one set of labels: sums of rows and seconds, and histograms of request times.
+
+    example_counts: a histogram of the tf.Examples in a request; [] for methods without Examples.
+    """
 
     rows: int
     seconds: float
     counts: list[int]
     run_seconds: float
     run_counts: list[int]
+    example_counts: list[int]
 
 
 class Events(Protocol):
@@ -167,7 +171,10 @@ class NativeStatistics:
             if before is None or sum(numbers.counts) < sum(before.counts):
                 # If the native core's counts for a set of labels became smaller, the core has dropped these counts
                 # since the last collect(), and counts from 0 again.
-                before = _Numbers(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts))
+                before = _Numbers(
+                    *(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts)),
+                    [0] * len(numbers.example_counts),
+                )
             if numbers.counts != before.counts:
                 self._requests.add(subject, _successes(kind, numbers, before))
         return found
@@ -259,8 +266,11 @@ def _subject(one: Mapping[str, Any]) -> Subject:
 
 
 def _successes(kind: SignatureKind, now: _Numbers, before: _Numbers) -> Successes:
-    found = Successes(kind, False)
+    found = Successes(kind, bool(now.example_counts))
     found.rows = now.rows - before.rows
+    if found.examples is not None:
+        found.examples.counts = _new(now.example_counts, before.example_counts)
+        found.examples.total = found.rows
     found.times = _times(now.counts, before.counts, now.seconds - before.seconds)
     found.run_times = _times(now.run_counts, before.run_counts, now.run_seconds - before.run_seconds)
     return found
@@ -268,9 +278,13 @@ def _successes(kind: SignatureKind, now: _Numbers, before: _Numbers) -> Successe
 
 def _times(now: list[int], before: list[int], seconds: float, limits: Durations = REQUEST) -> Times:
     times = Times(limits)
-    times.counts = [a - b for a, b in zip(now, before, strict=True)]
+    times.counts = _new(now, before)
     times.seconds = seconds
     return times
+
+
+def _new(now: list[int], before: list[int]) -> list[int]:
+    return [a - b for a, b in zip(now, before, strict=True)]
 
 
 def _counts(value: Any) -> Any:

@@ -62,9 +62,9 @@ def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
             if version["state"] == "END" and version["code"] != "OK":
                 alert = "EmbeddingVersionDamaged" if version["code"] == "DATA_LOSS" else "EmbeddingVersionFailed"
                 yield Notice(name, f"{where}: {version['code']}: {version['message']}", alert)
-            for reason, signatures in _by_reason(version.get("run_in_python", {})).items():
+            for reason, signatures in _by_reason(version.get("can_not_run", {})).items():
                 message = f"{where}: the native core does not run {', '.join(signatures)}: {reason}"
-                yield Notice(name, message, "EmbeddingSignaturesInPython")
+                yield Notice(name, message, "EmbeddingSignaturesNotRun")
             if notice := version.get("notice"):
                 yield Notice(name, f"{where}: {notice}", "")
             if unproven := version.get("unproven"):

@@ -30,7 +30,7 @@ def page(document: Mapping[str, Any]) -> str:
         _section("Server", [{"": name, " ": _shown(name, value)} for name, value in server.items()]),
         _section("Versions", _versions(document["models"])),
         _section("Signatures left to their graphs", _reasons(document["models"], "signature_faults")),
-        _section("Signatures that the native core forwards to Python", _reasons(document["models"], "forwarded")),
+        _section("Signatures that are not run", _reasons(document["models"], "not_run")),
         _section("Tables", _tables(document["models"])),
         _section("Requests", [_failures_named(row) for row in document["requests"]]),
         _section("Changed rows", _deltas(document["models"])),

@@ -16,7 +16,7 @@ MODEL_READY = "embedding_server_model_ready"
 STATE = "embedding_server_version_state"
 ERROR = "embedding_server_version_error"
 LOAD_FAILURES = "embedding_server_version_load_failures"
-IN_PYTHON = "embedding_server_version_signatures_in_python"
+NOT_RUN = "embedding_server_version_signatures_not_run"
 
 
 class VersionStates:
@@ -90,9 +90,9 @@ def readiness_lines(is_ready: bool, models: Mapping[str, bool]) -> list[str]:
 
 def core_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     """Returns the lines of metrics on signatures that the native core does not run."""
-    about = "Signatures of the version that the native core does not run, so that Python does, many times slower."
-    return family(IN_PYTHON, "gauge", about) + [
-        sample(IN_PYTHON, _named(one.servable.name, one.servable.version), float(len(one.servable.run_in_python)))
+    about = "Signatures of the version that no request can run, although the server has their tables or graphs."
+    return family(NOT_RUN, "gauge", about) + [
+        sample(NOT_RUN, _named(one.servable.name, one.servable.version), float(len(one.servable.can_not_run)))
         for one in loaded
     ]
 

@@ -85,7 +85,7 @@ class Trial:
         """Returns why the native core does not run a signature without its lookups; "" if it does, or if lookups could
         not be taken out of the signature's graph.
         """
-        return self._cut.forwarded.get(name, "") if name in self._cut.backends else ""
+        return self._cut.not_run.get(name, "") if name in self._cut.backends else ""
 
     def rates(self, name: str, requests: Mapping[int, Mapping[str, Array]], *, turns: int) -> dict[int, Rates]:
         """Measures and returns, for each of the given requests, the request rates of a signature's cut and whole graph.
@@ -101,7 +101,7 @@ class Trial:
         return _outputs(self._answer(self._cut, name), encoded), _outputs(self._answer(self._whole, name), encoded)
 
     def _answer(self, servable: Servable, name: str) -> Answer:
-        if servable.native is None or name in servable.forwarded:
+        if servable.native is None or name in servable.not_run:
             return partial(self._run_whole, name)
         return servable.native.answer
 
@@ -121,7 +121,7 @@ def cut_servable(
 ) -> Servable:
     """Returns a version's lookups, and the graphs of `predicts` without their lookups, as the native core serves them.
 
-    Servable.forwarded has the signatures that the core does not run, and why.
+    Servable.not_run has the signatures that the core does not run, and why.
     """
     towers = open_towers(artifact, manifest, lookups, predicts, tags, compile_native, threads=1) if predicts else None
     cuts: dict[str, TowerBackend] = {} if towers is None else dict.fromkeys(towers.cuts, towers)

@@ -107,7 +107,7 @@ def test_a_predict_behind_lookups_loads_the_library_and_no_table(serve: Serve, i
         assert score(server, [3, 0, ROWS - 1]) == scores([3, 0, ROWS - 1])
         assert libraries(server) == {"libtensorflow_cc"}
         own[has_towers] = own_bytes(server)
-        assert server.http.get("/v1/statusz").json()["models"]["default"]["versions"][0]["forwarded"] == {}
+        assert server.http.get("/v1/statusz").json()["models"]["default"]["versions"][0]["not_run"] == {}
     # The whole graph restores the table into memory, the graph without its lookups only its layer.
     assert own["false"] - own["true"] > TABLE_BYTES / 2, own
 
@@ -127,7 +127,7 @@ def test_a_lazy_graph_loads_the_library_at_its_first_request(
     status = server.http.get("/v1/statusz").json()
     # The core forwarded nothing but this request.
     assert status["data_plane"]["forwarded"] == {"grpc": before["grpc"], "http": before["http"] + 1}
-    assert status["models"]["default"]["versions"][0]["forwarded"] == {}
+    assert status["models"]["default"]["versions"][0]["not_run"] == {}
 
 
 def test_a_lazy_graph_that_can_not_be_opened_fails_requests_until_it_can(

@@ -56,7 +56,7 @@ def test_no_lookup_is_forwarded(serve: Serve, tmp_path: Path) -> None:
         model_base_path=tmp_path / "described",
     ).ready()
     (version,) = server.http.get("/v1/statusz").json()["models"]["default"]["versions"]
-    assert version.get("forwarded", {}) == {}
+    assert version.get("not_run", {}) == {}
     before = data_plane(server)["forwarded"]["http"]
     for signature, inputs, wanted in (
         ("bounded", {"bag__values": [8, 1], "bag__row_splits": [0, 1, 2]}, [[6, 8], [3, 4]]),

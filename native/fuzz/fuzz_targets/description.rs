@@ -37,6 +37,6 @@ libfuzzer_sys::fuzz_target!(|text: &[u8]| {
         bodies
             .iter()
             .try_for_each(|body| lookup_json::answer(call, "m", Version::Latest, body.as_bytes()).map(drop))
-            .map_err(|_: Declined| Declined::NotNative)
+            .map_err(|_: Declined| Declined::Search)
     });
 });

@@ -69,6 +69,8 @@ pub struct Config {
     pub bucket_limits_s: Vec<f64>,
     /// Upper limits of the buckets in the histogram of the time that requests wait for a thread, in seconds, ascending.
     pub wait_limits_s: Vec<f64>,
+    /// Ascending upper limits, exclusive, of the histogram of tf.Examples in a request.
+    pub example_limits: Vec<usize>,
     /// A request that takes at least this time is recorded as slow.
     pub slow_from: Duration,
     /// Time for which a drain keeps an idle HTTP/1.1 connection open, so that the answer to its next request can
@@ -97,6 +99,7 @@ impl Default for Config {
             cors: Cors::Off,
             bucket_limits_s: Vec::new(),
             wait_limits_s: Vec::new(),
+            example_limits: Vec::new(),
             slow_from: Duration::MAX,
             linger: Duration::from_millis(500),
         }

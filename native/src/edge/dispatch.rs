@@ -15,10 +15,20 @@ use crate::plan::faults::{self, BoxedFault};
 pub enum Method {
     /// gRPC: `/tensorflow.serving.PredictionService/Predict`.
     Predict,
+    /// gRPC: `/tensorflow.serving.PredictionService/Classify`.
+    Classify,
+    /// gRPC: `/tensorflow.serving.PredictionService/Regress`.
+    Regress,
+    /// gRPC: `/tensorflow.serving.PredictionService/MultiInference`.
+    MultiInference,
     /// gRPC: `/inference.GRPCInferenceService/ModelInfer`.
     ModelInfer,
     /// HTTP: `/v1/models/{model}:predict`.
     HttpPredict,
+    /// HTTP: `/v1/models/{model}:classify`.
+    HttpClassify,
+    /// HTTP: `/v1/models/{model}:regress`.
+    HttpRegress,
     /// HTTP: `/v1/models/{model}:lookup`.
     Lookup,
     /// HTTP: `/v2/models/{model}/infer`.
@@ -28,23 +38,50 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns `Predict` or `ModelInfer` if the path of a gRPC call names this method; None for each other path.
+    /// Returns the method that the path of a gRPC call names; None for each other path.
     #[must_use]
     #[inline]
     pub fn of_path(path: &str) -> Option<Self> {
         match path {
             "/tensorflow.serving.PredictionService/Predict" => Some(Method::Predict),
             "/inference.GRPCInferenceService/ModelInfer" => Some(Method::ModelInfer),
+            "/tensorflow.serving.PredictionService/Classify" => Some(Method::Classify),
+            "/tensorflow.serving.PredictionService/Regress" => Some(Method::Regress),
+            "/tensorflow.serving.PredictionService/MultiInference" => Some(Method::MultiInference),
             _ => None,
         }
+    }
+
+    /// Returns the method that the end of an HTTP path names: the name behind `:`.
+    fn of_verb(verb: &str) -> Option<Self> {
+        Some(match verb {
+            "predict" => Method::HttpPredict,
+            "classify" => Method::HttpClassify,
+            "regress" => Method::HttpRegress,
+            "lookup" => Method::Lookup,
+            "rows" => Method::Rows,
+            _ => return None,
+        })
+    }
+
+    /// Says whether the method's requests have tf.Examples, whose numbers are counted as in TensorFlow Serving.
+    #[must_use]
+    pub fn has_examples(self) -> bool {
+        use Method::{Classify, HttpClassify, HttpRegress, MultiInference, Regress};
+        matches!(self, Classify | Regress | MultiInference | HttpClassify | HttpRegress)
     }
 
     /// Returns the name that the metrics use for the method's wire.
     #[must_use]
     pub fn api(self) -> &'static str {
         match self {
-            Method::Predict | Method::ModelInfer => "grpc",
-            _ => "http",
+            Method::HttpPredict
+            | Method::HttpClassify
+            | Method::HttpRegress
+            | Method::Lookup
+            | Method::Infer
+            | Method::Rows => "http",
+            _ => "grpc",
         }
     }
 
@@ -53,8 +90,13 @@ impl Method {
     pub fn name(self) -> &'static str {
         match self {
             Method::Predict => "Predict",
+            Method::Classify => "Classify",
+            Method::Regress => "Regress",
+            Method::MultiInference => "MultiInference",
             Method::ModelInfer => "ModelInfer",
             Method::HttpPredict => "predict",
+            Method::HttpClassify => "classify",
+            Method::HttpRegress => "regress",
             Method::Lookup => "lookup",
             Method::Infer => "infer",
             Method::Rows => "rows",
@@ -90,8 +132,7 @@ impl Target<'_> {
         let end = match self.method {
             Method::Infer => "/infer",
             Method::Rows => "/tables/{table}:rows",
-            Method::HttpPredict => ":predict",
-            _ => ":lookup",
+            method => &format!(":{}", method.name()),
         };
         format!("{root}/models/{{model}}{version}{end}")
     }
@@ -162,12 +203,7 @@ impl RareTarget {
         }
         let usual = lowered(&decoded);
         let (rest, verb) = usual.strip_prefix("/v1/")?.rsplit_once(':')?;
-        let method = match verb {
-            "predict" => Method::HttpPredict,
-            "lookup" => Method::Lookup,
-            "rows" => Method::Rows,
-            _ => return None,
-        };
+        let method = Method::of_verb(verb)?;
         let parts: Vec<&str> = rest.split('/').collect();
         let hint = match &parts[..] {
             [model] if *model != "models" => format!("; did you mean /v1/models/{model}:{verb}?"),
@@ -176,8 +212,8 @@ impl RareTarget {
         let malformed = || faults::malformed_path(http_method, path, &hint);
         let (parts, table) = match (&parts[..], method) {
             ([parts @ .., "tables", table], Method::Rows) if !table.is_empty() => (parts, *table),
-            (parts, Method::HttpPredict | Method::Lookup) => (parts, ""),
-            _ => return Some((method, Err(malformed()))),
+            (_, Method::Rows) => return Some((method, Err(malformed()))),
+            (parts, _) => (parts, ""),
         };
         let (model, version) = match *parts {
             ["models", model] => (model, Ok(RareVersion::Latest)),
@@ -265,20 +301,13 @@ pub fn target(path: &str) -> Option<Target<'_>> {
     if let Some(rest) = path.strip_prefix("/v1/models/") {
         let (model, rest) = name(rest)?;
         let (version, rest) = version(rest)?;
-        let mut table = "";
-        let method = match rest {
-            ":predict" => Method::HttpPredict,
-            ":lookup" => Method::Lookup,
-            _ => {
-                let (found, rest) = name(rest.strip_prefix("/tables/")?)?;
-                if rest != ":rows" {
-                    return None;
-                }
-                table = found;
-                Method::Rows
-            }
+        let (table, rest) = match rest.strip_prefix("/tables/") {
+            Some(rest) => name(rest)?,
+            None => ("", rest),
         };
-        return Some(Target { method, model, version, table, json_length: None });
+        let method = Method::of_verb(rest.strip_prefix(':')?)?;
+        let has_table = method == Method::Rows;
+        return (has_table != table.is_empty()).then_some(Target { method, model, version, table, json_length: None });
     }
     let (model, rest) = name(path.strip_prefix("/v2/models/")?)?;
     let (version, rest) = version(rest)?;
@@ -375,6 +404,9 @@ mod tests {
         assert_eq!(parts("/v1/models/m:predict"), Some((Method::HttpPredict, "m", Latest, "")));
         assert_eq!(parts("/v1/models/m.a-b_c/versions/7:lookup"), Some((Method::Lookup, "m.a-b_c", Number(7), "")));
         assert_eq!(parts("/v1/models/m/labels/stable:predict"), Some((Method::HttpPredict, "m", Label("stable"), "")));
+        assert_eq!(parts("/v1/models/m:classify"), Some((Method::HttpClassify, "m", Latest, "")));
+        assert_eq!(parts("/v1/models/m/versions/7:regress"), Some((Method::HttpRegress, "m", Number(7), "")));
+        assert_eq!((parts("/v1/models/m:rows"), parts("/v1/models/m/tables/t:predict")), (None, None));
         assert_eq!(parts("/v1/models/m/versions/1/tables/user:rows"), Some((Method::Rows, "m", Number(1), "user")));
         assert_eq!(parts("/v2/models/m/infer"), Some((Method::Infer, "m", Latest, "")));
         assert_eq!(parts("/v2/models/m/versions/3/infer"), Some((Method::Infer, "m", Number(3), "")));

@@ -13,7 +13,7 @@ pub enum Event {
     DeclinedWaits,
     DeclinedBatches,
     DeclinedQueued,
-    DeclinedNotNative,
+    DeclinedSearch,
     ForwardedGrpc,
     ForwardedHttp,
     UpstreamFailedGrpc,
@@ -83,7 +83,8 @@ impl From<Flood> for Event {
 }
 
 impl Event {
-    /// Returns the event that a form declined a request for this reason; None for a fault, which is counted by its code.
+    /// Returns the event that a form declined a request for this reason; None for a fault, which is counted by its code, and
+    /// for reasons that no form gives the edge.
     #[must_use]
     pub fn declined(reason: &Declined) -> Option<Self> {
         Some(match reason {
@@ -91,8 +92,8 @@ impl Event {
             Declined::Waits => Event::DeclinedWaits,
             Declined::Batches => Event::DeclinedBatches,
             Declined::Queued => Event::DeclinedQueued,
-            Declined::NotNative | Declined::Unusual | Declined::Malformed => Event::DeclinedNotNative,
-            Declined::Fault(_) => return None,
+            Declined::Search => Event::DeclinedSearch,
+            Declined::Unusual | Declined::Malformed | Declined::Fault(_) => return None,
         })
     }
 }

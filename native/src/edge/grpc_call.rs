@@ -110,8 +110,7 @@ impl Incoming {
     /// Returns the name of the model in a message that begins with `data`; "" if the message names no configured model.
     fn model<'d>(&self, data: &'d [u8]) -> &'d str {
         let (shared, path) = (&self.shared, self.head.uri.path());
-        // Except for MultiInference, each request of TensorFlow Serving's PredictionService has the model's name in the
-        // same field as a Predict request.
+        // GetModelMetadata has the model's name in the same field as a Predict request.
         let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
         let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
         match (method, data.split_first_chunk::<PREFIX_BYTES>()) {

@@ -74,8 +74,8 @@ fn has_one_message(path: &str) -> bool {
 
 fn lane(path: &str) -> Lane {
     match path.rsplit_once('/') {
+        // Searches for nearest rows.
         Some(("/tensorflow.serving.PredictionService", method)) if method != "GetModelMetadata" => Lane::Work,
-        Some((_, "ModelInfer")) => Lane::Work,
         Some((_, "Watch" | "ServerReflectionInfo" | "ModelStreamInfer")) => Lane::Stream,
         _ => Lane::Control,
     }

@@ -35,7 +35,7 @@ pub async fn serve_call(
 }
 
 /// Continues a small request that the handler declined on the connection's task: runs it on a thread pool, or forwards
-/// it to the control server.
+/// a search to the control server.
 pub async fn declined_small(
     mut incoming: Incoming,
     plain: Plain,

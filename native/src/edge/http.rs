@@ -488,7 +488,10 @@ impl Exchange {
                 }
                 response
             }
-            Err(Failed::Declined(_)) => self.forward_whole(head, data, hold, open).await,
+            Err(Failed::Declined(_)) => {
+                let fault = faults::internal("a form of HTTP left its request undone");
+                self.fault(method, &head, &fault.of_model(&share), open)
+            }
         }
     }
 

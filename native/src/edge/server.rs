@@ -132,7 +132,12 @@ impl Server {
             cors: config.cors,
             routes: ArcSwap::from_pointee(Routes::default()),
             dispatch,
-            statistics: Statistics::new(config.bucket_limits_s, config.wait_limits_s, config.slow_from),
+            statistics: Statistics::new(
+                config.bucket_limits_s,
+                config.wait_limits_s,
+                config.example_limits,
+                config.slow_from,
+            ),
             account: Account::new(config.limits.max_bytes_in_flight),
             compressors: Compressors::default(),
             large: Pool::start("large", config.limits.queue(config.large_threads))?,

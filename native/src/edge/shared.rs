@@ -120,7 +120,7 @@ pub struct Shared {
 #[derive(Debug)]
 pub enum Failed {
     /// The handler (form) declined the request, for this reason; the server then runs the request on a thread pool, or
-    /// forwards it to the control server.
+    /// forwards a search to the control server.
     Declined(Declined),
     /// The request has a fault, for which it is refused.
     Refused(BoxedFault),
@@ -321,6 +321,9 @@ impl Shared {
                     self.records.note_damage(&fault.subject.model);
                 }
                 Failed::Refused(fault)
+            }
+            Declined::Unusual | Declined::Malformed => {
+                Failed::Refused(faults::internal("a form has no error for a request that it does not read"))
             }
             declined => Failed::Declined(declined),
         }

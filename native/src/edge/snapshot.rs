@@ -76,6 +76,8 @@ pub struct SubjectSnapshot {
     /// Number of requests in each bucket of the histogram of run times. A run time excludes the parsing of the request
     /// and the writing of JSON text, but includes the writing of binary and protobuf answers.
     pub run_counts: Vec<u64>,
+    /// Number of requests in each bucket of the histogram of tf.Examples in a request; empty for other methods.
+    pub example_counts: Vec<u64>,
 }
 
 /// The times that one model's requests waited for a thread.

@@ -51,6 +51,8 @@ struct Cell {
     // their lookups or graphs.
     counts: Vec<AtomicU64>,
     run_counts: Vec<AtomicU64>,
+    // Number of requests in each bucket of a histogram of their tf.Examples; empty for a method without Examples.
+    example_counts: Vec<AtomicU64>,
 }
 
 impl Cell {
@@ -58,7 +60,8 @@ impl Cell {
         let pairs = [(&self.nanos, &other.nanos), (&self.run_nanos, &other.run_nanos), (&self.rows, &other.rows)];
         let counts = self.counts.iter().zip(&other.counts);
         let run_counts = self.run_counts.iter().zip(&other.run_counts);
-        for (sum, more) in pairs.into_iter().chain(counts).chain(run_counts) {
+        let example_counts = self.example_counts.iter().zip(&other.example_counts);
+        for (sum, more) in pairs.into_iter().chain(counts).chain(run_counts).chain(example_counts) {
             add(sum, more.load(Relaxed));
         }
     }
@@ -98,6 +101,7 @@ pub struct Statistics {
     cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
+    example_limits: Vec<usize>,
     // Counts by model. Requests to models that are not configured are counted under the name "", so the maps stay
     // small. Only requests that are refused, fail, or run on a thread pool lock these maps.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
@@ -126,9 +130,9 @@ impl Statistics {
     /// Creates the counters of requests, connections and events, all 0.
     ///
     /// `limits_s`: ascending upper limits of the buckets for durations, inclusive. `wait_limits_s`: the same for waits
-    /// for a thread. `slow_from`: time from which on a request is slow.
+    /// for a thread. `example_limits`: ascending upper limits, exclusive, of the numbers of tf.Examples in a request. `slow_from`: time from which on a request is slow.
     #[must_use]
-    pub fn new(limits_s: Vec<f64>, wait_limits_s: Vec<f64>, slow_from: Duration) -> Self {
+    pub fn new(limits_s: Vec<f64>, wait_limits_s: Vec<f64>, example_limits: Vec<usize>, slow_from: Duration) -> Self {
         static NUMBERS: AtomicUsize = AtomicUsize::new(1);
         Statistics {
             number: NUMBERS.fetch_add(1, Relaxed),
@@ -139,6 +143,7 @@ impl Statistics {
             cells: Mutex::default(),
             slow: Mutex::default(),
             wait_limits_s,
+            example_limits,
             refused: Mutex::default(),
             failed: Mutex::default(),
             failures: Mutex::default(),
@@ -238,6 +243,11 @@ impl Statistics {
             add(&cell.rows, answered.rows as u64);
             add(&cell.counts[self.bucket(took)], 1);
             add(&cell.run_counts[self.bucket(answered.ran)], 1);
+            // A number of Examples that equals a limit is in the bucket above it, as in TensorFlow.
+            let bucket = self.example_limits.partition_point(|limit| *limit <= answered.rows);
+            if let Some(count) = cell.example_counts.get(bucket) {
+                add(count, 1);
+            }
         });
         debug_assert!(known.is_ok());
         if took >= self.slow_from {
@@ -266,7 +276,7 @@ impl Statistics {
             let known = own.cells.get(model).and_then(|cells| cells.iter().find(is_it)).cloned();
             own.last = Some(known.unwrap_or_else(|| {
                 let subject = Subject { method, version, signature, model: model.to_owned() };
-                let new = (subject, Arc::new(self.new_cell(answered)));
+                let new = (subject, Arc::new(self.new_cell(method, answered)));
                 lock(&self.cells).push(new.clone());
                 own.cells.entry(model.to_owned()).or_default().push(new.clone());
                 new
@@ -275,8 +285,9 @@ impl Statistics {
         &own.last.as_ref().expect("it was set above").1
     }
 
-    fn new_cell(&self, answered: &Answered) -> Cell {
+    fn new_cell(&self, method: Method, answered: &Answered) -> Cell {
         let zeros = || (0..=self.limits_s.len()).map(|_| AtomicU64::new(0)).collect();
+        let example_buckets = if method.has_examples() { self.example_limits.len() + 1 } else { 0 };
         let signature = answered.servable.signatures().get(answered.signature);
         Cell {
             signature_name: signature.map(|s| s.name.clone()).unwrap_or_default(),
@@ -289,6 +300,7 @@ impl Statistics {
             rows: AtomicU64::new(0),
             counts: zeros(),
             run_counts: zeros(),
+            example_counts: (0..example_buckets).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -338,7 +350,7 @@ impl Statistics {
                 ("waits", E::DeclinedWaits),
                 ("batches", E::DeclinedBatches),
                 ("queued", E::DeclinedQueued),
-                ("not_native", E::DeclinedNotNative),
+                ("search", E::DeclinedSearch),
             ]),
             forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
             upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),
@@ -454,6 +466,7 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
                 counts: vec![0; cell.counts.len()],
                 run_seconds: 0.0,
                 run_counts: vec![0; cell.run_counts.len()],
+                example_counts: vec![0; cell.example_counts.len()],
             });
             sums.len() - 1
         });
@@ -465,6 +478,9 @@ fn subjects(cells: &[(Subject, Arc<Cell>)]) -> Vec<SubjectSnapshot> {
             *all += one.load(Relaxed);
         }
         for (all, one) in sum.run_counts.iter_mut().zip(&cell.run_counts) {
+            *all += one.load(Relaxed);
+        }
+        for (all, one) in sum.example_counts.iter_mut().zip(&cell.example_counts) {
             *all += one.load(Relaxed);
         }
     }
@@ -508,7 +524,7 @@ mod tests {
 
     #[test]
     fn refusals_and_waits_are_counted_by_model() {
-        let statistics = Statistics::new(Vec::new(), vec![0.1, 1.0], Duration::MAX);
+        let statistics = Statistics::new(Vec::new(), vec![0.1, 1.0], Vec::new(), Duration::MAX);
         for model in ["m", "m", ""] {
             statistics.refused(model, "queue");
         }
@@ -522,7 +538,7 @@ mod tests {
 
     #[test]
     fn threads_and_versions_are_summed_and_a_limit_belongs_below_itself() {
-        let statistics = Statistics::new(vec![0.001, 0.01], vec![0.1], Duration::from_millis(10));
+        let statistics = Statistics::new(vec![0.001, 0.01], vec![0.1], Vec::new(), Duration::from_millis(10));
         let (one, two) = (answered(1), answered(2));
         let ask = || {
             count(&statistics, &one, Duration::from_millis(1));
@@ -557,7 +573,7 @@ mod tests {
 
     #[test]
     fn nothing_is_left_of_a_forgotten_model() {
-        let statistics = Statistics::new(vec![0.1], vec![0.1], Duration::MAX);
+        let statistics = Statistics::new(vec![0.1], vec![0.1], Vec::new(), Duration::MAX);
         for version in [1, 2] {
             count(&statistics, &answered(version), Duration::ZERO);
         }
@@ -578,16 +594,34 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_examples_are_counted_for_methods_that_have_them() {
+        let statistics = Statistics::new(Vec::new(), Vec::new(), vec![1, 2, 4], Duration::MAX);
+        for rows in [0, 1, 2, 3, 4, 900] {
+            for method in [Method::Classify, Method::HttpRegress, Method::Predict] {
+                let answered = Answered { rows, ..answered(1) };
+                statistics.succeeded(method, &answered, Duration::ZERO, String::new);
+            }
+        }
+        let mut found: Vec<_> = statistics.snapshot().subjects;
+        found.sort_by_key(|one| one.method);
+        let counts: Vec<_> = found.iter().map(|one| (one.method, &one.example_counts[..], one.rows)).collect();
+        assert_eq!(
+            counts,
+            [("Classify", &[1, 1, 2, 2][..], 910), ("Predict", &[], 910), ("regress", &[1, 1, 2, 2], 910)]
+        );
+    }
+
+    #[test]
     fn rows_of_tables_are_no_subject_and_events_are_counted() {
-        let statistics = Statistics::new(Vec::new(), Vec::new(), Duration::MAX);
+        let statistics = Statistics::new(Vec::new(), Vec::new(), vec![1, 2, 4], Duration::MAX);
         statistics.succeeded(Method::Rows, &answered(1), Duration::ZERO, String::new);
-        statistics.count(Event::DeclinedNotNative);
+        statistics.count(Event::DeclinedSearch);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::ConnectedHttp);
         statistics.count(Event::DisconnectedHttp);
         let snapshot = statistics.snapshot();
         assert!(snapshot.subjects.is_empty() && snapshot.slow.is_empty());
-        assert!(snapshot.declined.contains(&("not_native", 1)));
+        assert!(snapshot.declined.contains(&("search", 1)));
         assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);
         let text = serde_json::to_string(&snapshot).unwrap();
         assert!(text.contains("\"declined\":[[\"too_large\",0]"), "{text}");

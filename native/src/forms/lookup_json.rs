@@ -5,6 +5,7 @@ use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{LookupBody, read_lookup};
 use super::json::tensors::{add_dense, add_ragged, no_inputs};
 use super::{Answered, Call, Version};
+use crate::plan::faults::Asked;
 use crate::plan::{Declined, Inputs, Signature};
 
 const DEFAULT_SIGNATURE: &str = "lookup";
@@ -25,7 +26,7 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
         Parsed::Whole(document) => &document.signature_name,
     };
     let name = if name.is_empty() { DEFAULT_SIGNATURE } else { name };
-    let index = servable.find_signature(name, "", false, version == Version::Latest)?;
+    let index = servable.find_signature(name, "", Asked::Predict, version == Version::Latest)?;
     let signature = &servable.signatures()[index];
     let run = || {
         let inputs = match parsed {

@@ -1,6 +1,10 @@
 //! Parses requests, runs them, and writes their answers. Each wire format has a module here, which is called a form.
 
 pub mod built_size;
+mod examples;
+pub mod examples_json;
+pub mod examples_proto;
+mod model_spec;
 pub mod predict_proto;
 mod predict_response;
 pub mod protobuf;
@@ -12,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+pub use examples::Method as InferenceMethod;
 pub use record::{LogRecord, LogTerms};
 
 pub use crate::plan::Version;
-use crate::plan::faults;
-use crate::plan::{Declined, Effort, Grant, Notes, Routes, Servable};
+use crate::plan::faults::{self, BoxedFault};
+use crate::plan::{Effort, Grant, Notes, Routes, Servable};
 
 pub mod json;
 pub mod lookup_json;
@@ -51,8 +56,8 @@ impl<'a> Call<'a> {
     /// Returns the servable of a model's version, if the caller may run the model and the core can run the version.
     ///
     /// # Errors
-    /// [`Declined::NotNative`]; [`Declined::Fault`] for an unknown name, or a model that the caller may not run.
-    pub fn find(&self, model: &str, version: Version<'_>) -> Result<&'a Arc<Servable>, Declined> {
+    /// An unknown name, a model that the caller may not run, or a version that can not be run.
+    pub fn find(&self, model: &str, version: Version<'_>) -> Result<&'a Arc<Servable>, BoxedFault> {
         if let Some(grant) = self.grant
             && !grant.allows(model)
         {
@@ -62,7 +67,7 @@ impl<'a> Call<'a> {
             } else {
                 version.unknown(model)
             };
-            return Err(fault.into());
+            return Err(fault);
         }
         self.routes.find(model, version)
     }
@@ -106,13 +111,13 @@ mod tests {
         Routes::default().with([("m".to_owned(), model)].into(), &[])
     }
 
-    fn refused(routes: &Routes, grant: Option<&Grant>, model: &str) -> Declined {
+    fn refused(routes: &Routes, grant: Option<&Grant>, model: &str) -> BoxedFault {
         let call = Call { grant, ..oip_fixture::call(routes) };
         call.find(model, Version::Latest).expect_err("it has no servable")
     }
 
-    fn unknown(model: &str) -> Declined {
-        faults::unknown_model(model).into()
+    fn unknown(model: &str) -> BoxedFault {
+        faults::unknown_model(model)
     }
 
     #[test]
@@ -121,10 +126,11 @@ mod tests {
         assert_eq!(refused(&routes, Some(&other), "m"), unknown("m"));
         let reader = Grant::new(["n*"]).of_caller("reader", ["m"]);
         let fault = faults::no_right("reader", "m").of_model("m");
-        assert_eq!(refused(&routes, Some(&reader), "m"), Declined::Fault(fault));
+        assert_eq!(refused(&routes, Some(&reader), "m"), fault);
         // A caller without the right to run a model gets the same result whether the model exists or not.
         assert_eq!(refused(&routes, Some(&other), "absent"), unknown("absent"));
         assert_eq!(refused(&routes, Some(&other), "no"), unknown("no"));
-        assert_eq!(refused(&routes, Some(&Grant::new(["m"])), "m"), Declined::NotNative);
+        let not_run = faults::version_not_run("m", 3).of_model("m");
+        assert_eq!(refused(&routes, Some(&Grant::new(["m"])), "m"), not_run);
     }
 }

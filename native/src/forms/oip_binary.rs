@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::built_size::check_num_strings;
 use super::{Call, Version};
-use crate::plan::faults::{self, BoxedFault};
+use crate::plan::faults::{self, Asked, BoxedFault};
 use crate::plan::{
     Data, DataType, Declined, Dims, Inputs, OutputShape, Servable, Signature, Strings, Tensor, Work, check_names,
 };
@@ -176,7 +176,8 @@ pub(super) fn find<'a>(
     signature: &str,
 ) -> Result<(&'a Arc<Servable>, usize), Declined> {
     let servable = call.find(model, version)?;
-    let signature = servable.find_signature(signature, FALLBACK_SIGNATURE, false, version == Version::Latest)?;
+    let signature =
+        servable.find_signature(signature, FALLBACK_SIGNATURE, Asked::Predict, version == Version::Latest)?;
     Ok((servable, signature))
 }
 
@@ -227,7 +228,7 @@ pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
 pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
     if work.outputs()[index].dtype == DataType::String {
         for element in work.strings(index) {
-            let length = u32::try_from(element.len()).map_err(|_| Declined::NotNative)?;
+            let length = u32::try_from(element.len()).map_err(|_| faults::internal("a string of 4 GiB or more"))?;
             body.extend_from_slice(&length.to_le_bytes());
             body.extend_from_slice(element);
         }

@@ -13,19 +13,24 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::built_size::{check_num_messages, check_num_strings};
+use super::model_spec::ModelSpec;
 use super::predict_response::write_response;
-use super::protobuf::{Fields, Value, set_once, text};
+use super::protobuf::{Fields, Value, map_entry, text};
 use super::record::Recording;
 use super::tensor_proto::{Allowance, read_tensor};
 use super::usual::{PREDICT_REQUEST, answer_usual};
 use super::{Answered, Call};
+use crate::plan::faults::{Asked, Code};
 use crate::plan::{
-    Data, DataType, Declined, Dims, Effort, Inputs, Servable, Signature, Tensor, Version, Work, check_names, faults,
+    Data, DataType, Declined, Dims, Effort, Inputs, Servable, Signature, Tensor, Version, Work, check_names,
 };
 
 /// A request with more bytes is parsed on the thread pool for large work; parsing integers of this many bytes takes
 /// some 50 microseconds.
 const SMALL_REQUEST: usize = 64 << 10;
+
+/// The name in place of a signature's by which a predict searches for nearest rows.
+const SEARCH: &str = "neighbors";
 
 /// Full name of the request's message, for its error text.
 const REQUEST: &str = "tensorflow.serving.PredictRequest";
@@ -44,8 +49,17 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
 
 fn answer_plain(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     let spec = ModelSpec::of_request(message)?;
-    let servable = call.find(spec.model, spec.version)?;
-    let index = servable.find_signature(spec.signature, "", false, spec.version == Version::Latest)?;
+    let found = call.find(spec.model, spec.version);
+    if spec.signature == SEARCH {
+        // Python searches also in a version that the core can not run.
+        match &found {
+            Ok(servable) if !servable.has_signature(SEARCH) => return Err(Declined::Search),
+            Err(fault) if fault.code == Code::Unimplemented => return Err(Declined::Search),
+            _ => {}
+        }
+    }
+    let servable = found?;
+    let index = servable.find_signature(spec.signature, "", Asked::Predict, spec.version == Version::Latest)?;
     let run = || run(call, message, servable, index).map_err(|declined| declined.of_message(REQUEST));
     run().map_err(|declined| declined.at(|| servable.subject(index)))
 }
@@ -91,56 +105,6 @@ pub fn model(message: &[u8]) -> &str {
 pub fn fuzz(message: &[u8], signature: &Signature) {
     let _ = ModelSpec::of_request(message);
     let _ = read(message, signature, Effort::Any);
-}
-
-/// The model, version and signature that a `PredictRequest` names.
-struct ModelSpec<'a> {
-    model: &'a str,
-    version: Version<'a>,
-    signature: &'a str,
-}
-
-impl<'a> ModelSpec<'a> {
-    fn of_request(message: &'a [u8]) -> Result<Self, Declined> {
-        let mut spec = None;
-        for field in Fields::of(message) {
-            if let (1, Value::Delimited(bytes)) = field? {
-                set_once(&mut spec, bytes)?;
-            }
-        }
-        let spec = Self::read(spec.ok_or_else(faults::no_model_spec)?)?;
-        if spec.model.is_empty() { Err(faults::no_model_name().into()) } else { Ok(spec) }
-    }
-
-    fn read(message: &'a [u8]) -> Result<Self, Declined> {
-        let (mut model, mut version, mut signature) = (None, None, None);
-        for field in Fields::of(message) {
-            match field? {
-                (1, Value::Delimited(bytes)) => set_once(&mut model, text(bytes)?)?,
-                (2, Value::Delimited(bytes)) => set_once(&mut version, Version::Number(wrapped_integer(bytes)?))?,
-                (3, Value::Delimited(bytes)) => set_once(&mut signature, text(bytes)?)?,
-                (4, Value::Delimited(bytes)) => set_once(&mut version, Version::Label(text(bytes)?))?,
-                _ => return Err(Declined::Unusual),
-            }
-        }
-        Ok(ModelSpec {
-            model: model.unwrap_or_default(),
-            version: version.unwrap_or(Version::Latest),
-            signature: signature.unwrap_or_default(),
-        })
-    }
-}
-
-/// Parses a `google.protobuf.Int64Value`.
-fn wrapped_integer(message: &[u8]) -> Result<i64, Declined> {
-    let mut number = None;
-    for field in Fields::of(message) {
-        match field? {
-            (1, Value::Varint(value)) => set_once(&mut number, value.cast_signed())?,
-            _ => return Err(Declined::Unusual),
-        }
-    }
-    Ok(number.unwrap_or(0))
 }
 
 /// The indexes of a signature's outputs that a request names.
@@ -227,19 +191,6 @@ fn set_no_rows(signature: &Signature, name: &str, tensor: &Tensor<'_>, inputs: &
     let splits = signature.inputs[names.row_splits].dtype;
     inputs[names.row_splits] = Some(Tensor { dtype: splits, dims: Dims::from_slice(&[1]), data: Data::Ints(vec![0]) });
     true
-}
-
-/// Returns the key and the value of an entry in a protobuf map.
-fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
-    let (mut key, mut value) = (None, None);
-    for field in Fields::of(entry) {
-        match field? {
-            (1, Value::Delimited(bytes)) => set_once(&mut key, bytes)?,
-            (2, Value::Delimited(bytes)) => set_once(&mut value, bytes)?,
-            _ => return Err(Declined::Unusual),
-        }
-    }
-    Ok((key.unwrap_or_default(), value.unwrap_or_default()))
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! Writes a `PredictResponse` and the `ModelSpec` of a servable's signature.
+//! Writes a `PredictResponse`.
 //!
-//! Source: `tensorflow_serving/apis/{predict,model}.proto` (9d981c5).
+//! Source: `tensorflow_serving/apis/predict.proto` (9d981c5).
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::protobuf::{delimited_len, varint_field_len, write_delimited, write_delimited_header, write_varint_field};
+use super::model_spec::{spec_len, write_spec};
+use super::protobuf::{delimited_len, write_delimited, write_delimited_header};
 use super::tensor_proto::MessageLayout;
 use crate::plan::{Declined, OutputShape, Servable, Signature, Work};
 
@@ -40,21 +41,6 @@ pub fn write_response(
     write_spec(&mut body, 2, servable, signature);
     debug_assert_eq!(body.len(), size);
     Ok(Bytes::from(body))
-}
-
-/// Appends the `ModelSpec` of a signature as the field with this number.
-pub fn write_spec(to: &mut Vec<u8>, field: u32, servable: &Servable, signature: &Signature) {
-    let version = servable.version().cast_unsigned();
-    write_delimited_header(to, field, spec_len(servable, signature));
-    write_delimited(to, 1, servable.model().as_bytes());
-    write_delimited_header(to, 2, varint_field_len(1, version));
-    write_varint_field(to, 1, version);
-    write_delimited(to, 3, signature.name.as_bytes());
-}
-
-fn spec_len(servable: &Servable, signature: &Signature) -> usize {
-    let version_len = varint_field_len(1, servable.version().cast_unsigned());
-    delimited_len(1, servable.model().len()) + delimited_len(2, version_len) + delimited_len(3, signature.name.len())
 }
 
 /// One entry in the map of outputs of a `PredictResponse`.

@@ -130,6 +130,22 @@ pub fn set_once<T>(field: &mut Option<T>, value: T) -> Result<(), Declined> {
     }
 }
 
+/// Returns the key and the value of an entry in a protobuf map.
+///
+/// # Errors
+/// The entry has another field, or one twice.
+pub fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
+    let (mut key, mut value) = (None, None);
+    for field in Fields::of(entry) {
+        match field? {
+            (1, Value::Delimited(bytes)) => set_once(&mut key, bytes)?,
+            (2, Value::Delimited(bytes)) => set_once(&mut value, bytes)?,
+            _ => return Err(Declined::Unusual),
+        }
+    }
+    Ok((key.unwrap_or_default(), value.unwrap_or_default()))
+}
+
 /// Returns a string field as UTF-8.
 ///
 /// # Errors

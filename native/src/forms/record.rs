@@ -1,10 +1,11 @@
-//! Writes a request and its answer for the log of its model: a `PredictLog`, as an entry of a `PredictionLog`. A request
-//! of any form is written as the `PredictRequest` that has the same meaning.
+//! Writes a request and its answer for the log of its model, as an entry of a `PredictionLog`. A lookup or predict of any
+//! form is written as the `PredictRequest` that has the same meaning.
 //!
 //! Source: `tensorflow_serving/apis/{prediction_log,predict,model}.proto` (9d981c5).
 
 use super::Call;
-use super::predict_response::{write_response, write_spec};
+use super::model_spec::write_spec;
+use super::predict_response::write_response;
 use super::protobuf::{delimited_len, write_delimited, write_delimited_header};
 use super::tensor_proto::write_input;
 use crate::plan::{Declined, Inputs, Servable, Work};
@@ -43,7 +44,7 @@ impl Recording {
         inputs: &Inputs<'_>,
         wanted: &[usize],
     ) -> Option<Self> {
-        let terms = call.log.filter(|terms| terms.draw < call.log_rate(servable.model()))?;
+        let terms = drawn(call, servable)?;
         let plan = servable.signatures().get(signature)?;
         let mut request = Vec::new();
         write_spec(&mut request, 1, servable, plan);
@@ -71,15 +72,29 @@ impl Recording {
         servable: &Servable,
         signature: usize,
     ) -> Result<Box<LogRecord>, Declined> {
-        let mut log = Vec::with_capacity(self.request.len() + 16);
-        write_delimited(&mut log, 1, &self.request);
-        if self.has_answers
-            && let Some(plan) = servable.signatures().get(signature)
-        {
-            write_delimited(&mut log, 2, &write_response(work, servable, plan, false)?);
-        }
-        let mut record = Vec::with_capacity(log.len() + 16);
-        write_delimited(&mut record, PREDICT_LOG, &log);
-        Ok(Box::new(LogRecord(record)))
+        let plan = servable.signatures().get(signature).filter(|_| self.has_answers);
+        let response = plan.map(|plan| write_response(work, servable, plan, false)).transpose()?;
+        Ok(log_record(PREDICT_LOG, &self.request, response.as_deref()))
     }
+}
+
+/// Returns how a request is logged; None if it is not drawn for the log of its model.
+#[must_use]
+pub fn drawn(call: &Call<'_>, servable: &Servable) -> Option<LogTerms> {
+    call.log.filter(|terms| terms.draw < call.log_rate(servable.model()))
+}
+
+/// Returns the record of a request; `field` is the number in `PredictionLog` of the log of its method.
+#[must_use]
+pub fn log_record(field: u32, request: &[u8], response: Option<&[u8]>) -> Box<LogRecord> {
+    let sizes = [(1, Some(request)), (2, response)];
+    let size = sizes.iter().filter_map(|(field, part)| Some(delimited_len(*field, part.as_ref()?.len()))).sum();
+    let mut record = Vec::with_capacity(delimited_len(field, size));
+    write_delimited_header(&mut record, field, size);
+    for (field, part) in sizes {
+        if let Some(part) = part {
+            write_delimited(&mut record, field, part);
+        }
+    }
+    Box::new(LogRecord(record))
 }

@@ -4,7 +4,6 @@
 
 use std::borrow::Cow;
 use std::fmt::Write;
-use std::mem::MaybeUninit;
 
 use smallvec::SmallVec;
 
@@ -472,7 +471,7 @@ impl MessageLayout {
             }
             dtype => {
                 let mut numbers = Vec::new();
-                fill(work, index, num_bytes, &mut numbers)?;
+                work.append(index, &mut numbers)?;
                 let packed = pack(&numbers, dtype);
                 let length = delimited_len(field, packed.len());
                 (Values::Packed(field, packed), length)
@@ -504,7 +503,7 @@ impl MessageLayout {
             Values::None => {}
             Values::Raw(field, num_bytes) => {
                 write_delimited_header(to, *field, *num_bytes);
-                fill(work, index, *num_bytes, to)?;
+                work.append(index, to)?;
             }
             Values::Packed(field, bytes) => write_delimited(to, *field, bytes),
             Values::Strings => {
@@ -564,17 +563,6 @@ pub fn write_input(to: &mut Vec<u8>, tensor: &Tensor<'_>) {
 /// Returns the size in bytes of a `Dim` message, which holds one size of a tensor's shape.
 fn dim_len(size: usize) -> usize {
     varint_field_len(1, size as u64)
-}
-
-/// Looks up the numbers of an output, and appends their `num_bytes` bytes to `to`.
-fn fill(work: &mut Work<'_, '_>, index: usize, num_bytes: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
-    to.reserve(num_bytes);
-    let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::NotNative)?;
-    work.fill(index, buffer)?;
-    // SAFETY: `to` has `num_bytes` reserved bytes, and Work::fill has written them, so the vector may grow by this
-    // length.
-    unsafe { to.set_len(to.len() + num_bytes) };
-    Ok(())
 }
 
 /// Encodes integers of a dtype as varints; negative ones are sign-extended to 64 bits.

@@ -11,7 +11,7 @@ use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{Column, Payload, PredictBody, read_predict};
 use super::json::tensors::{add_dense, add_ragged, no_inputs};
 use super::{Answered, Call, Version};
-use crate::plan::faults::Code;
+use crate::plan::faults::{Asked, Code};
 use crate::plan::{Declined, Inputs, Signature, check_names};
 
 /// Answers a `:predict` request.
@@ -29,16 +29,16 @@ pub fn answer<'a>(call: &Call<'_>, model: &str, version: Version<'_>, body: &'a 
         Parsed::Plain(parsed) => (&*parsed.signature_name, parsed.is_by_row),
         Parsed::Whole(document) => (&*document.signature_name, document.is_by_row()),
     };
-    let index = match servable.find_signature(name, "", true, version == Version::Latest) {
+    let index = match servable.find_signature(name, "", Asked::RestPredict, version == Version::Latest) {
         Ok(index) => index,
-        Err(declined) => {
+        Err(fault) => {
             // A signature that this server does not run is there for TensorFlow Serving, which reads the body next.
-            if let (Declined::Fault(fault), Parsed::Whole(document)) = (&declined, &parsed)
+            if let Parsed::Whole(document) = &parsed
                 && matches!(fault.code, Code::Unimplemented | Code::FailedPrecondition)
             {
                 document.sent()?;
             }
-            return Err(declined);
+            return Err(fault.into());
         }
     };
     let signature = &servable.signatures()[index];

@@ -78,6 +78,26 @@ static INPUT_ENTRY: Schema = schema(&[(1, Kind::Bytes), (2, Kind::Message(&TENSO
 pub static PREDICT_REQUEST: Schema =
     schema(&[(1, Kind::Message(&MODEL_SPEC)), (2, Kind::Map(&INPUT_ENTRY)), (3, Kind::Strings)]);
 
+static BYTES_LIST: Schema = schema(&[(1, Kind::Strings)]);
+static FLOAT_LIST: Schema = schema(&[(1, Kind::Numbers(WireType::Fixed32))]);
+static INT64_LIST: Schema = schema(&[(1, Kind::Numbers(WireType::Varint))]);
+static FEATURE: Schema = Schema {
+    one_of: &[1, 2, 3],
+    ..schema(&[(1, Kind::Message(&BYTES_LIST)), (2, Kind::Message(&FLOAT_LIST)), (3, Kind::Message(&INT64_LIST))])
+};
+static FEATURE_ENTRY: Schema = schema(&[(1, Kind::Bytes), (2, Kind::Message(&FEATURE))]);
+static FEATURES: Schema = schema(&[(1, Kind::Map(&FEATURE_ENTRY))]);
+static EXAMPLE: Schema = schema(&[(1, Kind::Message(&FEATURES))]);
+static EXAMPLES: Schema = schema(&[(1, Kind::Messages(&EXAMPLE))]);
+static EXAMPLES_WITH_CONTEXT: Schema = schema(&[(1, Kind::Messages(&EXAMPLE)), (2, Kind::Message(&EXAMPLE))]);
+static INPUT: Schema =
+    Schema { one_of: &[1, 2], ..schema(&[(1, Kind::Message(&EXAMPLES)), (2, Kind::Message(&EXAMPLES_WITH_CONTEXT))]) };
+/// `tensorflow.serving.ClassificationRequest` and `RegressionRequest`.
+pub static EXAMPLES_REQUEST: Schema = schema(&[(1, Kind::Message(&MODEL_SPEC)), (2, Kind::Message(&INPUT))]);
+static TASK: Schema = schema(&[(1, Kind::Message(&MODEL_SPEC)), (2, Kind::Bytes)]);
+/// `tensorflow.serving.MultiInferenceRequest`.
+pub static MULTI_INFERENCE_REQUEST: Schema = schema(&[(1, Kind::Messages(&TASK)), (2, Kind::Message(&INPUT))]);
+
 static PARAMETER: Schema = Schema {
     one_of: &[1, 2, 3, 4, 5],
     ..schema(&[(1, Kind::Varint), (2, Kind::Varint), (3, Kind::Bytes), (4, Kind::Fixed64), (5, Kind::Varint)])

@@ -1,14 +1,13 @@
 //! The reasons why the handler of a wire format does not answer a request: the server then runs the request on a thread
-//! pool, refuses it, or forwards it to the control servers in Python.
+//! pool, or refuses it; a search for nearest rows goes to the control servers in Python.
 
 use super::faults::{self, BoxedFault, Subject};
 
 /// The reason why the handler of a wire format did not answer a request.
 ///
 /// After [`Declined::TooLarge`], [`Declined::Waits`], [`Declined::Batches`] and [`Declined::Queued`] the edge calls the
-/// form again. After [`Declined::Fault`] it refuses the request. After any other variant, it forwards the request to the
-/// control servers, which answer or refuse it. Metrics count each variant but the fault separately; a fault counts by
-/// its code.
+/// form again. After [`Declined::Fault`] it refuses the request. After [`Declined::Search`] it forwards the request to the
+/// control servers. Metrics count each variant but the fault separately; a fault counts by its code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Declined {
     /// The request takes too long for a thread that serves connections. The server tries it again, with
@@ -27,9 +26,8 @@ pub enum Declined {
     Unusual,
     /// The request's bytes are no message of its method. The form returns the fault that names the message in its place.
     Malformed,
-    /// Only the servers in Python can answer the request, because the core does not run its signature. No lookup is
-    /// declined so.
-    NotNative,
+    /// The request is a predict that searches for nearest rows, which the servers in Python do.
+    Search,
     /// The request has this fault: the edge refuses the request with the fault's code and text.
     Fault(BoxedFault),
 }

@@ -54,8 +54,6 @@ pub struct OtherSignature {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhyNot {
-    /// Its requests are forwarded to the control servers.
-    Forwarded,
     /// It prepares the graph, when the version is loaded.
     Initializes,
     /// It runs a graph, and the server runs without TensorFlow.
@@ -160,6 +158,9 @@ pub struct SignatureDescription {
     /// Number of id tensors that a predict's graph computes itself, before rows are looked up.
     #[serde(default)]
     pub num_computed: usize,
+    /// The text form of its `SignatureDef`, for error texts of Classify and Regress; "" if no such text has it.
+    #[serde(default)]
+    pub definition: String,
     /// Description of a predict's graph, as towers/description.rs reads it; None for a lookup.
     pub graph: Option<serde_json::Value>,
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::batch::BatchPlace;
+use super::declined::Declined;
 use super::faults::{self, BoxedFault};
 use super::graph_limit::{GraphLimit, GraphPermit};
 
@@ -42,6 +43,14 @@ impl<'a> Effort<'a> {
         }
     }
 
+    /// Says whether the thread may run a graph for a request that joins no batch.
+    ///
+    /// # Errors
+    /// [`Declined::TooLarge`].
+    pub fn check_alone(self) -> Result<(), Declined> {
+        if self.batch().is_some_and(|place| !place.may_run()) { Err(Declined::TooLarge) } else { Ok(()) }
+    }
+
     pub(super) fn batch(self) -> Option<&'a BatchPlace> {
         self.waiting()?.batch.as_ref()
     }
@@ -70,4 +79,12 @@ pub struct Waiting {
     pub graph_limit: Option<Arc<GraphLimit>>,
     /// The place where the request meets its batch; None: the request runs by itself.
     pub batch: Option<BatchPlace>,
+}
+
+impl Waiting {
+    /// Returns the same limits for a run of a graph that joins no batch.
+    #[must_use]
+    pub fn alone(&self) -> Self {
+        Waiting { deadline: self.deadline, graph_limit: self.graph_limit.clone(), batch: None }
+    }
 }

@@ -155,6 +155,8 @@ macro_rules! faults {
 faults! {
     NotFound unknown_model(model: &str) "Servable not found for request: Latest({model})";
     NotFound unknown_version(model: &str, version: i64) "Servable not found for request: Specific({model}, {version})";
+    Unimplemented version_not_run(model: &str, version: i64)
+        "Version {version} of model \"{model}\" can not be run; the server's log and its status page say why.";
     InvalidArgument unknown_label(label: &str) "Unrecognized servable version label: {label}";
     Unavailable not_ready(model: &str, problem: &str) "Model \"{model}\" is not ready: {problem}";
     NotFound unknown_table(model: &str, table: &str, known: Names) "Model \"{model}\" has no table \"{table}\". Tables: {known}.";
@@ -289,6 +291,46 @@ faults! {
         "tensor parsing error: {input}: shape {shape} has {size} elements, the limit is {limit}.";
     InvalidArgument too_many_values(input: &str, values: usize, size: usize)
         "tensor parsing error: {input}: {values} values, its shape has room for {size}.";
+}
+
+// tf.Examples. Source: `tensorflow_serving/servables/tensorflow/{classifier,regressor,multi_inference,util}.cc` (9d981c5).
+faults! {
+    InvalidArgument no_input() "Input is empty.";
+    InvalidArgument not_one_input() "Expected one input Tensor.";
+    InvalidArgument number_of_class_outputs(count: usize) "Expected one or two output Tensors, found {count}";
+    InvalidArgument not_one_output() "Expected one output Tensor.";
+    InvalidArgument no_class_inputs(definition: &str) "No classification inputs found in SignatureDef: {definition}";
+    InvalidArgument no_class_outputs(definition: &str)
+        "Expected classification signature outputs to contain at least one of \"classes\" or \"scores\". Signature was: {definition}";
+    InvalidArgument no_regression_inputs(definition: &str) "No regression inputs found in SignatureDef: {definition}";
+    InvalidArgument no_regression_outputs(definition: &str) "No regression outputs found in SignatureDef: {definition}";
+    Unimplemented unknown_method_name(name: &str) "Unsupported signature method_name: {name}";
+    InvalidArgument class_shape(shape: &str) "Expected Tensor shape: [batch_size num_classes] but got {shape}";
+    InvalidArgument class_dtype(output: &str, wanted: &str, dtype: &str) "Expected {output} Tensor of {wanted}. Got: {dtype}";
+    InvalidArgument class_rows(output: &str, wanted: usize, rows: usize)
+        "Expected {output} output batch size of {wanted}. Got: {rows}";
+    InvalidArgument classes_differ(classes: usize, scores: usize)
+        "Tensors class and score should match in dim_size(1). Got {classes} vs. {scores}";
+    InvalidArgument regression_shape(shape: &str)
+        "Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got {shape}";
+    InvalidArgument regression_rows(wanted: usize, rows: usize)
+        "Input batch size did not match output batch size: {wanted} vs. {rows}";
+    InvalidArgument regression_dtype(dtype: &str) "Expected output Tensor of DT_FLOAT.  Got: {dtype}";
+    InvalidArgument task_without_model() "Found ModelSpec with an empty model name.";
+    InvalidArgument task_of_another_model()
+        "All ModelSpecs in a MultiInferenceRequest must access the same model name.";
+    InvalidArgument task_twice(signature: &str) "Duplicate evaluation of signature: {signature}";
+    InvalidArgument no_examples_key(shown: &str)
+        "JSON Value: {shown} When method is classify, key 'examples' is expected and was not found";
+    InvalidArgument examples_no_list(shown: &str) "JSON Value: {shown} Expecting 'examples' value to be an list/array";
+    InvalidArgument no_examples(shown: &str) "JSON Value: {shown} 'examples' value is an empty array";
+    InvalidArgument example_no_object(kind: &str) "Example must be JSON object but got JSON {kind}";
+    InvalidArgument feature_element(feature: &str, kind: &str)
+        "Feature: {feature} has element with unexpected JSON type: {kind}";
+    InvalidArgument feature_of_kinds(feature: &str, kind: &str)
+        "Unexpected element type in feature: {feature} expecting type: {kind}";
+    InvalidArgument feature_beyond_int64(feature: &str)
+        "Feature: {feature} has uint64_t element. Only int64_t is supported.";
 }
 
 // JSON documents.
@@ -454,19 +496,38 @@ pub fn lookup_names(signature: &str, extra: Names, missing: Names, features: Nam
     Fault::new(Code::InvalidArgument, text)
 }
 
-/// Returns the error for an unknown signature. `of_rest`: the request is a REST predict, which has a text and a code of
-/// its own in TensorFlow Serving.
+/// The kind of request that names a signature; TensorFlow Serving has a text for an unknown one for each kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// A predict over gRPC, or a request of this server's own or the Open Inference Protocol.
+    Predict,
+    /// A predict over REST.
+    RestPredict,
+    /// Classify or Regress.
+    Examples,
+    /// A task of a `MultiInference`.
+    Task,
+}
+
+/// Returns the error for an unknown signature.
 #[must_use]
 #[cold]
-pub fn unknown_signature<'n>(name: &str, known: impl IntoIterator<Item = &'n str>, of_rest: bool) -> BoxedFault {
+pub fn unknown_signature<'n>(name: &str, known: impl IntoIterator<Item = &'n str>, asked: Asked) -> BoxedFault {
     let near = if name.is_empty() { String::new() } else { did_you_mean(name, known) };
     let name = if name.is_empty() { "serving_default" } else { name };
-    if of_rest {
-        let text = format!("Serving signature name: \"{name}\" not found in signature def{near}");
-        return Fault::new(Code::InvalidArgument, text);
+    let invalid = |begin: &str| Fault::new(Code::InvalidArgument, format!("{begin}: {name}{near}"));
+    match asked {
+        Asked::Predict => {
+            let end = if near.is_empty() { "." } else { &near };
+            Fault::new(Code::FailedPrecondition, format!("Serving signature key \"{name}\" not found{end}"))
+        }
+        Asked::RestPredict => {
+            let text = format!("Serving signature name: \"{name}\" not found in signature def{near}");
+            Fault::new(Code::InvalidArgument, text)
+        }
+        Asked::Examples => invalid("No signature was found with the name"),
+        Asked::Task => invalid("Requested signature not found in model graph"),
     }
-    let end = if near.is_empty() { "." } else { &near };
-    Fault::new(Code::FailedPrecondition, format!("Serving signature key \"{name}\" not found{end}"))
 }
 
 /// Most names that a text of ours lists; texts of TensorFlow Serving list all.
@@ -520,11 +581,16 @@ mod tests {
     #[test]
     fn an_unknown_signature_has_the_text_of_its_api_and_a_suggestion() {
         let known = ["serving_default", "lookup"];
-        let text = |name, of_rest| unknown_signature(name, known, of_rest).text;
-        assert_eq!(text("x", false), "Serving signature key \"x\" not found.");
-        assert_eq!(text("lokup", false), "Serving signature key \"lokup\" not found; did you mean lookup?");
-        assert_eq!(text("x", true), "Serving signature name: \"x\" not found in signature def");
-        assert_eq!(text("", true), "Serving signature name: \"serving_default\" not found in signature def");
+        let text = |name, asked| unknown_signature(name, known, asked).text;
+        assert_eq!(text("x", Asked::Predict), "Serving signature key \"x\" not found.");
+        assert_eq!(text("lokup", Asked::Predict), "Serving signature key \"lokup\" not found; did you mean lookup?");
+        let rest = "Serving signature name: \"x\" not found in signature def";
+        assert_eq!(text("x", Asked::RestPredict), rest);
+        assert_eq!(text("", Asked::RestPredict), rest.replace('x', "serving_default"));
+        assert_eq!(text("", Asked::Examples), "No signature was found with the name: serving_default");
+        let near = "No signature was found with the name: lokup; did you mean lookup?";
+        assert_eq!(text("lokup", Asked::Examples), near);
+        assert_eq!(text("x", Asked::Task), "Requested signature not found in model graph: x");
     }
 
     #[test]

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::declined::Declined;
 use super::faults::{self, BoxedFault};
 use super::servable::Servable;
 
@@ -35,7 +34,7 @@ impl Version<'_> {
 /// The versions and labels of one model.
 #[derive(Default)]
 pub struct ModelRoutes {
-    /// Pairs of a version of the model and its servable; None for a version that the core could not compile.
+    /// Pairs of a version of the model and its servable; None for a version that could not be compiled.
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
     /// Pairs of one of the model's labels, such as "stable", and the version number to which it points.
     pub labels: Vec<(String, i64)>,
@@ -53,13 +52,12 @@ impl ModelRoutes {
     /// Returns the servable of a version.
     ///
     /// # Errors
-    /// [`Declined::NotNative`]: the core could not compile the version.
-    /// [`Declined::Fault`]: the model has no such version or label.
-    fn find(&self, model: &str, version: Version<'_>) -> Result<&Arc<Servable>, Declined> {
+    /// The model has no such version or label, or the version can not be run.
+    fn find(&self, model: &str, version: Version<'_>) -> Result<&Arc<Servable>, BoxedFault> {
         let wanted = match version {
             Version::Latest => match self.versions.first() {
-                Some((_, servable)) => return servable.as_ref().ok_or(Declined::NotNative),
-                None => return Err(faults::not_ready(model, &self.problem).of_model(model).into()),
+                Some((newest, _)) => *newest,
+                None => return Err(faults::not_ready(model, &self.problem).of_model(model)),
             },
             Version::Number(number) => number,
             Version::Label(label) => {
@@ -68,8 +66,10 @@ impl ModelRoutes {
             }
         };
         match self.versions.iter().find(|(number, _)| *number == wanted) {
-            Some((_, servable)) => servable.as_ref().ok_or(Declined::NotNative),
-            None => Err(faults::unknown_version(model, wanted).of_model(model).into()),
+            Some((_, servable)) => {
+                servable.as_ref().ok_or_else(|| faults::version_not_run(model, wanted).of_model(model))
+            }
+            None => Err(faults::unknown_version(model, wanted).of_model(model)),
         }
     }
 }
@@ -113,13 +113,12 @@ impl Routes {
     /// Returns the servable of a model's version.
     ///
     /// # Errors
-    /// [`Declined::NotNative`]: the core could not compile the version.
-    /// [`Declined::Fault`]: there is no such model, version or label.
-    pub fn find(&self, model: &str, version: Version<'_>) -> Result<&Arc<Servable>, Declined> {
+    /// There is no such model, version or label, or the version can not be run.
+    pub fn find(&self, model: &str, version: Version<'_>) -> Result<&Arc<Servable>, BoxedFault> {
         if let Some(routes) = self.model(model) {
             return routes.find(model, version);
         }
-        Err(version.unknown(model).into())
+        Err(version.unknown(model))
     }
 
     /// Iterates over the servables of a model whose versions, perhaps with other tables, another table of routes lacks.

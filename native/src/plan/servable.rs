@@ -14,7 +14,7 @@ use super::description::{
     RaggedDescription, SignatureDescription, SignatureKind, TableDescription, TrailingEmptyRows, WhyNot,
 };
 use super::effort::Effort;
-use super::faults::{self, BoxedFault, Names as KnownNames};
+use super::faults::{self, Asked, BoxedFault, Names as KnownNames};
 use super::graph_output::GraphOutput;
 use super::inputs::{Data, DataType, Inputs, Strings, Tensor, UnknownKeyCounts};
 use super::names::Names;
@@ -28,9 +28,6 @@ use crate::tables::memory::Memory;
 use crate::tables::paged::{PagedTable, Pager};
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
-
-/// The name in place of a signature's by which a request searches for nearest rows.
-const SEARCH: &str = "neighbors";
 
 /// The kind of data in an input of a signature: data of a feature, or data for the graph only. A request may send int32
 /// in place of int64 and the reverse, except for `Unread`.
@@ -216,8 +213,8 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
     /// and each required input is there.
     ///
     /// # Errors
-    /// [`Declined::Fault`]: rows could not be read from a cluster in time. Any other [`Declined`]: the edge calls the
-    /// form again.
+    /// [`Declined::Fault`]: rows could not be read from a cluster in time, or the graph failed. Others as
+    /// [`super::Work::prepare`].
     fn run(
         &self,
         servable: &Servable,
@@ -287,6 +284,8 @@ pub struct Signature {
     pub is_remote: bool,
     /// Whether a tensor of another shape than its input's is declined, although no feature reads the input.
     pub strict_shapes: bool,
+    /// The text form of its `SignatureDef`, for error texts of Classify and Regress; "" if no such text has it.
+    pub definition: String,
     /// The graph of a predict; None for a lookup.
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
@@ -533,9 +532,9 @@ impl Servable {
         } = description;
         let mut compiled = Vec::with_capacity(signatures.len());
         for one in signatures {
-            let name = one.name.clone();
+            let (name, definition) = (one.name.clone(), one.definition.clone());
             match signature(one, &tables, vocabularies.len(), &memory, open_graph) {
-                Ok(signature) => compiled.push(Signature { strict_shapes, ..signature }),
+                Ok(signature) => compiled.push(Signature { strict_shapes, definition, ..signature }),
                 Err(Unfit::Description(problem)) => return Err(problem),
                 // The version's other signatures are served.
                 Err(Unfit::Graph(reason)) => {
@@ -715,45 +714,38 @@ impl Servable {
     /// Returns the index of a signature, by the rules of [`Servable::signature`]. `is_latest`: the request names no version.
     ///
     /// # Errors
-    /// [`Declined::Fault`]: the version has no such signature, or no request can run it; `of_rest` chooses the text, see
-    /// [`faults::unknown_signature`]. [`Declined::NotNative`]: the core does not run the signature.
+    /// The version has no such signature, or no request can run it; `asked` chooses the text, see
+    /// [`faults::unknown_signature`].
     pub fn find_signature(
         &self,
         name: &str,
         fallback: &str,
-        of_rest: bool,
+        asked: Asked,
         is_latest: bool,
-    ) -> Result<usize, Declined> {
+    ) -> Result<usize, BoxedFault> {
         if let Some(index) = self.signature(name, fallback) {
             return Ok(index);
-        }
-        // A search for nearest rows has this name in place of a signature's.
-        if name == SEARCH {
-            return Err(Declined::NotNative);
         }
         let other = |wanted: &str| self.shared.other_signatures.iter().find(|other| other.name == wanted);
         let found = if name.is_empty() { other("serving_default").or_else(|| other(fallback)) } else { other(name) };
         let Some(found) = found else {
             let own = self.shared.signatures.iter().map(|signature| &*signature.name);
             let known = own.chain(self.shared.other_signatures.iter().map(|other| &*other.name));
-            return Err(faults::unknown_signature(name, known, of_rest).of_model(self.model()).into());
+            return Err(faults::unknown_signature(name, known, asked).of_model(self.model()));
         };
-        let is_run = |other: &&OtherSignature| other.why == WhyNot::Forwarded;
-        let forwarded = self.shared.other_signatures.iter().filter(is_run).map(|other| &other.name);
-        let run = self.shared.signatures.iter().map(|signature| &signature.name).chain(forwarded);
+        let run = self.shared.signatures.iter().map(|signature| &signature.name);
         let runnable = || match KnownNames::sorted(run) {
             names if names.is_empty() => KnownNames::sorted(["none"]),
             names => names,
         };
         let fault = match found.why {
-            WhyNot::Forwarded => return Err(Declined::NotNative),
             WhyNot::Initializes => faults::init_signature(&found.name),
             WhyNot::NoTensorflow => faults::no_tensorflow(&found.name, &found.reason, runnable()),
             WhyNot::CanNotRun => faults::signature_not_run(&found.name, &found.reason, runnable()),
             WhyNot::Loading if is_latest => faults::only_lookups(self.model(), self.version()),
             // While the version is LOADING, only its lookups are there.
             WhyNot::Loading => {
-                return Err(faults::unknown_version(self.model(), self.version()).of_model(self.model()).into());
+                return Err(faults::unknown_version(self.model(), self.version()).of_model(self.model()));
             }
         };
         let subject = faults::Subject {
@@ -761,7 +753,14 @@ impl Servable {
             version: Some(self.version()),
             signature: found.name.clone(),
         };
-        Err(fault.at(subject).into())
+        Err(fault.at(subject))
+    }
+
+    /// Says whether the version has a signature of this name, even if no request can run it.
+    #[must_use]
+    pub fn has_signature(&self, name: &str) -> bool {
+        let others = &self.shared.other_signatures;
+        self.signature(name, "").is_some() || others.iter().any(|other| other.name == name)
     }
 
     /// Returns the signatures that the core can not run, with the reasons.
@@ -907,8 +906,9 @@ fn signature(
     memory: &VersionMemory,
     open_graph: &OpenGraph<'_>,
 ) -> Result<Signature, Unfit> {
-    let SignatureDescription { name, kind, inputs, features, outputs, ragged_names, max_rows, num_computed, graph } =
-        description;
+    let SignatureDescription {
+        name, kind, inputs, features, outputs, ragged_names, max_rows, num_computed, graph, ..
+    } = description;
     if kind == SignatureKind::Lookup && num_computed > 0 {
         return Err(format!("signature {name:?} is a lookup and has no graph that works out ids").into());
     }
@@ -999,6 +999,7 @@ fn signature(
         num_computed,
         is_remote,
         strict_shapes: false,
+        definition: String::new(),
         graph,
         input_names,
         output_names,

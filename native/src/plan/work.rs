@@ -135,9 +135,7 @@ impl<'s, 'r> Work<'s, 'r> {
                         return Err(Declined::Queued);
                     }
                 }
-                if !place.may_run() {
-                    return Err(Declined::TooLarge);
-                }
+                effort.check_alone()?;
             }
             let (outputs, notes) = graph.run(servable, plan, &inputs, numbers, effort)?;
             work.outputs = graph_shapes(numbers, &outputs);
@@ -241,6 +239,19 @@ impl<'s, 'r> Work<'s, 'r> {
                 Ok(())
             }
         }
+    }
+
+    /// Appends the little-endian numbers of `Work::outputs()[index]`, end to end, to `to`.
+    ///
+    /// # Errors
+    /// As [`Work::fill`]; `to` is then unchanged.
+    pub fn append(&mut self, index: usize, to: &mut Vec<u8>) -> Result<(), Declined> {
+        let num_bytes = self.outputs[index].num_bytes();
+        to.reserve(num_bytes);
+        self.fill(index, &mut to.spare_capacity_mut()[..num_bytes])?;
+        // SAFETY: `to` has `num_bytes` reserved bytes, and fill() has written them, so the vector may grow by this length.
+        unsafe { to.set_len(to.len() + num_bytes) };
+        Ok(())
     }
 
     /// Returns the strings of `Work::outputs()[index]`; none if the output has another dtype.

@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 
 use crate::setup::{PREDICT, Setup, limits, until};
 
-const CLASSIFY: &str = "/tensorflow.serving.PredictionService/Classify";
+/// A path that the core forwards.
+const METADATA: &str = "/tensorflow.serving.PredictionService/GetModelMetadata";
 
 pub async fn connect(setup: &Setup) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
@@ -137,11 +138,11 @@ async fn many_streams_get_their_own_answers() {
         for number in 0..200 {
             let sender = sender.clone();
             tasks.spawn(async move {
-                let verb = ["small", "large", "unusual"][number % 3];
+                let verb = ["small", "large", "search"][number % 3];
                 let message = format!("{verb} {connection}-{number}");
                 let reply = call(&sender, PREDICT, &[], framed(message.as_bytes())).await.unwrap();
                 let expected = match verb {
-                    "unusual" => message.clone(),
+                    "search" => message.clone(),
                     _ => format!("core Predict {} {message}", message.len()),
                 };
                 assert_eq!((reply.message(), reply.status()), (expected, "0"));
@@ -151,7 +152,7 @@ async fn many_streams_get_their_own_answers() {
     while let Some(done) = tasks.join_next().await {
         done.unwrap();
     }
-    assert_eq!(setup.count(|s| s.declined.clone(), "not_native"), 4 * 66);
+    assert_eq!(setup.count(|s| s.declined.clone(), "search"), 4 * 66);
     assert_eq!(setup.count(|s| s.forwarded.clone(), "grpc"), 4 * 66);
     assert_eq!(setup.server().statistics().bytes_in_flight, 0);
 }
@@ -432,7 +433,7 @@ async fn a_second_message_of_a_unary_call_is_refused() {
     let setup = Setup::start().await;
     let sender = connect(&setup).await;
     let (plain, gzip) = (framed(b"hello"), gzip(b"hello"));
-    for path in [PREDICT, CLASSIFY, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"] {
+    for path in [PREDICT, METADATA, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"] {
         for (first, second) in [(&plain, &plain), (&plain, &gzip), (&gzip, &plain), (&gzip, &gzip)] {
             for more in [1, second.len()] {
                 let data = [first, &second[..more]].concat().into();
@@ -467,17 +468,17 @@ async fn compressed_messages_are_inflated_unless_they_inflate_too_far() {
     let headers = [("grpc-encoding", "gzip")];
     let reply = call(&sender, PREDICT, &headers, gzip(b"hello")).await.unwrap();
     assert_eq!(reply.message(), "core Predict 5 hello");
-    let reply = call(&sender, CLASSIFY, &headers, gzip(b"hello")).await.unwrap();
+    let reply = call(&sender, METADATA, &headers, gzip(b"hello")).await.unwrap();
     assert_eq!((reply.data, &reply.headers["x-from"]), (framed(b"hello"), &"reference".parse().unwrap()));
     assert!(!setup.seen.headers.lock().unwrap().contains_key("grpc-encoding"));
     let broken = gzip(b"hello").slice(..20);
     let broken = Bytes::from([&[1, 0, 0, 0, 15][..], &broken[5..]].concat());
-    for path in [PREDICT, CLASSIFY] {
+    for path in [PREDICT, METADATA] {
         let reply = call(&sender, path, &headers, broken.clone()).await.unwrap();
         assert_eq!(reply.status(), "13", "{path}");
         assert!(reply.text().contains("is not valid gzip data"), "{}", reply.text());
     }
-    for path in [PREDICT, CLASSIFY] {
+    for path in [PREDICT, METADATA] {
         // gzip compresses the repeated bytes of `runs` to about a twentieth, so the limit on the size refuses the
         // message, not the limit on the ratio.
         let runs = (0..9_u32 << 20).map(|n| (n / 48).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
@@ -503,7 +504,7 @@ async fn only_the_core_compresses_answers() {
         let mut message = String::new();
         std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(&reply.data[5..]), &mut message).unwrap();
         assert_eq!(message, "core Predict 5 hello");
-        let reply = call(&sender, CLASSIFY, headers, data).await.unwrap();
+        let reply = call(&sender, METADATA, headers, data).await.unwrap();
         assert_eq!((reply.data[0], reply.headers.contains_key("grpc-encoding")), (0, false));
         assert!(!setup.seen.headers.lock().unwrap().contains_key("x-response-encoding"));
     }

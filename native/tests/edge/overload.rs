@@ -77,10 +77,10 @@ async fn a_client_that_dribbles_its_body_holds_no_slot() {
     let setup = Setup::with(one_forwarded(), |_| ()).await;
     let sender = grpc::connect(&setup).await;
     let mut ready = sender.clone().ready().await.unwrap();
-    let path = "/tensorflow.serving.PredictionService/Classify";
+    let path = "/tensorflow.serving.PredictionService/Predict";
     let (_response, mut body) = ready.send_request(grpc::request(path, &[]), false).unwrap();
-    body.send_data(grpc::framed(b"abc").slice(..6), false).unwrap();
-    let reply = grpc::call(&sender, path, &[], grpc::framed(b"abc")).await.unwrap();
+    body.send_data(grpc::framed(b"search").slice(..6), false).unwrap();
+    let reply = grpc::call(&sender, path, &[], grpc::framed(b"search")).await.unwrap();
     assert_eq!((reply.status(), setup.seen.calls.load(SeqCst)), ("0", 1));
 }
 

@@ -47,7 +47,7 @@ impl Words {
 
     fn answer(&self, call: &Call<'_>, words: &[u8], title: &str) -> Result<Answered, Declined> {
         if call.grant.is_some_and(|grant| !grant.allows("m")) {
-            return Err(Declined::NotNative);
+            return Err(Declined::Search);
         }
         let text = String::from_utf8_lossy(&words[..words.len().min(100)]).into_owned();
         let (verb, number) = text.split_once(' ').unwrap_or((&text, "0"));
@@ -57,7 +57,7 @@ impl Words {
             return Err(Declined::TooLarge);
         }
         let body = match verb {
-            "unusual" => return Err(Declined::Unusual),
+            "search" => return Err(Declined::Search),
             "panic" => panic!("as the request wants"),
             "sleep" => {
                 self.num_running.fetch_add(1, SeqCst);

@@ -27,6 +27,7 @@ class FakeNative:
     """A compiled servable that answers Predict requests with the outputs of a function, and keeps what was asked.
 
     runs: signature, inputs and output filter of each request. refs: the model and version that each request named.
+    others: method and bytes of each request that is no Predict.
     """
 
     num_holders = 0
@@ -34,10 +35,14 @@ class FakeNative:
     def __init__(self, outputs: Callable[[Tensors], Mapping[str, Array]] = lambda inputs: {}) -> None:
         self.runs: list[tuple[str, dict[str, Array], tuple[str, ...]]] = []
         self.refs: list[ModelRef] = []
+        self.others: list[tuple[str, bytes]] = []
         self._outputs = outputs
 
-    def answer(self, request: bytes) -> bytes:
-        """Records a PredictRequest and returns its PredictResponse."""
+    def answer(self, request: bytes, method: str = "Predict") -> bytes:
+        """Records a request; returns the PredictResponse of a PredictRequest, and nothing for another method."""
+        if method != "Predict":
+            self.others.append((method, request))
+            return b""
         parsed = decode_request(request)
         inputs = decode_inputs(parsed)
         self.refs.append(parsed.ref)

@@ -144,7 +144,7 @@ def test_the_cores_refusal_is_passed_on(observer: RecordingObserver, clock: Cloc
 
 
 def test_a_version_that_the_core_does_not_run_says_why(observer: RecordingObserver, clock: Clock) -> None:
-    engine = one_version(observer, clock, forwarded={"serving_default": "it is too new"})
+    engine = one_version(observer, clock, not_run={"serving_default": "it is too new"})
     with pytest.raises(Unimplemented, match="^it is too new$"), engine.bind(M, "", Call("test")) as bound:
         bound.infer(REGRESS_METHOD, EXAMPLES)
 

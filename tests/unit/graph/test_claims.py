@@ -84,7 +84,7 @@ def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, 
     for request in requests:
         told: list[Any] = []
         for servable in opened[-2:]:
-            assert servable.native is not None and servable.forwarded == {}
+            assert servable.native is not None and servable.not_run == {}
             try:
                 told.append(servable.native.run(SIGNATURE, request)["score"].tolist())
             except InvalidRequest as error:

@@ -115,7 +115,7 @@ def test_ragged_rows_become_the_sparse_tensor(served: Servable) -> None:
 
 
 def test_a_tensor_without_a_form_on_the_wire_is_refused(served: Servable) -> None:
-    assert served.forwarded == {"cube": 'input "cube" is a sparse or composite tensor'}
+    assert served.not_run == {"cube": 'input "cube" is a sparse or composite tensor'}
     with pytest.raises(Unimplemented, match='input "cube" is a sparse or composite tensor'):
         run(served, "cube", {"cube": np.zeros((1, 1, 1), np.int64)})
 

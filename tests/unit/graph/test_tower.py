@@ -34,7 +34,7 @@ def int64(*numbers: int) -> Array:
 
 def predict(servable: Servable, name: str, inputs: dict[str, Array]) -> dict[str, Array]:
     """Runs a signature in the native core, as a request does; returns its outputs."""
-    assert servable.native is not None and name not in servable.forwarded
+    assert servable.native is not None and name not in servable.not_run
     return servable.native.run(name, inputs)
 
 

@@ -52,7 +52,7 @@ def answers(pair: Pair, inputs: dict[str, Array]) -> list[dict[str, Array] | str
     """Returns the answers of both servables, or the texts with which they refuse."""
     found: list[dict[str, Array] | str] = []
     for servable in pair:
-        assert servable.native is not None and not servable.forwarded
+        assert servable.native is not None and not servable.not_run
         try:
             found.append(servable.native.run(SIGNATURE, inputs))
         except InvalidRequest as error:

@@ -25,7 +25,7 @@ SERVE = frozenset({"serve"})
 
 def compile_none(servable: Servable, *arguments: object, **options: object) -> Servable:
     """Compiles nothing: these tests look at what is opened."""
-    return replace(servable, forwarded=dict.fromkeys(servable.backends, "it is not compiled"))
+    return replace(servable, not_run=dict.fromkeys(servable.backends, "it is not compiled"))
 
 
 TPU = frozenset({"serve", "tpu"})

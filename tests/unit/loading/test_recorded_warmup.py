@@ -18,10 +18,10 @@ from service.loading.loader import ServableLoader
 from service.loading.recorded_warmup import replay_requests
 from service.native.choice import has_core
 from service.native.native_servable import compile_native
-from service.types import ModelRef, SignatureSpec, TensorSpec
+from service.types import ModelRef
 from tests.toy_model import proto_field, write_toy_model
 from tests.unit.artifact.test_tf_record import record
-from tests.unit.engine.fakes import FakeBackend, FakeNative, predict_spec, servable
+from tests.unit.engine.fakes import FakeBackend, FakeNative, predict_spec, regress_spec, servable
 
 
 def predict_log(signature: str = "", model: str = "anything", **inputs: list[float]) -> bytes:
@@ -141,18 +141,6 @@ def test_what_is_to_stay_cold_is_passed_over(tmp_path: Path) -> None:
     assert native.runs == []
 
 
-def examples_spec(outputs: tuple[str, ...]) -> SignatureSpec:
-    """Returns the spec of a signature that reads serialized tf.Examples."""
-    dtypes = {"classes": "string", "scores": "float32", "outputs": "float32"}
-    return SignatureSpec(
-        name="kinds",
-        kind="predict",
-        method_name="",
-        inputs={"inputs": TensorSpec("inputs", "string", (None,))},
-        outputs={name: TensorSpec(name, dtypes[name], (None, 1)) for name in outputs},
-    )
-
-
 def examples_log(kind: str, method_name: str = "", signature: str = "kinds") -> bytes:
     """Returns a PredictionLog of a request of this kind, with two examples, for a signature."""
     log = message_class("tensorflow.serving.PredictionLog")()
@@ -165,29 +153,29 @@ def examples_log(kind: str, method_name: str = "", signature: str = "kinds") -> 
 
 
 @pytest.mark.parametrize(
-    ("log", "outputs"),
+    ("kind", "method", "request_type"),
     [
-        (examples_log("classify_log"), ("classes", "scores")),
-        (examples_log("regress_log"), ("outputs",)),
-        (examples_log("multi_inference_log", "tensorflow/serving/regress"), ("outputs",)),
+        ("classify_log", "Classify", "ClassificationRequest"),
+        ("regress_log", "Regress", "RegressionRequest"),
+        ("multi_inference_log", "MultiInference", "MultiInferenceRequest"),
     ],
 )
-def test_requests_of_examples_are_run_too(tmp_path: Path, log: bytes, outputs: tuple[str, ...]) -> None:
-    answers = {
-        "classes": np.full([2, 1], b"a", object),
-        "scores": np.zeros([2, 1], np.float32),
-        "outputs": np.zeros([2, 1], np.float32),
-    }
-    native = FakeNative(lambda inputs: answers)
-    model = Servable("m", 1, {"kinds": examples_spec(outputs)}, {"kinds": FakeBackend()}, native=native)
-    write(tmp_path, log)
-    assert replay_requests(model, tmp_path, 1) == 1
-    assert [(name, run["inputs"].tolist(), asked) for name, run, asked in native.runs] == [
-        ("kinds", [b"", b""], outputs)
-    ]
-    answers["outputs"] = answers["scores"] = np.zeros([3, 1], np.float32)
-    with pytest.raises(ArtifactError, match="warmup record number 1 failed: "):
-        replay_requests(model, tmp_path, 1)
+def test_requests_of_examples_are_run_too(tmp_path: Path, kind: str, method: str, request_type: str) -> None:
+    method_name = "tensorflow/serving/regress" if kind == "multi_inference_log" else ""
+    log = message_class("tensorflow.serving.PredictionLog").FromString(examples_log(kind, method_name, "kinds"))
+    is_multi = kind == "multi_inference_log"
+    if is_multi:
+        log.multi_inference_log.request.tasks.add(method_name=method_name).model_spec.signature_name = "cold"
+    write(tmp_path, log.SerializeToString())
+    native = FakeNative()
+    signatures = {name: regress_spec(name) for name in ("kinds", "cold")}
+    model = Servable("m", 1, signatures, dict.fromkeys(signatures, FakeBackend()), native=native)
+    assert replay_requests(model, tmp_path, 2, frozenset({"cold"})) == 1
+    assert [name for name, _ in native.others] == [method] * 2
+    sent = message_class(f"tensorflow.serving.{request_type}").FromString(native.others[0][1])
+    specs = [task.model_spec for task in sent.tasks] if is_multi else [sent.model_spec]
+    assert [(spec.name, spec.signature_name) for spec in specs] == [("m", "kinds")]
+    assert len(sent.input.example_list.examples) == 2
 
 
 def lookup_log(user: int | None) -> bytes:

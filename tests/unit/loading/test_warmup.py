@@ -102,7 +102,7 @@ def test_the_core_runs_the_graphs_that_it_serves(tower_version: Path, monkeypatc
     loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)
     loaded = loader("m", 1, tower_version)
     graphs = {name for name in loaded.backends if loaded.signatures[name].kind == "predict"}
-    assert answered.keys() == graphs - loaded.forwarded.keys()
+    assert answered.keys() == graphs - loaded.not_run.keys()
     assert answered["serving_default"] == dict.fromkeys(loaded.signatures["serving_default"].outputs, 1)
     assert "refused" not in answered.values()
     loaded.close()

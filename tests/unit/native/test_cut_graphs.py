@@ -128,7 +128,7 @@ def test_a_cut_graph_answers_as_the_whole_graph(
     kind, inputs = ANSWERED[request_of]
     name = f"{kind}_{dtype}"
     cut, whole = servables
-    assert isinstance(cut.backends[name], TowerBackend) and not cut.forwarded
+    assert isinstance(cut.backends[name], TowerBackend) and not cut.not_run
     assert not isinstance(whole.backends[name], TowerBackend)
     assert_same(native_answer(cut, name, inputs), native_answer(whole, name, inputs))
 

@@ -288,7 +288,7 @@ def test_a_servable_says_which_graphs_the_core_can_not_open(
     servable = load(whole_model(tf, tmp_path))
     assert isinstance(servable.backends["numbers"], SavedModelBackend)
     assert servable.backends["numbers"].session.number is None
-    assert servable.run_in_python["numbers"] == "TensorFlow's C API can not open its graph"
+    assert servable.can_not_run["numbers"] == "TensorFlow's C API can not open its graph"
     with pytest.raises(ValueError, match="Unknown"):
         native_answer(servable, "numbers", WHOLE["numbers"][0])
     servable.close()

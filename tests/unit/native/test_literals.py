@@ -73,7 +73,7 @@ def opened(folder: Path, dtype: str = "float32", **fields: Any) -> OpenedLookups
 def told(lookups: OpenedLookups) -> Described:
     """Returns the description of lookups that the core must be able to express."""
     others = left_out(lookups, lookups.signatures, {})
-    assert not [one for one in others.values() if one.why == "forwarded"]
+    assert not [one for one in others.values() if one.why == "can_not_run"]
     return describe("m", 1, lookups, others=others)
 
 

@@ -72,7 +72,7 @@ def test_what_the_core_does_not_run_is_shown(
     count = len(names.split(", ")) if names else 0
     assert core_lines(registry.loaded())[-1].endswith(f'{{model="toy",version="1"}} {count}.0')
     document = Statusz(lambda: "1", Settings(), registry, RecentRequests(1.0), Requests).read()
-    notices = [one["message"] for one in document["attention"] if one["alert"] == "EmbeddingSignaturesInPython"]
+    notices = [one["message"] for one in document["attention"] if one["alert"] == "EmbeddingSignaturesNotRun"]
     assert len(notices) == bool(names)
     assert all(one.startswith(f"version 1: the native core does not run {names}: {reason}") for one in notices)
     # Of this model, only the predict needs TensorFlow, which nothing runs here; this is no fault of the core.

@@ -25,6 +25,7 @@ class FakeCore:
         self.slow: list[dict[str, Any]] = []
         self.failures: list[dict[str, Any]] = []
         self.retired_failures: list[dict[str, Any]] = []
+        self.examples: list[int] = []
 
     def count(self, requests: int) -> None:
         """Sets the core's total to this many requests, with two rows and a quarter of a second each."""
@@ -32,7 +33,7 @@ class FakeCore:
         counts[5] = requests
         numbers = {"rows": 2 * requests, "seconds": requests / 4, "counts": counts}
         runs = {"run_seconds": requests / 8, "run_counts": counts}
-        self.subjects = [{**SUBJECT._asdict(), "kind": "lookup", **numbers, **runs}]
+        self.subjects = [{**SUBJECT._asdict(), "kind": "lookup", **numbers, **runs, "example_counts": self.examples}]
 
     @property
     def statistics(self) -> str:
@@ -206,3 +207,15 @@ def test_the_status_page_shows_the_rest() -> None:
         "flooded": {},
         "handshakes_failed": {},
     }
+
+
+def test_numbers_of_examples_are_added_for_methods_that_have_them() -> None:
+    core, counter, _ = joined()
+    core.examples = [0, 2, 1, *[0] * 13]
+    core.count(3)
+    first = counter.read()[0].successes[SUBJECT].examples
+    core.examples = [0, 2, 4, *[0] * 13]
+    core.count(6)
+    second = counter.read()[0].successes[SUBJECT].examples
+    assert first is not None and second is not None
+    assert (first.counts[:3], first.total, second.counts[:3], second.total) == ([0, 2, 1], 6, [0, 2, 4], 12)

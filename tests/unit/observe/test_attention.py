@@ -72,8 +72,8 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
         ("m", "version 1: NOT_FOUND: gone", "EmbeddingVersionFailed"),
     ),
     (
-        lambda one: one["models"]["m"]["versions"][0].update(run_in_python={"a": "no dtype", "b": "no dtype"}),
-        ("m", "version 2: the native core does not run a, b: no dtype", "EmbeddingSignaturesInPython"),
+        lambda one: one["models"]["m"]["versions"][0].update(can_not_run={"a": "no dtype", "b": "no dtype"}),
+        ("m", "version 2: the native core does not run a, b: no dtype", "EmbeddingSignaturesNotRun"),
     ),
     (
         lambda one: one["models"]["m"]["versions"][0].update(notice="a toy"),

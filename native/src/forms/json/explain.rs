@@ -28,10 +28,13 @@ const MAX_ROWS: usize = 1_000_000;
 /// Objects with more members are searched by a hash map.
 const FEW_MEMBERS: usize = 32;
 
-type Object<'a> = Vec<(Cow<'a, str>, Json<'a>)>;
+/// The members of a JSON object.
+pub type Object<'a> = Vec<(Cow<'a, str>, Json<'a>)>;
 type Result<T> = std::result::Result<T, Declined>;
 
-fn member<'o, 'a>(object: &'o Object<'a>, key: &str) -> Option<&'o Json<'a>> {
+/// Returns the value of a member of an object.
+#[must_use]
+pub fn member<'o, 'a>(object: &'o Object<'a>, key: &str) -> Option<&'o Json<'a>> {
     object.iter().find(|(name, _)| name == key).map(|(_, value)| value)
 }
 
@@ -97,11 +100,14 @@ impl Wanted {
 }
 
 /// Returns the signature's name in a JSON body; "" if it is missing.
-fn signature_name(document: &Object<'_>) -> Result<String> {
+///
+/// # Errors
+/// It is no string.
+pub fn signature_name(document: &Object<'_>) -> std::result::Result<String, BoxedFault> {
     match member(document, "signature_name") {
         None => Ok(String::new()),
         Some(Json::Text(name)) => Ok(name.to_string()),
-        Some(_) => Err(faults::signature_name_no_string(&shown_object(document)).into()),
+        Some(_) => Err(faults::signature_name_no_string(&shown_object(document))),
     }
 }
 
@@ -383,11 +389,16 @@ fn only_feature<'s>(signature: &'s Signature, problem: &str) -> Result<&'s str> 
 }
 
 /// Says whether a JSON value has the form `{"b64": "..."}`, which stands for bytes.
-fn is_base64(value: &Json<'_>) -> bool {
+#[must_use]
+pub fn is_base64(value: &Json<'_>) -> bool {
     matches!(value, Json::Object(members) if matches!(&members[..], [(key, Json::Text(_))] if key == "b64"))
 }
 
-fn from_base64(value: &Json<'_>) -> std::result::Result<Vec<u8>, BoxedFault> {
+/// Returns the bytes of a value of this form.
+///
+/// # Errors
+/// The value has another form, or is no base64.
+pub fn from_base64(value: &Json<'_>) -> std::result::Result<Vec<u8>, BoxedFault> {
     let Json::Object(members) = value else { return Err(faults::no_base64_object(&shown(value))) };
     let [(_, Json::Text(text))] = &members[..] else { return Err(faults::no_base64_object(&shown(value))) };
     if !is_base64(value) {

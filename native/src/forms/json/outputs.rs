@@ -146,17 +146,14 @@ fn values(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape) -> Result<
         return if strings.len() == size(shape) {
             Ok(OutputValues::Strings(strings))
         } else {
-            Err(Declined::NotNative)
+            Err(faults::internal("an output has not as many strings as its shape says").into())
         };
     }
     if shape.dtype.is_complex() {
         return Err(faults::output_without_json(shape.dtype.graph_name()).into());
     }
-    let num_bytes = shape.num_bytes();
-    let mut bytes = Vec::with_capacity(num_bytes);
-    work.fill(index, &mut bytes.spare_capacity_mut()[..num_bytes])?;
-    // SAFETY: fill() has written all `num_bytes` bytes, so the vector may have this length.
-    unsafe { bytes.set_len(num_bytes) };
+    let mut bytes = Vec::new();
+    work.append(index, &mut bytes)?;
     Ok(OutputValues::Numbers(bytes))
 }
 

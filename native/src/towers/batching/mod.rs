@@ -257,12 +257,9 @@ impl BatchCall for Call {
 
 /// Says whether a batch may have been declined because of one of its requests.
 fn may_be_of_one(declined: &Declined) -> bool {
-    match declined {
-        Declined::NotNative => true,
-        // All requests of the batch are late, or its outputs have not its rows.
-        Declined::Fault(fault) => !matches!(fault.code, Code::DeadlineExceeded | Code::FailedPrecondition),
-        _ => false,
-    }
+    // With the other codes, all requests of the batch are late, or its outputs have not its rows.
+    let is_of_all = |code| matches!(code, Code::DeadlineExceeded | Code::FailedPrecondition);
+    matches!(declined, Declined::Fault(fault) if !is_of_all(fault.code))
 }
 
 /// Runs the graph on the rows of several requests; returns the outputs of each, and whether a vocabulary lacks a key of

@@ -99,7 +99,7 @@ def test_a_form_that_the_core_does_not_run_is_not_chosen(tower_version: Path, mo
         if "serving_default" not in servable.signatures:
             # These are features, which a load looks up to compare them with the graph.
             return servable
-        return replace(servable, forwarded={**servable.forwarded, "serving_default": "its graph has sparse inputs"})
+        return replace(servable, not_run={**servable.not_run, "serving_default": "its graph has sparse inputs"})
 
     monkeypatch.setattr(trial, "compile_native", forwarding)
     score = timed(tower_version, equal, monkeypatch)["serving_default"]

@@ -48,7 +48,7 @@ def test_lookups_are_answered_with_and_without_the_core(
 @pytest.mark.skipif(not trial.has_core(), reason="the native core is not built")
 def test_a_version_that_the_core_can_not_compile_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(servable: Any, *arguments: Any, **options: Any) -> Any:
-        return replace(servable, forwarded=dict.fromkeys(servable.backends, "no such dtype"))
+        return replace(servable, not_run=dict.fromkeys(servable.backends, "no such dtype"))
 
     monkeypatch.setattr(trial, "compile_native", refused)
     with pytest.raises(ArtifactError, match="the core can not run .*: no such dtype"):
