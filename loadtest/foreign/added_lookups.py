@@ -111,20 +111,20 @@ def _matched(
     They are those of the predict that the feature was found in or, if no predict has it, inputs of the same names.
     """
     entries = [manifest["signatures"].get(name, {"features": {}})["features"].get(feature) for name in names]
+    wanted = "combined" if added.get("combiner") else "bounded" if added.get("max_norm") else "rows"
     for entry in [*filter(None, entries), added]:
-        for signature, specs in reference.signatures.items():
-            if entry["ids"] not in specs:
-                continue
+        having = [name for name, specs in reference.signatures.items() if entry["ids"] in specs]
+        for signature in sorted(having, key=lambda name: wanted not in reference.outputs(name)):
+            specs = reference.signatures[signature]
             given, taken = specs[entry["ids"]], own[added["ids"]]
             # The server turns keys into rows, by the manifest's vocabulary; the SavedModel's own lookup takes rows.
             if given.dtype.kind != taken.dtype.kind and manifest["features"][feature].get("vocabulary") is None:
                 raise LookupError(f"{feature!r} takes {taken.dtype} keys in place of {given.dtype}")
             pairs = {added[part]: entry[part] for part in _PARTS if added.get(part) and entry.get(part)}
             outputs = reference.outputs(signature)
-            wanted = "combined" if added.get("combiner") else "bounded" if added.get("max_norm") else "rows"
             is_flat = taken.shape is not None and given.shape is not None and len(taken.shape) < len(given.shape)
-            wanted = wanted if wanted in outputs else outputs[0]
             keeps = added.get("combiner") and added.get("trailing_empty_rows", "keep") == "keep"
             row_splits = entry["row_splits"] if keeps and entry.get("row_splits") in specs else ""
-            return _Feature(added.get("output") or feature, signature, wanted, pairs, is_flat, row_splits)
+            told = wanted if wanted in outputs else outputs[0]
+            return _Feature(added.get("output") or feature, signature, told, pairs, is_flat, row_splits)
     raise LookupError(f"no signature of the original has the feature {feature!r}")

@@ -50,8 +50,13 @@ def _has_sparse_inputs(made: Construction) -> bool:
 def _inputs(made: Construction) -> dict[str, Kind]:
     found: dict[str, Kind] = {}
     for one in made.features:
-        rows = made.table(one).rows
+        table = made.table(one)
+        rows = table.rows
         keys = edge_keys(edges_of(one.steps, (0, -1, 1, rows - 1, rows, rows + 1, rows // 2, rows // 3)), one.dtype)
+        if table.parts > 1 and table.strategy == "div" and not one.steps:
+            # TensorFlow casts the number of an id's part to int32, and reads an arbitrary row for one that wraps; the
+            # server refuses such ids.
+            keys = tuple(key for key in keys if not isinstance(key, int) or key < (rows // table.parts) << 31)
         name = one.name
         if one.form == "ragged":
             found[f"{name}_values"] = Edges(keys, splits=f"{name}_splits", weights=f"{name}_weights")
@@ -133,20 +138,27 @@ class _Graph:
         if self._tower:
             self.kept.append(self._tower.variables)
 
-    def vectors(self, one: Feature, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a feature's rows, one for each id, the rows scaled to its max_norm, and its combined vectors."""
+    def rows(self, one: Feature, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a feature's rows, one for each id, and the rows scaled to its max_norm."""
+        table, params, keyed = self._read(one, inputs)
+        bounded = {"bounded": gathered(one, table, params, keyed.ids, one.max_norm)} if one.max_norm else {}
+        return {"rows": gathered(one, table, params, ids_read(one, keyed.ids)), **bounded}
+
+    def combined(self, one: Feature, inputs: Mapping[str, Any]) -> Any:
+        """Returns a feature's combined vectors."""
+        table, params, keyed = self._read(one, inputs)
+        if one.combiner == "mean_not_minus_1":
+            return _mean_of_read(gathered(one, table, params, ids_read(one, keyed.ids)), keyed.ids)
+        return combined(one, table, params, keyed)
+
+    def _read(self, one: Feature, inputs: Mapping[str, Any]) -> tuple[Table, Any, Keyed]:
         table = self.made.table(one)
         params = read_table(one, table, self.params[one.table])
-        keyed = _keyed(self.made, one, self._steps[one.name], inputs)
-        rows = gathered(one, table, params, ids_read(one, keyed.ids))
-        if one.combiner == "mean_not_minus_1":
-            return {"rows": rows, "combined": _mean_of_read(rows, keyed.ids)}
-        bounded = {"bounded": gathered(one, table, params, keyed.ids, one.max_norm)} if one.max_norm else {}
-        return {"rows": rows, "combined": combined(one, table, params, keyed), **bounded}
+        return table, params, _keyed(self.made, one, self._steps[one.name], inputs)
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the outputs of the model."""
-        found = {one.name: self.vectors(one, inputs)["combined"] for one in self.made.features}
+        found = {one.name: self.combined(one, inputs) for one in self.made.features}
         if self.made.tower == "none":
             return {f"{name}_vector": vector for name, vector in found.items()}
         import tensorflow as tf
@@ -210,12 +222,13 @@ def _build_module(made: Construction, folder: Path) -> None:
     signatures = {"serving_default": function(graph.outputs, _all_specs(made))}
     if made.tower != "none" and made.has_variant:
         first = made.features[0]
-        signatures["first"] = function(lambda i: {"vector": graph.vectors(first, i)["combined"]}, _specs(made, first))
+        signatures["first"] = function(lambda i: {"vector": graph.combined(first, i)}, _specs(made, first))
     tf.saved_model.save(module, str(folder), signatures=signatures)
-    apart = {
-        one.name: function(lambda inputs, one=one: graph.vectors(one, inputs), _specs(made, one))
-        for one in made.features
-    }
+    # Apart from each other: a graph that combines rows may drop ids that a gather of rows refuses.
+    apart = {}
+    for one in made.features:
+        apart[one.name] = function(lambda i, one=one: {"combined": graph.combined(one, i)}, _specs(made, one))
+        apart[f"{one.name}_rows"] = function(lambda i, one=one: graph.rows(one, i), _specs(made, one))
     tf.saved_model.save(module, _gathered_folder(folder), signatures=apart)
 
 
@@ -274,10 +287,11 @@ def _build_session(made: Construction, folder: Path) -> None:
         inputs = {
             name: tf.compat.v1.placeholder(spec.dtype, spec.shape, name) for name, spec in _all_specs(made).items()
         }
-        apart = {
-            one.name: ({n: inputs[n] for n in _specs(made, one)}, made_graph.vectors(one, inputs))
-            for one in made.features
-        }
+        apart = {}
+        for one in made.features:
+            own = {n: inputs[n] for n in _specs(made, one)}
+            apart[one.name] = (own, {"combined": made_graph.combined(one, inputs)})
+            apart[f"{one.name}_rows"] = (own, made_graph.rows(one, inputs))
         return {"serving_default": (inputs, made_graph.outputs(inputs))}, apart
 
     _write_session(folder, graph)

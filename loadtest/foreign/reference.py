@@ -59,7 +59,7 @@ class Reference:
         except tf.errors.OpError as error:
             if _LOST_VARIABLE in str(error.message):
                 return self._by_object(signature, inputs)
-            if _OUTSIDE in str(error.message):
+            if _OUTSIDE in str(error.message) and len(feeds) == len(inputs):
                 # A session also runs a gather whose rows nothing uses, and refuses an id outside the table there;
                 # tf.saved_model.load leaves it out, as the server does.
                 try:

@@ -12,8 +12,9 @@ from service.artifact.manifest import BadIdPolicy
 # The graph's reaction to one id: it refused the request, dropped the id, or read the row with this number.
 Outcome = Literal["refused", "dropped"] | int
 
-# The row of ids that belong to no part of a table. They are not tried: TensorFlow casts the number of a part to int32,
-# and so reads an arbitrary row for ids whose number wraps, some 2^31 times the rows of a part. The server refuses them.
+# The row of ids that belong to no part of a table. Unless the graph drops them before, TensorFlow casts the number of a
+# part to int32, and so reads an arbitrary row for ids whose number wraps, some 2^31 times the rows of a part. The server
+# refuses them.
 NO_PART = Within(-1, -1, "DynamicPartition")
 
 
@@ -43,7 +44,9 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
         row = piece.values[0]
         inside = 0 <= low and high < size
         for end in sorted({low, high}):
-            found = "refused" if row == NO_PART else outcome(end)
+            found = outcome(end)
+            if row == NO_PART and found != "dropped":
+                found = "refused"
             if found != "dropped" and found != (wanted := row_at(row, end, size)):
                 raise NotRead(f"id {end} reads {found!r} in a trial, and row {wanted!r} by the graph's ops")
             if inside and found != end:

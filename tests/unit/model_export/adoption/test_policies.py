@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_export.adoption.key_graph import Fixed, Known, NotRead, Piece, Shifted, Within
-from model_export.adoption.policies import IdPolicy, Outcome, find_policy
+from model_export.adoption.policies import NO_PART, IdPolicy, Outcome, find_policy
 
 V = 10
 LEAST, MOST = -(2**31), 2**31 - 1
@@ -36,6 +36,9 @@ def outside(below: Known, beyond: Known) -> list[Piece]:
             IdPolicy("wrap"),
         ),
         (outside(Within(-9, -1, "FloorDiv"), Within(V, 99, "FloorDiv")), (), IdPolicy("error")),
+        # Ids of no part of a table are refused, unless the graph drops them before it computes the part.
+        (outside(NO_PART, NO_PART), (), IdPolicy("error")),
+        (outside(NO_PART, NO_PART), ((LEAST, -1),), IdPolicy("drop_negative")),
     ],
 )
 def test_each_policy_is_told_by_its_pieces(
