@@ -11,8 +11,8 @@ def tf_config() -> str | None:
 
 
 def package_index() -> str:
-    """Returns the address of the package index that pip uses, as its environment variable names it, or its default."""
-    return os.environ.get("PIP_INDEX_URL") or "https://pypi.org/simple"
+    """Returns the address of the package index that pip's environment variable names; "" if it is not set."""
+    return os.environ.get("PIP_INDEX_URL", "")
 
 
 def set_for_tensorflow() -> None:

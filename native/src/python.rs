@@ -131,6 +131,11 @@ impl Servable {
         Arc::strong_count(&self.inner) - 1
     }
 
+    /// Forgets what was counted and sampled so far.
+    fn forget_counts(&self) {
+        self.inner.forget_counts();
+    }
+
     /// Returns the counts of ids in all lookups so far, for each feature: (signature, index of the feature, number of
     /// ids, number of ids outside the table).
     fn counts(&self) -> Vec<(String, usize, u64, u64)> {

@@ -90,6 +90,10 @@ class NativeServable(Protocol):
         """Number of requests and published routes in the native core that use the servable."""
         ...
 
+    def forget_counts(self) -> None:
+        """Forgets what was counted and sampled so far; to be called before clients' requests come."""
+        ...
+
     def table_counts(self) -> Mapping[str, TableCounts]:
         """Returns table -> the native core's counts of reads from it so far."""
         ...

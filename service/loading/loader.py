@@ -163,6 +163,9 @@ class ServableLoader:
             warm_up(servable, sorted(servable.backends.keys() - lookups.lookup_names - cold))
         if self.warmup_iterations:
             self._replay_requests(servable, path, cold)
+        if servable.native is not None:
+            # Counts and hot rows are of clients' requests.
+            servable.native.forget_counts()
 
     def _replay_requests(self, servable: Servable, path: Path, cold: frozenset[str]) -> None:
         started_s = time.monotonic()

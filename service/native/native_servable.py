@@ -90,6 +90,10 @@ class CompiledServable:
         """Number of requests and published routes in the native core that use the servable."""
         return self.compiled.num_leases
 
+    def forget_counts(self) -> None:
+        """Forgets what was counted and sampled so far; to be called before clients' requests come."""
+        self.compiled.forget_counts()
+
     def table_counts(self) -> Mapping[str, TableCounts]:
         """Returns table -> the native core's counts of reads, including those from before all graphs of the version
         were open.

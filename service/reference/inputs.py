@@ -52,7 +52,7 @@ def checked(spec: SignatureSpec, inputs: Tensors, *, strict_shapes: bool) -> dic
     result = {name: _checked_tensor(spec.inputs[name], array, spec) for name, array in inputs.items()}
     for names in spec.ragged_names:
         if names.values in result:
-            _check_splits(names, result, spec.kind)
+            _check_splits(names, result)
     if spec.kind == "lookup":
         return result
     if strict_shapes and (faults := [one for name in inputs if (one := _shape_fault(spec.inputs[name], inputs[name]))]):
@@ -129,7 +129,7 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
     return array
 
 
-def _check_splits(names: RaggedNames, inputs: Tensors, kind: str) -> None:
+def _check_splits(names: RaggedNames, inputs: Tensors) -> None:
     """Raises InputMismatch if the parts of a ragged feature do not fit each other."""
     values, splits, weights = inputs[names.values], inputs[names.row_splits], inputs.get(names.weights)
     if values.ndim != 1 or splits.ndim != 1:
@@ -146,11 +146,6 @@ def _check_splits(names: RaggedNames, inputs: Tensors, kind: str) -> None:
         raise InputMismatch(
             f'input "{names.weights}": expected one weight per id ({values.size}), got {list(weights.shape)}.'
         )
-    if kind == "lookup" and weights is not None and weights.dtype.kind == "f":
-        for position in np.flatnonzero(np.isnan(weights))[:1]:
-            raise InputMismatch(
-                f'feature "{names.feature}": the weight at position {position} is NaN, and weights are numbers.'
-            )
 
 
 def _shape_fault(tensor: TensorSpec, array: Array) -> str:

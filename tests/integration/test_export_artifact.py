@@ -150,6 +150,8 @@ def test_variables_have_readable_names_and_no_optimizer_slots(artifact: Path) ->
 
 def test_files_of_the_artifact(artifact: Path, manifest: Manifest) -> None:
     assert sorted(manifest.files) == [
+        "assets.extra/labels/0-film.starts",
+        "assets.extra/labels/0-film.txt",
         "assets.extra/recorded_predictions",
         "assets.extra/tf_serving_warmup_requests",
         "assets/genres.txt",
@@ -277,7 +279,7 @@ def test_a_padded_batch_is_its_rows_run_alone(signatures: Any, rows: int) -> Non
     [
         {"user_id": [1, 61]},
         {"user_id": [-1, 1]},
-        {"genres__values": [7, 0]},
+        {"genres__values": [99, 0]},
         {"recent_films__values": [5, -1, 7]},
         {"genres__weights": [1.0]},
         {"genres__row_splits": [0, 1, 1]},

@@ -41,7 +41,7 @@ def test_imported_vectors_are_what_http_answers(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"imported and verified: {tmp_path}/m/1\n" in done.stdout
-    assert f"serve: embedding-server --model_base_path={tmp_path}/m\n" in done.stdout
+    assert f"serve: embedding-server {tmp_path}/m\n" in done.stdout
     with ServerProcess(model_base_path=tmp_path / "m").ready() as server:
         asked = {
             "user": ["user-299", "nobody", "user-0"],
@@ -68,7 +68,7 @@ def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     request = re.search(r"-d '(.*)' localhost:8501(/v1/.*)", block[-1])
     assert request is not None
-    with ServerProcess(model_base_path=tmp_path / "models/shop").ready() as server:
+    with ServerProcess(model_base_path=tmp_path / "models/shop", model_name="shop").ready() as server:
         answer = server.http.post(request.group(2), content=request.group(1))
     assert answer.status_code == 200, answer.text
     assert "[0.25,4.0,8.0]" in answer.text.replace(" ", "")

@@ -162,7 +162,7 @@ EXPORT: dict[str, Mistake] = {
         "export --config export.toml",
         1,
         "export.toml: unknown keys ['batch_size']; there are factory, run, adopt, spec, out, version, lookup_device, "
-        "signatures, batch_sizes, export_to_tpu, allow_nonfinite, warmup, table_dtype, options; did you mean "
+        "signatures, batch_sizes, export_to_tpu, allow_nonfinite, warmup, table_dtype, labels, options; did you mean "
         "batch_sizes?",
     ),
 }
@@ -392,7 +392,10 @@ def test_a_server_that_waits_says_why_everywhere_and_takes_what_appears(serve: S
     text = WAITING[path].format(w=where)
     assert server.wait_for_log("model has no versions")["reason"] == text
     status = server.http.get("/v1/models/toy")
-    assert (status.status_code, status.json()) == (404, {"error": f"Could not find any versions of model toy: {text}"})
+    assert (status.status_code, status.json()) == (
+        404,
+        {"error": f"Could not find any versions of model toy: {text}", "models": ["toy"]},
+    )
     request = message_class("tensorflow.serving.GetModelStatusRequest")()
     request.model_spec.name = "toy"
     call = server.channel.unary_unary("/tensorflow.serving.ModelService/GetModelStatus")

@@ -19,6 +19,7 @@ MAY_READ_THE_WALL = {
     "observe/statusz.py",
     "observe/recent_requests.py",
     "observe/version_history.py",
+    "observe/traffic_history.py",
     # It reads the time at which a row is changed, for the console.
     "deltas/version_deltas.py",
 }

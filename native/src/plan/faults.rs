@@ -249,8 +249,6 @@ faults! {
     InvalidArgument wrong_shape(faults: &str) "{faults}";
     InvalidArgument not_flat(input: &str, one: &str, shape: &str)
         "input \"{input}\": expected a flat list, one {one} per row; the request has shape {shape}.";
-    InvalidArgument nan_weight(feature: &str, position: usize)
-        "feature \"{feature}\": the weight at position {position} is NaN, and weights are numbers.";
     InvalidArgument bad_id(input: &str, id: i64, position: usize, last: i64)
         "input \"{input}\": id {id} at position {position} is out of range, its table has ids 0 to {last}.";
     InvalidArgument dtype_not_supported(input: &str, dtype: &str) "input \"{input}\": dtype {dtype} is not supported.";

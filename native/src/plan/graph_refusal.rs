@@ -7,7 +7,7 @@ use super::faults::{self, BoxedFault, Code, Fault};
 use super::inputs::{DataType, Inputs};
 use super::numbers::integers;
 use super::servable::Signature;
-use super::validation::shape_faults;
+use super::validation::{row_counts, shape_faults};
 
 /// Returns the error for a graph's run that failed with TensorFlow's code and message.
 #[must_use]
@@ -23,7 +23,8 @@ pub fn graph_refusal(signature: &Signature, inputs: &Inputs<'_>, code: u32, mess
     if code == 12 {
         return Fault::new(Code::Unimplemented, text.to_owned());
     }
-    let told = [text.to_owned(), shape_faults(signature, inputs), bad_id(signature, inputs, text).unwrap_or_default()];
+    let bad_id = bad_id(signature, inputs, text).unwrap_or_default();
+    let told = [text.to_owned(), shape_faults(signature, inputs), bad_id, row_counts(signature, inputs)];
     let told: Vec<&str> = told.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
     Fault::new(Code::InvalidArgument, told.join("; "))
 }

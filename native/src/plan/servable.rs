@@ -832,6 +832,13 @@ impl Servable {
         &self.shared.counts
     }
 
+    /// Forgets what was counted and sampled so far.
+    pub fn forget_counts(&self) {
+        let counts = self.counts().iter().flatten().flat_map(|one| [&one.ids, &one.missing]);
+        counts.chain(self.unknown_keys()).for_each(|count| count.store(0, Ordering::Relaxed));
+        self.hot_rows().iter().for_each(HotRows::clear);
+    }
+
     /// Returns for each vocabulary the number of keys in requests that the vocabulary lacked so far.
     #[must_use]
     pub fn unknown_keys(&self) -> &[AtomicU64] {

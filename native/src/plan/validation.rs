@@ -310,6 +310,23 @@ pub(super) fn shape_faults(plan: &Signature, inputs: &Inputs<'_>) -> String {
     found.join(" ")
 }
 
+/// Returns a sentence with the numbers of rows of the features of a predict that has ragged ones; "" if they are equal.
+pub(super) fn row_counts(plan: &Signature, inputs: &Inputs<'_>) -> String {
+    let sent = |index: usize| inputs[index].as_ref().map(|tensor| tensor.dims.first().copied().unwrap_or(1));
+    let flat = plan.inputs.iter().enumerate().filter(|(index, input)| {
+        input.vocabulary_size.is_some() && input.role != InputRole::SplitsOrWeights && !plan.is_ragged_part(*index)
+    });
+    let flat = flat.filter_map(|(index, input)| Some((&*input.name, sent(index)?)));
+    let ragged = plan.ragged.iter().filter_map(|one| Some((&*one.name, sent(one.row_splits)?.saturating_sub(1))));
+    let mut counts: Vec<(&str, usize)> = flat.chain(ragged).collect();
+    if plan.ragged.is_empty() || counts.iter().all(|(_, rows)| *rows == counts[0].1) {
+        return String::new();
+    }
+    counts.sort_unstable();
+    let told: Vec<String> = counts.iter().map(|(name, rows)| format!("\"{name}\" has {rows}")).collect();
+    format!("inputs differ in their number of rows: {}.", told.join(", "))
+}
+
 /// Returns a text in quotes, as Python's `repr` writes it.
 fn python_repr(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
@@ -402,28 +419,7 @@ fn check_ragged(plan: &Signature, ragged: &Ragged, inputs: &Inputs<'_>) -> Resul
     {
         return Err(faults::wrong_weights(name, num_ids, &format!("{:?}", weights.dims)));
     }
-    // The graph of a predict may do with NaN what it likes; a lookup would answer rows of NaN.
-    if plan.kind == SignatureKind::Lookup
-        && let Some((_, weights)) = ragged.weights.and_then(sent)
-        && let Some(position) = first_nan(weights)
-    {
-        return Err(faults::nan_weight(&ragged.name, position));
-    }
     Ok(splits.len() - 1)
-}
-
-/// Returns the position of the first NaN in a tensor of float32; None if it has none, or has another dtype.
-fn first_nan(tensor: &Tensor<'_>) -> Option<usize> {
-    let of_bytes = |bytes: &[u8]| {
-        bytes.chunks_exact(4).position(|four| four.try_into().is_ok_and(|four| f32::from_le_bytes(four).is_nan()))
-    };
-    match &tensor.data {
-        _ if tensor.dtype != DataType::Float32 => None,
-        Data::Floats(numbers) => numbers.iter().position(|number| number.is_nan()),
-        Data::Raw(bytes) => of_bytes(bytes),
-        Data::Bytes(bytes) => of_bytes(bytes),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

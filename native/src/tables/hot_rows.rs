@@ -137,6 +137,13 @@ impl HotRows {
         next - num_ids
     }
 
+    /// Forgets all ids so far.
+    pub fn clear(&self) {
+        self.seen.store(0, Ordering::Relaxed);
+        self.buffers.iter().for_each(|buffer| lock(buffer).clear());
+        *lock(&self.sketch) = Sketch::default();
+    }
+
     /// Counts the drawn ids of all buffers; returns the counts, with the `most` rows of the highest counts.
     #[must_use]
     pub fn snapshot(&self, most: usize) -> HotSnapshot {

@@ -144,7 +144,7 @@ def test_strings_where_the_signature_says_otherwise(cut: Servable, whole: Servab
         with pytest.raises(InvalidRequest) as caught:
             predict(servable, "rows", {"user": np.array([b"a"], object)})
         texts.append(caught.value.message)
-    assert texts[0] == texts[1] == "Expects arg[0] to be int64 but string is provided"
+    assert texts[0] == texts[1] == 'Expects arg[0] to be int64 but string is provided for input "user"'
 
 
 def test_some_of_the_outputs(cut: Servable) -> None:

@@ -43,7 +43,7 @@ def sampled(tmp_path: Path, name: str = "toy", version: int = 1) -> Servable:
 def test_traffic_has_keys_shares_and_exact_counts(tmp_path: Path) -> None:
     traffic = sampled(tmp_path).traffic("tag", 2)
     assert traffic is not None
-    assert [tuple(row) for row in traffic.rows] == [(1, "red", 96, 0.6), (0, None, 48, 0.3)]
+    assert [tuple(row) for row in traffic.rows] == [(1, "red", "red", 96, 0.6), (0, None, None, 48, 0.3)]
     assert (traffic.lookups, traffic.sampled, traffic.distinct, traffic.oov_keys) == (160, 10, 3, 7)
     assert traffic.features["tags"] == FeatureIds(100, 3, 1)
     assert (traffic.top_share(1), traffic.top_share(100)) == (0.6, pytest.approx(0.9))

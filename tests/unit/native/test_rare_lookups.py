@@ -97,7 +97,7 @@ def test_stored_rows_stand_side_by_side(core: CoreLookups) -> None:
 
 
 def test_a_refused_id_is_named_by_its_place_in_the_request(core: CoreLookups) -> None:
-    named = 'input \\\\"new__values\\\\": id 4 at position 3 is out of range, its table has ids 0 to 3'
+    named = 'input \\\\"new\\\\": id 4 at position 3 is out of range, its table has ids 0 to 3'
     with pytest.raises(ValueError, match=named):
         core.predict("side", sent(old=OLD, new=[[3], [0], [2, 4]]))
     with pytest.raises(ValueError, match="have different numbers|differ in their number of rows"):

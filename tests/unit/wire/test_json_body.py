@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +22,16 @@ from service.wire.json_body import (
     parse_body,
     row_list,
 )
+
+
+@pytest.fixture
+def usual_limit() -> Iterator[None]:
+    """Sets the interpreter's usual limit of nesting, which a library in this process may have raised."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
 
 KEYS = frozenset({"a", "b", "c"})
 DEEP = b"[" * 1000 + b"]" * 1000
@@ -53,6 +66,7 @@ def parse(body: bytes) -> dict[str, object]:
         (b'{"a": "::", "b": ' + DEEP + b"}", "nested too deeply"),
     ],
 )
+@pytest.mark.usefixtures("usual_limit")
 def test_a_body_that_is_refused(body: bytes, text: str) -> None:
     with pytest.raises(MalformedPayload) as caught:
         parse(body)
