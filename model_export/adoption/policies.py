@@ -13,8 +13,8 @@ from service.artifact.manifest import BadIdPolicy
 Outcome = Literal["refused", "dropped"] | int
 
 # The row of ids that belong to no part of a table. Unless the graph drops them before, TensorFlow casts the number of a
-# part to int32, and so reads an arbitrary row for ids whose number wraps, some 2^31 times the rows of a part. The server
-# refuses them.
+# part to int32, and so reads an arbitrary row for ids whose number wraps, some 2^31 times the rows of a part. The
+# server refuses them.
 NO_PART = Within(-1, -1, "DynamicPartition")
 
 

@@ -192,8 +192,8 @@ def test_predicts_read_pages_of_their_features(tower_version: Path) -> None:
         server.ready()
         got = server.predict_grpc(inputs, "serving_default")["score"].ravel()
         assert got.tolist() == wanted.tolist()
-        # Both tables are in the same page of the file; the server reads this page once for each table, and the load, which
-        # compares the core's lookups with the graph, has done so before.
+        # Both tables are in the same page of the file; the server reads this page once for each table, and the load has
+        # done so before, as it compares the core's lookups with the graph.
         assert _metric(server, "paged_reads_total") == 4
 
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use _native::forms::Call;
 use _native::plan::{
-    Declined, Effort, Graph, GraphOutput, Inputs, Instead, ModelRoutes, OutputData, Routes, Servable, Signature,
+    Declined, Effort, Graph, GraphOutput, Inputs, ModelRoutes, Notes, OutputData, Routes, Servable, Signature,
     VersionMemory,
 };
 use _native::tables::memory::Memory;
@@ -68,7 +68,7 @@ impl Graph for Zeros {
         _: &Inputs<'_>,
         wanted: &[usize],
         _: Effort<'_>,
-    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
+    ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
         let zero = |&number: &usize| {
             let dtype = signature.outputs[number].dtype;
             let data = match DTYPES[number] {
@@ -77,7 +77,7 @@ impl Graph for Zeros {
             };
             GraphOutput { dtype, dims: [1].into_iter().collect(), data }
         };
-        Ok((wanted.iter().map(zero).collect(), vec![]))
+        Ok((wanted.iter().map(zero).collect(), Notes::default()))
     }
 }
 
