@@ -235,9 +235,7 @@ def test_weights_that_are_not_finite_mean_the_same_on_both_wires(server: ServerP
     answers = []
     for wire in WIRES:
         with EmbeddingClient(target_of(server, wire), model="default", timeout_s=PATIENCE_S) as client:
-            answers.append(client.lookup({"tags_sum": [[1, 2], [3]]}, {"tags_sum": [[0.5, 1], [np.inf]]}))
-            with pytest.raises(InvalidRequest, match='feature "tags_sum": the weight at position 1 is NaN'):
-                client.lookup({"tags_sum": [[1, 2], [3]]}, {"tags_sum": [[1, np.nan], [1]]})
+            answers.append(client.lookup({"tags_sum": [[1, 2], [3]]}, {"tags_sum": [[np.nan, 1], [np.inf]]}))
     np.testing.assert_array_equal(answers[0]["tags_sum"], answers[1]["tags_sum"])
     assert np.isinf(answers[0]["tags_sum"][1, 0])
 
