@@ -22,7 +22,7 @@ def open_stores(settings: Settings) -> Stores | None:
         from service.stores.stores import Stores
     except ImportError as error:
         raise StartError(
-            f"--store_cache_dir needs a package that is not installed ({error}): pip install 'embedding-server[stores]'"
+            f"--store_cache_dir needs a package that is not installed ({error}): in a checkout, pip install '.[stores]'"
         ) from error
     folder = Path(settings.store_cache_dir).absolute()
     try:

@@ -75,5 +75,5 @@ def test_a_missing_library_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setitem(sys.modules, library, None)
         (tmp_path / library).mkdir()
         (tmp_path / library / name).write_bytes(b"")
-        with pytest.raises(ExportError, match=rf"need {library}, .*: pip install 'embedding-server\[import\]'"):
+        with pytest.raises(ExportError, match=rf"need {library}, .*: in a checkout, pip install '\.\[import\]'"):
             open_table(f"{tmp_path}/{library}")
