@@ -12,7 +12,7 @@ import redis
 
 from service.remote.address import StoreAddress
 from service.remote.clients import Node, node_client
-from service.remote.topology import Topology, Unreachable
+from service.remote.topology import Reason, Topology, Unreachable
 
 _PAUSE_S = 0.05
 # Largest number of Valkey commands that are sent to a cluster node in one pipeline.
@@ -83,7 +83,7 @@ class Primaries:
     ) -> tuple[list[Any], bool]:
         answers: dict[int, Any] = {}
         asking: dict[int, Node] = {}
-        is_copied, why = True, "no node of the slot is known"
+        is_copied, why = True, Reason("no node of the slot is known")
         while True:
             groups: dict[tuple[Node, bool], list[int]] = defaultdict(list)
             for place in range(len(commands)):
@@ -102,14 +102,14 @@ class Primaries:
                         self._drop(node, is_read)
                         if is_read and self._topology.num_replicas(node):
                             self._topology.failed(node)
-                        why = f"{node[0]}:{node[1]}: {error}"
+                        why.note(error, node)
                         break
                     is_copied = is_copied and has_all
                     for place, answer in zip(some, found, strict=True):
                         if not isinstance(answer, Exception):
                             answers[place] = answer
                         elif isinstance(answer, _PASSING) or str(answer).startswith("NOREPLICAS"):
-                            why = f"{node[0]}:{node[1]}: {answer}"
+                            why = Reason(f"{node[0]}:{node[1]}: {answer}")
                             # redis-py's MovedError is a subclass of AskError; after a MovedError the map of hash slots
                             # is read again.
                             if type(answer) is redis.exceptions.AskError:
@@ -121,7 +121,11 @@ class Primaries:
             if time.monotonic() + _PAUSE_S >= end_s:
                 raise Unreachable(why)
             time.sleep(_PAUSE_S)
-            self._topology.refresh(end_s)
+            try:
+                self._topology.refresh(end_s)
+            except Unreachable as error:
+                why.note(error)
+                raise Unreachable(why) from error
 
     def _ask(
         self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, is_read: bool, end_s: float

@@ -9,14 +9,14 @@ import redis
 from service.errors import TableUnreachable
 from service.remote.clients import node_client
 from service.remote.layout import TableLayout, slot_of
-from service.remote.topology import Topology, Unreachable
+from service.remote.topology import Reason, Topology, Unreachable
 
 _PAUSE_S = 0.1
 
 
 def check_records(layout: TableLayout, topology: Topology, end_s: float) -> None:
     """Raises TableUnreachable unless a cluster's record says, before end_s, that it holds all rows of a table."""
-    slot, why = slot_of(layout.record), ""
+    slot, why = slot_of(layout.record), Reason("no node was asked")
     while (left_s := end_s - time.monotonic()) > 0:
         try:
             topology.refresh(end_s)
@@ -28,8 +28,8 @@ def check_records(layout: TableLayout, topology: Topology, end_s: float) -> None
                     record, pointer = client.get(layout.record), client.get(layout.pointer)
                 layout.check_record(record, pointer)
                 return
-            why = f"slot {slot} has no node"
+            why = Reason(f"slot {slot} has no node")
         except (Unreachable, redis.RedisError, OSError) as error:
-            why = str(error)
+            why.note(error)
         time.sleep(_PAUSE_S)
-    raise TableUnreachable(f"table {layout.table!r} is remote, and {topology.address} does not answer: {why}")
+    raise TableUnreachable(f"table {layout.table!r} is remote, and {topology.address} does not answer: {why.text}")

@@ -22,8 +22,33 @@ _REFRESH_S = 0.1
 _LOOK_BREAK_S = 2.0
 
 
+class Reason:
+    """Why a cluster gave no answer: the newest reason, but a time limit replaces no refusal.
+
+    The end of an operation cuts its last attempts short, whatever nodes said before.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.is_refusal = False
+
+    def note(self, error: Exception, node: Node | None = None) -> None:
+        """Takes an error as the reason, with the node that it came from, unless it is late and a refusal is known."""
+        if isinstance(error, Unreachable):
+            is_refusal = error.reason.is_refusal
+        else:
+            is_refusal = not isinstance(error, (TimeoutError, redis.TimeoutError))
+        if is_refusal or not self.is_refusal:
+            self.text = str(error) if node is None else f"{node[0]}:{node[1]}: {error}"
+            self.is_refusal = is_refusal
+
+
 class Unreachable(Exception):
     """The error that a cluster did not send its map of hash slots, or a reply, in time; the text says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
 
 
 class _Map(NamedTuple):
@@ -178,7 +203,7 @@ class Topology:
         with self._changing:
             if time.monotonic() < self._asked_s + _REFRESH_S:
                 return
-            why = "no node was asked"
+            why = Reason("no node was asked")
             nodes = self.all_nodes()
             for node in sorted(nodes, key=self.is_down):
                 left_s = end_s - time.monotonic()
@@ -190,7 +215,7 @@ class Topology:
                 try:
                     self._map = _map_of(_cluster_shards(self.address, node, left_s), node, self.address.has_tls)
                 except (OSError, redis.RedisError) as error:
-                    why = f"{node[0]}:{node[1]}: {error}"
+                    why.note(error, node)
                     self.failed(node)
                     continue
                 self._asked_s = time.monotonic()

@@ -314,6 +314,36 @@ fn told(error: io::Error) -> io::Error {
     }
 }
 
+/// Why rows, or a slot map, could not be read: the newest reason, but a time limit replaces no refusal. The end of a read
+/// cuts its last attempts short, whatever nodes said before.
+#[derive(Default)]
+pub(super) struct Reason {
+    pub(super) text: String,
+    is_refusal: bool,
+}
+
+impl Reason {
+    pub(super) fn refusal(text: String) -> Self {
+        Reason { text, is_refusal: true }
+    }
+
+    /// A reason that may pass, so that a time limit replaces it.
+    pub(super) fn passing(text: String) -> Self {
+        Reason { text, is_refusal: false }
+    }
+
+    pub(super) fn note(&mut self, newer: Reason) {
+        if newer.is_refusal || !self.is_refusal {
+            *self = newer;
+        }
+    }
+
+    pub(super) fn failed(&mut self, node: &Node, error: &io::Error) {
+        let is_refusal = error.kind() != ErrorKind::TimedOut;
+        self.note(Reason { text: format!("{node}: {error}"), is_refusal });
+    }
+}
+
 /// Returns the time-out error of an operation on a node, such as an answer that did not come before its time limit.
 pub(super) fn late() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "timed out")

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node, Reply, command, late, wait};
+use super::connection::{Connection, Node, Reason, Reply, command, late, wait};
 use super::remote_table::RemoteTable;
 use super::topology::Topology;
 
@@ -118,8 +118,9 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
         retries: 0,
         hedges: 0,
         hedge_wins: 0,
-        why: String::new(),
+        why: Reason::default(),
         lost: String::new(),
+        closed: Vec::new(),
     };
     task.run();
     let Task { wants, left, retries, hedges, hedge_wins, why, .. } = task;
@@ -138,7 +139,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
         counters.errors.fetch_add(u64::from(!want.left.is_empty()), Relaxed);
         counters.nanos.fetch_add(nanos, Relaxed);
     }
-    why
+    why.text
 }
 
 /// A group of rows that one node is asked for, with one command for each row.
@@ -192,9 +193,11 @@ struct Task<'a, 'w> {
     /// first.
     hedges: u64,
     hedge_wins: u64,
-    why: String,
+    why: Reason,
     /// Which block lacked a row last, and how.
     lost: String,
+    /// Nodes that closed a new connection of this read.
+    closed: Vec<Node>,
 }
 
 impl Task<'_, '_> {
@@ -207,8 +210,8 @@ impl Task<'_, '_> {
             if !is_first {
                 self.retries += 1;
                 if Instant::now() + PAUSE >= self.until {
-                    if self.why.is_empty() {
-                        "timed out".clone_into(&mut self.why);
+                    if self.why.text.is_empty() {
+                        "timed out".clone_into(&mut self.why.text);
                     }
                     return;
                 }
@@ -231,7 +234,7 @@ impl Task<'_, '_> {
         // than for one node.
         let until = if is_patient { self.until } else { self.node_until() };
         if let Err(why) = self.topology.refresh(until, is_patient) {
-            self.why = why;
+            self.why.note(why);
         }
     }
 
@@ -277,7 +280,7 @@ impl Task<'_, '_> {
                 continue;
             }
             if nodes.iter().all(|node| lacking.contains(node)) {
-                self.why.clone_from(&self.lost);
+                self.why = Reason::refusal(self.lost.clone());
             }
             return true;
         }
@@ -547,7 +550,7 @@ impl Task<'_, '_> {
             self.lost(node, item, fault);
             return true;
         };
-        self.why = format!("{node}: {text}");
+        self.why = Reason::passing(format!("{node}: {text}"));
         let kind = text.split(' ').next().unwrap_or_default();
         if kind == "ASK"
             && let Some((host, port)) = text.rsplit(' ').next().and_then(|place| place.rsplit_once(':'))
@@ -572,18 +575,19 @@ impl Task<'_, '_> {
         let id = want.ids[item.position as usize];
         want.table.note_lost(id);
         self.lost = format!("{} {fault}; run \"model-export push\"", want.table.place(id));
-        self.why.clone_from(&self.lost);
+        self.why = Reason::refusal(self.lost.clone());
     }
 
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
-        // The end of the read cuts the last attempt short, whatever its reason: an earlier reason tells more.
-        let is_cut = error.kind() == io::ErrorKind::TimedOut && Instant::now() >= self.until;
-        if !is_cut || self.why.is_empty() {
-            self.why = format!("{node}: {error}");
-        }
-        if is_reused && error.kind() != io::ErrorKind::TimedOut {
-            // If an idle connection turns out to be broken, reads do not avoid the node, because another process may
-            // serve the node's address by now; only the node's idle connections are closed.
+        self.why.failed(node, error);
+        let is_closed = matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset);
+        let is_first = is_closed && !self.closed.contains(node);
+        if error.kind() != io::ErrorKind::TimedOut && (is_reused || is_first) {
+            // If an idle connection turns out to be broken, or the node closes the first new one of a read, as CLIENT KILL
+            // does, reads do not avoid the node: it is asked once more. Only its idle connections are closed.
+            if !is_reused {
+                self.closed.push(node.clone());
+            }
             self.topology.drop_idle(node);
         } else {
             self.topology.failed(node);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node};
+use super::connection::{Connection, Node, Reason};
 use super::topology::map_of;
 use super::*;
 
@@ -204,6 +204,19 @@ fn a_frozen_server_ends_a_read_at_the_deadline() {
     assert!(why.ends_with("timed out"), "{why}");
     // The server's late answer for row 1 is never read, because the read of row 1 timed out and closed its connection.
     assert_eq!(read_one(&table, &[2]).0, row(2));
+}
+
+#[test]
+fn a_time_limit_replaces_no_refusal() {
+    let (node, late) = (Node::new("a", 1), std::io::Error::from(std::io::ErrorKind::TimedOut));
+    let mut why = Reason::passing("MOVED".to_owned());
+    why.failed(&node, &late);
+    assert_eq!(why.text, "a:1: timed out");
+    why.failed(&node, &std::io::Error::other("WRONGPASS"));
+    why.failed(&node, &late);
+    assert_eq!(why.text, "a:1: WRONGPASS");
+    why.note(Reason::refusal("NOAUTH".to_owned()));
+    assert_eq!(why.text, "NOAUTH");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Node, command, is_single};
+use super::connection::{Connection, Node, Reason, command, is_single};
 use super::description::Address;
 use super::hedging::{Budget, Times};
 
@@ -227,7 +227,7 @@ impl Topology {
     ///
     /// # Errors
     /// The reason why no node gave the slot map.
-    pub(super) fn refresh(&self, until: Instant, is_patient: bool) -> Result<(), String> {
+    pub(super) fn refresh(&self, until: Instant, is_patient: bool) -> Result<(), Reason> {
         let Ok(mut asked) = self.asked.try_lock() else {
             return Ok(());
         };
@@ -237,7 +237,7 @@ impl Topology {
         if !is_patient && asked.in_vain.is_some_and(|at| at.elapsed() < BREAK) {
             return Ok(());
         }
-        let mut why = "no node was asked".to_owned();
+        let mut why = Reason::passing("no node was asked".to_owned());
         let mut nodes: Vec<Node> = self.map.load().holders.iter().flatten().cloned().collect();
         nodes.extend(self.address.nodes.iter().map(|(host, port)| Node::new(host, *port)));
         let (out, mut ordered): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| self.is_down(node));
@@ -261,7 +261,7 @@ impl Topology {
                     return Ok(());
                 }
                 Err(error) => {
-                    why = format!("{node}: {error}");
+                    why.failed(node, &error);
                     self.failed(node);
                 }
             }
