@@ -109,7 +109,7 @@ def test_small_pages_become_huge_and_hold_the_same(
     if is_read:
         np.testing.assert_array_equal(opened.octets, opened.expected)
     assert smaps_bytes(opened.octets, "FilePmdMapped") == 0
-    HugePages(is_whole=is_whole).make(opened.files)
+    HugePages(is_whole=is_whole, clock=still).make(opened.files)
     # Bytes of the file after the last whole chunk are not made a huge page.
     assert smaps_bytes(opened.octets, "FilePmdMapped") == huge_bytes(opened.octets) == 20 * HUGE
     assert told(caplog) == (20 * HUGE, opened.octets.size, "")
