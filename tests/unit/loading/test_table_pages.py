@@ -15,6 +15,7 @@ from service.loading.loader import ServableLoader
 from service.loading.table_pages import TablePages, table_pages
 from service.loading.table_verification import TableVerification
 from service.native.native_servable import compile_native
+from service.tables import huge_pages
 from service.tables.guarded_files import GuardedFiles
 from service.tables.huge_pages import HugePages
 from service.tables.page_table import huge_bytes
@@ -75,9 +76,11 @@ def test_locked_tables_are_left_unless_they_are_made_so_before(caplog: pytest.Lo
 
 
 def test_a_model_that_is_loaded_answers_and_then_has_huge_pages(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_large_folios(tmp_path)
+    # No disk of a busy machine is too slow.
+    monkeypatch.setattr(huge_pages, "_SLOW_S", 3600.0)
     caplog.set_level(logging.INFO)
     path = write_toy_model(tmp_path / "1", padding=PADDING)
     pages = made_by()
