@@ -79,7 +79,9 @@ def exposition() -> str:
         more += [
             dropped_line_metrics,
             logs.metric_lines,
-            lambda: remote_lines(remote, RemoteState({"c": True}, {"c": 0}, {("m", 1, "t"): (1, {})})),
+            lambda: remote_lines(
+                remote, RemoteState({"c": True}, {"c": 0}, {("m", 1, "t"): (1, {})}, {("m", 1, "t"): 0})
+            ),
             lambda: neighbor_lines({"m": 1}, indexes),
         ]
         more.append(lambda: page_lines(PageCounts(0, 1, 0, 0, 0.0, 0, 0)))

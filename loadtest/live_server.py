@@ -48,7 +48,8 @@ class LiveServer:
       flags: flags of the server in addition to those for ports and log.
       root: the folder whose `service` is run.
 
-    faults: error that the server logged -> how often; of a text only the end is kept, which has the cause.
+    records: the parsed lines of its log. faults: error that the server logged -> how often; of a text only the end is
+    kept, which has the cause.
     """
 
     def __init__(self, *flags: str, root: Path = ROOT) -> None:
@@ -60,6 +61,7 @@ class LiveServer:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.records: list[dict[str, Any]] = []
         self.faults: Counter[str] = Counter()
         self._scheme = "https" if any(flag.startswith("--rest_api_ssl_config_file=") for flag in flags) else "http"
         self._ports: dict[str, int] = {}
@@ -80,6 +82,7 @@ class LiveServer:
                 if "Error" in line:
                     self.faults[line.rstrip()] += 1
                 continue
+            self.records.append(record)
             if record["message"] == "listening":
                 self._ports = record
                 self._is_listening.set()

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 
 import httpx
 
+from loadtest.operator_view import OperatorView
 from tests.integration.process import ServerProcess
 from tests.integration.s3_server import BUCKET, S3Server
 from tests.integration.store_proxy import Fault, StoreProxy
@@ -44,12 +45,16 @@ _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request r
 
 @dataclass
 class Row:
-    """A row of the report about one fault: states of store and version, the server's text, and how the fault ended."""
+    """A row of the report about one fault: states of store and version, the server's text, and how the fault ended.
+
+    seen: what an operator saw within ten seconds.
+    """
 
     fault: str
     store: str = ""
     version: str = ""
     text: str = ""
+    seen: str = ""
     old_version: str = ""
     afterwards: str = ""
     is_expected: bool = False
@@ -132,15 +137,17 @@ def faults() -> list[StoreFault]:
             fault=Fault(flips_last=True),
         ),
         StoreFault("manifest", "the manifest is no JSON", "manifest", on=_MANIFEST, fault=Fault(flips_last=True)),
-        StoreFault("half", "half an upload: an object is missing", "", "INCOMPLETE", missing=_SHARD),
+        StoreFault("half", "half an upload: an object is missing", "is not there yet", "INCOMPLETE", missing=_SHARD),
         StoreFault(
             "torn",
             "a torn upload: half of an object",
-            "",
+            "the manifest lists",
             "INCOMPLETE",
             wrong={_SHARD: lambda data: data[: len(data) // 2]},
         ),
-        StoreFault("unmarked", "an upload without its marker yet", "", "INCOMPLETE", missing="saved_model.pb"),
+        StoreFault(
+            "unmarked", "an upload without its marker yet", "is not there yet", "INCOMPLETE", missing="saved_model.pb"
+        ),
         StoreFault("large", "a version larger than --store_cache_mib", r"are left: it may have 48\.0 MiB"),
         StoreFault(
             "silent",
@@ -250,9 +257,14 @@ def running(folder: Path, models: Mapping[str, str], **settings: object) -> Iter
     config.write_text("model_config_list { " + " ".join(listed) + " }")
     given = {"model_config_file": config, "store_cache_dir": folder / "cache", "store_poll_wait_seconds": _POLL_S}
     given |= {"first_loads_timeout_s": 1, "max_num_load_retries": 1000, "store_cache_mib": _CACHE_MIB}
-    given |= {"version_settle_s": 2}
+    given |= {"version_settle_s": 2, "graph_signatures": "off"}
     with ServerProcess(**(given | settings)) as server:
         yield server.answering()
+
+
+def seeing(server: ServerProcess, models: Iterable[str]) -> OperatorView:
+    """Returns the view of an operator on models of a server."""
+    return OperatorView(str(server.http.base_url), server.records, models)
 
 
 def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
@@ -270,6 +282,12 @@ def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
 def serves(server: ServerProcess, model: str, scale: int) -> bool:
     """Says whether a model answers with the rows of a version."""
     return server.tells({"user": [1]}, {"user": [[scale, 10 * scale]]}, model=model)
+
+
+def are_ready(server: ServerProcess, models: Sequence[str]) -> bool:
+    """Says whether all models answer with version 1, and none has a problem."""
+    problems = server.http.get("/readyz").json()["problems"]
+    return all(name not in problems and serves(server, name, 1) for name in models)
 
 
 def wait(is_so: Callable[[], bool]) -> bool:
@@ -308,13 +326,17 @@ def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[S
         store.upload(name, 1)
     proxy.rule = store.rule
     with running(folder, {fault.name: fault.base_path or f"s3://{BUCKET}/{fault.name}" for fault in chosen}) as server:
-        assert wait(lambda: all(serves(server, name, 1) for name in kept)), "version 1 is not served"
+        assert wait(lambda: are_ready(server, kept)), "version 1 is not served"
         with Reader(server, kept) as reader:
-            store.begin()
-            rows = {
-                fault.name: watched(server, fault.name, fault.about, fault.expects, fault.state) for fault in chosen
-            }
+            with seeing(server, [fault.name for fault in chosen]) as view:
+                store.begin()
+                rows = {
+                    fault.name: watched(server, fault.name, fault.about, fault.expects, fault.state) for fault in chosen
+                }
+                view.wait()
         judge_old(rows, reader)
+        for name, row in rows.items():
+            row.seen = view.told_of(name)
         store.end()
         for name in kept:
             is_served = wait(lambda name=name: serves(server, name, 2))  # type: ignore[misc]
@@ -331,15 +353,17 @@ def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
     models = {"toy": f"s3://{BUCKET}/toy"}
     rows = []
     with running(folder, models) as server:
-        assert wait(lambda: serves(server, "toy", 1)), "version 1 is not served"
+        assert wait(lambda: are_ready(server, ["toy"])), "version 1 is not served"
         for about, expects, fail in (
             ("the credentials are revoked", "the store denies access", s3.deny),
             ("the store's process is killed", "the store can not be read", s3.kill),
         ):
-            fail()
-            with Reader(server, ["toy"]) as reader:
+            with seeing(server, ["toy"]) as view, Reader(server, ["toy"]) as reader:
+                fail()
                 rows.append(watched(server, "toy", about, expects))
+                view.wait()
             judge_old({"toy": rows[-1]}, reader)
+            rows[-1].seen = view.told_of("toy")
             if fail == s3.deny:
                 rows.append(_of_a_start(folder / "denied", models, "wrong credentials at the start", expects))
     rows.append(_of_a_start(folder, models, "a restart while the store is down", "the store can not be read"))
@@ -362,20 +386,23 @@ def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
 
 def _of_a_start(folder: Path, models: Mapping[str, str], about: str, expects: str) -> Row:
     folder.mkdir(exist_ok=True)
-    with running(folder, models) as server:
-        return watched(server, "toy", about, expects)
+    with running(folder, models) as server, seeing(server, ["toy"]) as view:
+        row = watched(server, "toy", about, expects)
+        view.wait()
+        row.seen = view.told_of("toy")
+        return row
 
 
 def printed(rows: Sequence[Row]) -> str:
     """Returns rows as a table in Markdown; a row that is not as expected begins with an exclamation mark."""
     lines = [
-        "| # | fault | store | version 2 | text | version 1 answered | afterwards |",
-        "|---|---|---|---|---|---|---|",
+        "| # | fault | store | version 2 | text | an operator saw | version 1 answered | afterwards |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for number, row in enumerate(rows, 1):
         text = row.text.replace("|", "/")
         shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-        cells = [row.fault, row.store, row.version, shown, row.old_version, row.afterwards]
+        cells = [row.fault, row.store, row.version, shown, row.seen, row.old_version, row.afterwards]
         lines.append(f"| {'' if row.is_expected else '! '}{number} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -404,7 +431,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = run(Path(folder), chosen)
     sys.stdout.write(printed(rows))
-    return 0 if all(row.is_expected for row in rows) else 1
+    return 0 if all(row.is_expected and row.seen for row in rows) else 1
 
 
 if __name__ == "__main__":

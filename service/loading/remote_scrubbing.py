@@ -90,10 +90,12 @@ class RemoteScrubbing:
                 return f"rows of table {table!r} of version {version} are lost: {scrub.problem}"
         return ""
 
-    def of(self, address: StoreAddress) -> list[dict[str, Any]]:
-        """Returns the status of each table in a cluster, for the status page."""
+    def of(self, address: StoreAddress, refusals: Mapping[Subject, str]) -> list[dict[str, Any]]:
+        """Returns the status of each table in a cluster, for the status page; refusals: why it takes no upserts."""
         return [
-            {"model": model, "version": version, "table": table} | scrub.status()
+            {"model": model, "version": version, "table": table}
+            | scrub.status()
+            | {"refusal": refusals.get((model, version, table), "")}
             for (model, version, table), (its, scrub) in sorted(self._scrubs.items(), key=lambda item: item[0])
             if its == address
         ]

@@ -40,6 +40,8 @@ _OPEN_S = 10.0
 _LOOK_S = 1.0
 _FOLLOW_S = 0.2
 _COMPARE_S = 0.3
+# Moved hash slots of a cluster are logged at most once in this many seconds: a large reshard lasts for hours.
+_MOVED_S = 5.0
 
 
 class RemoteTables:
@@ -68,6 +70,10 @@ class RemoteTables:
         self._topologies: dict[StoreAddress, Topology] = {}
         self._looked_at: frozenset[StoreAddress] = frozenset()
         self._problems: dict[StoreAddress, str] = {}
+        # Cluster -> when its moved hash slots were logged last.
+        self._moved_s: dict[StoreAddress, float] = {}
+        # Cluster -> hash of the password that its file had last.
+        self._passwords: dict[StoreAddress, int] = {}
         # The references are weak, so that the tables and the TableChanges of an unloaded version are freed with the
         # version.
         self._tables: weakref.WeakValueDictionary[Subject, RemoteTable] = weakref.WeakValueDictionary()
@@ -172,17 +178,23 @@ class RemoteTables:
             str(address): sum(not node.answers for node in topology.status())
             for address, topology in topologies.items()
         }
-        return RemoteState(reached, silent, self._scrubbing.counts())
+        refused = {subject: table.changes.refused for subject, table in self._opened().items()}
+        return RemoteState(reached, silent, self._scrubbing.counts(), refused)
+
+    def _opened(self) -> dict[Subject, RemoteTable]:
+        with self._changing:
+            return dict(self._tables)
 
     def clusters(self) -> list[dict[str, object]]:
         """Returns each cluster's nodes, and why the cluster can not be reached ("" if it can), for the status page."""
         with self._changing:
             topologies = dict(self._topologies)
+        refusals = {subject: table.changes.refusal for subject, table in self._opened().items()}
         return [
             {
                 "cluster": str(address),
                 "problem": self._problems.get(address, ""),
-                "tables": self._scrubbing.of(address),
+                "tables": self._scrubbing.of(address, refusals),
                 "nodes": [node._asdict() for node in topology.status()],
             }
             for address, topology in topologies.items()
@@ -195,9 +207,7 @@ class RemoteTables:
         """
         if not self._problems:
             return self._scrubbing.problem(model)
-        with self._changing:
-            tables = list(self._tables.items())
-        for (name, version, table), opened in tables:
+        for (name, version, table), opened in self._opened().items():
             why = self._problems.get(opened.address, "")
             if name == model and why and opened.address.on_unavailable == "error":
                 return f"table {table!r} of version {version} can not be reached: {why}"
@@ -210,6 +220,9 @@ class RemoteTables:
                 topologies = dict(self._topologies)
             problems = {address: why for address, topology in topologies.items() if (why := topology.look())}
             self._looked_at = frozenset(topologies)
+            for address, topology in topologies.items():
+                self._tell_moved(address, topology)
+                self._tell_password(address)
             if problems == self._problems:
                 return
             for address, why in problems.items():
@@ -220,6 +233,22 @@ class RemoteTables:
                     logger.info("cluster is reached again", extra={"cluster": str(address)})
             self._problems = problems
         self._on_change()
+
+    def _tell_moved(self, address: StoreAddress, topology: Topology) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._moved_s.get(address, float("-inf")) + _MOVED_S and (moved := topology.moved()):
+            self._moved_s[address] = now_s
+            logger.info("hash slots have another primary", extra={"cluster": str(address), "moved": moved})
+
+    def _tell_password(self, address: StoreAddress) -> None:
+        try:
+            found = hash(address.password)
+        except OSError:
+            # The file can not be read; if a connection needs it, the cluster can not be reached.
+            return
+        if self._passwords.setdefault(address, found) != found:
+            self._passwords[address] = found
+            logger.info("new connections use another password", extra={"cluster": str(address)})
 
     def watch(self, stop: threading.Event) -> None:
         """Checks clusters and follows changed rows, in threads, from the first remote table on, until stop is set."""

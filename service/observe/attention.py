@@ -124,6 +124,11 @@ def _of_places(document: Mapping[str, Any]) -> Iterator[Notice]:
             if table["problem"]:
                 message = f"version {table['version']}: rows of table {table['table']}: {table['problem']}"
                 yield Notice(table["model"], message, "EmbeddingRemoteRowsLost")
+            if table["refusal"]:
+                message = (
+                    f"version {table['version']}: upserts of table {table['table']} are refused: {table['refusal']}"
+                )
+                yield Notice(table["model"], message, "EmbeddingRemoteUpsertsRefused")
     for store in document["stores"]:
         if store["problem"]:
             yield Notice(store["model"], f"object store: {store['problem']}", "EmbeddingStoreUnlisted")

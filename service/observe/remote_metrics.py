@@ -78,6 +78,10 @@ def _state_lines(state: RemoteState) -> list[str]:
     for subject, (_, faulty) in tables:
         for fault in _FAULTS:
             lines.append(sample(name, labels(subject | {"fault": fault}), float(faulty.get(fault, 0))))
+    name = _PREFIX + "refused_upserts_total"
+    lines += family(name, "counter", "Upserts that the table's cluster refused, or for which it could not be reached.")
+    for (model, version, table), count in sorted(state.refused.items()):
+        lines.append(sample(name, labels({"model": model, "version": str(version), "table": table}), float(count)))
     return lines
 
 

@@ -129,7 +129,8 @@ class TableChanges:
 
     listeners: are told of changed rows, those that this server wrote included.
     on_heard: called each time that the follower has read all changes that a node has.
-    applied: deltas and upserts that this server wrote.
+    applied: deltas and upserts that this server wrote. refused: upserts that the cluster did not take; refusal: why it
+    did not take the newest upsert, "" if it did.
 
     Args:
       dtype: the table's.
@@ -145,6 +146,8 @@ class TableChanges:
         self.listeners: list[Listener] = []
         self.on_heard: Callable[[], None] | None = None
         self.applied = 0
+        self.refused = 0
+        self.refusal = ""
         self._following = threading.Lock()
         # Id of an entry of the table's stream of changes: the listeners know the changed rows of all entries up to it.
         self._told = _BEGIN
@@ -188,6 +191,18 @@ class TableChanges:
         Raises:
           Unreachable, Refused: nothing was changed, unless the answer of a node was lost.
         """
+        try:
+            found = self._upsert(make, floor)
+        except (Unreachable, Refused) as error:
+            if not self.refusal:
+                logger.warning("a cluster refuses upserts", extra=self._names() | {"reason": str(error)})
+            self.refused += 1
+            self.refusal = str(error)
+            raise
+        self.refusal = ""
+        return found
+
+    def _upsert(self, make: Callable[[int], tuple[Delta, bytes]], floor: int) -> tuple[Delta, bool]:
         end_s = time.monotonic() + _WRITE_S
         whole = self._layout.record_text(is_whole=True)
         (number,) = self._primaries.run([self._script(_NEXT, ["", "sequence"], whole, floor)], end_s)

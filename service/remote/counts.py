@@ -61,10 +61,11 @@ class RemoteState:
     """The state of the clusters with remote tables.
 
     is_reached: cluster -> whether each of its hash slots has a node that answers. num_silent: cluster -> number of
-    known nodes that do not answer. compared: table -> number of blocks
-    that were compared with the version's files, and of known faulty blocks by fault.
+    known nodes that do not answer. compared: table -> number of blocks that were compared with the version's files, and
+    of known faulty blocks by fault. refused: table -> number of upserts that its cluster refused.
     """
 
     is_reached: Mapping[str, bool]
     num_silent: Mapping[str, int]
     compared: Mapping[Subject, tuple[int, Mapping[str, int]]]
+    refused: Mapping[Subject, int]

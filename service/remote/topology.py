@@ -87,6 +87,9 @@ class Topology:
         self._down: dict[Node, float] = {}
         # Replica -> time on time.monotonic() until which its rows may be read.
         self._in_sync: dict[Node, float] = {}
+        # Slot -> its primary, as moved() has seen it last, and the map then; empty before the first call.
+        self._known: list[Node | None] = []
+        self._compared = self._map
         self._changing = threading.Lock()
         self._asked_s = float("-inf")
 
@@ -180,6 +183,21 @@ class Topology:
             )
             for node in known
         ]
+
+    def moved(self) -> str:
+        """Returns one line on hash slots whose primary is another one than at the last call; "" if there are none.
+
+        A slot without a known primary keeps the one before.
+        """
+        if self._map == self._compared:
+            return ""
+        self._compared = self._map
+        found = [self.primary(slot) for slot in range(NUM_SLOTS)]
+        known = self._known or found
+        self._known = [new or old for old, new in zip(known, found, strict=True)]
+        pairs = Counter((old, new) for old, new in zip(known, self._known, strict=True) if old and new and old != new)
+        named = [f"{count} from {_named((old,))} to {_named((new,))}" for (old, new), count in sorted(pairs.items())]
+        return f"{pairs.total()} slots: {'; '.join(named)}" if named else ""
 
     def look(self) -> str:
         """Reads the map of hash slots and pings each node; returns "", or one line on hash slots without a live node,

@@ -54,6 +54,7 @@ class Fetch:
     """One attempt to fetch a version from an object store. bring() leaves the version's local folder as it is.
 
     num_bytes: size of the version in the store; done_bytes: size of the fetched part. Both are 0 before the listing.
+    lacks: one line that says why the version in the store counts as incomplete; "" if it does not.
     Concurrency: one thread calls bring(); any thread may read the attributes.
 
     Args:
@@ -86,6 +87,7 @@ class Fetch:
         self.num_bytes = 0
         self.done_bytes = 0
         self.read_bytes = 0
+        self.lacks = ""
 
     def bring(self) -> Outcome:
         """Fetches the version into the staging folder, unless the version's local folder has all of it.
@@ -102,10 +104,12 @@ class Fetch:
         if record is not None and _without_deltas(record) == _without_deltas(listed):
             return Outcome.KEPT
         if not objects:
+            self.lacks = "it has no object yet"
             return Outcome.INCOMPLETE
         self._staging.mkdir(exist_ok=True)
         self._drop_outdated(listed)
-        if not self._is_whole(objects):
+        self.lacks = self._lacks(objects)
+        if self.lacks:
             return Outcome.INCOMPLETE
         self.num_bytes = sum(one.num_bytes for one in objects)
         self.done_bytes = sum(self._progress.of(one).num_bytes for one in objects)
@@ -129,13 +133,15 @@ class Fetch:
             (self._staging / path).unlink(missing_ok=True)
         _write(self._staging / RECORD, json.dumps(listed).encode())
 
-    def _is_whole(self, objects: Sequence[StoredObject]) -> bool:
+    def _lacks(self, objects: Sequence[StoredObject]) -> str:
         by_path = {one.path: one for one in objects}
         if MANIFEST_PATH not in by_path:
             # Without a manifest nothing lists a version's files: the upload to the store counts as over once
             # has_settled() says that the listing stays the same. If an object is replaced later, its tag changes, and
             # the next attempt fetches it again.
-            return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
+            if not any(name in by_path for name in _SAVED_MODELS):
+                return f"{_SAVED_MODELS[0]} is not there yet"
+            return self._unsettled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
         try:
             manifest = Manifest.read(self._staging)
@@ -145,8 +151,16 @@ class Fetch:
             raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
         assert manifest is not None  # Manifest.read() returns None only without a manifest file
         if not manifest.files:
-            return self._has_settled(objects)
-        return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())
+            return self._unsettled(objects)
+        for path, size in manifest.files.items():
+            if path not in by_path:
+                return f"{path} is not there yet"
+            if by_path[path].num_bytes != size:
+                return f"{path} has {by_path[path].num_bytes} bytes, and the manifest lists {size}"
+        return ""
+
+    def _unsettled(self, objects: Sequence[StoredObject]) -> str:
+        return "" if self._has_settled(objects) else "its listing has changed within --version_settle_s"
 
     def _bring_object(self, one: StoredObject) -> None:
         path, step = self._staging / one.path, self._progress.of(one)

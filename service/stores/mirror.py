@@ -26,7 +26,8 @@ from service.stores.object_store import ObjectStore, StoredObject, StoreError
 
 logger = logging.getLogger(__name__)
 
-_TELL_EACH_S = 10.0
+# Seconds after which the log tells of a fetch that goes on, the first time and then each time.
+_TELL_FIRST_S, _TELL_EACH_S = 2.0, 10.0
 
 
 @dataclass(slots=True)
@@ -161,6 +162,8 @@ class Mirror:
         """Starts an attempt to fetch a version; if the cache has the version, an attempt to compare it."""
         before = self._jobs.get(version)
         job = _Job(attempts=0 if before is None or before.error is None else before.attempts)
+        if before is not None and before.state == "INCOMPLETE":
+            job.message = before.message
         if read_record(self._path(version)) is not None:
             job.state, job.is_cached = "HERE", True
         self._jobs[version] = job
@@ -294,7 +297,7 @@ class Mirror:
                 job.is_kept = True
                 self._bring_deltas(version)
             elif outcome is Outcome.INCOMPLETE and job.is_cached:
-                raise NotReady("the store does not list all files of the version")
+                raise NotReady(f"the store does not list all files of the version: {fetch.lacks}")
             elif outcome is Outcome.STAGED and job.is_cached:
                 # find() publishes the files, because the watcher may load the cached version at this moment.
                 job.is_staged = True
@@ -302,6 +305,9 @@ class Mirror:
                 job.is_kept = True
                 fetch.publish()
             job.state = "INCOMPLETE" if outcome is Outcome.INCOMPLETE else "HERE"
+            if fetch.lacks and fetch.lacks != job.message:
+                logger.info("version is incomplete in its store", extra=self._named(version, fetch.lacks))
+            job.message = fetch.lacks
             job.again_at_s = self.clock() + jittered(self.poll_s)
             if version in self._settling and job.state != "HERE":
                 job.again_at_s = self.clock() + self.settle_s
@@ -342,7 +348,9 @@ class Mirror:
         return self.clock() - since_s >= self.settle_s
 
     def _tell(self, version: int, fetch: Fetch, over: threading.Event) -> None:
-        while not over.wait(_TELL_EACH_S):
+        pause_s = _TELL_FIRST_S
+        while not over.wait(pause_s):
+            pause_s = _TELL_EACH_S
             extra = self._named(version, done_bytes=fetch.done_bytes, num_bytes=fetch.num_bytes)
             logger.info("fetching", extra=extra)
 

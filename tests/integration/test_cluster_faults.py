@@ -18,15 +18,17 @@ def test_faults_under_load_give_no_wrong_row() -> None:
     found: dict[str, Tally] = {}
     chosen = [
         cluster_faults.kill_primary,
+        cluster_faults.failover,
         cluster_faults.reshard,
         cluster_faults.memory_full,
         cluster_faults.change_password,
         cluster_faults.flip_version,
     ]
-    cluster_faults.run(chosen, 60_000, 1.0, found.__setitem__, settled_s=0.5, period_s=_PERIOD_S)
+    cluster_faults.run(chosen, 60_000, 1.0, found.__setitem__, settled_s=0.5, period_s=_PERIOD_S, seen_within_s=60)
     assert [*found] == ["no fault", *(fault.__name__ for fault in chosen)]
     assert {name: tally.wrong_rows for name, tally in found.items()} == dict.fromkeys(found, 0)
     assert min(tally.requests for tally in found.values()) > 0
+    assert {name for name, tally in found.items() if not tally.seen} == {cluster_faults.NO_FAULT}
     # A cluster whose memory is full refuses upserts but answers reads.
     assert found["no fault"].failed == found["no fault"].failed_upserts == found["memory_full"].failed == 0
     assert found["memory_full"].failed_upserts > 0
@@ -43,7 +45,9 @@ def test_lost_and_parted_hosts_under_load_give_no_wrong_row() -> None:
         found.__setitem__,
         settled_s=0.5,
         period_s=_PERIOD_S,
+        seen_within_s=60,
     )
     assert [*found] == ["no fault", "part_from_servers", "lose_host"]
     assert {name: tally.wrong_rows for name, tally in found.items()} == dict.fromkeys(found, 0)
     assert min(tally.requests for tally in found.values()) > 0
+    assert {name for name, tally in found.items() if not tally.seen} == {cluster_faults.NO_FAULT}

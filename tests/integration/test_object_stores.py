@@ -319,6 +319,8 @@ def test_half_an_upload_waits_and_a_wrong_byte_is_refused(
     s3.upload(made, "toy/1", but=SHARD)
     server = start().answering()
     until(lambda: store_state(server)["versions"][0]["state"] == "INCOMPLETE")
+    assert store_state(server)["versions"][0]["message"] == f"{SHARD} is not there yet"
+    server.wait_for_log("version is incomplete in its store", reason=f"{SHARD} is not there yet")
     assert states(server) == {1: ("START", "OK", "")}
     data = bytearray((made / SHARD).read_bytes())
     # The last byte of the file belongs to the last table.

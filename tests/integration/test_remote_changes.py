@@ -170,9 +170,18 @@ def test_a_full_cluster_refuses_changes_and_answers_reads(cluster: Cluster, writ
     with pytest.raises(Refused, match="maxmemory"):
         server.upsert([5], [[1, 1]])
     assert (server.table.rows(np.arange(100)) == rows[:100]).all()
+    assert "maxmemory" in _refusal(server)
+    assert server.tables.state().refused == {("toy", 1, "user"): 1}
     for node in cluster.nodes:
         node.ask("CONFIG SET", "maxmemory", "0")
     assert server.upsert([5], [[1, 1]])[1]
+    assert _refusal(server) == "" and server.tables.state().refused == {("toy", 1, "user"): 1}
+
+
+def _refusal(server: Server) -> str:
+    (cluster,) = server.tables.clusters()
+    (table,) = cluster["tables"]
+    return str(table["refusal"])
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)

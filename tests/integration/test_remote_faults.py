@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import signal
 import threading
 from pathlib import Path
@@ -156,9 +158,12 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
         assert (found["user"] == rows[ids[::-1]]).all()
 
 
-def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+def test_reads_go_on_while_slots_move_and_the_log_tells_it(
+    cluster: Cluster, written: tuple[Path, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
     folder, rows = written
-    table, *_ = opened(cluster, folder)
+    table, tables, _ = opened(cluster, folder)
+    caplog.set_level(logging.INFO, "service.loading.remote_tables")
     layout = layout_of(folder, "user")
     old, new = cluster.nodes[:2]
     names = [node.ask("CLUSTER MYID") for node in (old, new)]
@@ -175,6 +180,9 @@ def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.
                 node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])
         readers.more()
     assert (readers.wrong, readers.failures) == (0, [])
+    until(lambda: (tables.look(), "hash slots have another primary" in caplog.messages)[1])
+    (told,) = [record for record in caplog.records if record.message == "hash slots have another primary"]
+    assert re.fullmatch(rf"\d slots: \d from 127.0.0.1:{old.port} to 127.0.0.1:{new.port}", vars(told)["moved"])
 
 
 def test_a_version_that_is_pushed_after_many_failed_loads_is_served(cluster: Cluster, tmp_path: Path) -> None:

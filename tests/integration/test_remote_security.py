@@ -218,6 +218,7 @@ def test_the_core_takes_a_changed_password_from_its_file(cluster: Cluster, autho
                 node.ask("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
             readers.more()
         assert (readers.wrong, readers.failures, forwarded(server)) == (0, [], 0)
+        assert "second" not in str(server.wait_for_log("new connections use another password"))
 
 
 def test_the_core_names_credentials_and_authorities_that_are_refused(

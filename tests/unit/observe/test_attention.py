@@ -124,9 +124,15 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = [
     ),
     (
         lambda one: one["clusters"][0]["tables"].append(
-            {"model": "m", "version": 2, "table": "user", "problem": "1 blocks are missing, in slots 7"}
+            {"model": "m", "version": 2, "table": "user", "problem": "1 blocks are missing, in slots 7", "refusal": ""}
         ),
         ("m", "version 2: rows of table user: 1 blocks are missing, in slots 7", "EmbeddingRemoteRowsLost"),
+    ),
+    (
+        lambda one: one["clusters"][0]["tables"].append(
+            {"model": "m", "version": 2, "table": "user", "problem": "", "refusal": "a:1: OOM"}
+        ),
+        ("m", "version 2: upserts of table user are refused: a:1: OOM", "EmbeddingRemoteUpsertsRefused"),
     ),
     (
         lambda one: one["stores"][0].update(problem="refused"),

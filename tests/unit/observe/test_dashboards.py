@@ -104,7 +104,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     more += [
         logs.metric_lines,
         dropped_line_metrics,
-        lambda: remote_lines(remote, RemoteState({"c": True}, {"c": 0}, {("m", 1, "t"): (1, {})})),
+        lambda: remote_lines(remote, RemoteState({"c": True}, {"c": 0}, {("m", 1, "t"): (1, {})}, {("m", 1, "t"): 0})),
     ]
     metrics = Metrics(served.registry.loaded, more)
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
