@@ -37,6 +37,7 @@ use serde::Serialize;
 use super::map::Map;
 use super::memory::Memory;
 use super::table::{Ints, Policy, Table};
+use crate::priority;
 
 /// The highest use count of a page; further lookups of the page do not raise its count.
 const MOST_USES: u8 = 4;
@@ -666,11 +667,7 @@ pub fn read_rows<'a>(wanted: impl Iterator<Item = (&'a PagedTable, Ints<'a>, Pol
 
 /// Runs on the warming thread: reads part after part, until nothing is left.
 fn warm(pager: &Weak<Pager>) {
-    // SAFETY: both calls take numbers only; on Linux they read and set the nice value of this thread alone.
-    unsafe {
-        let nice = libc::getpriority(libc::PRIO_PROCESS, 0) + WARM_NICE;
-        libc::setpriority(libc::PRIO_PROCESS, 0, nice);
-    }
+    priority::lower(WARM_NICE);
     while let Some((range, from)) = pager.upgrade().and_then(|pager| pager.next_part()) {
         let (begun, to) = (Instant::now(), range.uses.len().min(from + WARMED_PAGES));
         if range.uses[from..to].iter().any(|uses| uses.load(Relaxed) == 0) {
