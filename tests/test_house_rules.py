@@ -317,16 +317,17 @@ RUST = Path("native/src")
 RUST_MAY_USE: dict[str, set[str]] = {
     "last_words.rs": set(),
     "denormals.rs": set(),
-    "tables": {"denormals.rs"},
+    "priority.rs": set(),
+    "tables": {"denormals.rs", "priority.rs"},
     "clusters": set(),
     "plan": {"tables", "clusters"},
     "python_log.rs": {"plan"},
     # A tower calls TensorFlow, and a form knows a wire: neither knows the other.
     "towers": {"plan", "tables", "denormals.rs"},
     "forms": {"plan", "tables"},
-    "admission": set(),
+    "admission": {"priority.rs"},
     "forward": {"admission"},
-    "edge": {"forward", "admission", "forms", "plan"},
+    "edge": {"forward", "admission", "forms", "plan", "priority.rs"},
     "python_tables.rs": {"tables"},
     "python.rs": {
         "last_words.rs",

@@ -18,6 +18,7 @@ pub mod forms;
 pub mod forward;
 pub mod last_words;
 pub mod plan;
+pub mod priority;
 #[cfg(feature = "python")]
 mod python;
 #[cfg(feature = "python")]

@@ -40,7 +40,7 @@ pub struct Servable {
 impl Servable {
     /// Compiles the JSON description of a model version, which service/native/description.py writes. The description
     /// names `buffers` by their places in the list; `mark` and `maps` are those of the version's files. `clusters` opens
-    /// the tables that lie in clusters, `pager` reads those that are larger than memory, `batcher` batches runs of graphs.
+    /// the tables that lie in clusters, `pager` reads pages of mapped ones, `batcher` batches runs of graphs.
     /// `openers` open the graphs whose description is `{"opener": place in the list}`, and return the description as JSON.
     #[new]
     #[pyo3(signature = (description, buffers, mark = None, maps = vec![], clusters = None, pager = None, batcher = None, openers = vec![]))]
@@ -76,7 +76,8 @@ impl Servable {
         let compiled = compiled.and_then(|compiled| compiled.with_clusters(clusters));
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
         if let Some(pager) = pager {
-            compiled = compiled.with_pager(&pager.get().inner)?;
+            let pager = &pager.get().inner;
+            compiled = py.detach(|| compiled.with_pager(pager))?;
         }
         Ok(Servable { inner: Arc::new(compiled) })
     }
@@ -324,7 +325,7 @@ impl Batcher {
     }
 }
 
-/// Reads the pages of tables that are larger than memory. Concurrency: any thread.
+/// Reads the pages of mapped tables. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Pager {
     inner: Arc<paged::Pager>,

@@ -98,7 +98,9 @@ fn api_of(py: Python<'_>, library: &str) -> PyResult<&'static Api> {
 /// Raises `GraphFailure`; `RuntimeError` if the library can not be loaded.
 #[pyfunction]
 fn op_definition<'py>(py: Python<'py>, library: &str, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    let found = session::op_definition(api_of(py, library)?, name).map_err(failure)?;
+    let api = api_of(py, library)?;
+    // The first call registers all ops, which takes a while.
+    let found = py.detach(|| session::op_definition(api, name)).map_err(failure)?;
     Ok(found.map(|definition| PyBytes::new(py, &definition)))
 }
 

@@ -99,9 +99,10 @@ class Settings(ListenerSettings):
     )
     paged_tables: Literal["auto", "on", "off"] = setting(
         "auto",
-        "Whether the native core itself reads the pages of mapped tables that a lookup needs, and drops them again, so "
-        "that other lookups do not wait: 'auto' does so for versions whose tables do not fit into --paged_tables_mib; "
-        "see docs/scaling.md.",
+        "How pages of mapped tables are read. 'auto': the native core reads the pages that a lookup needs, so that "
+        "other lookups do not wait; meanwhile it reads all other pages, or drops those that are used least if the "
+        "tables do not fit into --paged_tables_mib; see docs/scaling.md. 'on': no table fits. 'off': the kernel reads "
+        "pages.",
     )
     paged_tables_mib: int = setting(
         0,

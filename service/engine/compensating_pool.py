@@ -1,4 +1,4 @@
-"""Runs jobs in a few threads, and starts one more thread for each job that takes long."""
+"""Runs jobs in a few threads of lower priority, and starts one more thread for each job that takes long."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+
+from service.engine.low_priority import lower_priority_of_loads
 
 # Seconds after which a running job counts as long, so that another thread takes its place.
 LONG_S = 0.2
@@ -58,6 +60,7 @@ class CompensatingPool:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def _run(self) -> None:
+        lower_priority_of_loads()
         while (job := self._next()) is not None:
             job()
             # The job is dropped before the thread waits: it may hold the last reference to a large object.

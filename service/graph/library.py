@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +30,21 @@ def find_core() -> CoreLibrary | None:
         return None
     library = _library()
     return None if library is None else CoreLibrary(core, library)
+
+
+def load_early() -> None:
+    """Begins to load TensorFlow's library, in a thread that takes no time from other Python threads.
+
+    Concurrency: any thread. A function that needs the library waits for the same load.
+    """
+    threading.Thread(target=_load, name="load-tensorflow", daemon=True).start()
+
+
+def _load() -> None:
+    # The first function that needs the library raises the same error again.
+    with suppress(RuntimeError):
+        if (found := find_core()) is not None:
+            found.core.op_definition(found.library, "NoOp")
 
 
 @cache

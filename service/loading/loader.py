@@ -87,7 +87,7 @@ class ServableLoader:
     batching: the rules by which the core batches graph runs; None: each request runs by itself.
     has_towers: whether TensorFlow runs only the tower of a signature, after lookups in mapped tables.
     residency: how the tables' pages are prepared.
-    paged_tables: decides for which versions the core reads the tables' pages; None: for no version.
+    paged_tables: decides how the core reads the tables' pages; None: it reads none.
     pages: makes the tables' pages huge; None: the pages stay as they are.
     verification: compares tables with their checksums; None: tables are not verified.
     deltas: the rules for changing rows without a new version; None: rows do not change.
@@ -211,8 +211,10 @@ class ServableLoader:
             logger.warning("signature is left to its graph: its manifest does not fit", extra=told)
         manifest = lookups.fitting(manifest)
         pages, residency = self.pages, self.residency
-        if self.paged_tables is not None and self.paged_tables.applies_to(path, lookups.tables):
-            lookups = replace(lookups, is_paged=True)
+        if self.paged_tables is not None:
+            lookups = replace(lookups, paging=self.paged_tables.paging(path, lookups.tables))
+        lookups.files.is_kept = lookups.paging == "fits"
+        if lookups.paging == "larger":
             # For tables larger than memory, the kernel must read only the page of a row. With huge pages, one hot row
             # would keep 2 MB in memory.
             pages, residency = None, Residency(advice="random", is_warmed=residency.is_warmed)

@@ -1,4 +1,4 @@
-"""Decides whether the tables of a version are larger than memory, so that the native core reads their pages itself."""
+"""Decides how the native core reads the pages of a version's tables: whether they fit into memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal
 
 from service.configuration.settings import Settings
 from service.loading.available_memory import memory_limit_bytes
+from service.tables.backend import Paging
 from service.tables.table import MappedTable
 
 logger = logging.getLogger(__name__)
@@ -21,10 +22,10 @@ _SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class PagedTables:
-    """The rule that decides whether the native core reads pages of a version's tables itself. Concurrency: any thread.
+    """The rule that decides how the native core reads pages of a version's tables. Concurrency: any thread.
 
-    rule: "on" and "off" decide for all versions; "auto": the tables of a version are paged if the tables of all loaded
-      versions together exceed max_bytes.
+    rule: "on": all tables are larger than memory; "off": the core reads no pages; "auto": the tables of a version are
+      larger than memory if the tables of all loaded versions together exceed max_bytes, else they fit.
     max_bytes: the most bytes of paged tables that stay in memory.
     other_bytes: returns the bytes of mapped tables of all loaded versions.
     """
@@ -33,15 +34,17 @@ class PagedTables:
     max_bytes: int
     other_bytes: Callable[[], int] = lambda: 0
 
-    def applies_to(self, path: Path, tables: Mapping[str, MappedTable]) -> bool:
-        """Says whether the native core reads pages of a version's tables itself, and logs it if so."""
+    def paging(self, path: Path, tables: Mapping[str, MappedTable]) -> Paging:
+        """Returns how the native core reads pages of a version's tables; logs it if they are larger than memory."""
         num_bytes = mapped_bytes(tables)
         other = self.other_bytes()
-        if self.rule == "off" or not num_bytes or (self.rule == "auto" and num_bytes + other <= self.max_bytes):
-            return False
+        if self.rule == "off" or not num_bytes:
+            return "off"
+        if self.rule == "auto" and num_bytes + other <= self.max_bytes:
+            return "fits"
         told = {"path": str(path), "table_bytes": num_bytes, "other_bytes": other, "max_bytes": self.max_bytes}
         logger.info("tables are larger than memory: their pages are read when lookups need them", extra=told)
-        return True
+        return "larger"
 
 
 def mapped_bytes(tables: Mapping[str, object]) -> int:

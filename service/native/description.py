@@ -22,7 +22,7 @@ from service.engine.hot_rows import FeatureIds, summed
 from service.graph.native_form import NativeGraph
 from service.native.left_out import LeftOut
 from service.native.table_places import ServedTable, octets_of, remote_place
-from service.tables.backend import OpenedLookups
+from service.tables.backend import OpenedLookups, Paging
 from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import FeaturePlan, SignaturePlan
 from service.tables.remote_table import RemoteTable
@@ -183,7 +183,7 @@ class _Writer:
     def __init__(self, lookups: OpenedLookups | None, labels: Mapping[str, RowLabels]) -> None:
         self._labels = labels
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
-        self._is_paged = lookups is not None and lookups.is_paged
+        self._paging: Paging = "off" if lookups is None else lookups.paging
         self.buffers: list[Array] = []
         self.openers: list[Callable[[], str]] = []
         self._table_numbers = {name: number for number, name in enumerate(self._tables)}
@@ -316,7 +316,7 @@ class _Writer:
             "scales": self._buffer(scales),
             "labels": self._labels_of(table.info.name),
             "remote": remote_place(table) if isinstance(table, RemoteTable) else None,
-            "is_paged": self._is_paged and isinstance(table, MappedTable),
+            "paging": self._paging if isinstance(table, MappedTable) else "off",
         }
 
     def _labels_of(self, table: str) -> dict[str, Any] | None:

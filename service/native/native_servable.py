@@ -142,7 +142,7 @@ def compile_native(
 
     Args:
       clusters: opens the remote tables of the version; None: the version has no remote tables.
-      pager: reads the tables of a version whose tables are larger than memory.
+      pager: reads pages of the version's tables.
       batcher: batches the runs of graphs that have batching parameters; None: each request runs by itself.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
       strict_shapes: the core refuses predicts whose inputs have other shapes than the signature declares.

@@ -1,4 +1,4 @@
-"""Holds the native core's pager, which reads the pages of tables that are larger than memory, and gives its counts."""
+"""Holds the native core's pager, which reads the pages of mapped tables, and gives its counts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from service.engine.page_counts import PageCounts
 
 
 class Pages:
-    """The native core's pager, which reads the pages of tables that are larger than memory. Concurrency: any thread.
+    """The native core's pager, which reads the pages of mapped tables. Concurrency: any thread.
 
     Args:
-      max_bytes: the most bytes of such tables that stay in memory.
+      max_bytes: the most bytes of tables that stay in memory.
     """
 
     def __init__(self, max_bytes: int) -> None:

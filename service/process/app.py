@@ -19,6 +19,7 @@ from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
 from service.engine.servable import Servable
+from service.graph.library import load_early
 from service.loading.hot_rows_files import HotRowsFiles
 from service.loading.load_rules import batching_of, create_load_rules
 from service.loading.neighbor_index_files import indexing_of
@@ -292,8 +293,9 @@ class App:
         if self._registry.show_lookups(servable):
             extra = {"model": servable.name, "version": servable.version, "told": ""}
             logger.info("lookups are answered while the version is LOADING", extra=extra)
-            # The load waits here, at most _COMPLETE_S seconds, until the control servers have started: it imports
-            # TensorFlow next, which holds the interpreter's lock so long that health checks would have to wait.
+            # The load waits here, at most _COMPLETE_S seconds, until the control servers have started: it reads graphs
+            # next, which takes the interpreter's lock from them. TensorFlow's library needs no lock while it loads.
+            load_early()
             self._is_complete.wait(_COMPLETE_S)
 
     def _create_servers(self) -> NativeServers:

@@ -1,4 +1,4 @@
-"""Joins the parts that serve tables larger than memory: the rule, the core's pager, the compiler and the metrics."""
+"""Joins the parts that read pages of tables: the rule, the core's pager, the compiler and the metrics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from service.observe.page_metrics import page_lines
 
 
 class TablePaging:
-    """The parts by which the native core reads pages of tables larger than memory. Concurrency: any thread.
+    """The parts by which the native core reads pages of tables. Concurrency: any thread.
 
     Args:
       clusters: the clusters of the core.
       loaded: returns the loaded versions.
       batcher: batches graph runs; None: each request runs by itself.
 
-    rule: decides which versions have paged tables. compile: compiles servables for the core.
+    rule: decides how the pages of a version are read. compile: compiles servables for the core.
     """
 
     def __init__(
@@ -42,5 +42,5 @@ class TablePaging:
         )
 
     def lines(self) -> list[str]:
-        """Returns the lines of metrics on pages of tables larger than memory; none if no page was read."""
+        """Returns the pager's counts as lines of metrics."""
         return page_lines(self._pages.counts())

@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from service.artifact.manifest import Manifest
 from service.artifact.signature_rules import described, lookup_rules, signature_faults
@@ -17,6 +18,11 @@ from service.tables.table import MappedTable, open_tables
 from service.tables.table_keys import TableKeys
 from service.tables.vocabulary import OpenedVocabulary, open_vocabularies
 from service.types import SignatureSpec
+
+# How the native core reads pages of mapped tables. "off": a thread that needs a page reads it. "fits": the core reads
+# the pages that lookups need, and meanwhile all others. "larger": it reads the pages that lookups need, and drops
+# others.
+Paging = Literal["off", "fits", "larger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class OpenedLookups:
     keys: table -> keys of its rows, for tables with vocabularies.
     faults: why a signature does not fit its description in the manifest, by name; such a signature stays as the
       SavedModel has it.
-    is_paged: the tables are larger than memory, so the native core reads their pages and drops them again.
+    paging: how the native core reads the tables' pages.
     """
 
     tables: Mapping[str, MappedTable]
@@ -53,7 +59,7 @@ class OpenedLookups:
     faults: Mapping[str, str]
     remote: Mapping[str, RemoteTable] = field(default_factory=dict)
     keys: Mapping[str, TableKeys] = field(default_factory=dict)
-    is_paged: bool = False
+    paging: Paging = "off"
 
     @property
     def lookup_names(self) -> frozenset[str]:

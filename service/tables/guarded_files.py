@@ -61,14 +61,15 @@ class GuardedFiles:
 
     mark: set once the bytes of a file may differ from the opened bytes.
     is_verified: all bytes with a checksum fit their checksums. is_verification_due: that check is still to be done,
-      while the version answers. is_closed: close() was called.
+      while the version answers. is_kept: the files fit into memory, so that pages which verification has read
+      stay in the page cache. is_closed: close() was called.
     """
 
     def __init__(self) -> None:
         self.mark: Any = _PlainMark() if NATIVE_TABLES is None else NATIVE_TABLES.Mark()
         self._opened: dict[Path, _Opened] = {}
         self.is_verified = self.is_verification_due = False
-        self.is_closed = False
+        self.is_kept = self.is_closed = False
         self._why = ""
 
     def map(self, path: Path) -> memoryview:

@@ -1,8 +1,8 @@
-"""Verifies the checksums of tables: reads the files at a limited rate, without filling the page cache.
+"""Verifies the checksums of tables: reads the files at a limited rate, and fills the page cache only if they fit there.
 
 The bytes come through a descriptor and a buffer, not through the map: so rows that no request looked up do not become
-memory of this process. Pages that were in the page cache stay there, and other pages are dropped at once, so that
-reading gigabytes takes no room from rows that requests look up.
+memory of this process. Pages that were in the page cache stay there. Other pages are dropped at once unless the files
+fit into memory, so that reading gigabytes takes no room from rows that requests look up.
 
 Source: posix_fadvise(2), mincore(2); mm/readahead.c (Linux 6.18): with RANDOM advice a file is read no further than
 asked.
@@ -91,7 +91,7 @@ class Verifier:
                     for begin, size in _chunks(part.offset, part.nbytes):
                         if self._is_stopped or files.is_closed:
                             raise NotReady("The version was given up before its tables were verified.")
-                        if _read(descriptor, address, begin, memory, size) != size:
+                        if _read(files, descriptor, address, begin, memory, size) != size:
                             files.damaged(f"{part.what}: file {part.file} ends within it or can not be read")
                             return
                         found = crc32c(np.frombuffer(memory, np.uint8, size), found)
@@ -170,8 +170,11 @@ def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
         begin = behind
 
 
-def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: int) -> int:
-    """Reads bytes of a file without leaving pages in the page cache that were not there; returns how many were read."""
+def _read(files: GuardedFiles, descriptor: int, address: int, offset: int, memory: mmap.mmap, size: int) -> int:
+    """Reads bytes of a file; leaves no page in the page cache that was not there, unless files.is_kept.
+
+    Returns how many bytes were read.
+    """
     begin = offset & -mmap.PAGESIZE
     # The range of the file that is dropped from the page cache is extended to whole pages, because posix_fadvise() does
     # not drop a part of a page.
@@ -180,7 +183,7 @@ def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: i
     # If this process's user neither owns the file nor may write to it, mincore() reports all pages as being in the page
     # cache, and no page is dropped.
     _libc.mincore(address + begin, num_pages * mmap.PAGESIZE, pages.ctypes.data)
-    was_there = bool((pages & 1).any())
+    was_there = files.is_kept or bool((pages & 1).any())
     done = 0
     try:
         with memoryview(memory) as view:

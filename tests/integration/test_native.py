@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import signal
+import struct
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +170,27 @@ def test_why_calls_for_a_list_of_addresses_are_reset_is_logged_once(serve: Serve
     assert "grpc.default_authority" in told()[0] and "127.0.0.1" in told()[0]
     with grpc.insecure_channel(target, [("grpc.default_authority", "replicas")]) as channel:
         assert predict_grpc(channel, {"user": np.array([1])}, "lookup")["user"].tolist() == [[1, 10]]
+
+
+def test_threads_of_connections_interrupt_threads_that_load(serve: Serve) -> None:
+    server = serve().ready()
+    usual_ns = _slice_ns(server.pid)
+    if usual_ns == 0:
+        pytest.skip("this kernel tells no slices: Linux does since 6.12")
+    edges = []
+    for task in Path(f"/proc/{server.pid}/task").iterdir():
+        # Threads of other names may end meanwhile.
+        with suppress(OSError):
+            edges += [int(task.name)] if (task / "comm").read_text().startswith("edge") else []
+    assert edges and {_slice_ns(task) for task in edges} == {100_000} and usual_ns > 100_000
+
+
+def _slice_ns(thread: int) -> int:
+    """Returns the slice of a thread; 0 if the kernel does not tell it."""
+    # struct sched_attr of 48 bytes: after size, policy, flags, nice and priority comes the runtime. The numbers of the
+    # system call are those of x86-64 and of the generic table.
+    attributes = ctypes.create_string_buffer(48)
+    number = 315 if platform.machine() == "x86_64" else 275
+    if ctypes.CDLL(None).syscall(number, thread, attributes, 48, 0) != 0:
+        return 0
+    return int(struct.unpack_from("<Q", attributes, 24)[0])

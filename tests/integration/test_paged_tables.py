@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.bench.large_model import write_large_model
 from tests.integration.memory_group import MemoryGroup, NoMemoryGroup
-from tests.integration.process import PATIENCE_S, ServerProcess
+from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.tower_model import TAGS, USERS
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
@@ -133,11 +133,20 @@ def _waits(server: ServerProcess) -> int:
     return total
 
 
-def test_a_table_that_fits_is_not_paged(model: Path) -> None:
+def test_a_table_that_fits_is_warmed_and_no_page_is_dropped(model: Path) -> None:
+    rng = np.random.default_rng(6)
     with ServerProcess(model_base_path=model, graph_signatures="off") as server:
         server.ready()
-        assert _is_right(server, np.arange(100))
-        assert "embedding_server_paged" not in server.http.get("/metrics").text
+        num_bytes = _NUM_ROWS * _DIM * 4
+
+        def is_warm() -> bool:
+            assert _is_right(server, rng.integers(0, _NUM_ROWS, 100))
+            return _metric(server, "paged_resident_bytes") == num_bytes
+
+        until(is_warm)
+        assert _metric(server, "paged_drops_total") == 0
+        reads = _metric(server, "paged_reads_total")
+        assert _is_right(server, rng.integers(0, _NUM_ROWS, 1000)) and _metric(server, "paged_reads_total") == reads
 
 
 @pytest.fixture(scope="module")

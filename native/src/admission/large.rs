@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
+use crate::priority;
 
-/// The nice value of threads for large work, so that the system prefers the threads that serve connections.
+/// The value that is added to the nice value of threads for large work, so that the system prefers the threads that serve connections.
 const NICENESS: i32 = 5;
 
 /// A function that does one piece of large work and returns whether the work was done. Its argument is the time that
@@ -190,7 +191,7 @@ impl LazyPool {
 }
 
 fn work(inner: &Inner) {
-    lower_priority();
+    priority::lower(NICENESS);
     let mut ended: Option<(Run, Option<Duration>)> = None;
     loop {
         let mut state = inner.lock();
@@ -214,18 +215,6 @@ fn work(inner: &Inner) {
         let is_run = catch_unwind(AssertUnwindSafe(|| (taken.value)(told))).unwrap_or(false);
         ended = Some((taken.run, is_run.then(|| begun.elapsed())));
     }
-}
-
-#[cfg(target_os = "linux")]
-fn lower_priority() {
-    // The id 0 stands for the calling thread, so only its nice value changes: on Linux each thread has its own. SAFETY:
-    // `setpriority` takes numbers only and accesses no memory of this process.
-    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn lower_priority() {
-    let _ = NICENESS;
 }
 
 #[cfg(test)]

@@ -117,6 +117,7 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.threads.max(1))
             .thread_name("edge")
+            .on_thread_start(crate::priority::shorten_slice)
             .event_interval(EVENT_INTERVAL)
             .global_queue_interval(GLOBAL_QUEUE_INTERVAL)
             .enable_all()

@@ -88,9 +88,22 @@ pub struct TableDescription {
     /// The place of the rows in a Valkey or Redis cluster; None for a table in mapped memory.
     #[serde(default)]
     pub remote: Option<RemoteDescription>,
-    /// Whether the table is larger than memory, so that a pager reads its pages.
+    /// Whether a pager reads the table's pages.
     #[serde(default)]
-    pub is_paged: bool,
+    pub paging: Paging,
+}
+
+/// How the pages of a mapped table come into memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Paging {
+    /// A thread that needs a page reads it.
+    #[default]
+    Off,
+    /// A pager reads the pages that lookups need, and meanwhile all others, because the table fits into memory.
+    Fits,
+    /// A pager reads the pages that lookups need, and drops pages that they need no longer.
+    Larger,
 }
 
 /// The labels of a table's rows, as `service/artifact/row_labels.py` opens them.

@@ -1,4 +1,4 @@
-//! Reads rows of a request from the disk if they are not in memory, for tables that are larger than memory.
+//! Reads rows of a request from the disk if they are not in memory.
 
 use super::declined::Declined;
 use super::effort::Effort;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::batch::{BatchPlace, QueuedRequest};
 use super::declined::Declined;
 use super::description::{
-    DefaultDescription, Description, FeatureDescription, OnEmptyRow, OtherSignature, OutputDescription,
+    DefaultDescription, Description, FeatureDescription, OnEmptyRow, OtherSignature, OutputDescription, Paging,
     RaggedDescription, SignatureDescription, SignatureKind, TableDescription, TrailingEmptyRows, WhyNot,
 };
 use super::effort::Effort;
@@ -454,7 +454,7 @@ pub struct Counts {
 pub struct VersionMemory {
     /// Rows and scales of tables, arrays of vocabularies.
     pub buffers: Vec<Memory>,
-    /// The maps in which the tables lie that are larger than memory.
+    /// The maps in which the mapped tables lie.
     pub maps: Vec<Arc<Map>>,
     /// The mark of the version's files.
     pub mark: Arc<Mark>,
@@ -500,8 +500,9 @@ pub struct SharedParts {
 /// `Arc` is dropped.
 #[derive(Debug)]
 pub struct Servable {
-    /// The pages of each table that is larger than memory; empty if no table is.
+    /// The pages of each table whose pages a pager reads; empty if no table is.
     paged_tables: Arc<[Option<Arc<PagedTable>>]>,
+    pager: Option<Arc<Pager>>,
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
     /// For each table, the object that reads its rows from a Valkey or Redis cluster; None for a mapped table. Empty if
@@ -580,6 +581,7 @@ impl Servable {
         };
         Ok(Servable {
             paged_tables: Arc::default(),
+            pager: None,
             shared: Arc::new(shared),
             tables: mapped,
             remote_tables: Arc::default(),
@@ -598,12 +600,10 @@ impl Servable {
         let pairs = self.shared.tables.iter().zip(memory);
         let tables = pairs.map(|(one, (rows, scales))| table(one, &rows, &scales)).collect::<Result<Vec<_>, _>>()?;
         let remote_tables = Arc::clone(&self.remote_tables);
-        // A table at a new address is no longer paged: it has changed rows in a private memory map, not in the file,
-        // and dropping a page would lose them.
-        let pairs = self.paged_tables.iter().zip(self.tables.iter().zip(&tables));
-        let paged_tables = pairs.map(|(paged, (before, now))| paged.clone().filter(|_| before.is_at(now))).collect();
+        // A changed table lies in a private map of the same file, so a page that the pager has read is in memory for both.
+        let (paged_tables, pager) = (Arc::clone(&self.paged_tables), self.pager.clone());
         let shared = Arc::clone(&self.shared);
-        Ok(Servable { paged_tables, shared, tables, remote_tables })
+        Ok(Servable { paged_tables, pager, shared, tables, remote_tables })
     }
 
     /// Tells the graphs of the version whether new requests can reach them.
@@ -619,30 +619,34 @@ impl Servable {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Lets a pager read the pages of the tables that are larger than memory.
+    /// Lets a pager read the pages of the tables that their description names.
     ///
     /// # Errors
-    /// A table lies in no map of the version, or the system gives no thread.
+    /// The system gives no thread.
     pub fn with_pager(self, pager: &Arc<Pager>) -> io::Result<Self> {
-        if self.shared.tables.iter().all(|table| !table.is_paged) {
+        if self.shared.tables.iter().all(|table| table.paging == Paging::Off) {
             return Ok(self);
         }
         let open = |(description, table): (&TableDescription, &Table)| {
-            let is_mapped = description.is_paged && description.remote.is_none();
-            is_mapped.then(|| pager.open(table, &self.shared.maps).map(Arc::new)).transpose()
+            let is_paged = description.paging != Paging::Off && description.remote.is_none();
+            let is_warmed = description.paging == Paging::Fits;
+            if !is_paged {
+                return Ok(None);
+            }
+            Ok(pager.open(table, &self.shared.maps, is_warmed)?.map(Arc::new))
         };
         let paged_tables = self.shared.tables.iter().zip(&self.tables).map(open).collect::<io::Result<_>>()?;
-        Ok(Servable { paged_tables, ..self })
+        Ok(Servable { paged_tables, pager: Some(Arc::clone(pager)), ..self })
     }
 
-    /// Says whether a table of the version is larger than memory.
+    /// Says whether rows of the version may not be in memory.
     #[must_use]
     #[inline]
-    pub fn is_paged(&self) -> bool {
-        !self.paged_tables.is_empty()
+    pub fn may_miss_pages(&self) -> bool {
+        self.pager.as_ref().is_some_and(|pager| pager.has_missing_pages())
     }
 
-    /// Returns the object that reads the pages of a table; None for a table that is not larger than memory.
+    /// Returns the object that reads the pages of a table; None for a table whose pages no pager reads.
     #[must_use]
     pub fn paged_table(&self, table: usize) -> Option<&PagedTable> {
         self.paged_tables.get(table)?.as_deref()

@@ -155,7 +155,7 @@ impl<'s, 'r> Work<'s, 'r> {
             if effort == Effort::Small && work.cost_bytes() > SMALL_BYTES {
                 return Err(if is_remote { Declined::Waits } else { Declined::TooLarge });
             }
-            if servable.is_paged()
+            if servable.may_miss_pages()
                 && let Content::Lookup { sent, .. } = &work.content
             {
                 paged_rows::read(servable, plan, sent, effort)?;

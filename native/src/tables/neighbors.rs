@@ -14,6 +14,7 @@ use super::numbers::Stored;
 use super::processor::{Kernel, Processor};
 use super::rows::{PREFETCH_DISTANCE, TableView};
 use super::table::{LookupResult, OnBadId, Policy, Table};
+use crate::priority;
 
 /// A search compares the rows of a table block by block; the rows of one block take about this many bytes as float32.
 const BLOCK_BYTES: usize = 16 << 10;
@@ -201,12 +202,7 @@ impl Table {
             (!is_late).then_some(found)
         };
         let scan_behind_lookups = |part: usize| {
-            // SAFETY: the calls change only the priority of the calling thread, which ends after its scan. If the
-            // system refuses, the thread keeps its priority.
-            unsafe {
-                let nice = libc::getpriority(libc::PRIO_PROCESS, 0) + SCAN_NICE;
-                libc::setpriority(libc::PRIO_PROCESS, 0, nice);
-            }
+            priority::lower(SCAN_NICE);
             scan(part)
         };
         let all = if num_rows < LEAST_ROWS {

@@ -1,4 +1,5 @@
-//! Reads pages of tables that are larger than memory, keeps the pages that are read often, and bounds their number.
+//! Reads pages of mapped tables off the threads of connections, keeps the pages that are read often, and bounds their
+//! number.
 //!
 //! A thread that reads a page of a mapped file which is not in memory waits for the disk. So a paged table has one byte
 //! for each page: 0 if the page must be read first, else how often lookups used it lately. A thread of connections only
@@ -10,6 +11,10 @@
 //! drops a page whose count is 1, and subtracts 1 from any higher count. So pages that many lookups use stay, and a
 //! page that only one lookup used is dropped.
 //!
+//! A table that fits below the bound is warmed: a thread reads its other pages, 2 MB at a time, and spends half of its
+//! time asleep, so that lookups find the disk free. Parts of which lookups read a page come first. Once all pages of all
+//! tables are in memory, a lookup no longer looks at their bytes.
+//!
 //! The kernel may drop pages too, if the machine or the control group runs out of memory. A thread finds these pages in
 //! the process's own page table, and checks a part of all pages every quarter of a second. mincore(2) would report all
 //! pages of a file as resident to a user who neither owns the file nor may write to it.
@@ -18,6 +23,7 @@
 //! Nicola, Dan and Dias, Analysis of the Generalized Clock Buffer Replacement Scheme for Database Transaction Processing
 //! (1992).
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -31,6 +37,7 @@ use serde::Serialize;
 use super::map::Map;
 use super::memory::Memory;
 use super::table::{Ints, Policy, Table};
+use crate::priority;
 
 /// The highest use count of a page; further lookups of the page do not raise its count.
 const MOST_USES: u8 = 4;
@@ -45,6 +52,14 @@ const LARGE_BATCH: usize = 16;
 /// If more pages are in memory than the limit allows, a thread drops the surplus and 1/`SPARE_SHARE` of the limit, so
 /// that few reads drop pages.
 const SPARE_SHARE: usize = 256;
+/// Number of pages that the warming thread reads at a time, and the most parts that it keeps in mind because lookups read
+/// pages of them.
+const WARMED_PAGES: usize = 512;
+const WANTED_PARTS: usize = 1024;
+/// The value that is added to the nice value of the warming thread.
+const WARM_NICE: i32 = 10;
+/// A table of fewer pages is read as it is opened, so that no lookup leaves a thread of connections for it.
+const SMALL_PAGES: usize = 1024;
 const AUDIT_EVERY: Duration = Duration::from_millis(250);
 /// Bytes of a page's entry in /proc/self/pagemap, and the bit of the last of them that says whether the page is in
 /// memory.
@@ -61,7 +76,7 @@ const AUDITED_BYTES: usize = 4 << 20;
 pub struct PageCounts {
     /// Number of looked-up ids whose row was not in memory.
     pub rows: u64,
-    /// Number of pages that threads read from the disk.
+    /// Number of pages that threads read for lookups.
     pub reads: u64,
     /// Number of pages that the pager dropped to keep the limit on pages in memory.
     pub drops: u64,
@@ -91,6 +106,17 @@ struct Clock {
     is_audited: bool,
 }
 
+/// The parts of tables that the warming thread reads: each begins at a page of a range.
+#[derive(Debug, Default)]
+struct Warming {
+    /// Parts of which lookups read a page.
+    wanted: VecDeque<(Weak<PagedRange>, usize)>,
+    /// Ranges, with the first page that was not warmed yet.
+    ranges: VecDeque<(Weak<PagedRange>, usize)>,
+    /// Whether a thread warms; it ends when nothing is left.
+    is_running: bool,
+}
+
 /// Reads and drops the pages of all paged tables of a server. Concurrency: any thread.
 #[derive(Debug)]
 pub struct Pager {
@@ -100,10 +126,13 @@ pub struct Pager {
     page_table: Option<File>,
     /// Number of pages, of all paged tables, that are in memory or that threads are reading.
     held: AtomicUsize,
+    /// Number of ranges with pages that are not in memory.
+    num_partial: AtomicUsize,
     /// Number of pages that threads are reading now.
     in_flight: Mutex<usize>,
     has_ended: Condvar,
     clock: Mutex<Clock>,
+    warming: Mutex<Warming>,
     rows: AtomicU64,
     reads: AtomicU64,
     drops: AtomicU64,
@@ -121,10 +150,15 @@ struct PagedRange {
     /// For each page, 0 if it is not in memory, else its use count: a lookup raises the count, up to `MOST_USES`, and
     /// the clock hand lowers it.
     uses: Box<[AtomicU8]>,
+    /// Number of pages with a use count above 0.
+    num_known: AtomicUsize,
+    /// Whether the pager's thread reads all pages of the range.
+    is_warmed: bool,
     map: Arc<Map>,
     /// Offset, in the map and in its file, of the first page of the range.
     offset: usize,
     pager: Arc<Pager>,
+    this: Weak<PagedRange>,
 }
 
 /// One page: the range of pages to which it belongs, and the page's index in that range.
@@ -149,9 +183,11 @@ impl Pager {
             max_pages: max_pages.max(1),
             page_table: File::open("/proc/self/pagemap").ok(),
             held: AtomicUsize::new(0),
+            num_partial: AtomicUsize::new(0),
             in_flight: Mutex::default(),
             has_ended: Condvar::new(),
             clock: Mutex::default(),
+            warming: Mutex::default(),
             rows: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             drops: AtomicU64::new(0),
@@ -161,14 +197,15 @@ impl Pager {
     }
 
     /// Adds a table, which lies in `maps`, to the tables whose pages the pager reads and drops. The first table starts
-    /// the pager's thread, which ends with the pager.
+    /// the pager's thread, which ends with the pager. `is_warmed`: all pages of the table are read, in another thread
+    /// unless they are few. Returns None if rows or scales lie in none of the maps, and so are in memory.
     ///
     /// # Errors
-    /// The rows or scales lie in none of the maps, or the system gives no thread.
-    pub fn open(self: &Arc<Self>, table: &Table, maps: &[Arc<Map>]) -> io::Result<PagedTable> {
-        let open = |memory: &Memory| self.range(table.vocabulary_size, memory.as_bytes(), maps).map(Arc::new);
+    /// The system gives no thread.
+    pub fn open(self: &Arc<Self>, table: &Table, maps: &[Arc<Map>], is_warmed: bool) -> io::Result<Option<PagedTable>> {
+        let open = |memory: &Memory| self.range(table.vocabulary_size, memory.as_bytes(), maps, is_warmed);
         let parts = [&table.rows, &table.scales].into_iter().filter(|memory| !memory.as_bytes().is_empty());
-        let ranges = parts.map(open).collect::<io::Result<Vec<_>>>()?;
+        let Some(ranges) = parts.map(open).collect::<Option<Vec<_>>>() else { return Ok(None) };
         let mut clock = self.lock();
         clock.ranges.retain(|one| one.strong_count() > 0);
         clock.ranges.extend(ranges.iter().map(Arc::downgrade));
@@ -178,15 +215,29 @@ impl Pager {
             std::thread::Builder::new().name("pages".to_owned()).spawn(move || audit(&audited))?;
         }
         drop(clock);
-        Ok(PagedTable { vocabulary_size: table.vocabulary_size, ranges })
+        if is_warmed {
+            for range in &ranges {
+                if range.uses.len() <= SMALL_PAGES {
+                    range.warm(0, range.uses.len());
+                } else {
+                    self.warming().ranges.push_back((Arc::downgrade(range), 0));
+                }
+            }
+            self.start_warming()?;
+        }
+        Ok(Some(PagedTable { vocabulary_size: table.vocabulary_size, ranges }))
     }
 
-    fn range(self: &Arc<Self>, rows: usize, bytes: &[u8], maps: &[Arc<Map>]) -> io::Result<PagedRange> {
+    fn range(
+        self: &Arc<Self>,
+        rows: usize,
+        bytes: &[u8],
+        maps: &[Arc<Map>],
+        is_warmed: bool,
+    ) -> Option<Arc<PagedRange>> {
         // Dropping pages of a private map would lose its changed rows.
         let mut shared = maps.iter().filter(|map| !map.is_private());
-        let found = shared.find_map(|map| Some((map, map.place(bytes)?)));
-        let not_mapped = || io::Error::new(io::ErrorKind::InvalidInput, "a paged table lies in no map of a file");
-        let (map, at) = found.ok_or_else(not_mapped)?;
+        let (map, at) = shared.find_map(|map| Some((map, map.place(bytes)?)))?;
         let offset = at / self.page_bytes * self.page_bytes;
         let num_pages = (at + bytes.len() - offset).div_ceil(self.page_bytes);
         // The use counts of a large table's pages take no memory at first: the kernel gives zeroed memory only when a
@@ -194,15 +245,88 @@ impl Pager {
         let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
         // SAFETY: the boxed slice of u8 may become one of AtomicU8, which has the same size and alignment.
         let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
-        Ok(PagedRange {
+        self.num_partial.fetch_add(1, Relaxed);
+        Some(Arc::new_cyclic(|this| PagedRange {
             skip: at - offset,
             stride: bytes.len() / rows.max(1),
             page_bytes: self.page_bytes,
             uses,
+            num_known: AtomicUsize::new(0),
+            is_warmed,
             map: Arc::clone(map),
             offset,
             pager: Arc::clone(self),
-        })
+            this: this.clone(),
+        }))
+    }
+
+    /// Says whether a page of any paged table is not in memory.
+    #[must_use]
+    #[inline]
+    pub fn has_missing_pages(&self) -> bool {
+        self.num_partial.load(Relaxed) > 0
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_warming(&self) -> bool {
+        self.warming().is_running
+    }
+
+    fn warming(&self) -> MutexGuard<'_, Warming> {
+        self.warming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the warming thread if it has work and does not run.
+    fn start_warming(self: &Arc<Self>) -> io::Result<()> {
+        let mut warming = self.warming();
+        if warming.is_running || warming.ranges.is_empty() {
+            return Ok(());
+        }
+        let pager = Arc::downgrade(self);
+        std::thread::Builder::new().name("warm-pages".to_owned()).spawn(move || warm(&pager))?;
+        warming.is_running = true;
+        Ok(())
+    }
+
+    /// Returns the next part that the warming thread reads; None, which ends the thread, if nothing is left to read or
+    /// the limit on pages in memory is reached.
+    fn next_part(&self) -> Option<(Arc<PagedRange>, usize)> {
+        let mut warming = self.warming();
+        if self.held.load(Relaxed) + WARMED_PAGES > self.max_pages {
+            *warming = Warming::default();
+            return None;
+        }
+        while let Some((range, page)) = warming.wanted.pop_front() {
+            if let Some(range) = range.upgrade() {
+                return Some((range, page));
+            }
+        }
+        while let Some((range, page)) = warming.ranges.front_mut() {
+            let from = *page;
+            *page += WARMED_PAGES;
+            match range.upgrade().filter(|range| from < range.uses.len()) {
+                Some(range) => return Some((range, from)),
+                None => drop(warming.ranges.pop_front()),
+            }
+        }
+        *warming = Warming::default();
+        None
+    }
+
+    /// Tells the warming thread which parts lookups need: those with these pages.
+    fn want(&self, pages: &[Page<'_>]) {
+        let mut warming = self.warming();
+        if !warming.is_running {
+            return;
+        }
+        for run in runs(pages) {
+            let (range, page) = run[0];
+            let part = page - page % WARMED_PAGES;
+            let is_last = warming.wanted.back().is_some_and(|(one, at)| *at == part && one.as_ptr() == range);
+            if range.is_warmed && !is_last && warming.wanted.len() < WANTED_PARTS {
+                warming.wanted.push_back((range.this.clone(), part));
+            }
+        }
     }
 
     /// Returns the counts of reads and drops of pages so far, and the number of bytes of pages that are in memory now.
@@ -248,13 +372,14 @@ impl Pager {
             let _ = range.map.touch(range.offset + page * range.page_bytes);
             // If another thread has read the same page meanwhile, that thread has counted the page, so this thread
             // takes its own count back.
-            num_known += usize::from(range.uses[page].compare_exchange(0, 1, Relaxed, Relaxed).is_err());
+            num_known += 1 - range.know(page, page + 1);
         }
         self.held.fetch_sub(num_known, Relaxed);
         self.reads.fetch_add((pages.len() - num_known) as u64, Relaxed);
         self.nanos.fetch_add(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
         *self.in_flight.lock().unwrap_or_else(PoisonError::into_inner) -= pages.len();
         self.has_ended.notify_one();
+        self.want(pages);
     }
 
     /// Drops pages if more are in memory than the limit allows: the surplus, and 1/`SPARE_SHARE` of the limit.
@@ -370,6 +495,7 @@ impl Clock {
                 self.hand.page += 1;
             }
             if !pages.is_empty() {
+                range.count_dropped(pages.len());
                 chosen.push((Arc::clone(range), pages));
             }
         }
@@ -428,14 +554,57 @@ impl PagedRange {
             let count = uses.load(Relaxed);
             !is_there && count > 0 && uses.compare_exchange(count, 0, Relaxed, Relaxed).is_ok()
         });
-        lost.count()
+        let num_lost = lost.count();
+        self.count_dropped(num_lost);
+        num_lost
+    }
+
+    /// Says whether all pages of the range are in memory.
+    #[inline]
+    fn is_whole(&self) -> bool {
+        self.num_known.load(Relaxed) == self.uses.len()
+    }
+
+    /// Notes that the pages in `from..to` are in memory; returns for how many that is new.
+    fn know(&self, from: usize, to: usize) -> usize {
+        let is_new = |uses: &&AtomicU8| uses.compare_exchange(0, 1, Relaxed, Relaxed).is_ok();
+        let num_new = self.uses[from..to].iter().filter(is_new).count();
+        if num_new > 0 && self.num_known.fetch_add(num_new, Relaxed) + num_new == self.uses.len() {
+            self.pager.num_partial.fetch_sub(1, Relaxed);
+        }
+        num_new
+    }
+
+    /// Notes that pages whose use counts became 0 are no longer in memory.
+    fn count_dropped(&self, num_pages: usize) {
+        if num_pages > 0 && self.num_known.fetch_sub(num_pages, Relaxed) == self.uses.len() {
+            self.pager.num_partial.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Reads the pages in `from..to` into memory. Blocks.
+    fn warm(&self, from: usize, to: usize) {
+        // SAFETY: `madvise` gets addresses of pages of a map that the range owns.
+        let result =
+            unsafe { libc::madvise(self.address(from), (to - from) * self.page_bytes, libc::MADV_POPULATE_READ) };
+        if result != 0 {
+            if io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+                // The lookup that needs such a page finds the damage.
+                return;
+            }
+            // Linux before 5.14.
+            for page in from..to {
+                let _ = self.map.touch(self.offset + page * self.page_bytes);
+            }
+        }
+        self.pager.held.fetch_add(self.know(from, to), Relaxed);
     }
 }
 
 impl Drop for PagedRange {
     fn drop(&mut self) {
-        let held = self.uses.iter().filter(|uses| uses.load(Relaxed) > 0).count();
-        self.pager.held.fetch_sub(held, Relaxed);
+        self.pager.held.fetch_sub(self.num_known.load(Relaxed), Relaxed);
+        self.pager.num_partial.fetch_sub(usize::from(!self.is_whole()), Relaxed);
     }
 }
 
@@ -444,6 +613,9 @@ impl PagedTable {
     /// page that is not in memory.
     #[must_use]
     pub fn has_rows(&self, ids: Ints<'_>, policy: Policy) -> bool {
+        if self.ranges.iter().all(|range| range.is_whole()) {
+            return true;
+        }
         ids.iter()
             .filter_map(|id| self.row(id, policy))
             .all(|row| self.ranges.iter().all(|range| range.pages(row).all(|page| range.uses(page))))
@@ -490,6 +662,19 @@ pub fn read_rows<'a>(wanted: impl Iterator<Item = (&'a PagedTable, Ints<'a>, Pol
     pages.dedup_by_key(|(range, page)| range.address(*page));
     for batch in pages.chunks(BATCH_PAGES) {
         range.pager.read(batch);
+    }
+}
+
+/// Runs on the warming thread: reads part after part, until nothing is left.
+fn warm(pager: &Weak<Pager>) {
+    priority::lower(WARM_NICE);
+    while let Some((range, from)) = pager.upgrade().and_then(|pager| pager.next_part()) {
+        let (begun, to) = (Instant::now(), range.uses.len().min(from + WARMED_PAGES));
+        if range.uses[from..to].iter().any(|uses| uses.load(Relaxed) == 0) {
+            range.warm(from, to);
+        }
+        drop(range);
+        std::thread::sleep(begun.elapsed());
     }
 }
 

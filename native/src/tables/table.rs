@@ -367,13 +367,6 @@ impl Table {
         Table { dtype: Dtype::Float32, vocabulary_size, embedding_dim, rows, scales }
     }
 
-    /// Says whether two tables have their rows and scales at the same addresses.
-    #[must_use]
-    pub fn is_at(&self, other: &Table) -> bool {
-        self.rows.as_bytes().as_ptr_range() == other.rows.as_bytes().as_ptr_range()
-            && self.scales.as_bytes().as_ptr_range() == other.scales.as_bytes().as_ptr_range()
-    }
-
     /// Returns how many bytes of the table a lookup reads for one id, with the row's scale.
     #[must_use]
     pub fn row_bytes(&self) -> usize {

@@ -22,23 +22,23 @@ def tables() -> dict[str, MappedTable]:
 @pytest.mark.parametrize(
     ("rule", "max_bytes", "other", "expected"),
     [
-        ("auto", 128, 0, False),
-        ("auto", 127, 0, True),
+        ("auto", 128, 0, "fits"),
+        ("auto", 127, 0, "larger"),
         # The tables of other versions count as used memory, too.
-        ("auto", 128, 1, True),
-        ("on", 1 << 40, 0, True),
-        ("off", 1, 0, False),
+        ("auto", 128, 1, "larger"),
+        ("on", 1 << 40, 0, "larger"),
+        ("off", 1, 0, "off"),
     ],
 )
-def test_tables_are_paged_if_they_do_not_fit(
-    tables: dict[str, MappedTable], rule: str, max_bytes: int, other: int, expected: bool
+def test_tables_are_larger_than_memory_if_they_do_not_fit(
+    tables: dict[str, MappedTable], rule: str, max_bytes: int, other: int, expected: str
 ) -> None:
     paged = PagedTables(rule, max_bytes, lambda: other)  # type: ignore[arg-type]
-    assert paged.applies_to(Path("/m/1"), tables) is expected
+    assert paged.paging(Path("/m/1"), tables) == expected
 
 
 def test_a_version_without_mapped_tables_is_not_paged() -> None:
-    assert not PagedTables("on", 0).applies_to(Path("/m/1"), {})
+    assert PagedTables("on", 0).paging(Path("/m/1"), {}) == "off"
 
 
 def test_scales_count_as_bytes_of_a_table() -> None:

@@ -128,6 +128,17 @@ def test_reading_leaves_the_page_cache_as_it_was_and_nothing_in_this_process(tmp
     assert resident_kib(written.octets) == 0
 
 
+def test_reading_fills_the_page_cache_if_the_files_fit_into_memory(tmp_path: Path) -> None:
+    written = Written(tmp_path, 4 * MIB)
+    os.sync()
+    descriptor = os.open(written.path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    written.files.is_kept = True
+    Verifier(0).verify(written.files, written.stored)
+    assert written.files.is_verified and cached(written.octets).all()
+
+
 def cached(octets: np.ndarray) -> np.ndarray:
     """Returns for each page of a map whether it is in the page cache."""
     pages = np.zeros(-(-octets.size // mmap.PAGESIZE), np.uint8)

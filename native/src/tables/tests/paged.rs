@@ -14,14 +14,19 @@ const ROWS: usize = 4096;
 const STRIDE: usize = 1000;
 const ERROR: Policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
 
-/// A mapped test file of rows; each row begins with its number in eight bytes, and row 0 begins at byte 100.
-struct Rows(Arc<Map>);
+/// A mapped test file of rows, with their count; each row begins with its number in eight bytes, and row 0 begins at
+/// byte 100.
+struct Rows(Arc<Map>, usize);
 
 impl Rows {
     fn new(name: &str) -> Self {
+        Self::of(name, ROWS)
+    }
+
+    fn of(name: &str, num_rows: usize) -> Self {
         // The test's file must lie on a disk, because the kernel can not drop pages of a file in memory.
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!(".{name}-{}", std::process::id()));
-        let mut octets = vec![0; 100 + ROWS * STRIDE];
+        let mut octets = vec![0; 100 + num_rows * STRIDE];
         for (row, piece) in octets[100..].chunks_exact_mut(STRIDE).enumerate() {
             piece[..8].copy_from_slice(&row.to_le_bytes());
         }
@@ -30,19 +35,24 @@ impl Rows {
         // Pages that are not written to the disk yet can not be dropped from memory, so the test syncs the file first.
         File::options().write(true).open(&path).unwrap().sync_all().unwrap();
         std::fs::remove_file(&path).unwrap();
-        let rows = Rows(Arc::new(Map::open(file, false, Arc::default()).unwrap()));
+        let rows = Rows(Arc::new(Map::open(file, false, Arc::default()).unwrap()), num_rows);
         rows.drop_all();
         rows
     }
 
     /// Drops all pages of the test file from memory, as the kernel does if memory is short.
     fn drop_all(&self) {
+        self.advise(libc::MADV_RANDOM);
         // SAFETY: dropping pages loses no data, because the memory map of the test file is shared and read-only.
         unsafe {
             libc::madvise(self.0.as_ptr().cast(), self.0.len(), libc::MADV_DONTNEED);
-            libc::madvise(self.0.as_ptr().cast(), self.0.len(), libc::MADV_RANDOM);
             libc::posix_fadvise(self.0.file().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
         }
+    }
+
+    fn advise(&self, advice: libc::c_int) {
+        // SAFETY: the advice, of reading ahead or not, changes no data of the map.
+        unsafe { libc::madvise(self.0.as_ptr().cast(), self.0.len(), advice) };
     }
 
     fn number(&self, row: usize) -> usize {
@@ -59,19 +69,23 @@ impl Rows {
     }
 
     fn open(&self, pager: &Arc<Pager>) -> PagedTable {
-        let rows = Memory::of(Part(Arc::clone(&self.0)));
-        let table = Table::new(Dtype::Float32, ROWS, STRIDE / 4, &rows, &Memory::default()).unwrap();
-        pager.open(&table, &[Arc::clone(&self.0)]).unwrap()
+        self.open_as(pager, false)
+    }
+
+    fn open_as(&self, pager: &Arc<Pager>, is_warmed: bool) -> PagedTable {
+        let rows = Memory::of(Part(Arc::clone(&self.0), self.1));
+        let table = Table::new(Dtype::Float32, self.1, STRIDE / 4, &rows, &Memory::default()).unwrap();
+        pager.open(&table, &[Arc::clone(&self.0)], is_warmed).unwrap().unwrap()
     }
 }
 
 /// The rows of the test file, without the bytes before row 0.
-struct Part(Arc<Map>);
+struct Part(Arc<Map>, usize);
 
 impl AsRef<[u8]> for Part {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the map, which this object keeps, has the rows.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().add(100), ROWS * STRIDE) }
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().add(100), self.1 * STRIDE) }
     }
 }
 
@@ -80,8 +94,7 @@ fn a_table_that_is_not_in_a_map_is_not_paged() {
     let rows = Rows::new("paged-elsewhere");
     let elsewhere = Memory::of(vec![0; ROWS * STRIDE]);
     let table = Table::new(Dtype::Float32, ROWS, STRIDE / 4, &elsewhere, &Memory::default()).unwrap();
-    let opened = Pager::new(1 << 30).open(&table, &[Arc::clone(&rows.0)]);
-    assert_eq!(opened.err().map(|error| error.kind()), Some(std::io::ErrorKind::InvalidInput));
+    assert!(Pager::new(1 << 30).open(&table, &[Arc::clone(&rows.0)], false).unwrap().is_none());
 }
 
 fn read(table: &PagedTable, ids: &[i64]) {
@@ -102,8 +115,12 @@ fn a_row_is_there_after_it_was_read_and_nothing_behind_it_is_read() {
     assert!(table.has_rows(Ints::of(&ids), ERROR));
     assert!(!table.has_rows(Ints::of(&[2000]), ERROR));
     assert_eq!((rows.resident(), rows.number(8), rows.number(1000)), (3, 8, 1000));
+    // Nor does the disk's read-ahead, which is up to megabytes, read more.
+    rows.advise(libc::MADV_NORMAL);
+    read(&table, &[3000]);
+    assert_eq!((rows.number(3000), rows.resident()), (3000, 4));
     let counts = pager.counts();
-    assert_eq!((counts.rows, counts.reads, counts.drops, counts.bytes), (3, 3, 0, 3 * 4096));
+    assert_eq!((counts.rows, counts.reads, counts.drops, counts.bytes), (4, 4, 0, 4 * 4096));
     drop(table);
     // A thread of the pager may hold the table for a moment.
     let is_free = || {
@@ -203,6 +220,58 @@ fn pages_that_the_kernel_dropped_are_found_by_a_user_who_may_not_write_the_file(
     let counts = pager.counts();
     assert_eq!((counts.bytes, counts.losses * 4096), (0, held));
     assert_eq!(resident, rows.0.len().div_ceil(4096), "mincore reports all pages of a foreign file as resident");
+}
+
+#[test]
+fn a_small_table_is_warm_as_it_is_opened() {
+    let rows = Rows::new("paged-small");
+    let pager = Pager::new(1 << 30);
+    let table = rows.open_as(&pager, true);
+    assert!(table.has_rows(Ints::of(&(0..ROWS as i64).collect::<Vec<_>>()), ERROR) && !pager.has_missing_pages());
+    // A second table, which is not warmed, misses pages; the first misses none until the kernel drops some.
+    let other = rows.open(&pager);
+    assert!(
+        pager.has_missing_pages() && table.has_rows(Ints::of(&[5]), ERROR) && !other.has_rows(Ints::of(&[5]), ERROR)
+    );
+    drop(other);
+    let is_whole = || {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        !pager.has_missing_pages()
+    };
+    assert!((0..3000).any(|_| is_whole()));
+    rows.drop_all();
+    pager.audit();
+    assert!(pager.has_missing_pages() && !table.has_rows(Ints::of(&[5]), ERROR));
+    assert_eq!((pager.counts().reads, pager.counts().bytes), (0, 0));
+}
+
+#[test]
+fn a_large_table_that_fits_is_warmed_beside_lookups() {
+    let rows = Rows::of("paged-warm", 4 * ROWS);
+    let pager = Pager::new(1 << 30);
+    let table = rows.open_as(&pager, true);
+    read(&table, &[9, 12_000]);
+    let is_whole = || {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        !pager.has_missing_pages()
+    };
+    assert!((0..3000).any(|_| is_whole()));
+    assert_eq!(rows.resident(), rows.0.len().div_ceil(4096));
+    assert!(pager.counts().reads <= 3, "warming counts no reads of lookups: {:?}", pager.counts());
+}
+
+#[test]
+fn warming_ends_at_the_bound() {
+    let rows = Rows::of("paged-warm-bound", 4 * ROWS);
+    let pager = Pager::new(2000 * 4096);
+    let table = rows.open_as(&pager, true);
+    let is_over = || {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        pager.counts().bytes >= (2000 - 512) * 4096 && !pager.is_warming()
+    };
+    assert!((0..3000).any(|_| is_over()));
+    assert!(pager.counts().bytes <= 2000 * 4096 && pager.has_missing_pages());
+    drop(table);
 }
 
 #[test]
