@@ -296,6 +296,11 @@ class _Bucket:
             one for one in self.versions[version].items() if one[0].startswith("deltas/")
         )
 
+    def take(self, version: str, path: str) -> None:
+        """Removes an object of a version."""
+        self.versions[version].pop(path, None)
+        self.put(version, {})
+
     def _use(self) -> None:
         self.reads_left -= 1
         if self.reads_left < 0:
@@ -373,8 +378,15 @@ class Fetches(Case):
                 change = rng.random()
                 if change < 0.3:
                     self._upload(rng.choice("123"))
-                elif change < 0.5:
+                elif change < 0.4:
                     bucket.put(rng.choice(list(bucket.versions)), {"saved_model.pb": self._data()})
+                elif change < 0.5:
+                    name = rng.choice(("more", "less"))
+                    version = rng.choice(list(bucket.versions))
+                    if name in bucket.versions[version]:
+                        bucket.take(version, name)
+                    else:
+                        bucket.put(version, {name: self._data()})
                 elif change < 0.7:
                     number = rng.randint(1, 5)
                     bucket.put(rng.choice(list(bucket.versions)), {f"deltas/{number}.delta": self._data()})
