@@ -19,8 +19,8 @@ from service.artifact.delta_file import (
     file_name,
     fingerprint_of,
     sequence_of,
-    write_file,
 )
+from service.artifact.durable_files import write_whole
 from service.artifact.manifest import Manifest
 from service.types import Array, TableInfo
 
@@ -51,13 +51,14 @@ def write_delta(
     if own[0].ndim != 1 or own[1].ndim != 2 or not 0 < len(own[0]) == len(own[1]):
         raise ExportError(f"ids {list(own[0].shape)} and rows {list(own[1].shape)}: expected [N] and [N, D]")
     target = folder / DELTAS_FOLDER
-    target.mkdir(exist_ok=True)
     while True:
-        number = sequence or 1 + max((sequence_of(name) or 0 for name in os.listdir(target)), default=0)
+        number = sequence or 1 + max((sequence_of(path.name) or 0 for path in target.glob("*")), default=0)
         delta = Delta(number, table, *own, fingerprint, time.time_ns() // 1000, force)
         try:
             check_delta(delta, tables, fingerprint)
-            return write_file(target, encode(delta), file_name(number))
+            file = target / file_name(number)
+            write_whole(file, encode(delta), is_new=True)
+            return file
         except DeltaFault as fault:
             raise ExportError(str(fault)) from fault
         except FileExistsError as error:

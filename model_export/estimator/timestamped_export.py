@@ -15,6 +15,7 @@ from model_export.estimator.export_source import EstimatorSource
 from model_export.estimator.modes import ModeKeys
 from model_export.export_model import export
 from model_export.exporter.versions import existing_versions
+from service.artifact.durable_files import publish_folder
 from service.artifact.manifest import LookupDevice
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _export_tpu_only(source: EstimatorSource, target: Path, assets_extra: Mappin
             copy = artifact / "assets.extra" / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
-        os.rename(artifact, target)
+        publish_folder(artifact, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from model_export.errors import ExportError
 from model_export.parity.integrity import check_integrity, file_sizes
 from model_export.row_names import LabelFile, row_labels, table_vocabularies
+from service.artifact.durable_files import publish_folder
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.artifact.row_labels import write_labels
 
@@ -43,9 +43,10 @@ def finish(
     written = Manifest.read(artifact)
     assert written is not None
     check_integrity(artifact, written)
-    _make_durable(artifact)
-    os.rename(artifact, target)
-    _sync(target.parent)
+    # The server's user must be able to read all files.
+    for each in [artifact, *artifact.rglob("*")]:
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    publish_folder(artifact, target)
 
 
 def _with_labels(artifact: Path, manifest: Manifest, labels: Mapping[str, LabelSource]) -> Manifest:
@@ -64,19 +65,3 @@ def _with_labels(artifact: Path, manifest: Manifest, labels: Mapping[str, LabelS
             )
         entries[table] = write_labels(artifact, table, number, source)
     return replace(manifest, labels=entries, files=file_sizes(artifact))
-
-
-def _make_durable(artifact: Path) -> None:
-    # Make the files readable for the server's user, and flush them to the disk before the rename: a crash may then lose
-    # the whole version, but never leaves half of one.
-    for path in [artifact, *artifact.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 from model_export.statistics.distinct_ids import REGISTERS
 from model_export.statistics.hot_ids import IdCounts
 from model_export.statistics.table_statistics import HISTOGRAM_BINS, TableDescription, TableStatistics
+from service.artifact.durable_files import write_whole
 
 FORMAT_VERSION = 1
 _PREFIX = "lookup_statistics_"
@@ -49,19 +48,9 @@ def add_to_file(directory: Path, added: TableStatistics) -> Path:
 
     Concurrency: one caller at a time for each directory. Of two concurrent calls, one's counts may be lost.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     path = statistics_path(directory, added.table, added.partitions)
     whole = _read(path).merged(added) if path.exists() else added
-    handle, name = tempfile.mkstemp(dir=directory, prefix=f".{path.name}")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(to_json(whole), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(to_json(whole)).encode())
     return path
 
 

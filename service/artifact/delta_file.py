@@ -17,13 +17,12 @@
                    N x D numbers, float32
                    CRC-32C of all bytes before it, 4 bytes
 
-A writer creates the file under a temporary name, syncs it and renames it, so that a reader finds all of it or nothing.
+Writers use durable_files.write_whole(), so that a reader finds all of a file or nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,30 +185,3 @@ def sequence_of(name: str) -> int | None:
     stem = name.removesuffix(SUFFIX)
     is_number = stem != name and stem.isascii() and stem.isdigit() and len(stem) <= 20
     return int(stem) if is_number else None
-
-
-def write_file(folder: Path, data: bytes, name: str) -> Path:
-    """Writes a new file to disk, which readers see whole or not at all; raises OSError, also if the file exists."""
-    temporary = folder / f".{name}.{os.getpid()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # os.link gives the temporary file its final name: unlike a rename, it fails if another writer's file has the
-        # name.
-        os.link(temporary, folder / name)
-    finally:
-        os.unlink(temporary)
-    sync_folder(folder)
-    return folder / name
-
-
-def sync_folder(folder: Path) -> None:
-    """Syncs a folder to disk, so that its new files still have their names after a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

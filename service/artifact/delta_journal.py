@@ -10,6 +10,7 @@ The file's name says which version it is for, and so does each record's fingerpr
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -21,7 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from service.artifact.delta_file import HEADER, MAGIC, Delta, DeltaFault, decode, size_of, sync_folder
+from service.artifact.delta_file import HEADER, MAGIC, Delta, DeltaFault, decode, size_of
+from service.artifact.durable_files import sync_names
 from service.errors import DeltaRefused, JournalUnavailable
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class Journal:
         self.failures = {"full": 0, "held": 0, "unwritable": 0}
         self._mine = threading.Lock()
         self._descriptor = -1
+        self._is_named = False
         self._end = 0
         self._torn_at = -1
         self._last = 0
@@ -149,13 +152,19 @@ class Journal:
             # The bytes behind the last whole record are an incomplete delta, left by a writer that was killed. They are
             # cut off, because no client was told that this delta is stored.
             os.ftruncate(self._descriptor, self._end)
+        if not self._is_named:
+            # Whoever made the file may have been killed before its name was synced.
+            sync_names(self._path.parent)
+            self._is_named = True
         try:
             written = 0
             while written < len(data):
                 written += os.pwrite(self._descriptor, data[written:], self._end + written)
             os.fsync(self._descriptor)
         except OSError:
+            # The record may be on the disk all the same, and its upsert is refused: the shorter file is synced, too.
             os.ftruncate(self._descriptor, self._end)
+            os.fsync(self._descriptor)
             raise
         self._end += len(data)
         self._last = delta.sequence
@@ -183,9 +192,6 @@ class Journal:
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             self._close()
             raise OSError(f"{self._path} is no file")
-        if is_writing:
-            sync_folder(self._path.parent)
-            sync_folder(self._path.parent.parent)
         return True
 
     def _is_replaced(self) -> bool:
@@ -201,7 +207,7 @@ class Journal:
     def _close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._end, self._torn_at = -1, 0, -1
+        self._descriptor, self._is_named, self._end, self._torn_at = -1, False, 0, -1
 
     @contextmanager
     def _locked(self, kind: int, patience_s: float) -> Iterator[bool]:
@@ -223,6 +229,15 @@ class Journal:
     def _catch_up(self, up_to: int | None = None) -> None:
         """Reads deltas that were appended behind the last one that was read; the caller holds the journal's lock."""
         size = os.fstat(self._descriptor).st_size
+        if self._end < size:
+            # A writer that was killed before its fsync left records which a power cut would take back. They must not be
+            # shown before.
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                # A disk that is read-only takes nothing back.
+                if error.errno != errno.EROFS:
+                    raise
         while self._end < (size if up_to is None else min(up_to, size)):
             at, found = self._end, self._record(self._end, size)
             if isinstance(found, DeltaFault):

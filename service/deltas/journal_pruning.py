@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from service.artifact.delta_file import sync_folder
 from service.artifact.delta_journal import model_folder
+from service.artifact.durable_files import sync
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class JournalPruning:
             opened = _Journal.of(journal.name, os.fstat(descriptor))
             if journal == opened == _Journal.of(journal.name, os.stat(path, follow_symlinks=False)):
                 os.unlink(path)
-                sync_folder(path.parent)
+                sync(path.parent)
                 extra = {"model": model, "version": version, "path": str(path), "bytes": journal.size}
                 logger.info("removed the journal of a version that is gone", extra=extra)
         except FileNotFoundError:

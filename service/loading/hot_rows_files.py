@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from service.artifact.durable_files import write_whole
 from service.engine.hot_rows import MAX_HOT_ROWS
 from service.engine.servable import LoadedServable, Servable
 from service.types import Array
@@ -61,11 +61,8 @@ class HotRowsFiles:
             if not lines:
                 # This process has not yet counted hot rows of the version, so the file of an earlier process is kept.
                 continue
-            draft = path.with_suffix(".new")
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-                os.replace(draft, path)
+                write_whole(path, "".join(f"{line}\n" for line in lines).encode())
             except OSError as error:
                 logger.warning("hot rows are not written", extra={"path": str(path), "reason": str(error)})
 

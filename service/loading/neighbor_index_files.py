@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-from service.artifact.delta_file import fingerprint_of, sync_folder
+from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import model_folder
+from service.artifact.durable_files import write_whole
 from service.artifact.plain_file import read_plain_file
 from service.engine.neighbor_indexes import Indexing, IndexName
 from service.engine.neighbors import RowIndex
@@ -66,17 +66,7 @@ class NeighborIndexFiles:
             return
         try:
             path, identity = self._place(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(f".{os.getpid()}.new")
-            try:
-                with draft.open("wb") as file:
-                    file.write(encode(index, changed, identity))
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(draft, path)
-            finally:
-                draft.unlink(missing_ok=True)
-            sync_folder(path.parent)
+            write_whole(path, encode(index, changed, identity))
         except (OSError, ArtifactError) as error:
             logger.warning("index is not kept", extra=extra | {"reason": str(error)})
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from service.artifact.durable_files import remove_folder
 from service.errors import ArtifactError
 
 # Bytes that fetched versions always leave free on the disk of the cache folder, whatever the limit of the folder is.
@@ -89,7 +90,7 @@ class Cache:
         # If the cache folder lacks space, the folders of models that are not served any more are removed from it.
         for path in self.folder.iterdir():
             if path.is_dir() and path not in self._used:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_folder(path)
         if why := self._lack(missing()):
             raise ArtifactError(f"{what} needs {_mib(missing())} more in {self.folder}, {why}")
 

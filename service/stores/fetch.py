@@ -21,6 +21,7 @@ from typing import IO
 
 from service.artifact.crc32c import crc32c_of, masked
 from service.artifact.delta_file import DELTAS_FOLDER
+from service.artifact.durable_files import publish_folder, sync, write_whole
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, NotReady
 from service.stores.cache import Cache
@@ -129,9 +130,12 @@ class Fetch:
     def _drop_outdated(self, listed: Record) -> None:
         """Removes partly fetched files of objects that changed in the store, and records the new listing."""
         before = read_record(self._staging) or {}
-        for path in [path for path in before if before[path] != listed.get(path)]:
-            (self._staging / path).unlink(missing_ok=True)
-        _write(self._staging / RECORD, json.dumps(listed).encode())
+        outdated = [self._staging / path for path in before if before[path] != listed.get(path)]
+        for path in filter(Path.exists, outdated):
+            path.unlink()
+            # A file that came back after a power cut would be taken for the object that is fetched in its place.
+            sync(path.parent)
+        write_whole(self._staging / RECORD, json.dumps(listed).encode())
 
     def _lacks(self, objects: Sequence[StoredObject]) -> str:
         by_path = {one.path: one for one in objects}
@@ -178,7 +182,8 @@ class Fetch:
             file.seek(step.num_bytes)
             for part in self._parts(one, step.num_bytes):
                 file.write(part)
-                _sync(file)
+                file.flush()
+                os.fsync(file.fileno())
                 step = Step(step.num_bytes + len(part), crc32c_of(part, step.crc))
                 self._progress.note(one, step)
                 self.done_bytes += len(part)
@@ -209,18 +214,8 @@ class Fetch:
 
         Call this after bring() returned STAGED, while no thread loads the version.
         """
-        (self._staging / PROGRESS).unlink(missing_ok=True)
-        if self._target.exists():
-            outdated = self._target.with_name(f".outdated-{self._target.name}")
-            shutil.rmtree(outdated, ignore_errors=True)
-            os.rename(self._target, outdated)
-            shutil.rmtree(outdated)
-        os.rename(self._staging, self._target)
-        folder = os.open(self._target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        publish_folder(self._staging, self._target)
+        (self._target / PROGRESS).unlink(missing_ok=True)
 
 
 def bring_deltas(store: ObjectStore, name: str, target: Path, cache: Cache) -> int:
@@ -244,17 +239,11 @@ def bring_deltas(store: ObjectStore, name: str, target: Path, cache: Cache) -> i
     new = [one for one in listed if _DELTA.fullmatch(one.path) and record.get(one.path) != [one.num_bytes, one.tag]]
     with cache.reserved(lambda: sum(one.num_bytes for one in new), f"deltas of version {name} of {store.uri}"):
         for one in new:
-            path = target / one.path
-            path.parent.mkdir(exist_ok=True)
-            staged = path.with_suffix(".fetching")
-            with staged.open("wb") as file:
-                for begin in range(0, one.num_bytes, _PART_BYTES):
-                    file.write(store.read(name, one, begin, min(begin + _PART_BYTES, one.num_bytes)))
-                _sync(file)
-            os.rename(staged, path)
+            parts = range(0, one.num_bytes, _PART_BYTES)
+            data = [store.read(name, one, begin, min(begin + _PART_BYTES, one.num_bytes)) for begin in parts]
+            write_whole(target / one.path, b"".join(data))
             record[one.path] = [one.num_bytes, one.tag]
-            _write(target / f"{RECORD}.new", json.dumps(record).encode())
-            os.rename(target / f"{RECORD}.new", target / RECORD)
+            write_whole(target / RECORD, json.dumps(record).encode())
     return sum(one.num_bytes for one in new)
 
 
@@ -307,14 +296,3 @@ def _check_path(path: str) -> None:
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts or "\0" in path or parts[:1] in ((RECORD,), (PROGRESS,)):
         raise ArtifactError(f"an object is named {path!r}, which can not be a file of a version")
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        _sync(file)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -8,7 +8,6 @@ loaded, and the mirror tries again.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.completeness import Fingerprint, fingerprint
+from service.artifact.durable_files import remove_folder, restore_folders
 from service.engine.base_paths import find_versions, version_number
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.stores.cache import Cache
@@ -100,10 +100,7 @@ class Mirror:
         self._jobs: dict[int, _Job] = {}
         self._settling: dict[int, tuple[Sequence[StoredObject], float]] = {}
         self._turn = threading.Lock()
-        # If an earlier process ended while it removed a version's folder, the renamed folder is left; it is removed
-        # now.
-        for left in [*self.folder.glob(".removed-*"), *self.folder.glob(".outdated-*")]:
-            shutil.rmtree(left, ignore_errors=True)
+        restore_folders(self.folder)
 
     def find(self) -> Mapping[int, Path]:
         """Returns version -> local folder, for the versions in the store, whether fetched or not.
@@ -234,12 +231,7 @@ class Mirror:
             number = version_number(path.name.removeprefix(".fetching-"))
             if number is None or number in versions or self._is_fetching(number):
                 continue
-            # The folder is renamed before it is removed, so that a partly removed version does not look complete after
-            # a restart.
-            removed = path.with_name(f".removed-{path.name}")
-            shutil.rmtree(removed, ignore_errors=True)
-            path.rename(removed)
-            shutil.rmtree(removed, ignore_errors=True)
+            remove_folder(path)
             logger.info("removed from the cache", extra=self._named(version=number))
 
     def status(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.artifact.delta_file import Delta, DeltaFault, decode, encode, fingerprint_of, write_file
+from service.artifact.delta_file import Delta, DeltaFault, decode, encode, fingerprint_of
 from tests.deltas import crc32c, delta_bytes
 
 
@@ -64,10 +64,3 @@ def test_a_forged_header_is_refused_though_its_checksum_is_right(
     with pytest.raises(DeltaFault) as fault:
         decode(forged + struct.pack("<I", crc32c(forged)))
     assert fault.value.reason == reason
-
-
-def test_a_file_of_another_writer_is_not_replaced(tmp_path: Path) -> None:
-    write_file(tmp_path, b"first", "1.delta")
-    with pytest.raises(FileExistsError):
-        write_file(tmp_path, b"second", "1.delta")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("1.delta", b"first")]

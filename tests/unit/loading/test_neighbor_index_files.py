@@ -161,6 +161,6 @@ def test_no_draft_stays_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("service.loading.neighbor_index_files.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     assert Restarted(tmp_path).was_built
     assert [path for path in (tmp_path / "kept").rglob("*") if path.is_file()] == []

@@ -1,0 +1,100 @@
+"""Writes files and folders of which a power cut leaves the old state or the new one, and nothing in between.
+
+A function that returns has made its change durable. `python -m loadtest.simulate` cuts the power between any two calls.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes, *, is_new: bool = False) -> None:
+    """Writes a file, and its folder if it is missing; readers see the old file or the new one.
+
+    Args:
+      is_new: raise FileExistsError if the file exists, also if another program writes it at this moment.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The draft has a random name, because a killed process leaves its draft, and a process in a container often has the
+    # process id of the one before.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            # Unlike a rename, os.link fails if another writer's file has the name.
+            os.link(draft, path)
+        else:
+            os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_names(path.parent)
+
+
+def publish_folder(staging: Path, target: Path) -> None:
+    """Syncs all that is in a folder, and gives the folder its name; a folder of that name is replaced.
+
+    While a folder is replaced, it has the name outdated(target) for a moment, and restore_folders() gives it back.
+    """
+    for path in [staging, *staging.rglob("*")]:
+        sync(path)
+    old = outdated(target)
+    if is_replaced := target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(target, old)
+    os.rename(staging, target)
+    sync_names(target.parent)
+    if is_replaced:
+        shutil.rmtree(old)
+
+
+def outdated(folder: Path) -> Path:
+    """Returns the name that publish_folder() gives a folder that it replaces."""
+    return folder.with_name(f".outdated-{folder.name}")
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder; it loses its name first, so that nobody takes a part of it for the whole."""
+    removed = folder.with_name(f".removed-{folder.name}")
+    shutil.rmtree(removed, ignore_errors=True)
+    os.rename(folder, removed)
+    sync(folder.parent)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def restore_folders(parent: Path) -> None:
+    """Ends what a killed process began in a folder: removals, and replacements that lack the new folder."""
+    for left in parent.glob(".outdated-*"):
+        folder = left.with_name(left.name.removeprefix(".outdated-"))
+        if not folder.exists():
+            os.rename(left, folder)
+    sync(parent)
+    for left in [*parent.glob(".removed-*"), *parent.glob(".outdated-*")]:
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Syncs a file's bytes, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_names(folder: Path) -> None:
+    """Syncs the names in a folder, and in all folders above it on the same disk that this process may change.
+
+    A folder above may be new: whoever made it may have been killed before its name was synced.
+    """
+    sync(folder)
+    device = folder.stat().st_dev
+    for above in folder.resolve().parents:
+        if above.stat().st_dev != device or not os.access(above, os.R_OK | os.W_OK):
+            return
+        sync(above)
