@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -226,6 +226,12 @@ class Journal:
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
+    def _write_again(self, size: int) -> None:
+        # After a failed fsync the kernel takes the pages for written: the next one would succeed without them.
+        with suppress(OSError):
+            for at in range(self._end, size, _WINDOW_BYTES):
+                os.pwrite(self._descriptor, os.pread(self._descriptor, min(_WINDOW_BYTES, size - at), at), at)
+
     def _catch_up(self, up_to: int | None = None) -> None:
         """Reads deltas that were appended behind the last one that was read; the caller holds the journal's lock."""
         size = os.fstat(self._descriptor).st_size
@@ -237,6 +243,7 @@ class Journal:
             except OSError as error:
                 # A disk that is read-only takes nothing back.
                 if error.errno != errno.EROFS:
+                    self._write_again(size)
                     raise
         while self._end < (size if up_to is None else min(up_to, size)):
             at, found = self._end, self._record(self._end, size)

@@ -10,7 +10,8 @@ from loadtest.simulate.power import run_seed
 
 
 # Before service/artifact/durable_files.py was written, 33 of these seeds failed.
-@pytest.mark.parametrize("seed", range(40))
+# With 1220, a writer is killed before its fsync, and the reader's fails once.
+@pytest.mark.parametrize("seed", [*range(40), 1220])
 def test_no_cut_loses_what_was_confirmed(seed: int) -> None:
     assert run_seed(seed).failure == ""
 
@@ -23,5 +24,5 @@ def test_a_seed_does_the_same_each_time() -> None:
 
 def test_planted_faults_are_found() -> None:
     found = plant_all(range(0, 10 * len(CASES), len(CASES)), most_tried=10)
-    # Some faults need more seeds than a test may take: `python -m loadtest.simulate --mutations` finds them all.
+    # Most faults need more seeds than a test may take: `python -m loadtest.simulate --mutations` tries them.
     assert sum(one.seed is not None for one in found) >= 3
