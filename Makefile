@@ -80,9 +80,9 @@ check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(if $(shell command -v npm),@$(MAKE) --no-print-directory console-check,\
 	  @echo '!!! SKIPPED: the check that service/console/static/ is built from console/ needs npm. !!!')
 
-# The variable turns off an advertisement of the theme. A link or an anchor that leads nowhere is an error.
+# The variable turns off an advertisement of the theme. A broken link or anchor is an error; with --quiet it would not be.
 docs: $(READY)  ## build the site of docs/ into build/site, and check its links
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The built files are committed, so that neither a wheel nor an image needs Node.
 console/node_modules/.ready: console/package-lock.json

@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 _TARGET = ROOT / "docs/console"
 # Name of a picture -> the place in the console, and the text that shows that the page is complete.
 _PLACES = {
-    "overview": ("", "Tables of|mapped"),
+    "overview": ("", "unknown ids"),
     "tables": ("tables?table=film&id=50", "last written by"),
-    "map": ("map?table=film", "rows of version"),
-    "traffic_map": ("map?table=film&color=traffic", "hottest rows are on the map"),
-    "try": ("try?signature=lookup", "TypeScript"),
-    "deltas": ("deltas", "Last deltas|came by"),
+    "map": ("map?table=film&id=50", "rows of version[^]*Nearest rows"),
+    "deltas": ("deltas", "came by"),
 }
 _ADMIN_PLACES = {"admin": ("admin?table=film", "Erase rows")}
 

@@ -41,7 +41,7 @@ This file is generated from `service/errors.py` (`make generated`).
 """
 
 MISTAKES_HEAD = """\
-# A hundred mistakes
+# Common mistakes and their errors
 
 This page lists typical wrong requests to the model of `make demo`, and what the server answers. Where TensorFlow
 Serving has a text for a mistake, its text stands first, to the letter. An empty cell: the mistake can not be made over

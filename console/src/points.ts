@@ -134,7 +134,7 @@ export class Points {
     return { x: (left + right) / 2 || 0, y: (bottom + top) / 2 || 0, scale: Math.min(scale, 1e7) || 1 };
   }
 
-  /** Writes the name of the marked point, and of all points on the canvas if they are few. */
+  /** Writes the name of the marked point, and of all points on the canvas if they are few, where a name has room. */
   write(context: CanvasRenderingContext2D, view: View, chosen: number, ink: string, nameAt: (at: number) => string, ratio: number): void {
     const { width, height } = context.canvas;
     const seen: number[] = chosen >= 0 ? [chosen] : [];
@@ -146,12 +146,20 @@ export class Points {
     if (others.length <= MAX_NAMES) seen.push(...others);
     context.font = `${12 * ratio}px system-ui, sans-serif`;
     context.fillStyle = ink;
+    // Points beneath a name are covered around its letters.
+    context.strokeStyle = getComputedStyle(document.body).backgroundColor;
+    context.lineWidth = 4 * ratio;
+    context.lineJoin = "round";
+    const written: [number, number, number][] = [];
     for (const at of seen) {
       const [x, y] = this.place(at, view, width, height);
       const name = nameAt(at);
-      const isRight = x + context.measureText(name).width + 12 * ratio > width;
-      context.textAlign = isRight ? "right" : "left";
-      context.fillText(name, x + (isRight ? -9 : 9) * ratio, y + 4 * ratio);
+      const wide = context.measureText(name).width;
+      const left = x + wide + 12 * ratio > width ? x - wide - 9 * ratio : x + 9 * ratio;
+      if (written.some(([from, to, top]) => left < to && left + wide > from && Math.abs(y - top) < 13 * ratio)) continue;
+      written.push([left, left + wide, y]);
+      context.strokeText(name, left, y + 4 * ratio);
+      context.fillText(name, left, y + 4 * ratio);
     }
   }
 

@@ -23,7 +23,7 @@ from service.http.calls import Calls
 from service.http.console_routes import ConsoleSources, add_console_routes
 from service.http.cors import CorsMiddleware
 from service.http.diff_routes import add_diff_route
-from service.http.docs_page import add_docs_page, installed_assets
+from service.http.docs_page import add_docs_page
 from service.http.errors import error_response, service_error_response
 from service.http.gzip_answers import GzipMiddleware
 from service.http.hot_rows_route import add_hot_rows_route
@@ -125,7 +125,7 @@ def create_http_app(
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
     openapi.complete(app, engine, strict_json=strict_json)
-    add_docs_page(app, installed_assets())
+    add_docs_page(app)
 
     async def on_service_error(request: Request, error: Exception) -> Response:
         known = engine.models()[:_MAX_MODELS_TOLD] if isinstance(error, ModelNotFound) else None

@@ -28,10 +28,16 @@ Served = tuple[ModelDescription, Sequence[TableInfo]] | None
 
 
 def add_examples(document: Json, served: Served) -> None:
-    """Replaces the example requests in the OpenAPI document by requests for the model that served_model() returned."""
+    """Replaces the example requests in the OpenAPI document by requests for the model that served_model() returned, and
+    names this model first in the document's description.
+    """
     if served is None:
         return
     description, tables = served
+    shown = ", ".join(f"`{info.name}` {info.vocabulary_size:,} x {info.embedding_dim}" for info in tables)
+    first = f"All examples here are requests for the model **`{description.name}`**, version {description.version}"
+    about = f"{first}{f' (tables: {shown})' if shown else ''}.\n\n{document['info']['description'].lstrip()}"
+    document["info"] = document["info"] | {"description": about}
     requests = {
         _ROUTES["lookup"]: _requests(description, _is_lookup, _lookup),
         _ROUTES["predict"]: _requests(description, _is_predict, _predict),

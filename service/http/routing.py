@@ -26,6 +26,8 @@ _MAX_VERSION = 2**63 - 1
 # The verbs at the end of paths of a model; and the ends of paths that only the admin port has.
 _VERBS = ("predict", "lookup", "classify", "regress")
 _ADMIN = ("/config:reload", ":pin", ":upsert")
+# Paths of pages that name no model.
+_PAGES = ("/console", "/docs", "/healthz", "/metrics", "/readyz", "/v1/models", "/v1/statusz", "/openapi.json")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -115,6 +117,8 @@ def meant(path: str) -> str:
 
     >>> meant("/v1/models/films/lookup"), meant("/v1/models/films:pin")
     ('; did you mean /v1/models/films:lookup?', '; --admin_port serves this path')
+    >>> meant("/health")
+    '; did you mean /healthz?'
     """
     known = path.rstrip("/")
     if known.endswith(_ADMIN):
@@ -130,7 +134,9 @@ def meant(path: str) -> str:
     known = f"{begin}:{near}" if near else known
     if near and not begin.startswith("/v1/models/"):
         known = f"/v1/models/{begin.rpartition('/')[2] or 'MODEL'}:{near}"
-    return "" if known in (path, "", "/v1", "/v2") else f"; did you mean {known}?"
+    if known not in (path, "", "/v1", "/v2"):
+        return f"; did you mean {known}?"
+    return "" if path.startswith("/v1/models/") else did_you_mean(path, _PAGES)
 
 
 def raw_path(request: Request) -> str:

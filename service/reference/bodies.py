@@ -42,6 +42,7 @@ class RowsBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     ids: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(description="Row numbers.", examples=[[0, 1]])
+    labels: bool = Field(False, description="Labels beside the rows; this server has none and refuses true.")
 
 
 class LookupAnswer(BaseModel):

@@ -6,6 +6,7 @@ Source of paths and texts: tensorflow_serving/model_servers/http_rest_api_handle
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from service.errors import (
     ServiceError,
     SignatureNotFound,
     UnfitSignature,
+    Unimplemented,
 )
 from service.reference import bodies
 from service.reference.json_tensors import (
@@ -59,6 +61,10 @@ HTTP_STATUS: Mapping[str, int] = {
 # Most rows of a table that one request may read.
 _MAX_TABLE_ROWS = 65536
 _WHERE = ("", "/versions/{version}", "/labels/{label}")
+# Ends of paths, and first folders, that only the server with the core has.
+_OF_THE_CORE = re.compile(
+    r".*:(classify|regress|neighbors|find|hot|row|page|projection|names|drift|diff)|/(v2|console|metrics)(/.*)?"
+)
 
 
 def http_config(models: Models, settings: Settings) -> uvicorn.Config:
@@ -112,6 +118,8 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
 
     def rows(body: bodies.RowsBody, request: Request) -> Response:
         """Returns the rows of a table for the ids in the request, not combined."""
+        if body.labels:
+            raise _not_here('"labels" of rows')
         if len(body.ids) > _MAX_TABLE_ROWS:
             raise IdsTooMany(f'input "ids": {len(body.ids)} ids, the limit is {_MAX_TABLE_ROWS} per request.')
         with models.lease(_ref(request)) as model:
@@ -267,6 +275,10 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answers to an unknown path, or a wrong method."""
-    is_ours = request.url.path.startswith("/v1/")
-    unknown = RouteNotFound(f"Not found: {request.url.path}")
-    return await _on_service_error(request, _malformed(request) if is_ours else unknown)
+    path = request.url.path
+    unknown = _malformed(request) if path.startswith("/v1/") else RouteNotFound(f"Not found: {path}")
+    return await _on_service_error(request, _not_here(path) if _OF_THE_CORE.fullmatch(path) else unknown)
+
+
+def _not_here(what: str) -> Unimplemented:
+    return Unimplemented(f"The reference server has no {what}: ask a server with the native core.")

@@ -146,6 +146,27 @@ def test_a_browser_is_led_to_the_console(console: Watched) -> None:
     assert console.page.url == f"{console.base}/console"
 
 
+def test_the_page_of_the_api_names_a_served_model_first_and_folds_versions(
+    browser: Browser, server: ServerProcess
+) -> None:
+    with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}", scheme="dark", size="phone") as seen:
+        seen.page.goto(f"{seen.base}/docs")
+        shown = seen.page.locator(".opblock:visible")
+        seen.page.get_by_role("heading", name="Embedding server").wait_for()
+        seen.page.get_by_text("All examples here are requests for the model large, version 1").wait_for()
+        paths = [path.replace("\u200b", "") for path in shown.locator(".opblock-summary-path").all_inner_texts()]
+        # A comparison has no path without a version.
+        assert [path for path in paths if "{version}" in path or "{label}" in path] == [
+            "/v1/models/{model}/versions/{version}:diff"
+        ]
+        assert "/v1/models/{model}:lookup" in paths
+        seen.page.get_by_role("checkbox").check()
+        seen.page.get_by_text("/labels/{label}:lookup").wait_for()
+        assert shown.count() > len(paths)
+        assert seen.page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+        assert seen.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_the_policy_holds(console: Watched) -> None:
     page = console.open()
     console.expected = ("Content Security Policy",)

@@ -109,7 +109,7 @@ def test_bodies_that_are_no_requests_are_refused_and_not_answered_as_unexpected(
         ("/tables/user:rows", b'{"ids": [true]}', 400),
         ("/tables/user:rows", b'{"ids": [99999999999999999999]}', 400),
         ("/tables/none:rows", b'{"ids": [1]}', 404),
-        (":classify", b"{}", 400),
+        ("/tables/user:rows", b'{"ids": [1], "labels": 1}', 400),
     ):
         response = server.http.post(f"/v1/models/default{path}", content=body)
         assert response.status_code == status, (path, body, response.text)
@@ -118,6 +118,25 @@ def test_bodies_that_are_no_requests_are_refused_and_not_answered_as_unexpected(
     headers = {"content-type": "application/x-www-form-urlencoded"}
     body = json.dumps({"features": {"user": [1]}}).encode()
     assert server.http.post("/v1/models/default:lookup", content=body, headers=headers).status_code == 200
+
+
+def test_what_only_the_core_has_is_refused_by_its_name(serve: Serve) -> None:
+    server = serve(data_plane="reference").ready()
+    table = "/v1/models/default/tables/user"
+    for method, path, body, named in (
+        ("POST", f"{table}:rows", {"ids": [1], "labels": True}, '"labels" of rows'),
+        ("POST", f"{table}:neighbors", {"ids": [1]}, f"{table}:neighbors"),
+        ("GET", f"{table}:find", None, f"{table}:find"),
+        ("POST", "/v1/models/default:classify", {}, "/v1/models/default:classify"),
+        ("GET", "/console", None, "/console"),
+        ("GET", "/v2/models/default", None, "/v2/models/default"),
+    ):
+        response = server.http.request(method, path, json=body)
+        assert (response.status_code, response.headers["x-error-code"]) == (501, "UNIMPLEMENTED"), path
+        text = f"The reference server has no {named}: ask a server with the native core."
+        assert response.json() == {"error": text}
+    unlabelled = server.http.post(f"{table}:rows", json={"ids": [1], "labels": False})
+    assert unlabelled.json() == {"rows": [[1.0, 10.0]]}
 
 
 def test_fastapi_makes_the_openapi_document_of_the_data_routes(serve: Serve) -> None:

@@ -57,8 +57,7 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
       InvalidRequest: `features` is empty, a value is neither a list nor an array of ids, or weights do not fit the ids.
     """
     for what, given in (("features", features), ("weights", weights or {})):
-        if not isinstance(given, Mapping):
-            raise invalid(f'{what}: expected a dict such as {{"user_id": [1, 2]}}, got {type(given).__name__}.')
+        _check_names(what, given)
     if not features:
         raise invalid("a lookup needs at least one feature.")
     weights = weights or {}
@@ -66,6 +65,14 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
         if name not in features:
             raise invalid(f'feature "{name}": weights were sent without ids.')
     return {name: feature_ids(name, value, weights.get(name)) for name, value in features.items()}
+
+
+def _check_names(what: str, given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise invalid(f'{what}: expected a dict such as {{"user_id": [1, 2]}}, got {type(given).__name__}.')
+    for name in given:
+        if not isinstance(name, str):
+            raise invalid(f'{what}: expected names as strings, such as "user_id", got {name!r}.')
 
 
 def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = None) -> Ids:
@@ -99,8 +106,7 @@ def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
     Raises:
       InvalidRequest: a value makes no tensor.
     """
-    if not isinstance(inputs, Mapping):
-        raise invalid(f'inputs: expected a dict such as {{"user_id": [1, 2]}}, got {type(inputs).__name__}.')
+    _check_names("inputs", inputs)
     arrays: dict[str, Array] = {}
     for name, value in inputs.items():
         if isinstance(value, RaggedIds) or _is_nested_ids(value):

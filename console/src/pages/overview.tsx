@@ -5,7 +5,8 @@ import { address, useLoad } from "../hooks";
 import { Badge, Grid, Problem, bytes, duration, modelName, shown, time, timeOf } from "../parts";
 import { Noted, Statusz, VersionStatus } from "../statusz";
 
-const WIDTH = 600;
+// Width of the time line; it is scaled to its card, and its letters with it.
+const WIDTH = innerWidth > 600 ? 600 : 320;
 const ROW = 22;
 const SHOWN_VERSIONS = 8;
 

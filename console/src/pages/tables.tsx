@@ -56,7 +56,7 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
 }
 
 function HotRows({ choice }: { choice: Choice }): JSX.Element {
-  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", ":hot?k=100");
+  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", ":hot?k=20");
   const loaded = useLoad(path, (signal) => get<Hot>(path, signal));
   const isUnsampled = loaded.error instanceof Refusal && loaded.error.status === 501;
   return (

@@ -167,6 +167,8 @@ def test_features_and_inputs_are_dicts(features: Any) -> None:
         with pytest.raises(InvalidRequest) as caught:
             call()
         assert caught.value.message == f'{what}: expected a dict such as {{"user_id": [1, 2]}}, got {kind}.'
+        with pytest.raises(InvalidRequest, match=f"{what}: expected names as strings, such as .user_id., got 1"):
+            lookup_ids({1: [2]}, None) if what == "features" else tensors({1: [2]})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("ids", [[1.5], [[1.5], []], [True], np.array([1.0])])

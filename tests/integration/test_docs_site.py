@@ -1,0 +1,92 @@
+"""The site of docs/ in a real browser: what a reader on a phone sees, what search finds, and the list for models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.integration.process import ROOT, environment
+
+pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+browsing = pytest.importorskip("tests.integration.browser", reason="playwright is not installed", exc_type=ImportError)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not browsing.CHROMIUM, reason="chromium is not installed")]
+
+SCREENS = 12
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    """Serves files and logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Drops the line."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Builds the site as `make docs` does, which fails on broken links."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment() | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(site: Path) -> Iterator[str]:
+    """Serves the site's files."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=site))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_no_page_is_long_or_wide_on_a_phone(site: Path, url: str) -> None:
+    with browsing.chromium() as browser, browsing.watched(browser, url, scheme="dark", size="phone") as seen:
+        for file in sorted(site.glob("*.html")):
+            if file.name == "404.html":
+                continue
+            seen.page.goto(f"{url}/{file.name}")
+            whole = "document.documentElement"
+            height = seen.page.evaluate(f"{whole}.scrollHeight / innerHeight")
+            assert height <= SCREENS, (file.name, height)
+            assert seen.page.evaluate(f"{whole}.scrollWidth <= innerWidth"), file.name
+            is_cut = "code => code.scrollWidth > code.clientWidth"
+            assert not seen.page.evaluate(f"[...document.querySelectorAll('pre > code')].some({is_cut})"), file.name
+
+
+def test_a_link_opens_the_folded_section_that_it_leads_to(url: str) -> None:
+    with browsing.chromium() as browser, browsing.watched(browser, url, size="phone") as seen:
+        seen.page.goto(f"{url}/operations.html#embeddingslow")
+        seen.page.get_by_text("The slowest hundredth of requests takes").wait_for()
+        assert not seen.page.get_by_text("Prometheus gets no answer").is_visible()
+        seen.page.get_by_role("button", name="Runbook").click()
+        seen.page.get_by_text("The slowest hundredth of requests takes").wait_for(state="hidden")
+
+
+def test_search_finds_a_page_by_what_it_is_about(url: str) -> None:
+    with browsing.chromium() as browser, browsing.watched(browser, url) as seen:
+        for asked, found in (("several models", "Several models and versions"), ("which rows are hot", "Hot rows")):
+            seen.page.goto(f"{url}/index.html")
+            seen.page.get_by_role("textbox", name="Search").fill(asked)
+            first = seen.page.locator(".md-search-result__item h1").first
+            first.wait_for()
+            assert first.inner_text() == found
+
+
+def test_links_have_titles_and_llms_txt_lists_each_page(site: Path) -> None:
+    pages = {file.stem for file in (ROOT / "docs").glob("*.md")} - {"README"}
+    listed = (site / "llms.txt").read_text()
+    for name in pages:
+        assert f"]({name}.md)" in listed, name
+        assert (site / f"{name}.md").read_text() == (ROOT / "docs" / f"{name}.md").read_text()
+        assert ".md</a>" not in (site / f"{name}.html").read_text(), name
