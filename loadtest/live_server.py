@@ -46,16 +46,17 @@ class LiveServer:
 
     Args:
       flags: flags of the server in addition to those for ports and log.
-      root: the folder whose `service` is run.
+      root: the folder whose `service` is run; the installed package is, if it has none.
+      python: the interpreter that runs the server.
 
     records: the parsed lines of its log. faults: error that the server logged -> how often; of a text only the end is
     kept, which has the cause.
     """
 
-    def __init__(self, *flags: str, root: Path = ROOT) -> None:
+    def __init__(self, *flags: str, root: Path = ROOT, python: str = sys.executable) -> None:
         where = ["--host=127.0.0.1", "--port=auto", "--rest_api_port=auto", "--admin_port=auto", "--log_format=json"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "service", *where, *flags],
+            [python, "-m", "service", *where, *flags],
             cwd=root,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -75,6 +75,25 @@ def _untested(page: str, claim: str, names: list[str]) -> Iterator[str]:
             yield f"{page}: {path} has no {name}"
 
 
+def test_pip_install_names_what_a_registry_or_the_checkout_has() -> None:
+    extras = {
+        "": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"],
+        "client": tomllib.loads((ROOT / "client/pyproject.toml").read_text())["project"]["optional-dependencies"],
+    }
+    files = [*DOCUMENTS, ROOT / "client/README.md", ROOT / "Makefile"]
+    for folder in ("service", "model_export", "client/src", "examples"):
+        files += (ROOT / folder).rglob("*.py")
+    lines = [(file, line) for file in files for line in file.read_text().splitlines() if "pip install" in line]
+    assert len(lines) > 15
+    for file, line in lines:
+        # Neither package is in a registry; a file's name goes on behind the package's.
+        assert not re.search(r"pip install [^#]*embedding[-_](server|client)(?!-\*|[-_]native)", line), (
+            f"{file}: {line}"
+        )
+        for folder, names in re.findall(r"'(?:\./)?(\.|client)\[([a-z,]+)\]'", line):
+            assert {*names.split(",")} <= {*extras[folder.strip(".")]}, f"{file}: {line}"
+
+
 def test_a_list_begins_behind_an_empty_line_and_nests_by_four() -> None:
     # Python-Markdown, which builds the site, needs a blank line before a list; a code host would show the list without
     # it too.

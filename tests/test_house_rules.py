@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -671,3 +673,10 @@ def test_a_planted_circle_is_found() -> None:
     sources[Path("plan/servable.rs")] += "fn f(_: &super::Features) {}"
     found = rust_circles(sources)
     assert len(found) == 1 and {Path("plan/features.rs"), Path("plan/servable.rs")} <= set(found[0])
+
+
+def test_server_and_client_have_one_version() -> None:
+    server = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    client = re.search(r'^__version__ = "(.+)"$', (ROOT / "client/src/embedding_client/__init__.py").read_text(), re.M)
+    assert client and client[1] == server
+    assert "version" not in tomllib.loads((ROOT / "native/Cargo.toml").read_text())["package"]

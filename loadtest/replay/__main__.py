@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from loadtest.fuzz.campaign import say
 from loadtest.live_server import ROOT, LiveServer, export_demo
 from loadtest.model_samples import ask
-from loadtest.replay.comparing import Difference, Intended, differences, read_intended
+from loadtest.replay.comparing import Difference, Intended, differences, read_intended, without_nan_signs
 from loadtest.replay.drawing import Drawing
 from loadtest.replay.exchanges import Exchanges, Stored
 from loadtest.replay.requests import FORMS, OTHER, Request
@@ -66,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="compare a server with a corpus")
     replay.add_argument("--corpus", type=Path, required=True)
     replay.add_argument("--server", type=Path, default=ROOT, help="the folder of a checkout (default: this one)")
+    replay.add_argument("--python", default=sys.executable, help="the interpreter of the server (default: this one)")
+    replay.add_argument(
+        "--any_nan_sign", action="store_true", help="ignore the signs of NaN: another processor's differ"
+    )
     replay.add_argument("--forms", help="comma-separated (default: all)")
     replay.add_argument("--only", help="send the request of this name alone, and print both answers whole")
     for command in (record, replay):
@@ -109,14 +113,15 @@ def _replay(options: argparse.Namespace) -> int:
     say(f"recorded from {about.server}, seed {about.seed}, flags {list(about.flags)}")
     groups: dict[tuple[tuple[str, str, str], ...], list[_Finding]] = {}
     total = 0
+    mask = without_nan_signs if options.any_nan_sign else str
     flags = (*about.flags, *options.server_flags)
-    with _server(options.server, corpus, flags) as server, Exchanges(server.ready()) as client:
+    with _server(options.server, corpus, flags, options.python) as server, Exchanges(server.ready()) as client:
         for form in options.forms.split(",") if options.forms else corpus.forms():
             counts: Counter[str] = Counter()
             for request, recorded in corpus.read(form):
                 if options.only and not f"{request.name},".startswith(f"{options.only},"):
                     continue
-                outcome, left = _compared(client, request, recorded, intended)
+                outcome, left = _compared(client, request, recorded, intended, mask)
                 counts[outcome] += 1
                 if options.only:
                     say(f"{request.text()}\n\nrecorded: {recorded}\nnow: {client.send(request)}")
@@ -147,14 +152,18 @@ class _Finding(NamedTuple):
 
 
 def _compared(
-    client: Exchanges, request: Request, recorded: Sequence[Stored], intended: Sequence[Intended]
+    client: Exchanges,
+    request: Request,
+    recorded: Sequence[Stored],
+    intended: Sequence[Intended],
+    mask: Callable[[str], str],
 ) -> tuple[str, list[Difference]]:
     """Sends a request and compares the answer; returns the outcome, and the differences that nobody intended.
 
     An answer may depend on how a request's bytes arrive, so a request whose answer differs is sent again.
     """
     for is_first in (True, False, False):
-        found, varying = differences(request, recorded, client.send(request))
+        found, varying = differences(request, recorded, client.send(request), mask)
         if not found:
             return ("equal" if is_first else "equal at another try") + (", but for parts that vary" * bool(varying)), []
     left = []
@@ -172,9 +181,9 @@ def _shape(text: str) -> str:
     return re.sub(r"\"[^\"]*\"|'[^']*'|[0-9a-f]{8,}|-?[0-9.e+]+", "_", text)[:160]
 
 
-def _server(root: Path, corpus: Corpus, flags: Sequence[str]) -> LiveServer:
+def _server(root: Path, corpus: Corpus, flags: Sequence[str], python: str = sys.executable) -> LiveServer:
     config = write_config(corpus.models, corpus.models.parent / "models.config")
-    return LiveServer(f"--model_config_file={config.resolve()}", *_FLAGS, *flags, root=root)
+    return LiveServer(f"--model_config_file={config.resolve()}", *_FLAGS, *flags, root=root, python=python)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import json
 import re
 import tomllib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -78,8 +78,13 @@ def read_intended(file: Path = INTENDED) -> list[Intended]:
     return found
 
 
-def differences(request: Request, recorded: Sequence[Stored], answer: Stored) -> tuple[list[Difference], list[str]]:
+def differences(
+    request: Request, recorded: Sequence[Stored], answer: Stored, mask: Callable[[str], str] = str
+) -> tuple[list[Difference], list[str]]:
     """Compares an answer with the recorded ones, of which there are several if the recorded server's answers vary.
+
+    Args:
+      mask: is applied to each part of an answer before the comparison.
 
     Returns:
       The differences from the nearest recorded answer, and the parts that vary among the recorded answers, which are
@@ -89,10 +94,23 @@ def differences(request: Request, recorded: Sequence[Stored], answer: Stored) ->
     names = {name for parts in known for name in parts}
     varying = sorted(name for name in names if len({parts.get(name, "") for parts in known}) > 1)
     now, was = _parts(request, answer), known[0]
+    was, now = ({name: mask(part) for name, part in parts.items()} for parts in (was, now))
     changed = sorted(
         name for name in names | now.keys() if name not in varying and was.get(name, "") != now.get(name, "")
     )
     return [Difference(name, was.get(name, ""), now.get(name, "")) for name in changed], varying
+
+
+def without_nan_signs(part: str) -> str:
+    """Returns a part of an answer with each quiet NaN of 32 or 64 bits positive, in hex digits, escapes or bytes.
+
+    A NaN that arithmetic makes is negative on x86-64 and positive on aarch64.
+    """
+    for quiet in ("\xc0", "\xf8"):
+        for zeros, byte in (("0000", "{:02x}"), (r"\000\000", r"\{:03o}"), ("\0\0", "{:c}")):
+            head = zeros + byte.format(ord(quiet))
+            part = part.replace(head + byte.format(0xFF), head + byte.format(0x7F))
+    return part
 
 
 def _parts(request: Request, answer: Stored) -> dict[str, str]:

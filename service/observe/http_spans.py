@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.observe.spans import Spans
+from service.observe.spans import Spans, mark_failed
 
 # Path prefixes of traced requests. Health checks and requests for metrics are not traced: they are frequent, and their
 # spans would help nobody.
@@ -35,7 +35,7 @@ class HttpSpans:
                     status = message["status"]
                     span.set_attribute("http.response.status_code", status)
                     if status >= 500:
-                        span.set_status(StatusCode.ERROR)
+                        mark_failed(span, str(status))
                     # The span of an HTTP request is named by its route and not by its path, so that there are few
                     # names; the route is known only after the router ran.
                     if route := scope.get("route"):

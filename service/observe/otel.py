@@ -2,14 +2,14 @@
 
 OpenTelemetry's own OTEL_ variables set the address and the sampler. Source:
 opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables, semantic conventions for HTTP and RPC spans
-(1.37); www.w3.org/TR/trace-context.
+(1.45, where both are stable); www.w3.org/TR/trace-context.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,15 +52,9 @@ class OtelTracing:
         """The text by which OpenTelemetry's sampler describes itself; native.sampling parses it for the native core."""
         return self._provider.sampler.get_description()
 
-    @contextmanager
-    def request(self, name: str) -> Iterator[None]:
+    def request(self, name: str) -> AbstractContextManager[None]:
         """Opens a trace span of the kind "server" for a gRPC request. name: path of the gRPC method."""
-        service, _, method = name.lstrip("/").rpartition("/")
-        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
-        with self._spans.spanned(
-            name.lstrip("/"), attributes, SpanKind.SERVER, self._spans.remote_parent() or Context()
-        ):
-            yield
+        return self._spans.call(name)
 
     @contextmanager
     def run(self, spec: SignatureSpec, model: str, version: int) -> Iterator[None]:

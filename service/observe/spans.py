@@ -15,12 +15,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service.engine import request_context
 from service.errors import ServiceError
 
-# Error codes that do not mark a span as failed, because OpenTelemetry's conventions for RPC servers do not count them
-# as errors of the server, not even RESOURCE_EXHAUSTED.
-_CLIENTS_FAULTS = frozenset(
-    {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE", "ALREADY_EXISTS", "PERMISSION_DENIED"}
-    | {"UNAUTHENTICATED", "CANCELLED", "ABORTED", "RESOURCE_EXHAUSTED"}
-)
+# Status codes of gRPC by which the server has failed. Source: OpenTelemetry's semantic conventions 1.45, gRPC.
+_FAILURES = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
 
 class Spans:
@@ -64,8 +60,23 @@ class Spans:
             try:
                 yield span
             except Exception as error:
-                _mark(span, error)
+                code, text = _code_and_text(error)
+                # A wrong request is no failure of the server; a lookup or a load that raises an error has failed.
+                if kind is not SpanKind.SERVER or code in _FAILURES:
+                    mark_failed(span, code, text)
                 raise
+
+    @contextmanager
+    def call(self, path: str) -> Iterator[None]:
+        """Opens a trace span of the kind "server" for a gRPC call. path: path of the gRPC method."""
+        name, attributes = _name_and_attributes_of_call(path)
+        with self.spanned(name, attributes, SpanKind.SERVER, self.remote_parent() or Context()) as span:
+            try:
+                yield
+            except Exception as error:
+                span.set_attribute("rpc.status_code", _code_and_text(error)[0])
+                raise
+            span.set_attribute("rpc.status_code", "OK")
 
     def answered(self, request: Mapping[str, Any]) -> None:
         """Makes the trace spans of a request that the native core has answered; see SpanRecord in edge/records.rs."""
@@ -76,9 +87,8 @@ class Spans:
             attributes = {"http.request.method": method, "url.path": path, "url.scheme": "http", "http.route": route}
             attributes["http.response.status_code"] = status
         else:
-            name = name.lstrip("/")
-            service, _, method = name.rpartition("/")
-            attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+            name, attributes = _name_and_attributes_of_call(name)
+            attributes["rpc.status_code"] = code or "OK"
         if request["request_id"]:
             attributes["request.id"] = request["request_id"]
         request_context.traceparent.set(request["parent"].encode("latin-1"))
@@ -88,10 +98,10 @@ class Spans:
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=begin_ns)
         if run := request["run"]:
             self._run_of(span, run)
-        if code:
-            _mark_code(span, code, request["text"])
+        if code in _FAILURES:
+            mark_failed(span, code, request["text"])
         elif status >= 500:
-            span.set_status(StatusCode.ERROR)
+            mark_failed(span, str(status))
         span.end(end_ns)
 
     def _run_of(self, request: Span, run: Mapping[str, Any]) -> None:
@@ -117,12 +127,16 @@ class DrawnIds(RandomIdGenerator):
         return self.trace_id.get() or super().generate_trace_id()
 
 
-def _mark(span: Span, error: Exception) -> None:
-    code = error.code if isinstance(error, ServiceError) else "INTERNAL"
-    _mark_code(span, code, error.message if isinstance(error, ServiceError) else type(error).__name__)
+def _name_and_attributes_of_call(path: str) -> tuple[str, dict[str, Any]]:
+    name = path.lstrip("/")
+    return name, {"rpc.system.name": "grpc", "rpc.method": name}
 
 
-def _mark_code(span: Span, code: str, text: str) -> None:
-    span.set_attribute("error.type", code)
-    if code not in _CLIENTS_FAULTS:
-        span.set_status(StatusCode.ERROR, text)
+def _code_and_text(error: Exception) -> tuple[str, str]:
+    return (error.code, error.message) if isinstance(error, ServiceError) else ("INTERNAL", type(error).__name__)
+
+
+def mark_failed(span: Span, error_type: str, text: str | None = None) -> None:
+    """Marks a span as failed. error_type: a status code of gRPC or HTTP, as text."""
+    span.set_attribute("error.type", error_type)
+    span.set_status(StatusCode.ERROR, text)

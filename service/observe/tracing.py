@@ -29,5 +29,7 @@ def start_tracing(settings: Settings) -> OtelTracing | None:
     try:
         from service.observe.otel import OtelTracing
     except ModuleNotFoundError as error:
-        raise TracingUnavailable(f"--tracing needs the extra [otel]: {error}") from error
+        raise TracingUnavailable(
+            f"--tracing needs a package that is not installed ({error}): in a checkout, pip install '.[otel]'"
+        ) from error
     return OtelTracing(cast("Protocol", protocol), {"service.version": installed_version()})

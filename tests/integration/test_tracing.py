@@ -110,7 +110,9 @@ def test_a_trace_goes_on_over_both_wires(collector: Collector, start: Start) -> 
     assert attributes(of_trace(collector, base)[SPAN_OF_LOOKUP])["http.response.status_code"] == 200
     refused = of_trace(collector, base + 102)[SPAN_OF_PREDICT]
     # A span does not get the status "error" if the client's request was wrong.
-    assert (attributes(refused)["error.type"], refused.status.code) == ("INVALID_ARGUMENT", 0)
+    assert (attributes(refused)["rpc.status_code"], refused.status.code) == ("INVALID_ARGUMENT", 0)
+    assert attributes(refused).items() >= {"rpc.system.name": "grpc", "rpc.method": SPAN_OF_PREDICT}.items()
+    assert "error.type" not in attributes(refused)
     assert not [n for n in range(3) if of_trace(collector, base + 200 + n)]
     (load,) = [s for r, s in collector.spans if s.name == "load" and r["service.name"] == "own-name"]
     assert {"model": "toy", "version": 3}.items() <= attributes(load).items()

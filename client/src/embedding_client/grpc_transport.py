@@ -9,8 +9,7 @@ try:
     import grpc.aio
 except ImportError as error:
     raise ImportError(
-        "The client over gRPC needs grpcio: pip install 'embedding-client[grpc]'; EmbeddingClient over HTTP needs "
-        "nothing more."
+        "The client over gRPC needs grpcio: pip install grpcio; EmbeddingClient over HTTP needs nothing more."
     ) from error
 
 from embedding_client.bearer import NO_TOKEN, Bearer

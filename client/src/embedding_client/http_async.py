@@ -9,8 +9,7 @@ try:
     import httpx
 except ImportError as error:
     raise ImportError(
-        "AsyncEmbeddingClient over HTTP needs httpx: pip install 'embedding-client[http]'; EmbeddingClient needs "
-        "nothing more."
+        "AsyncEmbeddingClient over HTTP needs httpx: pip install httpx; EmbeddingClient needs nothing more."
     ) from error
 
 from embedding_client.bearer import NO_TOKEN, Bearer

@@ -24,7 +24,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
 
 def test_without_grpcio_it_says_what_to_install(without: Callable[[str, str], None]) -> None:
     without("grpc", "grpc_transport")
-    with pytest.raises(ImportError, match=r"pip install 'embedding-client\[grpc\]'"):
+    with pytest.raises(ImportError, match="pip install grpcio"):
         EmbeddingClient("localhost:8500", model="m")
     with EmbeddingClient("http://localhost:8501", model="m"):
         pass
@@ -33,7 +33,7 @@ def test_without_grpcio_it_says_what_to_install(without: Callable[[str, str], No
 def test_without_httpx_it_says_what_to_install(without: Callable[[str, str], None]) -> None:
     without("httpx", "http_async")
     client = AsyncEmbeddingClient("http://localhost:8501", model="m")
-    with pytest.raises(ImportError, match=r"pip install 'embedding-client\[http\]'"):
+    with pytest.raises(ImportError, match="pip install httpx"):
         asyncio.run(client.status())
     with EmbeddingClient("http://localhost:8501", model="m"):
         pass

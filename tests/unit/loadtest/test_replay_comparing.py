@@ -7,9 +7,10 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from loadtest.replay.comparing import Difference, Intended, differences, read_intended
+from loadtest.replay.comparing import Difference, Intended, differences, read_intended, without_nan_signs
 from loadtest.replay.requests import Request, framed
 from loadtest.wire import message_class
 
@@ -40,6 +41,24 @@ def test_dates_own_request_ids_and_the_order_of_maps_are_masked() -> None:
     was = http(200, b'{"a":1.50,"b":[2]}', date="Mon", x_request_id="one")
     now = http(200, b'{"b":[2],"a":1.50}', date="Tue", x_request_id="two")
     assert parts(LOOKUP, was, now) == []
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+@pytest.mark.parametrize("request_", [LOOKUP, PREDICT])
+def test_signs_of_nan_may_be_left_out(request_: Request, dtype: str) -> None:
+    def answer(*numbers: float) -> dict[str, Any]:
+        data = np.array(numbers, dtype).tobytes()
+        if request_ is LOOKUP:
+            return http(200, data)
+        response = message_class("tensorflow.serving.PredictResponse")()
+        response.outputs["a"].tensor_content = data
+        return grpc(response.SerializeToString())
+
+    nan = float(np.copysign(np.nan, 1))
+    for was, now, is_equal in ((nan, -nan, True), (1.0, -1.0, False), (nan, 1.0, False), (nan, float("inf"), False)):
+        assert parts(request_, answer(was), answer(now)) == ["body"]
+        masked = differences(request_, [answer(was)], answer(now), without_nan_signs)[0]
+        assert [difference.part for difference in masked] == ["body"] * (not is_equal)
 
 
 @pytest.mark.parametrize(

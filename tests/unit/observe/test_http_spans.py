@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from service.errors import ArtifactError, BackendFailure, InvalidRequest
 from service.observe.http_spans import HttpSpans
 from service.observe.spans import DrawnIds, Spans
 
@@ -91,12 +92,51 @@ def test_requests_of_the_core_become_spans_unless_the_sampler_drops_them() -> No
     assert dict(run.attributes or {}) == {"model": "m", "version": 3, "signature": "s"}
     assert (request.name, request.start_time, request.end_time, request.context.trace_id) == ("a.B/C", 100, 200, 7)
     assert request.parent is None and request.kind is SpanKind.SERVER
-    assert dict(request.attributes or {}) == {
-        "rpc.system": "grpc",
-        "rpc.service": "a.B",
-        "rpc.method": "C",
-        "request.id": "id",
-    }
+    call = {"rpc.system.name": "grpc", "rpc.method": "a.B/C", "request.id": "id"}
+    assert dict(request.attributes or {}) == {**call, "rpc.status_code": "OK"}
     assert f"{refused.context.trace_id:032x}" in parent
-    assert (refused.attributes or {})["error.type"] == "UNAVAILABLE"
+    failed = {"rpc.status_code": "UNAVAILABLE", "error.type": "UNAVAILABLE"}
+    assert dict(refused.attributes or {}) == {**call, **failed}
     assert (refused.status.status_code, refused.status.description) == (StatusCode.ERROR, "later")
+
+
+def _traced() -> tuple[Spans, InMemorySpanExporter]:
+    kept, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    return Spans(provider.get_tracer("t"), DrawnIds()), kept
+
+
+def test_only_failures_of_the_server_have_an_error_type() -> None:
+    spans, kept = _traced()
+    spans.answered(_answered(code="NOT_FOUND", text="no model", run=None))
+    for status in (404, 503):
+        spans.answered(
+            _answered(name="POST /v1/models/{model}:lookup", path="/v1/models/m:lookup", status=status, run=None)
+        )
+    for error in (None, InvalidRequest("wrong"), BackendFailure("broken"), KeyError("key")):
+        with suppress(Exception), spans.call("/a.B/C"):
+            if error:
+                raise error
+    found = [
+        (attributes.get("rpc.status_code"), attributes.get("error.type"), span.status.status_code.name)
+        for span in kept.get_finished_spans()
+        for attributes in [span.attributes or {}]
+    ]
+    assert found == [
+        ("NOT_FOUND", None, "UNSET"),
+        (None, None, "UNSET"),
+        (None, "503", "ERROR"),
+        ("OK", None, "UNSET"),
+        ("INVALID_ARGUMENT", None, "UNSET"),
+        ("INTERNAL", "INTERNAL", "ERROR"),
+        ("INTERNAL", "INTERNAL", "ERROR"),
+    ]
+
+
+def test_a_load_that_fails_is_an_error() -> None:
+    spans, kept = _traced()
+    with suppress(ArtifactError), spans.spanned("load", {"model": "m"}, SpanKind.INTERNAL):
+        raise ArtifactError("cut off")
+    (load,) = kept.get_finished_spans()
+    assert dict(load.attributes or {}) == {"model": "m", "error.type": "FAILED_PRECONDITION"}
+    assert (load.status.status_code, load.status.description) == (StatusCode.ERROR, "cut off")
