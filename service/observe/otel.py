@@ -23,7 +23,6 @@ from starlette.types import ASGIApp
 from service.engine.servable import Servable
 from service.observe.http_spans import HttpSpans
 from service.observe.spans import DrawnIds, Spans
-from service.types import SignatureSpec
 
 _STOP_S = 5.0
 Protocol = Literal["grpc", "http/protobuf"]
@@ -60,13 +59,6 @@ class OtelTracing:
         with self._spans.spanned(
             name.lstrip("/"), attributes, SpanKind.SERVER, self._spans.remote_parent() or Context()
         ):
-            yield
-
-    @contextmanager
-    def run(self, spec: SignatureSpec, model: str, version: int) -> Iterator[None]:
-        """Opens an internal trace span for a lookup or for a run of a graph."""
-        name = "lookup" if spec.kind == "lookup" else "graph run"
-        with self._spans.spanned(name, {"model": model, "version": version, "signature": spec.name}, SpanKind.INTERNAL):
             yield
 
     def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:
