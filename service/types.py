@@ -6,7 +6,6 @@ and D embedding_dim of a table, K max ids per row of a padded lookup.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -149,8 +148,6 @@ class SignatureSpec:
     required: derived; names of the inputs that each request must send.
     ragged: derived; ragged_names by feature.
     row_inputs: derived; inputs that are no part of a ragged feature; their first dimension is the number of rows.
-    row_bytes: derived; output -> bytes of one row of it, as far as its shape is known.
-    has_joined_outputs: derived; an output needs several features.
     """
 
     name: str
@@ -165,8 +162,6 @@ class SignatureSpec:
     required: frozenset[str] = field(init=False, repr=False, compare=False)
     ragged: Mapping[str, RaggedNames] = field(init=False, repr=False, compare=False)
     row_inputs: frozenset[str] = field(init=False, repr=False, compare=False)
-    row_bytes: Mapping[str, int] = field(init=False, repr=False, compare=False)
-    has_joined_outputs: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # The fields that follow from the inputs and outputs are computed once for a signature, because every request
@@ -178,23 +173,11 @@ class SignatureSpec:
         object.__setattr__(self, "required", required)
         object.__setattr__(self, "ragged", {names.feature: names for names in self.ragged_names})
         object.__setattr__(self, "row_inputs", frozenset(self.inputs) - parts)
-        row_bytes = {name: _row_bytes(tensor, self.kind) for name, tensor in self.outputs.items()}
-        object.__setattr__(self, "row_bytes", row_bytes)
-        object.__setattr__(self, "has_joined_outputs", any(len(ids) > 1 for ids in self.output_ids.values()))
 
 
 def runnable(signatures: Mapping[str, SignatureSpec]) -> dict[str, SignatureSpec]:
     """Returns the signatures that requests can run: all but the one that initializes the graph."""
     return {name: spec for name, spec in signatures.items() if name != INIT_SIGNATURE}
-
-
-def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
-    sizes = (tensor.shape or ())[1:]
-    itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
-    # If a size of a lookup's output is unknown (None), it counts as 1 here, because the core multiplies row_bytes
-    # by the number of ids.
-    unknown = 1 if kind == "lookup" else 0
-    return itemsize * math.prod(unknown if size is None else size for size in sizes)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any] | None:

@@ -136,7 +136,7 @@ MAY_IMPORT: dict[str, Row] = {
     # set.
     "service.observe": Row(
         _FORMATS
-        | {"service.configuration", "service.engine", "service.wire.prediction_log"}
+        | {"service.configuration", "service.engine"}
         | {"service.remote.address", "service.remote.counts"}
         # The metrics import parts of the tables to report how much of a table is in memory.
         | {"service.tables.page_table", "service.tables.table"},

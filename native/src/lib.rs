@@ -7,8 +7,8 @@
 //! `tests/test_house_rules.py` has the exact table. The modules `python` have the classes and functions that Python
 //! uses; no other module uses them.
 //!
-//! The errors of data requests are in `plan/faults.rs`. A request of a kind that this crate does not run is forwarded,
-//! unchanged, to the servers in Python, which answer or refuse it.
+//! The errors of data requests are in `plan/faults.rs`. Control requests, and searches for nearest rows, are
+//! forwarded to the servers in Python, which answer or refuse them.
 
 pub mod admission;
 pub mod clusters;

@@ -10,7 +10,6 @@ from typing import Any
 
 from service.access.callers import Grant, Right
 from service.engine.admission import Admission
-from service.engine.bound import Bound
 from service.engine.call import Call
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.engine import Engine, ModelDescription, TableRows
@@ -93,15 +92,6 @@ class GuardedEngine(Engine):
     def share_of(self, name: str) -> str:
         """Returns the model name under which a request's bytes are counted: "" if the caller can not see the model."""
         return self._engine.share_of(name) if self._grant().rights(name) else ""
-
-    def bind(self, ref: ModelRef, signature_name: str, call: Call, **options: Any) -> Bound:
-        """Returns a signature and a lease of its version (Bound); the caller needs the right "predict" on the model."""
-        try:
-            engine = self._for(ref.name, "predict")
-        except PermissionDenied as error:
-            self._engine.reject(error, call, model=ref.name)
-            raise
-        return engine.bind(ref, signature_name, call, **options)
 
     def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
         """Calls the wrapped engine's reject, which counts a request that failed before its signature was found.

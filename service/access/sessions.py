@@ -98,8 +98,8 @@ class Sessions:
             raise PermissionDenied(f"A request with a session's cookie needs the session's token in {CSRF_HEADER}.")
         return grant
 
-    def show_core(self, cookie: str, csrf: str) -> bool:
-        """Tells the native core of a session, so that it answers its data requests; False if it knows already.
+    def show_core(self, cookie: str, csrf: str) -> None:
+        """Tells the native core of a session, so that it answers its data requests.
 
         The session must be open, and the CSRF token be the session's.
         """
@@ -107,14 +107,13 @@ class Sessions:
         credential = _credential(cookie, csrf)
         with self._lock:
             if found is None or credential in self._callers.sessions:
-                return False
+                return
             now_s = self._clock()
             known = {key: one for key, one in self._callers.sessions.items() if one[1] > now_s}
             while len(known) >= MAX_SESSIONS:
                 del known[next(iter(known))]
             self._callers.sessions = {**known, credential: (found[0].token_digest, found[0].ends_s)}
         self._callers.on_change()
-        return True
 
     def hide_from_core(self) -> None:
         """Makes the native core forget sessions that are over."""

@@ -184,7 +184,7 @@ class ServerSettings:
     )
     graph_threads: int = setting(
         num_processors(),
-        "TensorFlow threads, and graph runs at the same time in Python over HTTP.",
+        "TensorFlow threads.",
         1,
         1024,
         default_about="as --threads=auto",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from service.types import SignatureKind
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -14,7 +12,7 @@ class Call:
 
     api: the label for metrics, such as "http" or "grpc".
     method: the label for metrics, spelt as HTTP or gRPC spells the method.
-    started_s: when the request arrived; None: Engine.bind sets it.
+    started_s: when the request arrived; None: it has just arrived.
     deadline_s: the engine begins no work after this time; None: the request has no deadline.
     """
 
@@ -28,7 +26,7 @@ class Subject(NamedTuple):
     """The labels under which metrics count a request: API, method, model, version and signature.
 
     model, signature: "" if no model or signature of the requested name exists, so that labels stay bounded.
-    version: None where no version was bound.
+    version: None where no version was found.
     """
 
     api: str
@@ -42,13 +40,11 @@ class Subject(NamedTuple):
 class Finished:
     """The result and the times of a request that has ended, for metrics.
 
-    kind: "predict" if a graph ran, "lookup" if not.
     error: None: the request succeeded.
-    run_seconds: the part of seconds that the backend took.
+    run_seconds: the part of seconds that the search took.
     """
 
     subject: Subject
-    kind: SignatureKind
     error: BaseException | None
     seconds: float
     run_seconds: float

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from service.engine.admission import Admission
 from service.engine.admission_limits import NeighborLimits
-from service.engine.bound import Bound, Services
 from service.engine.call import Call, Finished, Observer, Subject
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig, Origin
 from service.engine.neighbor_indexes import Indexing
 from service.engine.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
-from service.engine.recording import Recorder
 from service.engine.registry import Registry
 from service.engine.searches import Searches
-from service.engine.servable import Lease, Servable, find_signature
+from service.engine.servable import Servable, find_signature
 from service.engine.tracing import Tracing
 from service.errors import (
     ConfigConflict,
@@ -29,13 +26,10 @@ from service.errors import (
     ModelNotFound,
     NotReady,
     ServiceError,
-    SignatureNotFound,
     TableNotFound,
-    UnfitSignature,
     Unimplemented,
 )
 from service.types import (
-    DEFAULT_SIGNATURE,
     Array,
     ModelRef,
     SignatureSpec,
@@ -78,7 +72,7 @@ class ModelDescription:
     signatures: Mapping[str, SignatureSpec]
 
     def signature(self, name: str = "", fallback: str = "") -> SignatureSpec:
-        """Returns the signature of this name, by the rules of Engine.bind; raises SignatureNotFound."""
+        """Returns the signature of this name, as servable.find_signature() does."""
         return find_signature(self.signatures, name, fallback)
 
 
@@ -100,7 +94,6 @@ class Engine:
       reload: replaces the list of models; None: the list is fixed.
       set_label: changes a label of a model; None: the list is fixed.
       admission: counts and limits the bytes and rows in flight; None: there is no limit.
-      recorders: the request recorders, by model; may change at any time.
       tracing: traces requests; None: requests are not traced.
       on_damage: called with a model's name when a request finds the model's files damaged.
       compare: compares two versions; None: versions can not be compared.
@@ -118,7 +111,6 @@ class Engine:
         set_label: SetLabel | None = None,
         pin: Pin | None = None,
         admission: Admission | None = None,
-        recorders: Mapping[str, Recorder] = MappingProxyType({}),
         tracing: Tracing | None = None,
         on_damage: Callable[[str], None] = lambda model: None,
         compare: Comparisons | None = None,
@@ -130,56 +122,21 @@ class Engine:
         self._registry = registry
         self._reload = reload
         self._set_label, self._pin = set_label, pin
-        self._recorders = recorders
         self._compare = compare
-        self._services = Services(observer, clock, tracing, on_damage)
+        self._observer = observer
+        self._clock = clock
+        self._tracing = tracing
+        self._on_damage = on_damage
 
     @property
     def clock(self) -> Callable[[], float]:
         """The clock that all deadlines refer to: seconds, monotonic."""
-        return self._services.clock
+        return self._clock
 
     @property
     def tracing(self) -> Tracing | None:
         """The object that makes trace spans of requests; None: requests are not traced."""
-        return self._services.tracing
-
-    def bind(
-        self,
-        ref: ModelRef,
-        signature_name: str,
-        call: Call,
-        *,
-        unknown_signature: str = "",
-        fallback_signature: str = "",
-    ) -> Bound:
-        """Finds a request's signature and leases the servable for the request; use the result in a `with` block.
-
-        Args:
-          signature_name: "" means serving_default.
-          unknown_signature: the text of an UnfitSignature in place of SignatureNotFound; {} stands for the name.
-          fallback_signature: the signature that "" means where a model has no serving_default.
-
-        Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound, NotReady, SignatureNotFound, UnfitSignature.
-        """
-        if call.started_s is None:
-            call = replace(call, started_s=self.clock())
-        lease: Lease | None = None
-        try:
-            lease = self._registry.lease(ref, lambda early: early.runs(signature_name, fallback_signature))
-            servable = lease.__enter__()
-            spec = servable.signature(signature_name, fallback_signature)
-        except ServiceError as caught:
-            error = caught
-            if unknown_signature and isinstance(caught, SignatureNotFound):
-                error = UnfitSignature(unknown_signature.format(signature_name or DEFAULT_SIGNATURE) + caught.near)
-            if lease is not None:
-                lease.__exit__(type(error), error, None)
-            self.reject(error, call, model=ref.name)
-            raise error from (None if error is caught else caught)
-        recorder = self._recorders.get(servable.name) if self._recorders else None
-        return Bound(spec, servable, lease, call, self._services, recorder)
+        return self._tracing
 
     def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
         """Counts a request that failed before its signature was bound, such as a request that does not parse.
@@ -189,10 +146,10 @@ class Engine:
         """
         subject = Subject(call.api, call.method, self.share_of(model), None, "")
         seconds = 0.0 if call.started_s is None else self.clock() - call.started_s
-        self._services.observer.finished(Finished(subject, "lookup", error, seconds, 0.0, 0))
+        self._observer.finished(Finished(subject, error, seconds, 0.0, 0))
 
     def describe(self, ref: ModelRef) -> ModelDescription:
-        """Returns the name, version and signatures of the model that `ref` names; raises as Engine.bind does."""
+        """Returns the name, version and signatures of the model that `ref` names; raises as Registry.lease does."""
         with self._registry.lease(ref) as servable:
             return ModelDescription(servable.name, servable.version, servable.signatures)
 
@@ -272,19 +229,19 @@ class Engine:
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
         """Returns a TableInfo for each table of a servable, sorted by table name; [] if its version has no manifest."""
-        with self._registry.lease(ref, lambda early: True) as servable:
+        with self._registry.lease(ref, may_load=True) as servable:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
         """Returns the rows of [N] int64 ids, and the version; raises TableNotFound, IdOutOfRange, DataLoss."""
-        with self._registry.lease(ref, lambda early: True) as servable:
+        with self._registry.lease(ref, may_load=True) as servable:
             rows = _table(servable, table_name).rows(ids)
             self._check_damage(servable)
             return TableRows(rows, servable.version)
 
     def labels(self, ref: ModelRef, table_name: str, ids: Array) -> list[str | None]:
         """Returns the labels of [N] int64 ids, None for a row without one; [] if the table has no labels."""
-        with self._registry.lease(ref, lambda early: True) as servable:
+        with self._registry.lease(ref, may_load=True) as servable:
             return servable.labels[table_name].of(ids.tolist()) if table_name in servable.labels else []
 
     def find_labels(self, ref: ModelRef, table_name: str, text: str, most: int) -> list[tuple[int, str]]:
@@ -295,7 +252,7 @@ class Engine:
         Raises:
           TableNotFound: the version has no such table. InvalidRequest: the table has no labels.
         """
-        with self._registry.lease(ref, lambda early: True) as servable:
+        with self._registry.lease(ref, may_load=True) as servable:
             _table(servable, table_name)
             if table_name not in servable.labels:
                 raise InvalidRequest(
@@ -314,7 +271,7 @@ class Engine:
         """Returns the counts of lookups of a table ("traffic"), with the given number of its hottest rows.
 
         Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as Registry.lease does.
           TableNotFound: the version has no such table.
           Unimplemented: the ids of the table are not sampled.
         """
@@ -334,12 +291,12 @@ class Engine:
         Call it in a thread of `searches.pool`: a search of a large table takes milliseconds or more.
 
         Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as Registry.lease does.
           TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the query does not fit the table.
           DeadlineExceeded, Unimplemented, DataLoss: the search could not be completed.
         """
         try:
-            lease = self._registry.lease(ref, lambda early: True)
+            lease = self._registry.lease(ref, may_load=True)
         except ServiceError as error:
             self.reject(error, call, model=ref.name)
             raise
@@ -359,13 +316,11 @@ class Engine:
                 ended_s = self.clock()
                 subject = Subject(call.api, call.method, servable.name, servable.version, SIGNATURE)
                 seconds = ended_s - (started_s if call.started_s is None else call.started_s)
-                self._services.observer.finished(
-                    Finished(subject, "lookup", failure, seconds, ended_s - started_s, rows)
-                )
+                self._observer.finished(Finished(subject, failure, seconds, ended_s - started_s, rows))
 
     def _check_damage(self, servable: Servable) -> None:
         if servable.files.is_damaged:
-            self._services.on_damage(servable.name)
+            self._on_damage(servable.name)
             raise servable.data_loss()
 
     def searches_by_signature(self, ref: ModelRef) -> bool:
@@ -374,7 +329,7 @@ class Engine:
         It is not if the model's SavedModel has a signature of that name.
         """
         try:
-            with self._registry.lease(ref, lambda early: True) as servable:
+            with self._registry.lease(ref, may_load=True) as servable:
                 return SIGNATURE not in servable.signatures
         except ServiceError:
             # searches_by_signature() does not raise the lease's error: neighbors(), which is called next, leases the
@@ -387,7 +342,7 @@ class Engine:
         Returns False if there is no such table or model.
         """
         try:
-            with self._registry.lease(ref, lambda early: True) as servable:
+            with self._registry.lease(ref, may_load=True) as servable:
                 return table_name in servable.remote_tables
         except ServiceError:
             # may_wait() does not raise the lease's error: table_rows(), which is called next, leases the model too, and
@@ -400,7 +355,7 @@ class Engine:
         Also raises as Deltas.upsert does.
 
         Raises:
-          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as Registry.lease does.
           DeltaRefused: rows of this version can not be changed.
         """
         with self._registry.lease(ref) as servable:

@@ -44,14 +44,6 @@ class ModelRoutes(NamedTuple):
     problem: str = ""
 
 
-# Type of a function that says whether a request needs only lookups, which a version can answer while it still loads.
-IsEnough = Callable[[Servable], bool]
-
-
-def _is_never_enough(servable: Servable) -> bool:
-    return False
-
-
 # Type of a function that changes the routes of some models at once, and removes those of others, which it gets by name;
 # called in the order of changes, must not block.
 Publish = Callable[[Sequence[ModelRoutes], Collection[str]], None]
@@ -91,30 +83,22 @@ class Registry:
         # Why this server shall get no requests whatever its models can answer; "": nothing is wrong.
         self.fault = ""
 
-    def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
+    def lease(self, ref: ModelRef, *, may_load: bool = False) -> Lease:
         """Returns a lease on the servable that a model reference names.
 
         Args:
-          is_enough: says whether the lookups of a version that still loads can answer the request, if no version is
-            AVAILABLE.
+          may_load: a version that still loads, whose lookups are shown, is enough if no version is AVAILABLE.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound: the server has no such model, version or label.
           NotReady: the model is configured but no version of it can answer.
         """
-        return Lease(self.hold(ref, is_enough))
-
-    def hold(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Holder:
-        """Adds a lease to the holder of the servable that a model reference names; Holder.release ends the lease.
-
-        Raises as lease() does.
-        """
         while True:
-            holder = self._find(ref, is_enough)
+            holder = self._find(ref, may_load)
             if holder.acquire():
-                return holder
+                return Lease(holder)
 
-    def _find(self, ref: ModelRef, is_enough: IsEnough) -> Holder:
+    def _find(self, ref: ModelRef, may_load: bool) -> Holder:
         model = self._snapshot.get(ref.name)
         if ref.label is not None:
             # The label is checked before the model: TensorFlow Serving reports an unknown label even if the model is
@@ -125,9 +109,9 @@ class Registry:
             ref = ModelRef(ref.name, version)
         if model is None or not model.is_configured:
             raise ModelNotFound(f"Servable not found for request: {_describe(ref)}")
-        if (early := model.early) is not None and ref.version in (None, early.servable.version):
-            if is_enough(early.servable):
-                return early
+        early = model.early
+        if may_load and early is not None and ref.version in (None, early.servable.version):
+            return early
         if ref.version is not None:
             holder = model.available.get(ref.version)
             if holder is None:

@@ -13,11 +13,10 @@ from service.artifact.row_labels import NO_LABELS, RowLabels
 from service.engine.deltas import Deltas
 from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, hot_rows_of
 from service.engine.neighbors import SearchedTable, TableKeys
-from service.errors import DataLoss, GraphUnavailable, InvalidRequest, SignatureNotFound
+from service.errors import DataLoss, SignatureNotFound
 from service.near_names import did_you_mean
 from service.types import (
     DEFAULT_SIGNATURE,
-    INIT_SIGNATURE,
     Array,
     Backend,
     SignatureSpec,
@@ -125,7 +124,7 @@ class Servable:
     deltas: changes rows of the tables; None: all rows are as they were saved.
     signature_faults: signature -> why its graph is run although the manifest describes its lookup.
     native: the servable that the native core answers from; None: no request can run the version.
-    remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
+    remote_tables: the tables that are read from other machines.
     not_run: signature -> why the native core does not run it.
     keys: table -> keys of its rows, for tables with vocabularies. labels: table -> labels of its rows, if it has any.
     notice: what the exporter wants every operator to know of the version; "" for nothing.
@@ -145,7 +144,6 @@ class Servable:
     not_run: Mapping[str, str] = field(default_factory=dict)
     is_loading: bool = False
     remote_tables: frozenset[str] = frozenset()
-    remote_lookups: frozenset[str] = frozenset()
     keys: Mapping[str, TableKeys] = field(default_factory=dict)
     labels: Mapping[str, RowLabels] = field(default_factory=dict)
     unproven: tuple[str, ...] = ()
@@ -155,35 +153,12 @@ class Servable:
         """Returns the signature that a request names, as find_signature() does; raises SignatureNotFound."""
         return find_signature(self.signatures, name, fallback)
 
-    def runs(self, name: str, fallback: str = "") -> bool:
-        """Says whether the servable has a signature of this name, with a backend that runs it."""
-        try:
-            return self.signature(name, fallback).name in self.backends
-        except SignatureNotFound:
-            return False
-
     @property
     def can_not_run(self) -> Mapping[str, str]:
         """Signature -> why no request can run it, although the server has its tables or its graph."""
         if self.is_loading:
             return {}
         return {name: reason for name, reason in self.not_run.items() if name in self.backends}
-
-    def backend(self, spec: SignatureSpec) -> Backend:
-        """Returns the backend that runs a signature; raises GraphUnavailable or InvalidRequest if there is none."""
-        backend = self.backends.get(spec.name)
-        if spec.name == INIT_SIGNATURE:
-            raise InvalidRequest(f'"{spec.name}" prepares the graph when the model is loaded; no request can run it.')
-        if backend is None:
-            runnable = ", ".join(sorted(self.backends)) or "none"
-            fault = self.signature_faults.get(spec.name)
-            why = f" (its lookup manifest does not fit: {fault})" if fault else ""
-            raise GraphUnavailable(
-                f'Signature "{spec.name}" runs a TensorFlow graph{why} and this server runs without TensorFlow. '
-                f"Signatures it can answer: {runnable}. To run graphs, install the extra [tensorflow] or use the "
-                "full image, and do not set --graph_signatures=off."
-            )
-        return backend
 
     def all_table_counts(self) -> dict[str, TableCounts]:
         """Returns table -> counts of reads from it so far."""

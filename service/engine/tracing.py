@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from service.types import SignatureSpec
-
 
 class Tracing(Protocol):
     """The maker of OpenTelemetry spans for sampled requests and for their lookups and graph runs.
@@ -22,10 +20,6 @@ class Tracing(Protocol):
 
     def request(self, name: str) -> AbstractContextManager[None]:
         """Opens a trace span for a request; its parent is the client's span if request_context has a traceparent."""
-        ...
-
-    def run(self, spec: SignatureSpec, model: str, version: int) -> AbstractContextManager[None]:
-        """Opens a trace span for a lookup or for a run of a graph."""
         ...
 
     def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:

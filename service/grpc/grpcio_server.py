@@ -25,7 +25,6 @@ from service.grpc.guard import Guard
 from service.grpc.refusals import Refusals, retry_hint
 from service.grpc.served import (
     HEALTH_NAMES,
-    RESPONSE_ENCODING_KEY,
     SERVICES,
     TENSOR_ENCODING_KEY,
     UNIMPLEMENTED,
@@ -181,28 +180,23 @@ class _MethodTable(grpc.GenericRpcHandler):
     def __init__(self, engine: Engine, *, as_content: bool) -> None:
         serve = _Serve(engine)
         self._as_content = as_content
-        self._handlers: dict[tuple[str, bool, bool], grpc.RpcMethodHandler[bytes, bytes]] = {}
-        for in_content in (False, True):
-            handlers = unary_handlers(engine, as_content=in_content)
-            for path, handler in handlers.items():
-                plain = partial(serve, handler)
-                self._handlers[path, in_content, False] = grpc.unary_unary_rpc_method_handler(plain)
-                compressed = partial(_compressed, plain)
-                self._handlers[path, in_content, True] = grpc.unary_unary_rpc_method_handler(compressed)
+        self._handlers: dict[tuple[str, bool], grpc.RpcMethodHandler[bytes, bytes]] = {
+            (path, in_content): grpc.unary_unary_rpc_method_handler(partial(serve, handler))
+            for in_content in (False, True)
+            for path, handler in unary_handlers(engine, as_content=in_content).items()
+        }
         self._unimplemented: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             path: grpc.unary_unary_rpc_method_handler(partial(serve, partial(_refuse, text)))
             for path, text in UNIMPLEMENTED.items()
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        as_content, is_compressed = self._as_content, False
+        as_content = self._as_content
         for key, value in handler_call_details.invocation_metadata or ():
             if key == TENSOR_ENCODING_KEY:
                 as_content = value == "content"
-            elif key == RESPONSE_ENCODING_KEY:
-                is_compressed = value == "gzip"
         path = handler_call_details.method
-        return self._handlers.get((path, as_content, is_compressed)) or self._unimplemented.get(path)
+        return self._handlers.get((path, as_content)) or self._unimplemented.get(path)
 
 
 class _Serve:
@@ -246,13 +240,6 @@ class _Serve:
         context.set_trailing_metadata(((request_context.REQUEST_ID, own_id), *retry_hint(error)))
         code, text = self._refusals(error)
         context.abort(STATUS_CODES[code], text)
-
-
-def _compressed(
-    serve: Callable[[bytes, grpc.ServicerContext], bytes], data: bytes, context: grpc.ServicerContext
-) -> bytes:
-    context.set_compression(grpc.Compression.Gzip)
-    return serve(data, context)
 
 
 def _refuse(text: str, data: bytes, deadline_s: float | None) -> bytes:

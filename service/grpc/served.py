@@ -25,10 +25,8 @@ HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "Predi
 # UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {**methods.UNIMPLEMENTED, **inference_v2_methods.UNIMPLEMENTED}
 
-# Metadata keys by which a request chooses its answer's form: tensors as "content" or "values", and "gzip" for
-# compression.
+# Metadata key by which a request chooses its answer's form: tensors as "content" or "values".
 TENSOR_ENCODING_KEY = "x-tensor-encoding"
-RESPONSE_ENCODING_KEY = "x-response-encoding"
 
 
 def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:

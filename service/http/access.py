@@ -28,8 +28,6 @@ _OPEN_PATHS: Mapping[str, Part] = {
 # files, which are the same on every server.
 _OPEN_FOLDERS: Mapping[str, Part] = {"/docs-assets/": "docs", "/console/static/": "console"}
 _NAMES = "certificate_names"
-# Name of the entry of a request's scope that says whether the native core has just now learned of its session.
-IS_SHOWN = "is_session_shown"
 _CSRF = CSRF_HEADER.lower().encode()
 
 
@@ -99,7 +97,7 @@ class AccessMiddleware:
         is_read = scope["method"] in ("GET", "HEAD")
         grant = self._sessions.grant(cookie, csrf, is_read=is_read)
         if grant is not None and not is_read:
-            scope[IS_SHOWN] = self._sessions.show_core(cookie, csrf)
+            self._sessions.show_core(cookie, csrf)
         return grant
 
 

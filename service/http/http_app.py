@@ -19,7 +19,6 @@ from service.errors import ModelNotFound, RouteNotFound, ServiceError
 from service.http import openapi
 from service.http.access import AccessMiddleware
 from service.http.admin_routes import add_admin_routes
-from service.http.calls import Calls
 from service.http.console_routes import ConsoleSources, add_console_routes
 from service.http.cors import CorsMiddleware
 from service.http.diff_routes import add_diff_route
@@ -41,7 +40,6 @@ from service.native.forwarded import NO_FORWARDING, Forwarding
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
 _MAX_MODELS_TOLD = 100
-DEFAULT_INLINE_BODY_BYTES = 4 * 1024
 # HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
 DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
@@ -53,8 +51,6 @@ def create_http_app(
     metrics_paths: Sequence[str] = DEFAULT_METRICS_PATHS,
     max_body_bytes: int,
     rest_api_timeout_s: float,
-    graph_threads: int,
-    inline_body_bytes: int = DEFAULT_INLINE_BODY_BYTES,
     gzip_min_bytes: int = 0,
     has_cors: bool = False,
     cors_origins: Collection[str] = (),
@@ -72,11 +68,9 @@ def create_http_app(
       metrics: returns the metrics' text and content type; metrics_paths: their paths.
       max_body_bytes: largest body, before and after decompression.
       rest_api_timeout_s: timeout of a whole request.
-      graph_threads: number of graph runs at a time.
-      inline_body_bytes: largest body that is parsed on the event loop.
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
       has_cors: lets web pages of other origins read answers; with cors_origins, of these origins only.
-      strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
+      strict_json: the native core writes null for numbers that are not finite, which the documentation says.
       callers: authenticates requests; None: everybody may send requests.
       sessions: the sessions of the console's users; None: nobody signs in.
       console: data of the console; None: there is no console.
@@ -85,18 +79,10 @@ def create_http_app(
       statusz: a function that gathers the status page's content, and one that makes HTML of it; None: there is no
         status page.
     """
-    calls = Calls(
-        engine,
-        max_body_bytes=max_body_bytes,
-        inline_body_bytes=inline_body_bytes,
-        timeout_s=rest_api_timeout_s,
-        graph_threads=graph_threads,
-    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        calls.close()
         close_searches()
         close_table_views()
 
@@ -116,9 +102,9 @@ def create_http_app(
     # The route that compares versions is added before the status route, whose pattern also matches paths like
     # /versions/1:diff.
     add_diff_route(app, engine)
-    add_tfs_routes(app, engine, calls, strict_json=strict_json)
+    add_tfs_routes(app, engine)
     close_table_views = add_table_view_routes(app, engine)
-    add_open_inference_routes(app, engine, calls)
+    add_open_inference_routes(app, engine)
     add_admin_routes(app, engine, metrics, metrics_paths)
     if statusz is not None:
         add_statusz_route(app, *statusz)

@@ -15,18 +15,21 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine, ModelDescription
 from service.errors import MalformedPayload, Unimplemented
 from service.http import oip_openapi
-from service.http.calls import Calls
+from service.http.body import read_body
 from service.http.path_case import IS_ENCODED
 from service.http.routing import add_route, in_the_core
 from service.types import ModelRef, SignatureSpec
 from service.wire import oip_models
-from service.wire.json_document import describe, parse_object
+from service.wire.json_body import parse_object, shown
 
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
 _NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
+# Largest body, in bytes, of a request for the index of the repository.
+_MAX_INDEX_BYTES = 4096
 # Path of a Triton route that this server lacks -> its HTTP methods, and the error text of the answer 501.
 _UNIMPLEMENTED = {
     "/v2/models/{model}/stats": ("GET", "Statistics are not implemented; see /metrics."),
@@ -40,7 +43,7 @@ _UNIMPLEMENTED = {
 }
 
 
-def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls) -> None:
+def add_open_inference_routes(app: FastAPI, engine: Engine) -> None:
     """Adds all routes of the Open Inference Protocol but infer, which the native core answers."""
 
     async def metadata(request: Request) -> Response:
@@ -81,7 +84,8 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls) -> Non
         """Lists the versions of all models with their states; only those that can answer, if the body asks
         for these.
         """
-        only_ready = await calls.read(request, "", read_only_ready)
+        body = await read_body(request, _MAX_INDEX_BYTES, Reservation(Admission(), ""))
+        only_ready = read_only_ready(body)
         return _json(oip_models.repository_index(engine.all_statuses(), engine.problems(), only_ready=only_ready))
 
     for where in ("", "/versions/{version}"):
@@ -101,9 +105,9 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls) -> Non
 
 def read_only_ready(body: bytes) -> bool:
     """Says whether the body of a repository index request asks only for models that can answer."""
-    only_ready = parse_object(body).get("ready", False) if body else False
+    only_ready = parse_object("A request for the index", body).get("ready", False) if body else False
     if type(only_ready) is not bool:
-        raise MalformedPayload(f'expected "ready" to be true or false, got JSON Value: {describe(only_ready)}')
+        raise MalformedPayload(f'"ready" is {shown(only_ready)}, expected true or false.')
     return only_ready
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from service.engine.engine import Engine, ModelDescription
-from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD
 from service.engine.table_view import vocabularies_of
 from service.errors import ServiceError
 from service.http.json_schema import Json
@@ -20,6 +19,8 @@ from service.wire.oip_tensors import datatype_name
 
 # Most signatures for which the page /docs shows an example; more examples would hide the rest of the page.
 _MAX_SIGNATURES = 4
+# Methods of signatures that take tf.Examples: no request of `:predict` has a form for these that a person would write.
+_EXAMPLE_METHODS = ("tensorflow/serving/classify", "tensorflow/serving/regress")
 _ROUTES = {"lookup": ":lookup", "predict": ":predict", "infer": "/infer", "rows": ":rows", "neighbors": ":neighbors"}
 
 
@@ -88,7 +89,7 @@ def _is_predict(spec: SignatureSpec) -> bool:
     # A predict signature with a tensor of a dtype that numpy lacks gets no example in the OpenAPI document, because
     # JSON has no form for its values.
     has_json = all(tensor.numpy_dtype is not None for tensor in (*spec.inputs.values(), *spec.outputs.values()))
-    return bool(spec.inputs) and has_json and spec.method_name not in (CLASSIFY_METHOD, REGRESS_METHOD)
+    return bool(spec.inputs) and has_json and spec.method_name not in _EXAMPLE_METHODS
 
 
 def _lookup(spec: SignatureSpec) -> Json:

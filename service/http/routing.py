@@ -12,9 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from service.engine.bound import NOT_HERE
-from service.errors import InvalidRequest, Unimplemented
-from service.http.access import IS_SHOWN
+from service.errors import InvalidRequest
 from service.http.json_schema import Json
 from service.http.path_case import IS_ENCODED
 from service.near_names import did_you_mean
@@ -68,13 +66,10 @@ def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, operatio
 
 
 async def in_the_core(request: Request) -> Response:
-    """Refuses a request that the native core forwarded although it answers such requests: it has no compiled form of
-    the version. Sends a browser to the core again, if the core did not know the browser's session. The route is here
-    for the OpenAPI document, too.
+    """Sends a browser to the native core again, which answers such requests: the core forwards only those of a session
+    that it does not know, and AccessMiddleware has told it of this one. The OpenAPI document has the route, too.
     """
-    if request.scope.get(IS_SHOWN):
-        return Response(status_code=307, headers={"Location": raw_path(request)})
-    raise Unimplemented(NOT_HERE)
+    return Response(status_code=307, headers={"Location": raw_path(request)})
 
 
 def model_ref(request: Request) -> ModelRef:

@@ -1,11 +1,9 @@
-"""Adds the HTTP routes of TensorFlow Serving's REST API but predict: classify, regress, status, metadata.
+"""Adds the HTTP routes of TensorFlow Serving's REST API: status, metadata, and those that the native core answers.
 
 Source: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 import orjson
 from fastapi import FastAPI
@@ -13,40 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.artifact.signature_def import metadata_json
-from service.engine.bound import Bound
 from service.engine.engine import Engine
-from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD, UNKNOWN_SIGNATURE
 from service.errors import InvalidRequest
 from service.http import openapi
-from service.http.calls import Calls, Method, json_response
 from service.http.routing import add_route, in_the_core, model_ref
-from service.wire.json_examples import ExamplesBody, decode_examples_body, encode_result
 from service.wire.status import statuses_json
 
 
-def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
-    """Adds all routes of TensorFlow Serving's REST API.
-
-    Args:
-      strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
-    """
-    classify_method, regress_method = (
-        Method(
-            partial(decode_examples_body, strict=strict_json),
-            partial(_infer, strict_json, method_name),
-            unknown_signature=UNKNOWN_SIGNATURE,
-            name=name,
-        )
-        for name, method_name in (("classify", CLASSIFY_METHOD), ("regress", REGRESS_METHOD))
-    )
-
-    async def classify(request: Request) -> Response:
-        """Classifies tf.Examples with a signature of a model."""
-        return json_response(await calls.answer(request, model_ref(request), classify_method))
-
-    async def regress(request: Request) -> Response:
-        """Computes one value for each tf.Example with a regression signature of a model."""
-        return json_response(await calls.answer(request, model_ref(request), regress_method))
+def add_tfs_routes(app: FastAPI, engine: Engine) -> None:
+    """Adds all routes of TensorFlow Serving's REST API."""
 
     async def status(request: Request) -> Response:
         """Returns the states of a model's versions, newest version first."""
@@ -75,15 +48,11 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
         add_route(app, path + ":predict", in_the_core, "POST", openapi.predict(path))
-        add_route(app, path + ":classify", classify, "POST", openapi.classify(path))
-        add_route(app, path + ":regress", regress, "POST", openapi.regress(path))
+        add_route(app, path + ":classify", in_the_core, "POST", openapi.classify(path))
+        add_route(app, path + ":regress", in_the_core, "POST", openapi.regress(path))
         add_route(app, path, status, "GET", openapi.status(path))
         add_route(app, path + "/metadata", metadata, "GET", openapi.metadata(path))
     add_route(app, "/v1/models", models, "GET", openapi.models())
     for where in ("/versions/{version:int}", "/labels/{label}"):
         add_route(app, "/v1/models" + where, no_name, "GET")
         add_route(app, f"/v1/models{where}/metadata", no_name, "GET")
-
-
-def _infer(strict_json: bool, method_name: str, bound: Bound, body: ExamplesBody) -> bytes:
-    return encode_result(bound.infer(method_name, body.examples), strict=strict_json)

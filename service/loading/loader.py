@@ -237,7 +237,6 @@ class ServableLoader:
             lookups.files,
             signature_faults=lookups.faults,
             remote_tables=frozenset(remote),
-            remote_lookups=lookups.remote_signatures,
             keys=lookups.keys,
             labels=_labels(path, manifest, lookups),
             unproven=tuple(map(str, manifest.provenance.get("unproven", ()))),

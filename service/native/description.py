@@ -7,6 +7,7 @@ the core does not run is named with the reason (left_out.py).
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -257,7 +258,7 @@ class _Writer:
                     "dtype": tensor.dtype,
                     "parts": [],
                     "is_flat": False,
-                    "row_bytes": spec.row_bytes[name],
+                    "row_bytes": _row_bytes(tensor),
                 }
                 for name, tensor in spec.outputs.items()
             ],
@@ -377,6 +378,12 @@ class _Writer:
             "on_empty_row": lookup.on_empty_row,
             "trailing_empty_rows": lookup.trailing_empty_rows,
         }
+
+
+def _row_bytes(output: TensorSpec) -> int:
+    """Returns the bytes of one row of an output, 0 if its shape does not say how many numbers a row has."""
+    itemsize = output.numpy_dtype.itemsize if output.numpy_dtype else 0
+    return itemsize * math.prod(size or 0 for size in (output.shape or ())[1:])
 
 
 def _definition(spec: SignatureSpec) -> str:

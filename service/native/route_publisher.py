@@ -61,7 +61,7 @@ class RoutePublisher:
 
     def _log_rate(self, model: str) -> float:
         recorder = self.recorders.get(model)
-        return 0.0 if recorder is None else recorder.draw.rate
+        return 0.0 if recorder is None else recorder.rate
 
     def attach(self, server: TakesRoutes) -> None:
         """Stores the native core's server as the receiver of routes, and sends it the current routes at once."""

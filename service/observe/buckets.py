@@ -5,7 +5,7 @@ Source: tensorflow_serving/servables/tensorflow/util.cc, batching/{batching_sess
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,11 +107,6 @@ class Rows:
         self.limits = limits
         self.counts = [0] * (len(limits) + 1)
         self.total = 0
-
-    def add(self, rows: int) -> None:
-        """Counts one number of rows; if it equals a bucket's limit, it is in the next bucket, as in TensorFlow."""
-        self.counts[bisect_right(self.limits, rows)] += 1
-        self.total += rows
 
     def merge(self, other: Rows) -> None:
         """Adds the counts of another histogram of rows with the same limits, to which another thread may add."""

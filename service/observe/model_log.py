@@ -6,15 +6,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
-from service.engine.inference import Classification, Regression
+from service.artifact.protos import message_class
 from service.engine.model_config import RequestLogConfig
-from service.engine.recording import Draw
 from service.observe.record_files import RecordFiles
-from service.types import Array, SignatureSpec
-from service.wire.prediction_log import Subject, core_record, encode_metadata, examples_record
 
 logger = logging.getLogger(__name__)
 
@@ -35,26 +31,13 @@ class ModelLog:
 
     Args:
       tags: tags of the MetaGraph, which records contain.
-      has_answers: whether records contain answers too.
-      now: seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        model: str,
-        config: RequestLogConfig,
-        files: RecordFiles,
-        *,
-        tags: tuple[str, ...],
-        has_answers: bool,
-        now: Callable[[], float],
-    ) -> None:
-        self.draw = Draw(config.sampling_rate)
+    def __init__(self, model: str, config: RequestLogConfig, files: RecordFiles, *, tags: tuple[str, ...]) -> None:
+        self.rate = config.sampling_rate
         self._model = model
         self._files = files
         self._tags = tags
-        self._has_answers = has_answers
-        self._now = now
         self._queue: deque[tuple[int, Callable[[], bytes]]] = deque()
         self._queued_bytes = 0
         self._news = threading.Condition()
@@ -63,18 +46,9 @@ class ModelLog:
         self._thread = threading.Thread(target=self._run, name=f"request-log-{model}", daemon=True)
         self._thread.start()
 
-    def inferred(
-        self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
-    ) -> None:
-        """Queues a log record of a request with tf.Examples, with its answer if the request log keeps answers."""
-        subject, metadata = self._subject(spec, version)
-        make = partial(examples_record, examples=examples, result=result, has_answer=self._has_answers)
-        self._put(_size(examples), lambda: make(subject, metadata()))
-
     def answered(self, version: int, signature_name: str, answered_s: int, log: bytes) -> None:
         """Queues a log record of a request that the native core has answered."""
-        subject = Subject(self._model, version, signature_name)
-        self._put(len(log), lambda: core_record(self._metadata(subject, answered_s), log))
+        self._put(len(log), lambda: self._metadata(version, signature_name, answered_s) + log)
 
     def note_dropped(self, count: int) -> None:
         """Counts requests that the native core chose for the log and dropped."""
@@ -102,13 +76,16 @@ class ModelLog:
         """Waits until the request log has ended after stop(), at most timeout_s seconds."""
         self._thread.join(timeout_s)
 
-    def _subject(self, spec: SignatureSpec, version: int) -> tuple[Subject, Callable[[], bytes]]:
-        subject = Subject(self._model, version, spec.name)
-        at_s = int(self._now())
-        return subject, partial(self._metadata, subject, at_s)
-
-    def _metadata(self, subject: Subject, at_s: int) -> bytes:
-        return encode_metadata(subject, sampling_rate=self.draw.rate, tags=self._tags, timestamp_s=at_s)
+    def _metadata(self, version: int, signature_name: str, answered_s: int) -> bytes:
+        """Returns a PredictionLog with only its log_metadata: the bytes of the other fields may follow it."""
+        message = message_class("tensorflow.serving.PredictionLog")()
+        metadata = message.log_metadata
+        spec = metadata.model_spec
+        spec.name, spec.version.value, spec.signature_name = self._model, version, signature_name
+        metadata.sampling_config.sampling_rate = self.rate
+        metadata.saved_model_tags.extend(self._tags)
+        metadata.timestamp_secs = answered_s
+        return bytes(message.SerializeToString())
 
     def _put(self, size: int, make: Callable[[], bytes]) -> None:
         with self._news:
@@ -166,8 +143,3 @@ class ModelLog:
             self._files.close()
         except OSError as error:
             logger.warning("request log is not closed", extra={"model": self._model, "reason": str(error)})
-
-
-def _size(array: Array) -> int:
-    # An array of strings only holds addresses, so its nbytes is not its size: the strings' lengths are added up.
-    return array.nbytes if array.dtype != object else sum(map(len, array.ravel().tolist()))

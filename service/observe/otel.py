@@ -23,7 +23,6 @@ from starlette.types import ASGIApp
 from service.engine.servable import Servable
 from service.observe.http_spans import HttpSpans
 from service.observe.spans import DrawnIds, Spans
-from service.types import SignatureSpec
 
 _STOP_S = 5.0
 Protocol = Literal["grpc", "http/protobuf"]
@@ -55,13 +54,6 @@ class OtelTracing:
     def request(self, name: str) -> AbstractContextManager[None]:
         """Opens a trace span of the kind "server" for a gRPC request. name: path of the gRPC method."""
         return self._spans.call(name)
-
-    @contextmanager
-    def run(self, spec: SignatureSpec, model: str, version: int) -> Iterator[None]:
-        """Opens an internal trace span for a lookup or for a run of a graph."""
-        name = "lookup" if spec.kind == "lookup" else "graph run"
-        with self._spans.spanned(name, {"model": model, "version": version, "signature": spec.name}, SpanKind.INTERNAL):
-            yield
 
     def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:
         """Makes the trace spans of requests that the native core has answered."""

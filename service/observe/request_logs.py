@@ -22,12 +22,11 @@ _PREFIX = "embedding_server_request_log_"
 class RequestLogs:
     """The running request logs, at most one for each model. Concurrency: any thread.
 
-    recorders: model -> recorder, for the engine; empty if no model has a logging_config.
+    recorders: model -> recorder; empty if no model has a logging_config.
 
     Args:
       tags: tags of the MetaGraph that is served.
       max_bytes, max_files: limits of each prefix, as in RecordFiles.
-      has_answers: whether records contain answers too.
     """
 
     def __init__(
@@ -36,12 +35,11 @@ class RequestLogs:
         tags: Sequence[str],
         max_bytes: int,
         max_files: int,
-        has_answers: bool,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.recorders: dict[str, Recorder] = {}
         self._tags = tuple(tags)
-        self._max_bytes, self._max_files, self._has_answers = max_bytes, max_files, has_answers
+        self._max_bytes, self._max_files = max_bytes, max_files
         self._now = now
         self._changing = threading.Lock()
         self._logs: dict[str, tuple[RequestLogConfig, ModelLog]] = {}
@@ -119,7 +117,7 @@ class RequestLogs:
         files = RecordFiles(config.filename_prefix, max_bytes=self._max_bytes, max_files=self._max_files, now=self._now)
         extra = {"model": name, "prefix": config.filename_prefix, "rate": config.sampling_rate}
         logger.info("request log", extra=extra)
-        return ModelLog(name, config, files, tags=self._tags, has_answers=self._has_answers, now=self._now)
+        return ModelLog(name, config, files, tags=self._tags)
 
 
 def _sum(before: LogCounts | None, now: LogCounts) -> LogCounts:

@@ -18,9 +18,6 @@ from service.errors import ServiceError
 from service.observe.buckets import EXAMPLES, REQUEST, Rows, Times
 from service.types import SignatureKind
 
-# Methods whose requests consist of tf.Examples, the number of which is counted, as in TensorFlow Serving.
-_EXAMPLE_METHODS = frozenset({"Classify", "Regress", "MultiInference", "classify", "regress"})
-
 
 class Successes:
     """Counts of the successful requests with one set of labels, of one thread or summed over threads or versions.
@@ -141,12 +138,10 @@ class RequestCounter:
         key = (get_ident(), subject)
         cell = self._successes.get(key)
         if cell is None:
-            cell = self._successes[key] = Successes(request.kind, subject.method in _EXAMPLE_METHODS)
+            cell = self._successes[key] = Successes("lookup", has_examples=False)
         cell.times.add(request.seconds)
         cell.run_times.add(request.run_seconds)
         cell.rows += request.rows
-        if cell.examples is not None:
-            cell.examples.add(request.rows)
         if request.seconds >= self._slow_s and self._notes is not None:
             self._notes.was_slow(subject, request.seconds, request.run_seconds, request.rows)
 

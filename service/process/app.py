@@ -86,7 +86,6 @@ class App:
             tags=sorted(settings.tags),
             max_bytes=settings.request_log_file_mib << 20,
             max_files=settings.request_log_files,
-            has_answers=settings.request_log_answers,
         )
         self._routes = RoutePublisher(self._request_logs.recorders)
         self._health = HealthUpdates(lambda: self._servers.set_serving(self._registry.is_ready))
@@ -161,7 +160,6 @@ class App:
             set_label=self._lists.set_label,
             pin=self._lists.pin,
             admission=create_admission(settings, self._metrics),
-            recorders=self._request_logs.recorders,
             tracing=self._tracing,
             on_damage=self._models.look_again,
             compare=diffs,

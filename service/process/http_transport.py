@@ -42,7 +42,6 @@ def _create_app(parts: HttpParts, forwarding: Forwarding) -> Any:
         metrics_paths=parts.metrics_paths,
         max_body_bytes=settings.max_request_bytes,
         rest_api_timeout_s=settings.rest_api_timeout_s,
-        graph_threads=settings.graph_threads,
         gzip_min_bytes=settings.rest_api_gzip_min_bytes,
         has_cors=settings.rest_api_enable_cors_support,
         cors_origins=settings.cors_origins,

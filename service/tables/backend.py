@@ -66,15 +66,6 @@ class OpenedLookups:
         """The names of the lookup signatures, which backend answers."""
         return frozenset(self.backend.plans)
 
-    @property
-    def remote_signatures(self) -> frozenset[str]:
-        """The names of the lookup signatures that read a remote table."""
-        return frozenset(
-            name
-            for name, plan in self.backend.plans.items()
-            if any(isinstance(feature.table, RemoteTable) for feature in plan.features.values())
-        )
-
     def fitting(self, manifest: Manifest) -> Manifest:
         """Returns a copy of the manifest without the signatures that contradict the SavedModel."""
         fitting = {name: entry for name, entry in manifest.signatures.items() if name not in self.faults}

@@ -57,6 +57,17 @@ def parse_body(what: str, body: bytes, keys: frozenset[str]) -> dict[str, Any]:
         twice.
       PayloadTooLarge: the document has too many keys, lists or strings, see bound_tokens.
     """
+    document = parse_object(what, body)
+    check_keys(what, document, keys)
+    # orjson silently keeps the last of equal keys. Each key costs one colon, and other colons are in strings only, so
+    # equal counts prove that no key came twice.
+    if body.count(b":") != len(document) + sum(len(value) for value in document.values() if type(value) is dict):
+        _refuse_equal_keys(body)
+    return document
+
+
+def parse_object(what: str, body: bytes) -> dict[str, Any]:
+    """Parses a body, which must be a JSON object, with any keys; arguments and errors as parse_body."""
     bound_tokens(body)
     try:
         document = orjson.loads(body)
@@ -65,11 +76,6 @@ def parse_body(what: str, body: bytes, keys: frozenset[str]) -> dict[str, Any]:
         raise MalformedPayload(f"The body is not JSON: {error}.{hint}") from error
     if type(document) is not dict:
         raise MalformedPayload(f"{what} is a JSON object, the body is {shown(document)}.")
-    check_keys(what, document, keys)
-    # orjson silently keeps the last of equal keys. Each key costs one colon, and other colons are in strings only, so
-    # equal counts prove that no key came twice.
-    if body.count(b":") != len(document) + sum(len(value) for value in document.values() if type(value) is dict):
-        _refuse_equal_keys(body)
     return document
 
 

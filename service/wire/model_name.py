@@ -8,9 +8,8 @@ from service.artifact.protobuf_wire import length_prefix
 
 # The byte that is protobuf's tag of field 1 with a length-delimited value.
 _FIRST = 0x0A
-# Largest number of first fields to open until the model's name is found: in a MultiInferenceRequest these are the first
-# task, the model spec of this task, and the name.
-_DEPTH = 3
+# Largest number of first fields to open until the model's name is found: the model spec, and the name in it.
+_DEPTH = 2
 _MAX_NAME_BYTES = 512
 
 

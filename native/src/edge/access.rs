@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_found_as_the_reference_finds_them() {
+    fn tokens_are_found_as_the_control_servers_find_them() {
         let access = access();
         for value in ["Bearer first-token", "bearer second-token", "BEARER  first-token\t", "Bearer \t first-token"] {
             assert!(may(&access, &[value.as_bytes()], &[]), "{value}");

@@ -360,7 +360,7 @@ impl Cors {
         !matches!(self, Cors::Off) && method == http::Method::OPTIONS && is_web
     }
 
-    /// Returns the CORS headers for the answer to a request with this `Origin` header, in the order of the reference
+    /// Returns the CORS headers for the answer to a request with this `Origin` header, in the order of the control
     /// server.
     #[must_use]
     pub fn headers<'a>(&self, origin: Option<&'a str>) -> Vec<(&'static str, Cow<'a, str>)> {

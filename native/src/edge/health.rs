@@ -52,7 +52,7 @@ impl Health {
         self.is_fresh() && self.serving.contains(service)
     }
 
-    /// Returns the JSON body of a positive answer to a health check by HTTP GET, the same bytes that the reference
+    /// Returns the JSON body of a positive answer to a health check by HTTP GET, the same bytes that the control
     /// server sends; None if the core can not answer the check.
     #[must_use]
     pub fn page(&self, path: &str) -> Option<&'static str> {

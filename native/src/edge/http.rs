@@ -221,9 +221,10 @@ struct Plain {
 }
 
 impl Plain {
-    fn target<'h>(&'h self, head: &'h Parts) -> Option<Target<'h>> {
-        let found = self.rare.as_ref().map(|rare| rare.target()).or_else(|| target(head.uri.path()))?;
-        Some(Target { json_length: self.json_length, ..found })
+    fn target<'h>(&'h self, head: &'h Parts) -> Target<'h> {
+        let usual = || target(head.uri.path()).expect("plain() has read the path");
+        let found = self.rare.as_ref().map_or_else(usual, |rare| rare.target());
+        Target { json_length: self.json_length, ..found }
     }
 }
 
@@ -418,7 +419,7 @@ impl Exchange {
             Gathered::Whole(data, hold) => (data, hold),
             gathered => return Box::pin(self.not_whole(gathered, head, body, plain, open)).await,
         };
-        let may_run = |plain: &Plain| plain.target(&head).is_some_and(|found| plain.terms.allows(found.model));
+        let may_run = |plain: &Plain| plain.terms.allows(plain.target(&head).model);
         let (data, _permit) = if head.headers.contains_key(CONTENT_ENCODING) && plain.as_ref().is_some_and(may_run) {
             match self.inflate(&mut head, data, &mut hold).await {
                 Ok(inflated) => inflated,
@@ -430,9 +431,7 @@ impl Exchange {
         let Some(plain) = plain else {
             return self.forward_whole(head, data, hold, open).await;
         };
-        let Some(found) = plain.target(&head) else {
-            return self.forward_whole(head, data, hold, open).await;
-        };
+        let found = plain.target(&head);
         let (method, accepted) = (found.method, plain.terms.accepted);
         let share = plain.terms.share(found.model).to_owned();
         let mut outcome = Err(Failed::Declined(Declined::TooLarge));
@@ -479,9 +478,8 @@ impl Exchange {
             }
             Err(Failed::Refused(fault)) => {
                 // A model that the caller can not see must look like one that is not there.
-                let is_unknown =
-                    |found: Target<'_>| share.is_empty() || self.shared.known_model(found.model).is_empty();
-                let is_unknown = fault.code == Code::NotFound && plain.target(&head).is_some_and(is_unknown);
+                let is_known = !share.is_empty() && !self.shared.known_model(plain.target(&head).model).is_empty();
+                let is_unknown = fault.code == Code::NotFound && !is_known;
                 let mut response = self.fault(method, &head, &fault.of_model(&share), open);
                 if is_unknown {
                     response.body_mut().add_models(&self.shared.models_of(&plain.terms));
@@ -515,9 +513,9 @@ impl Exchange {
                 let size = body.size_hint().exact().filter(|size| *size > limit as u64);
                 let fault =
                     size.map_or_else(|| faults::body_over_limit(limit), |size| faults::body_too_long(size, limit));
-                let method = plain.and_then(|plain| plain.target(&head).map(|found| found.method));
+                let method = plain.map_or(Method::HttpPredict, |plain| plain.target(&head).method);
                 let fault = fault.of_model(model(&self.shared, &head));
-                self.unread(self.fault(method.unwrap_or(Method::HttpPredict), &head, &fault, open))
+                self.unread(self.fault(method, &head, &fault, open))
             }
             Gathered::NoRoom => {
                 let model = model(&self.shared, &head);
@@ -834,11 +832,11 @@ impl Exchange {
         refusal
     }
 
-    /// Forwards a request whose body is read; a large JSON body counts as what Python makes of it.
+    /// Forwards a request whose body is read; a large body, which is JSON, counts as what Python makes of it.
     async fn forward_whole(&self, head: Parts, data: Bytes, mut hold: Hold, open: Open) -> Response<Answer> {
-        let is_json = data.len() > INLINE_BYTES && !head.headers.contains_key(JSON_LENGTH);
+        let is_large = data.len() > INLINE_BYTES;
         let parsed = data.len().saturating_mul(PARSED_TIMES).min(self.shared.account.limit());
-        if is_json && !hold.reach(parsed, || self.shares(&head)) {
+        if is_large && !hold.reach(parsed, || self.shares(&head)) {
             let model = model(&self.shared, &head);
             return self.refuse(&head.headers, &self.shared.no_bytes(model), open);
         }

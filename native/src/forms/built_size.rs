@@ -1,10 +1,9 @@
-//! Counts the messages, strings and integers of a request before a parser builds them: a field of two bytes may take
-//! hundreds of bytes then.
+//! Counts the messages, strings and integers of a forwarded request before Python's parser builds them: a field of two
+//! bytes may take hundreds of bytes then.
 //!
-//! Source: `tensorflow_serving/apis/*.proto` (9d981c5), `tensorflow/core/framework/tensor.proto` and
-//! `tensorflow/core/example/*.proto` (2.21), and `service/artifact/open_inference.proto`.
+//! Source: `tensorflow_serving/apis/*.proto` (9d981c5), `tensorflow/core/framework/tensor.proto` (2.21).
 
-use super::protobuf::{Fields, Value, count_varints, read_varint};
+use super::protobuf::{Fields, Value, count_varints};
 use crate::plan::Declined;
 use crate::plan::faults::{self, BoxedFault};
 
@@ -92,31 +91,14 @@ static RESOURCE_SHAPE: Kind = Kind(&[(2, One(&SHAPE))]);
 static VARIANT: Kind = Kind(&[(3, Many(&TENSOR))]);
 static PREDICT: Kind = Kind(&[(2, Many(&ENTRY_OF_TENSORS)), (3, Strings)]);
 
-static FEATURE: Kind = Kind(&[(1, One(&BYTES_LIST)), (2, One(&NONE)), (3, One(&INT64_LIST))]);
-static BYTES_LIST: Kind = Kind(&[(1, Strings)]);
-static INT64_LIST: Kind = Kind(&[(1, Integers)]);
-// An entry's feature and list are messages of their own, so that they count as well.
-static ENTRY_OF_FEATURES: Kind = Kind(&[(2, Many(&FEATURE))]);
-static FEATURES: Kind = Kind(&[(1, Many(&ENTRY_OF_FEATURES))]);
-static EXAMPLE: Kind = Kind(&[(1, One(&FEATURES))]);
-static EXAMPLES: Kind = Kind(&[(1, Many(&EXAMPLE)), (2, One(&EXAMPLE))]);
-static INPUT: Kind = Kind(&[(1, One(&EXAMPLES)), (2, One(&EXAMPLES))]);
-static CLASSIFY: Kind = Kind(&[(2, One(&INPUT))]);
-static MULTI: Kind = Kind(&[(1, Many(&NONE)), (2, One(&INPUT))]);
 static METADATA: Kind = Kind(&[(2, Strings)]);
 
 static RELOAD: Kind = Kind(&[(1, One(&SERVER_CONFIG)), (2, Strings)]);
 static SERVER_CONFIG: Kind = Kind(&[(1, One(&MODEL_LIST))]);
 static MODEL_LIST: Kind = Kind(&[(1, Many(&MODEL_CONFIG))]);
 static MODEL_CONFIG: Kind = Kind(&[(7, One(&VERSION_POLICY)), (8, Many(&NONE)), (1000, Strings)]);
-static VERSION_POLICY: Kind = Kind(&[(102, One(&INT64_LIST))]);
-
-static INFER: Kind = Kind(&[(4, Many(&ENTRY)), (5, Many(&INFER_INPUT)), (6, Many(&INFER_OUTPUT)), (7, Strings)]);
-static ENTRY: Kind = Kind(&[(2, Many(&NONE))]);
-static INFER_INPUT: Kind = Kind(&[(3, Integers), (4, Many(&ENTRY)), (5, One(&CONTENTS))]);
-static INFER_OUTPUT: Kind = Kind(&[(2, Many(&ENTRY))]);
-static CONTENTS: Kind =
-    Kind(&[(1, Integers), (2, Integers), (3, Integers), (4, Integers), (5, Integers), (8, Strings)]);
+static VERSION_POLICY: Kind = Kind(&[(102, One(&VERSIONS))]);
+static VERSIONS: Kind = Kind(&[(1, Integers)]);
 
 #[derive(Default)]
 struct Count {
@@ -133,18 +115,12 @@ struct Count {
 pub fn built_size(path: &str, message: &[u8]) -> Result<usize, TooMany> {
     let kind = match path.rsplit_once('/').map_or(path, |(_, method)| method) {
         "Predict" => &PREDICT,
-        "Classify" | "Regress" => &CLASSIFY,
-        "MultiInference" => &MULTI,
         "GetModelMetadata" => &METADATA,
         "HandleReloadConfigRequest" => &RELOAD,
-        "ModelInfer" => &INFER,
         _ => &NONE,
     };
     let mut count = Count::default();
     count.add(message, kind, 0)?;
-    if std::ptr::eq(kind, &raw const INFER) {
-        count.add_strings(raw_strings(message))?;
-    }
     Ok(count.messages * MESSAGE_BYTES + count.strings * STRING_BYTES + count.integers * INTEGER_BYTES)
 }
 
@@ -213,46 +189,12 @@ fn content_strings(tensor: &[u8], content: &[u8]) -> usize {
     if is_string { elements.min(content.len()) } else { 0 }
 }
 
-/// Returns an upper limit of the number of strings in the raw contents of a `ModelInferRequest`: each takes 4 bytes or
-/// more.
-fn raw_strings(message: &[u8]) -> usize {
-    let (mut raw, mut elements) = (0_usize, 0_usize);
-    for field in readable(message) {
-        match field {
-            (7, Value::Delimited(bytes)) => raw += bytes.len(),
-            (5, Value::Delimited(input)) => {
-                let (mut is_string, mut product) = (false, 1_usize);
-                for field in readable(input) {
-                    match field {
-                        (2, Value::Delimited(datatype)) => is_string = datatype == b"BYTES",
-                        (3, Value::Varint(size)) => product = scaled(product, size),
-                        (3, Value::Delimited(mut packed)) => {
-                            while let Ok(size) = read_varint(&mut packed) {
-                                product = scaled(product, size);
-                            }
-                        }
-                        _ => {}
-                    }
-                }
-                elements = elements.saturating_add(if is_string { product } else { 0 });
-            }
-            _ => {}
-        }
-    }
-    elements.min(raw / 4)
-}
-
-fn scaled(product: usize, size: u64) -> usize {
-    product.saturating_mul(usize::try_from(size).unwrap_or(usize::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::protobuf::{write_delimited, write_varint_field};
     use super::*;
 
     const PREDICT_PATH: &str = "/tensorflow.serving.PredictionService/Predict";
-    const INFER_PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
 
     fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
@@ -276,13 +218,7 @@ mod tests {
             (PREDICT_PATH, tensor(&many(15))),
             (PREDICT_PATH, tensor(&field(15, &field(3, &many(15))))),
             (PREDICT_PATH, [&b"\x0b\x0c"[..], &many(2)].concat()),
-            ("/tensorflow.serving.PredictionService/Classify", field(2, &field(1, &many(1)))),
-            ("/tensorflow.serving.PredictionService/Regress", field(2, &field(2, &many(1)))),
-            ("/tensorflow.serving.PredictionService/MultiInference", many(1)),
             ("/tensorflow.serving.ModelService/HandleReloadConfigRequest", field(1, &field(1, &many(1)))),
-            (INFER_PATH, many(4)),
-            (INFER_PATH, many(5)),
-            (INFER_PATH, field(6, &many(2))),
         ] {
             assert_eq!(built_size(path, &message), Err(TooMany::Messages), "{path} {:?}", &message[..8]);
         }
@@ -295,16 +231,11 @@ mod tests {
         let content = |dtype: u64, size: u64| {
             field(2, &field(2, &[varint(1, dtype), shape(size), field(4, &vec![0; MAX_STRINGS + 1])].concat()))
         };
-        let input = |datatype: &[u8], size: u64| field(5, &[field(2, datatype), varint(3, size)].concat());
-        let raw = field(7, &vec![0; 4 * (MAX_STRINGS + 1)]);
         for (path, message, is_refused) in [
             (PREDICT_PATH, field(3, b"").repeat(MAX_STRINGS + 1), true),
             (PREDICT_PATH, content(DT_STRING, most + 1), true),
             (PREDICT_PATH, content(DT_STRING, most), false),
             (PREDICT_PATH, content(3, most + 1), false),
-            (INFER_PATH, [input(b"BYTES", most + 1), raw.clone()].concat(), true),
-            (INFER_PATH, [input(b"BYTES", 9), raw.clone()].concat(), false),
-            (INFER_PATH, [input(b"INT32", most + 1), raw].concat(), false),
         ] {
             let refused = built_size(path, &message).err();
             assert_eq!(refused, is_refused.then_some(TooMany::Strings), "{path} {}", message.len());

@@ -1,5 +1,4 @@
-//! Handles the gRPC method `tensorflow.serving.PredictionService/Predict`: its `PredictResponse` equals the reference
-//! server's byte for byte.
+//! Handles the gRPC method `tensorflow.serving.PredictionService/Predict`.
 //!
 //! The form reads requests that have no singular field twice, no input twice, and no unknown field; `usual.rs` rewrites
 //! all other messages to such ones.

@@ -12,7 +12,7 @@ use super::json::nested::{Leaves, Nested};
 use super::json::outputs::{check_body, check_numbers, text_buffer};
 use super::json::reader::read_ids;
 use super::{Answered, Call, Version};
-use crate::plan::{DataType, Declined, Notes, Servable, faults, read_table};
+use crate::plan::{DataType, Declined, Notes, Servable, check_answer_size, faults, read_table};
 use crate::tables::table::{Ints, OutputRows};
 
 /// Returns the answer to a `:rows` request. The counts of looked-up ids do not change, because those belong
@@ -43,10 +43,8 @@ pub fn answer(
     let number = servable.find_table(table)?;
     let dim = servable.tables()[number].embedding_dim;
     let row_bytes = dim * 4;
-    let num_bytes = ids
-        .len()
-        .checked_mul(row_bytes)
-        .ok_or_else(|| faults::answer_too_large(usize::MAX, ids.len(), call.max_response_bytes))?;
+    let num_bytes = ids.len().saturating_mul(row_bytes);
+    check_answer_size(num_bytes, ids.len(), call.max_response_bytes)?;
     check_numbers(call.effort, num_bytes / 4)?;
     let mut rows = Vec::with_capacity(num_bytes);
     let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
@@ -89,9 +87,7 @@ fn labels(servable: &Servable, table: usize, ids: &[i64], max_bytes: usize) -> R
         let label = servable.labels(table).and_then(|labels| labels.get(id));
         let written = serde_json::to_writer(&mut list, &label);
         written.map_err(|error| faults::internal(error.to_string()))?;
-        if list.len() > max_bytes {
-            return Err(faults::answer_too_large(list.len(), ids.len(), max_bytes).into());
-        }
+        check_answer_size(list.len(), ids.len(), max_bytes)?;
     }
     list.push(b']');
     Ok(list)

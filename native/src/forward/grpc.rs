@@ -228,7 +228,7 @@ async fn download<B: Buf + From<Bytes>>(
             true
         }
         StreamEnded::Source(None) => {
-            // The head of the answer is already sent, so only the trailers can tell the client that the reference
+            // The head of the answer is already sent, so only the trailers can tell the client that the control
             // server was lost.
             let _ = client.send_trailers((lost.trailers)());
             false

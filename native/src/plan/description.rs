@@ -330,7 +330,7 @@ pub struct OutputDescription {
     pub parts: Vec<usize>,
     /// Whether the output has vectors of shape `[K, D]` as `K * D` numbers in one dimension.
     pub is_flat: bool,
-    /// For an output of a predict: bytes of one row (`SignatureSpec.row_bytes`), as far as the output's shape is known.
+    /// For an output of a predict: bytes of one row as far as the output's shape is known.
     /// The limit on the size of an answer needs them before the graph is run; the outputs of a lookup have exact shapes.
     #[serde(default)]
     pub row_bytes: usize,

@@ -1,8 +1,7 @@
 //! Every error of a data request, once: its canonical code and its text. A form returns a [`Fault`]; the edge writes it
 //! as an HTTP answer or as a gRPC status.
 //!
-//! TensorFlow Serving's texts stand to the letter; what helps the client is appended. The reference for both is
-//! `service/errors.py` and the `raise` statements of the Python data plane.
+//! TensorFlow Serving's texts stand to the letter; what helps the client is appended.
 //!
 //! Source: `tensorflow_serving/servables/tensorflow/predict_util.cc`, `util/json_tensor.cc`, `core/manager.h`,
 //! `model_servers/server_core.cc` (9d981c5); `tensorflow/cc/saved_model/util.cc` (2.21).

@@ -51,4 +51,4 @@ pub use servable::{
     Signature, VersionMemory,
 };
 pub use validation::check_names;
-pub use work::{OutputShape, Work};
+pub use work::{OutputShape, Work, check_answer_size};

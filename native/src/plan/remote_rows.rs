@@ -1,7 +1,6 @@
 //! Reads the rows that a request's features need from Valkey or Redis clusters into small tables, one for each feature.
 //!
 //! The kernels then work on a small table as they do on a mapped one, in the same order, so answers agree to the bit.
-//! The reference is `service/tables/remote_table.py`.
 
 use std::time::Instant;
 

@@ -97,6 +97,7 @@ impl<'s, 'r> Work<'s, 'r> {
     ) -> Result<Self, Declined> {
         let plan = &servable.signatures()[signature];
         if let Some(ran) = effort.batch().and_then(BatchPlace::take_ran) {
+            check_answer_size(ran.num_bytes(), ran.rows, max_response_bytes)?;
             return Ok(Work::of_ran(servable, signature, wanted, ran));
         }
         plan.check_effort(effort)?;
@@ -121,10 +122,7 @@ impl<'s, 'r> Work<'s, 'r> {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
             let numbers = if wanted.is_empty() { &all[..] } else { wanted };
             let row_bytes: usize = numbers.iter().map(|&index| plan.outputs[index].row_bytes).sum();
-            let size = rows.saturating_mul(row_bytes);
-            if size > max_response_bytes {
-                return Err(faults::answer_too_large(size, rows, max_response_bytes).into());
-            }
+            check_answer_size(rows.saturating_mul(row_bytes), rows, max_response_bytes)?;
             if let Some(place) = effort.batch() {
                 if plan.is_batched() {
                     let deadline = effort.waiting().and_then(|waiting| waiting.deadline);
@@ -138,6 +136,8 @@ impl<'s, 'r> Work<'s, 'r> {
                 effort.check_alone()?;
             }
             let (outputs, notes) = graph.run(servable, plan, &inputs, numbers, effort)?;
+            // Before the run, the size of outputs of strings and of unknown shapes is not known.
+            check_answer_size(outputs.iter().map(GraphOutput::num_bytes).sum(), rows, max_response_bytes)?;
             work.outputs = graph_shapes(numbers, &outputs);
             work.content = Content::Predict { outputs, notes };
         } else {
@@ -145,9 +145,7 @@ impl<'s, 'r> Work<'s, 'r> {
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
             // The limit counts the outputs of this answer only: a request may have few of the signature's features.
             let written = work.outputs.iter().fold(0_usize, |sum, one| sum.saturating_add(one.num_bytes()));
-            if written > max_response_bytes {
-                return Err(faults::answer_too_large(written, rows, max_response_bytes).into());
-            }
+            check_answer_size(written, rows, max_response_bytes)?;
             check_rows(plan, &sent, work.outputs.iter().map(|one| one.output))?;
             let missing = sent.iter().map(|_| None).collect();
             let is_remote = remote_rows::reads_any(servable, plan, &sent);
@@ -328,6 +326,14 @@ fn read_remote(
 }
 
 /// Returns the shapes of a graph's outputs, whose indexes are `numbers`.
+/// Checks an answer of `size` bytes, as arrays, against the server's limit.
+///
+/// # Errors
+/// The answer is larger.
+pub fn check_answer_size(size: usize, rows: usize, limit: usize) -> Result<(), BoxedFault> {
+    if size > limit { Err(faults::answer_too_large(size, rows, limit)) } else { Ok(()) }
+}
+
 fn graph_shapes(numbers: &[usize], outputs: &[GraphOutput]) -> SmallVec<[OutputShape; 4]> {
     let shape = |(&index, output): (&usize, &GraphOutput)| OutputShape {
         output: index,

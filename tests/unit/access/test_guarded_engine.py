@@ -79,7 +79,6 @@ def guarded(engine: Engine, observer: RecordingObserver, *rules: Rule) -> Guarde
 # Method of the engine -> the right that a caller needs on the model, and a call of the method; reload needs the right
 # on all models.
 CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
-    "bind": ("predict", lambda engine, ref: engine.bind(ref, "", Call("http"))),
     "table_rows": ("predict", lambda engine, ref: engine.table_rows(ref, "t", np.array([2]))),
     "describe": ("metadata", lambda engine, ref: engine.describe(ref)),
     "require_ready": ("metadata", lambda engine, ref: engine.require_ready(ref)),
@@ -160,10 +159,10 @@ def test_reload_wants_the_right_on_all_models(engine: Engine, observer: Recordin
         guarded(engine, observer, Rule(("m", "secret"), frozenset(RIGHTS))).reload([])
 
 
-def test_a_refused_bind_is_counted_under_its_model(engine: Engine, observer: RecordingObserver) -> None:
+def test_a_refused_search_is_counted_under_its_model(engine: Engine, observer: RecordingObserver) -> None:
     seen = guarded(engine, observer, Rule(("m",), frozenset({"metadata"})))
     with pytest.raises(PermissionDenied):
-        seen.bind(ModelRef("m"), "", Call("grpc", "Predict"))
+        CALLS["neighbors"][1](seen, ModelRef("m"))
     (counted,) = observer.finished_requests
     assert (counted["model"], counted["error"].code, counted["method"]) == ("m", "PERMISSION_DENIED", "Predict")
 

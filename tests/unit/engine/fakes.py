@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from service.engine.hot_rows import FeatureCounts, SampledRows
 from service.engine.servable import Servable
 from service.types import Array, ModelRef, SignatureSpec, TableCounts, Tensors, TensorSpec
@@ -94,19 +92,8 @@ def regress_spec(name: str = "serving_default") -> SignatureSpec:
     )
 
 
-def lengths(inputs: Tensors) -> dict[str, Array]:
-    """Returns the outputs of a regress_spec(): the number of bytes of each example."""
-    return {"outputs": np.array([[len(example)] for example in inputs["inputs"]], np.float32).reshape(-1, 1)}
-
-
-EXAMPLES = np.array([b"ab", b"abcd"], object)
-
-
 def servable(version: int = 1, name: str = "m", backend: Any = None, **more: Any) -> Servable:
     """Returns a servable with one predict signature."""
     spec = predict_spec()
     signatures = more.pop("signatures", {spec.name: spec})
     return Servable(name, version, signatures, {spec.name: backend or FakeBackend()}, **more)
-
-
-X = np.array([1.0, 2.0], np.float32)

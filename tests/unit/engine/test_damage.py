@@ -10,16 +10,16 @@ import pytest
 
 from service.engine.call import Call
 from service.engine.engine import Engine
-from service.engine.inference import REGRESS_METHOD
+from service.engine.neighbors import Nearest, RowSearch
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.engine.version_policy import All
 from service.errors import DataLoss
 from service.tables.guarded_files import GuardedFiles
-from service.types import Array, ModelRef, State, Tensors, VersionStatus
+from service.types import ModelRef, State, VersionStatus
 from tests.conftest import Clock, RecordingObserver
-from tests.unit.engine.fakes import EXAMPLES, FakeNative, lengths, regress_spec, servable
-from tests.unit.engine.test_engine import FakeTable
+from tests.unit.engine.fakes import servable
+from tests.unit.engine.test_engine import QUERY, FakeTable
 from tests.unit.engine.test_repository import World
 
 WHY = "file variables.data was written to"
@@ -161,17 +161,17 @@ def test_no_answer_that_was_read_from_damaged_files_gets_out(observer: Recording
     told: list[str] = []
     engine = Engine(registry, observer, clock, on_damage=told.append)
     files = GuardedFiles()
-    more = {"tables": {"t": FakeTable()}, "files": files}
 
-    def read(inputs: Tensors) -> dict[str, Array]:
-        files.damaged(WHY)
-        return lengths(inputs)
+    class Damaging(FakeTable):
+        def nearest(self, search: RowSearch) -> Nearest:
+            files.damaged(WHY)
+            return super().nearest(search)
 
     registry.start("m", 7)
-    registry.publish(servable(7, signatures={"serving_default": regress_spec()}, native=FakeNative(read), **more))
+    registry.publish(servable(7, tables={"t": Damaging()}, files=files))
     ref = ModelRef("m")
-    with pytest.raises(DataLoss, match='version 7 of model "m"'), engine.bind(ref, "", Call("http")) as bound:
-        bound.infer(REGRESS_METHOD, EXAMPLES)
+    with pytest.raises(DataLoss, match='version 7 of model "m"'):
+        engine.neighbors(ref, "t", QUERY, Call("http"))
     assert told == ["m"]
     with pytest.raises(DataLoss):
         engine.table_rows(ref, "t", np.array([1]))

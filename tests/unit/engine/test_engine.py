@@ -1,4 +1,4 @@
-"""The engine binds requests, runs those with tf.Examples in the core, and tells the observer."""
+"""The engine reads tables, searches them, tells the observer of each search, and shows what is served."""
 
 from __future__ import annotations
 
@@ -9,42 +9,53 @@ import pytest
 
 from service.engine.call import Call, Finished
 from service.engine.engine import Engine
-from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD, Regression
 from service.engine.model_config import ModelConfig, Origin
+from service.engine.neighbors import Named, Nearest, NeighborAnswer, NeighborQuery, RowSearch
 from service.engine.registry import Registry
 from service.errors import (
     ArtifactError,
     BackendFailure,
     ConfigConflict,
-    DeadlineExceeded,
-    IdOutOfRange,
     LabelNotFound,
     MalformedPayload,
     ModelNotFound,
     NotReady,
-    ServiceError,
-    SignatureNotFound,
     TableNotFound,
-    UnfitSignature,
-    Unimplemented,
     VersionNotFound,
 )
-from service.types import Array, ModelRef, TableInfo, Tensors
+from service.types import Array, ModelRef, TableInfo
 from tests.conftest import Clock, RecordingObserver
-from tests.unit.engine.fakes import EXAMPLES, FakeNative, lengths, regress_spec, servable
+from tests.unit.engine.fakes import servable
 
 M = ModelRef("m")
-REGRESS = {"serving_default": regress_spec()}
+# Searches two rows.
+QUERY = NeighborQuery(rows=Named(ids=np.array([0, 1])))
 
 
 class FakeTable:
-    """Row i is [i]."""
+    """Row i is [i]; a search finds row 2 for each query, and fails where a test says so.
+
+    search_s: how far a search moves the clock.
+    """
 
     info = TableInfo("t", 3, 1, "float32", 12, ("f",))
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.search_s = 0.0
+        self.failure: Exception | None = None
 
     def rows(self, ids: Array) -> Array:
         """Returns the ids as numbers."""
         return ids[:, None].astype(np.float32)
+
+    def nearest(self, search: RowSearch) -> Nearest:
+        """Returns row 2 for each query."""
+        self.clock.now_s += self.search_s
+        if self.failure is not None:
+            raise self.failure
+        count = len(search.queries)
+        return Nearest(np.full((count, 1), 2), np.ones((count, 1), np.float32))
 
 
 class World:
@@ -54,16 +65,14 @@ class World:
         self.observer, self.clock = observer, clock
         self.registry = Registry(lambda model, status: None)
         self.registry.add_model("m")
-        self.natives = {1: FakeNative(self.outputs), 2: FakeNative(self.outputs)}
-        self.run_s = 0.0
-        for version, native in self.natives.items():
+        self.tables = {version: FakeTable(clock) for version in (1, 2)}
+        for version, table in self.tables.items():
             self.registry.start("m", version)
-            self.registry.publish(servable(version, signatures=REGRESS, native=native, tables={"t": FakeTable()}))
+            self.registry.publish(servable(version, tables={"t": table}))
         self.engine = Engine(self.registry, observer, clock)
 
-    def outputs(self, inputs: Tensors) -> dict[str, Array]:
-        self.clock.now_s += self.run_s
-        return lengths(inputs)
+    def search(self, ref: ModelRef = M, started_s: float | None = None) -> NeighborAnswer:
+        return self.engine.neighbors(ref, "t", QUERY, Call("test", "neighbors", started_s))
 
     @property
     def reported(self) -> list[dict[str, Any]]:
@@ -79,24 +88,18 @@ def world(observer: RecordingObserver, clock: Clock) -> World:
     return World(observer, clock)
 
 
-def test_runs_the_latest_version_and_reports_it(world: World) -> None:
-    with world.engine.bind(M, "", Call("test", "regress", 999.5)) as bound:
-        world.clock.now_s += 0.25
-        world.run_s = 0.125
-        result = bound.infer(REGRESS_METHOD, EXAMPLES)
-        assert (bound.model, bound.version, bound.spec.name) == ("m", 2, "serving_default")
-    assert isinstance(result, Regression) and result.values.tolist() == [2, 4]
-    assert [(name, outputs) for name, _, outputs in world.natives[2].runs] == [("serving_default", ("outputs",))]
+def test_searches_the_latest_version_and_reports_it(world: World) -> None:
+    world.tables[2].search_s = 0.125
+    assert world.search(started_s=999.5).version == 2
     assert world.reported == [
         {
             "api": "test",
-            "method": "regress",
+            "method": "neighbors",
             "model": "m",
             "version": 2,
-            "signature": "serving_default",
-            "kind": "predict",
+            "signature": "neighbors",
             "error": None,
-            "seconds": 0.875,
+            "seconds": 0.625,
             "run_seconds": 0.125,
             "rows": 2,
         }
@@ -104,75 +107,29 @@ def test_runs_the_latest_version_and_reports_it(world: World) -> None:
     assert world.num_leases() == 0
 
 
-def test_a_bound_signature_stays_with_its_version_while_another_comes(world: World) -> None:
-    with world.engine.bind(M, "", Call("test")) as bound:
-        world.registry.start("m", 3)
-        world.registry.publish(servable(3))
-        bound.infer(REGRESS_METHOD, EXAMPLES)
-    assert len(world.natives[2].runs) == 1
-
-
-def test_a_request_that_does_not_fit_never_reaches_the_core(world: World) -> None:
-    with pytest.raises(UnfitSignature), world.engine.bind(M, "", Call("test")) as bound:
-        bound.infer(CLASSIFY_METHOD, EXAMPLES)
-    assert world.natives[2].runs == []
-    assert isinstance(world.reported[0]["error"], UnfitSignature)
+def test_a_failed_search_is_reported_with_its_error(world: World) -> None:
+    world.tables[2].failure = BackendFailure("hidden")
+    with pytest.raises(BackendFailure):
+        world.search()
+    (report,) = world.reported
+    assert (report["error"], report["version"], report["rows"]) == (world.tables[2].failure, 2, 0)
     assert world.num_leases() == 0
 
 
-@pytest.mark.parametrize(("deadline_s", "is_late"), [(999.0, True), (1000.0, True), (1000.5, False), (None, False)])
-def test_work_whose_deadline_has_passed_is_not_begun(world: World, deadline_s: float | None, is_late: bool) -> None:
-    with world.engine.bind(M, "", Call("test", deadline_s=deadline_s)) as bound:
-        if is_late:
-            with pytest.raises(DeadlineExceeded):
-                bound.infer(REGRESS_METHOD, EXAMPLES)
-        else:
-            bound.infer(REGRESS_METHOD, EXAMPLES)
-    assert len(world.natives[2].runs) == (0 if is_late else 1)
-
-
-@pytest.mark.parametrize("error", [IdOutOfRange("id 7"), BackendFailure("hidden")])
-def test_the_cores_refusal_is_passed_on(observer: RecordingObserver, clock: Clock, error: ServiceError) -> None:
-    def refuse(inputs: Tensors) -> dict[str, Array]:
-        raise error
-
-    engine = one_version(observer, clock, native=FakeNative(refuse))
-    with pytest.raises(type(error)) as caught, engine.bind(M, "", Call("test")) as bound:
-        bound.infer(REGRESS_METHOD, EXAMPLES)
-    assert caught.value is error
-    assert observer.finished_requests[0]["error"] is error
-
-
-def test_a_version_that_the_core_does_not_run_says_why(observer: RecordingObserver, clock: Clock) -> None:
-    engine = one_version(observer, clock, not_run={"serving_default": "it is too new"})
-    with pytest.raises(Unimplemented, match="^it is too new$"), engine.bind(M, "", Call("test")) as bound:
-        bound.infer(REGRESS_METHOD, EXAMPLES)
-
-
-def one_version(observer: RecordingObserver, clock: Clock, **more: Any) -> Engine:
-    """Returns an engine that has a single version of model "m"."""
-    registry = Registry(lambda model, status: None)
-    registry.add_model("m")
-    registry.start("m", 1)
-    registry.publish(servable(1, signatures=REGRESS, **more))
-    return Engine(registry, observer, clock)
-
-
 @pytest.mark.parametrize(
-    ("ref", "signature", "error", "model"),
+    ("ref", "error", "model"),
     [
-        (ModelRef("x"), "", ModelNotFound, ""),
-        (ModelRef("m", 9), "", VersionNotFound, "m"),
-        (ModelRef("m", label="x"), "", LabelNotFound, "m"),
-        (ModelRef("x", label="x"), "", LabelNotFound, ""),
-        (M, "nope", SignatureNotFound, "m"),
+        (ModelRef("x"), ModelNotFound, ""),
+        (ModelRef("m", 9), VersionNotFound, "m"),
+        (ModelRef("m", label="x"), LabelNotFound, "m"),
+        (ModelRef("x", label="x"), LabelNotFound, ""),
     ],
 )
-def test_what_can_not_be_bound_is_reported_once_under_names_that_exist(
-    world: World, ref: ModelRef, signature: str, error: type[Exception], model: str
+def test_what_is_not_found_is_reported_once_under_names_that_exist(
+    world: World, ref: ModelRef, error: type[Exception], model: str
 ) -> None:
     with pytest.raises(error):
-        world.engine.bind(ref, signature, Call("test"))
+        world.search(ref)
     (report,) = world.reported
     assert isinstance(report["error"], error)
     assert (report["model"], report["version"], report["signature"], report["rows"]) == (model, None, "", 0)
@@ -182,7 +139,7 @@ def test_what_can_not_be_bound_is_reported_once_under_names_that_exist(
 def test_a_model_that_is_not_ready_is_reported_under_its_name(world: World) -> None:
     world.registry.add_model("loading")
     with pytest.raises(NotReady):
-        world.engine.bind(ModelRef("loading"), "", Call("test"))
+        world.search(ModelRef("loading"))
     assert world.reported[0]["model"] == "loading"
 
 
@@ -196,7 +153,6 @@ def test_a_request_that_could_not_be_parsed_is_counted(world: World) -> None:
             "model": "",
             "version": None,
             "signature": "",
-            "kind": "lookup",
             "error": error,
             "seconds": 0.0,
             "run_seconds": 0.0,
@@ -212,17 +168,10 @@ def test_what_could_not_be_parsed_counts_for_a_model_that_is_served(world: World
     assert (world.reported[0]["model"], world.reported[0]["seconds"]) == (reported, 1.0)
 
 
-def test_a_request_lasts_from_when_it_is_bound_where_nobody_says_since_when_it_is_there(world: World) -> None:
-    with world.engine.bind(M, "", Call("test")):
-        world.clock.now_s += 0.25
-    assert world.reported[0]["seconds"] == 0.25
-
-
 def test_a_version_is_reported_while_it_is_still_held(world: World) -> None:
     held: list[int] = []
     world.observer.finished = lambda request: held.append(world.num_leases())  # type: ignore[method-assign]
-    with world.engine.bind(M, "", Call("test")):
-        pass
+    world.search()
     assert held == [1], "or its series would come back after the version was unloaded"
     assert world.num_leases() == 0
 
@@ -232,16 +181,9 @@ def test_the_lease_is_given_back_even_where_reporting_fails(world: World) -> Non
         raise RuntimeError("no metrics")
 
     world.observer.finished = fail  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError), world.engine.bind(M, "", Call("test")):
-        pass
+    with pytest.raises(RuntimeError):
+        world.search()
     assert world.num_leases() == 0
-
-
-def test_an_error_of_the_wire_between_bind_and_run_is_reported(world: World) -> None:
-    with pytest.raises(MalformedPayload), world.engine.bind(M, "", Call("test")):
-        raise MalformedPayload("no tensor")
-    assert isinstance(world.reported[0]["error"], MalformedPayload)
-    assert world.reported[0]["rows"] == 0
 
 
 def test_describes_a_servable(world: World) -> None:

@@ -439,11 +439,6 @@ def lookups(version: int = 1) -> Servable:
     return servable(version, is_loading=True)
 
 
-def any_is_enough(early: Servable) -> bool:
-    """Accepts any version for lookups while it loads."""
-    return True
-
-
 def test_lookups_are_answered_while_the_version_loads_and_give_way_to_it() -> None:
     routes: list[Any] = []
     registry = Registry(lambda model, status: None, lambda changed, removed: routes.append(changed))
@@ -456,21 +451,19 @@ def test_lookups_are_answered_while_the_version_loads_and_give_way_to_it() -> No
     assert registry.statuses("m") == [VersionStatus(1, State.LOADING)]
     assert (registry.is_ready, registry.is_available("m"), registry.loaded()) == (False, False, [])
     for ref in (LATEST, ModelRef("m", 1)):
-        with registry.lease(ref, any_is_enough) as held:
+        with registry.lease(ref, may_load=True) as held:
             assert held is early
     # A request that needs more than lookups gets the same error as without early lookups.
     with pytest.raises(NotReady, match=f'^Model "m" is not ready: {told}$'):
         registry.lease(LATEST)
-    with pytest.raises(NotReady):
-        registry.lease(LATEST, lambda early: False)
     with pytest.raises(VersionNotFound):
         registry.lease(ModelRef("m", 1))
     with pytest.raises(VersionNotFound):
-        registry.lease(ModelRef("m", 2), any_is_enough)
-    lease = registry.lease(LATEST, any_is_enough)
+        registry.lease(ModelRef("m", 2), may_load=True)
+    lease = registry.lease(LATEST, may_load=True)
     registry.publish(whole)
     assert routes[-1] == [ModelRoutes("m", [whole], {})]
-    with registry.lease(LATEST, any_is_enough) as held:
+    with registry.lease(LATEST, may_load=True) as held:
         assert held is whole
     # The unload of a version waits for requests that still hold its early lookups.
     ended = threading.Thread(target=registry.unload, args=("m", 1))
@@ -487,7 +480,7 @@ def test_lookups_are_not_answered_beside_a_version_that_is_available_or_before_a
     publish(registry, 1)
     registry.start("m", 2)
     assert not registry.show_lookups(lookups(2))
-    with registry.lease(LATEST, any_is_enough) as held:
+    with registry.lease(LATEST, may_load=True) as held:
         assert held.version == 1
     registry.fail("m", 2, ArtifactError("broken"))
     registry.unload("m", 1)
@@ -501,13 +494,13 @@ def test_a_load_that_fails_takes_its_lookups_along_for_good() -> None:
     registry = new_registry(seen)
     registry.start("m", 1)
     assert registry.show_lookups(lookups())
-    lease = registry.lease(LATEST, any_is_enough)
+    lease = registry.lease(LATEST, may_load=True)
     failing = threading.Thread(target=registry.fail, args=("m", 1, ArtifactError("no tower")))
     failing.start()
     while registry.shows_lookups("m"):
         time.sleep(0.001)
     with pytest.raises(NotReady):
-        registry.lease(LATEST, any_is_enough)
+        registry.lease(LATEST, may_load=True)
     # The end of a version removes its counts, so a request must not count after END: the version stays LOADING until
     # the lease is given back.
     assert seen[-1][1].state is State.LOADING

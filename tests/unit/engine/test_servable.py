@@ -1,13 +1,13 @@
-"""A servable finds signatures and their backends, and names those that it has if one is absent."""
+"""A servable finds signatures, and names a near one if one is absent; a holder counts leases."""
 
 from __future__ import annotations
 
 import pytest
 
 from service.engine.servable import Holder, Servable
-from service.errors import GraphUnavailable, InvalidRequest, SignatureNotFound
+from service.errors import SignatureNotFound
 from service.types import INIT_SIGNATURE
-from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
+from tests.unit.engine.fakes import predict_spec, servable
 
 
 def test_no_name_means_serving_default() -> None:
@@ -26,18 +26,8 @@ def test_a_misspelt_signature_is_told_the_nearest_name() -> None:
         Servable("m", 1, {"lookup": predict_spec("lookup")}, {}).signature("lokup")
 
 
-def test_a_signature_without_a_backend_says_what_can_be_run_and_what_to_install() -> None:
-    spec = predict_spec()
-    two = Servable("m", 1, {"serving_default": spec, "lookup": spec}, {"lookup": FakeBackend()})
-    with pytest.raises(GraphUnavailable, match=r'"serving_default" runs a TensorFlow graph .* can answer: lookup\. '):
-        two.backend(spec)
-
-
-def test_the_signature_that_initializes_the_graph_is_neither_run_nor_suggested() -> None:
-    spec = predict_spec(INIT_SIGNATURE)
-    one = Servable("m", 1, {INIT_SIGNATURE: spec}, {})
-    with pytest.raises(InvalidRequest, match="no request can run it"):
-        one.backend(spec)
+def test_the_signature_that_initializes_the_graph_is_not_suggested() -> None:
+    one = Servable("m", 1, {INIT_SIGNATURE: predict_spec(INIT_SIGNATURE)}, {})
     with pytest.raises(SignatureNotFound, match=r'^Serving signature key "__saved_model_init" not found\.$'):
         one.signature("__saved_model_init")
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.unit.http.conftest import engine, model, registry
+from tests.unit.http.conftest import engine, registry, table
 
-__all__ = ["engine", "model", "registry"]
+__all__ = ["engine", "registry", "table"]

@@ -16,8 +16,8 @@ from service.artifact.protos import message_class
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from tests.grpc_servers import LocalServer, started
-from tests.unit.grpc.test_methods import PREDICTION, lengths, regress_request, values
-from tests.unit.http.conftest import NumpyModel
+from tests.unit.grpc.test_methods import PREDICTION, found, search_request
+from tests.unit.http.conftest import NumpyTable
 
 MAX_MESSAGE_BYTES = 100_000
 
@@ -43,19 +43,19 @@ def channel(server: LocalServer) -> Iterator[grpc.Channel]:
         yield channel
 
 
-Regress = Callable[..., Any]
+Search = Callable[..., Any]
 
 
 @pytest.fixture
-def regress(channel: grpc.Channel) -> Regress:
-    """Returns a function that calls Regress with bytes or a message, and returns the response."""
-    method = channel.unary_unary(f"{PREDICTION}/Regress")
+def search(channel: grpc.Channel) -> Search:
+    """Returns a function that calls Predict with bytes or a message of a search, and returns the response."""
+    method = channel.unary_unary(f"{PREDICTION}/Predict")
 
-    def regress(request: Any, **options: Any) -> Any:
+    def search(request: Any, **options: Any) -> Any:
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        return message_class("tensorflow.serving.RegressionResponse").FromString(method(data, **options))
+        return message_class("tensorflow.serving.PredictResponse").FromString(method(data, **options))
 
-    return regress
+    return search
 
 
 def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
@@ -65,51 +65,53 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return caught.value.code(), caught.value.details()  # type: ignore[attr-defined]
 
 
-def test_a_request_is_answered(regress: Regress) -> None:
-    request = regress_request("a", "longer")
-    assert values(regress(request)) == lengths(request)
+def test_a_request_is_answered(search: Search) -> None:
+    assert found(search(search_request(0, 3))) == [3, 2]
 
 
-def test_errors_have_their_status_and_text(regress: Regress) -> None:
-    assert refused(lambda: regress(regress_request("a", model="n"))) == (
+def test_errors_have_their_status_and_text(search: Search) -> None:
+    assert refused(lambda: search(search_request(0, model="n"))) == (
         grpc.StatusCode.NOT_FOUND,
         "Servable not found for request: Latest(n)",
     )
-    assert refused(lambda: regress(b"\xff"))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused(lambda: search(b"\xff"))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_long_texts_are_cut(regress: Regress) -> None:
-    code, text = refused(lambda: regress(regress_request("a", model="é" * 2000)))
+def test_long_texts_are_cut(search: Search) -> None:
+    code, text = refused(lambda: search(search_request(0, model="é" * 2000)))
     assert code is grpc.StatusCode.NOT_FOUND
     assert text.endswith("é...TRUNCATED") and len(text.encode()) <= 1024 + len("...TRUNCATED")
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError("secret"), pytest.param(None, id="bug of ours")])
 def test_faults_are_logged_once_and_hidden(
-    regress: Regress,
-    model: NumpyModel,
+    search: Search,
+    table: NumpyTable,
     failure: Exception | None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model.failure = failure
+    table.failure = failure
     if failure is None:
-        monkeypatch.setattr(Engine, "bind", lambda *_, **__: 1 / 0)
-    code, text = refused(lambda: regress(regress_request("a")))
+        monkeypatch.setattr(Engine, "neighbors", lambda *_, **__: 1 / 0)
+    code, text = refused(lambda: search(search_request(0)))
     (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
     assert code is grpc.StatusCode.INTERNAL and "secret" not in text
     assert record.exc_info and text.endswith(record.request_id)  # type: ignore[attr-defined]
 
 
-def test_answers_may_be_larger_than_requests(regress: Regress) -> None:
-    request = regress_request(*[""] * (MAX_MESSAGE_BYTES // 5))
-    assert request.ByteSize() < MAX_MESSAGE_BYTES
-    assert regress(request).ByteSize() > 1.3 * MAX_MESSAGE_BYTES
+def test_answers_may_be_larger_than_requests(make_server: Callable[..., LocalServer]) -> None:
+    limit = 1000
+    request = search_request(*[0] * 256, k=4).SerializeToString()
+    server = make_server(max_message_bytes=limit)
+    with started(server) as channel:
+        assert len(channel.unary_unary(f"{PREDICTION}/Predict")(request)) > 3 * limit > 3 * len(request)
+    server.stop(0)
 
 
-def test_messages_over_the_limit_are_refused(regress: Regress) -> None:
-    request = regress_request(*[""] * (MAX_MESSAGE_BYTES // 2))
-    assert refused(lambda: regress(request))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+def test_messages_over_the_limit_are_refused(search: Search) -> None:
+    request = search_request(*[0] * MAX_MESSAGE_BYTES)
+    assert refused(lambda: search(request))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
@@ -126,34 +128,34 @@ def test_what_is_not_served_is_unimplemented(channel: grpc.Channel, path: str, t
 
 
 def test_a_deadline_ends_the_call_and_what_waited_is_not_run(
-    regress: Regress, model: NumpyModel, server: LocalServer, channel: grpc.Channel
+    search: Search, table: NumpyTable, server: LocalServer, channel: grpc.Channel
 ) -> None:
-    model.gate = threading.Event()
-    request = regress_request("a").SerializeToString()
-    method = channel.unary_unary(f"{PREDICTION}/Regress")
+    table.gate = threading.Event()
+    request = search_request(0).SerializeToString()
+    method = channel.unary_unary(f"{PREDICTION}/Predict")
     # Two calls occupy the server's two workers; a third waits for a worker until its deadline.
     held = [method.future(request, timeout=30) for _ in range(2)]
     for _ in held:
-        model.entered.acquire()
-    assert refused(lambda: regress(request, timeout=0.1))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
-    model.gate.set()
+        table.entered.acquire()
+    assert refused(lambda: search(request, timeout=0.1))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    table.gate.set()
     assert all(call.result() for call in held)
     server.stop(5)
-    assert len(model.threads) == 2
+    assert table.num_searches == 2
 
 
 def test_stop_waits_for_what_runs_and_refuses_the_rest(
-    model: NumpyModel, server: LocalServer, channel: grpc.Channel
+    table: NumpyTable, server: LocalServer, channel: grpc.Channel
 ) -> None:
-    model.gate = threading.Event()
-    method = channel.unary_unary(f"{PREDICTION}/Regress")
-    running = method.future(regress_request("a").SerializeToString())
-    model.entered.acquire()
+    table.gate = threading.Event()
+    method = channel.unary_unary(f"{PREDICTION}/Predict")
+    running = method.future(search_request(0).SerializeToString())
+    table.entered.acquire()
     stopping = threading.Thread(target=server.stop, args=(20,))
     stopping.start()
     stopping.join(0.05)
     assert stopping.is_alive()
-    model.gate.set()
+    table.gate.set()
     assert running.result()
     stopping.join()
     assert refused(lambda: method(b"", timeout=5))[0] is grpc.StatusCode.UNAVAILABLE
@@ -202,12 +204,12 @@ def test_a_draining_server_has_no_healthy_model(server: LocalServer, channel: gr
 
 
 def test_watchers_hear_of_changes_and_hold_no_worker(
-    server: LocalServer, channel: grpc.Channel, regress: Regress
+    server: LocalServer, channel: grpc.Channel, search: Search
 ) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(4)]
     assert [next(watch).status for watch in watches] == [SERVING] * 4
-    assert regress(regress_request("a"))
+    assert search(search_request(0))
     server.set_serving(False)
     assert [next(watch).status for watch in watches] == [NOT_SERVING] * 4
     for watch in watches:
@@ -239,14 +241,14 @@ def test_stock_stubs_work(channel: grpc.Channel) -> None:
         get_model_metadata_pb2,
         get_model_status_pb2,
         model_service_pb2_grpc,
+        predict_pb2,
         prediction_service_pb2_grpc,
-        regression_pb2,
     )
 
     prediction = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-    request = regression_pb2.RegressionRequest.FromString(regress_request("a", "longer").SerializeToString())
-    response = prediction.Regress(request)
-    assert values(response) == lengths(request)
+    request = predict_pb2.PredictRequest.FromString(search_request(0, 3).SerializeToString())
+    response = prediction.Predict(request)
+    assert list(response.outputs["ids"].int64_val) == [3, 2]
     assert response.model_spec.version.value == 3
 
     metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
@@ -281,14 +283,14 @@ def test_watchers_that_leave_while_the_status_changes_lock_nothing(server: Local
     assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
 
 
-def test_probes_are_answered_while_all_workers_are_busy(channel: grpc.Channel, model: NumpyModel) -> None:
-    model.gate = threading.Event()
-    method = channel.unary_unary(f"{PREDICTION}/Regress")
-    held = [method.future(regress_request("a").SerializeToString()) for _ in range(2)]
+def test_probes_are_answered_while_all_workers_are_busy(channel: grpc.Channel, table: NumpyTable) -> None:
+    table.gate = threading.Event()
+    method = channel.unary_unary(f"{PREDICTION}/Predict")
+    held = [method.future(search_request(0).SerializeToString()) for _ in range(2)]
     for _ in held:
-        model.entered.acquire()
+        table.entered.acquire()
     assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20).status == SERVING
-    model.gate.set()
+    table.gate.set()
     assert all(call.result() for call in held)
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from service.artifact.protos import message_class
-from service.artifact.tensor_proto import encode_tensor
-from service.engine.bound import NOT_HERE
+from service.artifact.tensor_proto import decode_tensor, encode_tensor
 from service.engine.engine import Engine
 from service.errors import DeadlineExceeded, ServiceError
-from service.grpc.methods import PREDICTION_SERVICE, UNIMPLEMENTED, service_methods
+from service.grpc.methods import UNIMPLEMENTED, service_methods
 from service.types import Array
 from tests.conftest import RecordingObserver
-from tests.unit.http.conftest import NumpyModel
+from tests.unit.http.conftest import NumpyTable
 
 PREDICTION = "/tensorflow.serving.PredictionService"
 MODEL = "/tensorflow.serving.ModelService"
@@ -53,20 +52,15 @@ def predict_request(inputs: dict[str, Array], *, output_filter: tuple[str, ...] 
     return request
 
 
-def regress_request(*names: str, **spec: Any) -> Any:
-    """Builds a RegressionRequest with an example for each name, which has a feature of this name unless it is ""."""
-    request = message("RegressionRequest", **({"signature_name": "regress"} | spec))
-    for name in names:
-        features = request.input.example_list.examples.add().features
-        features.SetInParent()
-        if name:
-            features.feature[name].SetInParent()
-    return request
+def search_request(*ids: int, k: int = 1, **spec: Any) -> Any:
+    """Builds a PredictRequest that searches the k nearest rows of each of these rows of the table "t"."""
+    inputs = {"table": vector([b"t"], "object"), "ids": vector(list(ids), "int64"), "k": vector([k], "int64")}
+    return predict_request(inputs, signature_name="neighbors", **spec)
 
 
-def lengths(request: Any) -> list[float]:
-    """Returns what the model answers for a RegressionRequest: the number of bytes of each example."""
-    return [example.ByteSize() for example in request.input.example_list.examples]
+def found(response: Any) -> list[int]:
+    """Returns the ids in the answer to a search."""
+    return decode_tensor("ids", response.outputs["ids"], 1000).reshape(-1).tolist()
 
 
 @pytest.fixture
@@ -77,26 +71,17 @@ def call(engine: Engine) -> Call:
     def call(path: str, request: Any, deadline_s: float | None = None) -> Any:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         name = path.rpartition("/")[2]
-        name = {"Classify": "Classification", "Regress": "Regression"}.get(name, name)
         return message_class(f"tensorflow.serving.{name}Response").FromString(methods[path](data, deadline_s))
 
     return call
 
 
-def values(response: Any) -> list[float]:
-    """Returns the values of a RegressionResponse."""
-    return [regression.value for regression in response.result.regressions]
-
-
-X = {"x": vector([1, 2.5], "float32")}
-
-
-def test_regress_echoes_what_it_resolved(call: Call) -> None:
-    request = regress_request("a", "longer")
-    response = call(f"{PREDICTION}/Regress", request)
-    assert values(response) == lengths(request)
+def test_a_search_tells_what_it_resolved(call: Call) -> None:
+    # Row i of the table is [2 i, 2 i + 1].
+    response = call(f"{PREDICTION}/Predict", search_request(0, 3))
+    assert found(response) == [3, 2]
     spec = response.model_spec
-    assert (spec.name, spec.version.value, spec.signature_name) == ("m", 3, "regress")
+    assert (spec.name, spec.version.value, spec.signature_name) == ("m", 3, "neighbors")
 
 
 @pytest.mark.parametrize(
@@ -104,30 +89,29 @@ def test_regress_echoes_what_it_resolved(call: Call) -> None:
     [
         (message("PredictRequest", model=None), "INVALID_ARGUMENT", "Missing ModelSpec"),
         (message("PredictRequest", model=""), "INVALID_ARGUMENT", "ModelSpec has no name specified."),
-        (predict_request(X), "UNIMPLEMENTED", NOT_HERE),
         (b"\xff\xff", "INVALID_ARGUMENT", "The request is not a valid tensorflow.serving.PredictRequest message."),
     ],
 )
-def test_a_predict_that_the_core_forwards_is_refused(call: Call, request_: Any, code: str, text: str) -> None:
+def test_a_search_that_can_not_be_read_is_refused(call: Call, request_: Any, code: str, text: str) -> None:
     with pytest.raises(ServiceError) as caught:
         call(f"{PREDICTION}/Predict", request_)
     assert caught.value.code == code
     assert caught.value.message.startswith(text)
 
 
-def test_work_that_is_late_is_not_begun(call: Call, engine: Engine, model: NumpyModel) -> None:
+def test_work_that_is_late_is_not_begun(call: Call, engine: Engine, table: NumpyTable) -> None:
     with pytest.raises(DeadlineExceeded):
-        call(f"{PREDICTION}/Regress", regress_request("a"), engine.clock() - 1)
-    assert not model.threads
+        call(f"{PREDICTION}/Predict", search_request(0), engine.clock() - 1)
+    assert table.num_searches == 0
 
 
 def test_requests_are_counted_also_where_they_never_reach_a_model(call: Call, observer: RecordingObserver) -> None:
-    call(f"{PREDICTION}/Regress", regress_request("a", "b"))
+    call(f"{PREDICTION}/Predict", search_request(0, 1))
     with pytest.raises(ServiceError):
-        call(f"{PREDICTION}/Regress", b"\xff")
-    assert [(r["api"], r["model"], r["rows"], r["error"] is None) for r in observer.finished_requests] == [
-        ("grpc", "m", 2, True),
-        ("grpc", "", 0, False),
+        call(f"{PREDICTION}/Predict", b"\xff")
+    assert [(r["api"], r["method"], r["model"], r["rows"], r["error"] is None) for r in observer.finished_requests] == [
+        ("grpc", "Predict", "m", 2, True),
+        ("grpc", "Predict", "", 0, False),
     ]
 
 
@@ -180,53 +164,9 @@ def test_errors_of_status(call: Call, request_: Any, text: str) -> None:
 
 
 def test_every_method_of_the_api_is_served_or_refused_on_purpose(engine: Engine) -> None:
-    known = service_methods(engine).keys() | UNIMPLEMENTED.keys()
+    in_core = {f"{PREDICTION}/{name}" for name in ("Classify", "Regress", "MultiInference")}
+    known = in_core | service_methods(engine).keys() | UNIMPLEMENTED.keys()
     pool = message_class("tensorflow.serving.PredictRequest").DESCRIPTOR.file.pool
     for service in (PREDICTION, MODEL):
         for method in pool.FindServiceByName(service[1:]).methods_by_name:
             assert f"{service}/{method}" in known
-
-
-def test_inference_that_can_not_be_bound_or_run_is_counted(call: Call, observer: RecordingObserver) -> None:
-    request = message("MultiInferenceRequest", model=None)
-    request.tasks.add(method_name="tensorflow/serving/regress").model_spec.name = "m"
-    for method, sent, text in (
-        ("Classify", b"\xff", "tensorflow.serving.ClassificationRequest"),
-        ("MultiInference", b"\xff", "tensorflow.serving.MultiInferenceRequest"),
-        ("Regress", message("RegressionRequest", signature_name="x"), "No signature was found with the name: x"),
-        ("Regress", message("RegressionRequest"), "Expected one output Tensor."),
-        ("MultiInference", request, "Expected one output Tensor."),
-    ):
-        with pytest.raises(ServiceError) as caught:
-            call(f"{PREDICTION}/{method}", sent)
-        assert text in caught.value.message
-    assert [(r["model"], r["error"].code) for r in observer.finished_requests] == [
-        ("", "INVALID_ARGUMENT"),
-        ("", "INVALID_ARGUMENT"),
-        *[("m", "INVALID_ARGUMENT")] * 3,
-    ]
-
-
-def test_a_lookup_takes_no_examples(call: Call) -> None:
-    request = message("ClassificationRequest", signature_name="lookup")
-    request.input.example_list.examples.add()
-    with pytest.raises(ServiceError) as caught:
-        call(f"{PREDICTION}/Classify", request)
-    assert caught.value.message == "Expected one input Tensor."
-
-
-# A serialized message with model_spec { name: "m" }, and a MultiInferenceRequest whose task has the same model_spec.
-SPEC, TASK = b"\n\x03\n\x01m", b"\n\x05\n\x03\n\x01m"
-
-
-@pytest.mark.parametrize("data", [b"\xff", SPEC, TASK])
-def test_every_method_that_runs_a_signature_counts_under_its_name(
-    engine: Engine, observer: RecordingObserver, data: bytes
-) -> None:
-    for path, handler in service_methods(engine).items():
-        _, service, name = path.split("/")
-        if service == PREDICTION_SERVICE and name != "GetModelMetadata":
-            with pytest.raises(ServiceError):
-                handler(data, None)
-            assert {request["method"] for request in observer.finished_requests} == {name}
-            observer.finished_requests.clear()

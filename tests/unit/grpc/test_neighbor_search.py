@@ -10,7 +10,6 @@ import pytest
 
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
-from service.engine.bound import NOT_HERE
 from service.engine.engine import Engine
 from service.errors import InputMismatch, ModelNotFound, ServiceError, TableNotFound, Unimplemented
 from service.grpc.methods import service_methods
@@ -84,5 +83,5 @@ def test_a_models_own_signature_of_that_name_comes_first(toy_engine: Engine) -> 
     signatures = {**holder.servable.signatures, "neighbors": own}
     holder.servable = replace(holder.servable, signatures=signatures)
     assert not toy_engine.searches_by_signature(ModelRef("toy"))
-    with pytest.raises(Unimplemented, match=NOT_HERE):
+    with pytest.raises(Unimplemented, match='^Signature "neighbors" of model "toy" can not be run'):
         search(toy_engine, table=text("tag"), ids=np.array([1]))

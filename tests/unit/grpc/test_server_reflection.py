@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from service.engine.engine import Engine
 from tests.grpc_servers import LocalServer, started
-from tests.unit.grpc.test_methods import PREDICTION, regress_request
+from tests.unit.grpc.test_methods import PREDICTION, search_request
 
 LIST = reflection_pb2.ServerReflectionRequest(list_services="")
 V1 = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -55,7 +55,7 @@ class HeldStream:
 
 def test_streams_that_are_kept_open_hold_no_worker(channel: grpc.Channel) -> None:
     held = [HeldStream(channel) for _ in range(NUM_WORKERS)]
-    assert channel.unary_unary(f"{PREDICTION}/Regress")(regress_request("a").SerializeToString(), timeout=20)
+    assert channel.unary_unary(f"{PREDICTION}/Predict")(search_request(0).SerializeToString(), timeout=20)
     for stream in held:
         stream.end()
         assert list(stream.answers) == []

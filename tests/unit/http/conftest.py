@@ -13,59 +13,53 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from service.engine.admission_limits import NeighborLimits
 from service.engine.engine import Engine
+from service.engine.neighbors import Nearest, RowSearch
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.errors import IdOutOfRange, ServiceError
 from service.http.http_app import create_http_app
-from service.types import Array, SignatureSpec, TableInfo, Tensors, TensorSpec, ragged_features
+from service.types import Array, SignatureSpec, TableInfo, TensorSpec, ragged_features
 from tests.conftest import RecordingObserver
-from tests.unit.engine.fakes import FakeNative
+from tests.unit.engine.fakes import FakeBackend
 
 MAX_BODY_BYTES = 4096
-REGRESS = "/v1/models/m:regress"
-# A request that REGRESS answers.
-REGRESSION = {"signature_name": "regress", "examples": [{"a": [1]}]}
+SEARCH = "/v1/models/m/tables/t:neighbors"
+# A request that SEARCH answers, for the one nearest row.
+QUERY = {"ids": [1], "k": 1}
 TABLE = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
 @dataclass
-class NumpyModel:
-    """The backend of model "m" (see specs), which computes the signature "regress"; tests can make it fail or wait.
+class NumpyTable:
+    """The array TABLE behind the interface SearchedTable, whose searches tests can make fail or wait."""
 
-    regress: each example -> its number of bytes.
-    """
-
+    info = TableInfo("t", 4, 2, "float32", TABLE.nbytes, ("tags", "user"))
     failure: Exception | None = None
     gate: threading.Event | None = None
     entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    threads: list[str] = field(default_factory=list)
-
-    def lengths(self, inputs: Tensors) -> dict[str, Array]:
-        """Computes the output of the signature "regress", after the gate is open."""
-        gate = self.gate
-        self.threads.append(threading.current_thread().name)
-        self.entered.release()
-        if gate is not None:
-            gate.wait(20)
-        if self.failure is not None:
-            raise self.failure
-        return {"outputs": np.array([[len(example)] for example in inputs["inputs"]], np.float32)}
-
-    def close(self) -> None:
-        """Does nothing: the model has no resources."""
-
-
-class NumpyTable:
-    """The array TABLE behind the interface service.types.Table."""
-
-    info = TableInfo("t", 4, 2, "float32", TABLE.nbytes, ("tags", "user"))
+    num_searches: int = 0
 
     def rows(self, ids: Array) -> Array:
         """See service.types.Table."""
         if ((ids < 0) | (ids >= 4)).any():
             raise IdOutOfRange("no such row")
         return TABLE[ids]
+
+    def nearest(self, search: RowSearch) -> Nearest:
+        """Returns the other rows with the largest dot products, after the gate is open."""
+        self.num_searches += 1
+        self.entered.release()
+        if self.gate is not None:
+            self.gate.wait(60)
+        if self.failure is not None:
+            raise self.failure
+        scores = search.queries @ TABLE.T
+        own = search.own >= 0
+        scores[own, search.own[own]] = -np.inf
+        ids = np.argsort(-scores)[:, : search.k]
+        return Nearest(ids, np.take_along_axis(scores, ids, 1))
 
 
 def specs() -> dict[str, SignatureSpec]:
@@ -90,26 +84,25 @@ def specs() -> dict[str, SignatureSpec]:
 
 
 @pytest.fixture
-def model() -> NumpyModel:
-    """Makes the backend of model "m", which tests can make fail or wait."""
-    return NumpyModel()
+def table() -> NumpyTable:
+    """Makes the table "t" of model "m", whose searches tests can make fail or wait."""
+    return NumpyTable()
 
 
 @pytest.fixture
-def registry(model: NumpyModel) -> Registry:
-    """Makes a registry of version 3 of model "m", and of model "late", which has no version yet."""
+def registry(table: NumpyTable) -> Registry:
+    """Makes a registry of version 3 of model "m"."""
     registry = Registry(lambda name, status: None)
     registry.add_model("m")
     registry.start("m", 3)
-    native = FakeNative(model.lengths)
-    registry.publish(Servable("m", 3, specs(), dict.fromkeys(specs(), model), {"t": NumpyTable()}, native=native))
+    registry.publish(Servable("m", 3, specs(), dict.fromkeys(specs(), FakeBackend()), {"t": table}))
     return registry
 
 
 @pytest.fixture
 def engine(registry: Registry, observer: RecordingObserver) -> Engine:
-    """Makes the engine over the registry, with the real clock."""
-    return Engine(registry, observer)
+    """Makes the engine over the registry, with the real clock and two threads for searches."""
+    return Engine(registry, observer, neighbor_limits=NeighborLimits(threads=2))
 
 
 @dataclass
@@ -151,7 +144,6 @@ def make_http(engine: Engine) -> Iterator[Callable[..., Http]]:
             "metrics": lambda: (b"requests 1\n", "text/plain; version=0.0.4"),
             "max_body_bytes": MAX_BODY_BYTES,
             "rest_api_timeout_s": 20,
-            "graph_threads": 2,
         }
         apps.append(create_http_app(engine, **(defaults | settings)))
         return Http(apps[-1])

@@ -25,7 +25,6 @@ def http(toy_engine: Engine) -> Iterator[Http]:
         metrics=lambda: (b"", "text/plain"),
         max_body_bytes=1 << 16,
         rest_api_timeout_s=20,
-        graph_threads=1,
     )
     yield Http(app)
 

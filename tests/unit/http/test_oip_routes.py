@@ -6,22 +6,21 @@ import pytest
 
 from service.engine.registry import Registry
 from service.engine.servable import Servable
-from tests.unit.http.conftest import MAX_BODY_BYTES, Http, NumpyModel, error_text, specs
+from tests.unit.engine.fakes import FakeBackend
+from tests.unit.http.conftest import Http, error_text, specs
 
 INFER = "/v2/models/m/infer"
 
 
-def add_lookups(registry: Registry, model: NumpyModel) -> None:
+def add_lookups(registry: Registry) -> None:
     """Adds version 1 of model "lookups", which has no serving_default."""
     registry.add_model("lookups")
     registry.start("lookups", 1)
-    registry.publish(Servable("lookups", 1, {"lookup": specs()["lookup"]}, {"lookup": model}))
+    registry.publish(Servable("lookups", 1, {"lookup": specs()["lookup"]}, {"lookup": FakeBackend()}))
 
 
-def test_without_serving_default_the_signature_that_is_described_is_lookup(
-    http: Http, registry: Registry, model: NumpyModel
-) -> None:
-    add_lookups(registry, model)
+def test_without_serving_default_the_signature_that_is_described_is_lookup(http: Http, registry: Registry) -> None:
+    add_lookups(registry)
     inputs = [tensor["name"] for tensor in http.get("/v2/models/lookups").json()["inputs"]]
     assert inputs == ["user", "tags__values", "tags__row_splits"]
 
@@ -67,11 +66,14 @@ def test_the_repository_index(http: Http, registry: Registry, body: bytes) -> No
     assert m == {"name": "m", "version": "3", "state": "READY", "reason": ""}
     assert (late["name"], late["version"], late["state"]) == ("late", "", "UNAVAILABLE") and late["reason"]
     assert len(http.post("/v2/repository/index", content=b'{"ready": true}').json()) == 1
-    assert http.post("/v2/repository/index", content=b'{"ready": 1}').status_code == 400
+    refused = http.post("/v2/repository/index", content=b'{"ready": 1}')
+    assert (refused.status_code, error_text(refused)) == (400, '"ready" is 1, expected true or false.')
+    # As in Triton, other keys mean nothing.
+    assert len(http.post("/v2/repository/index", content=b'{"ready": false, "x": 1}').json()) == 2
 
 
 def test_the_body_of_the_repository_index_is_bounded(http: Http) -> None:
-    assert http.post("/v2/repository/index", content=b" " * (MAX_BODY_BYTES + 1)).status_code == 413
+    assert http.post("/v2/repository/index", content=b" " * 4097).status_code == 413
 
 
 @pytest.mark.parametrize(

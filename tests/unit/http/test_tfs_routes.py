@@ -10,18 +10,18 @@ from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.errors import BackendFailure
 from tests.conftest import RecordingObserver
-from tests.unit.http.conftest import REGRESS, REGRESSION, Http, NumpyModel, error_text
+from tests.unit.http.conftest import QUERY, SEARCH, Http, NumpyTable, error_text
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "text"),
     [
-        ("POST", "/v1/models/nobody:regress", 404, "Servable not found for request: Latest(nobody)"),
-        ("POST", "/v1/models/m/versions/9:regress", 404, "Servable not found for request: Specific(m, 9)"),
-        ("POST", "/v1/models/m/labels/stable:regress", 400, "Unrecognized servable version label: stable"),
-        ("POST", "/v1/models/m/versions/x:regress", 400, "Malformed request: POST /v1/models/m/versions/x:regress"),
-        ("POST", "/v1/models/m/versions/-1:regress", 400, "Malformed request: POST /v1/models/m/versions/-1:regress"),
-        ("POST", f"/v1/models/m/versions/{2**63}:regress", 400, f"Failed to convert version: {2**63} to numeric."),
+        ("POST", "/v1/models/nobody/tables/t:neighbors", 404, "Servable not found for request: Latest(nobody)"),
+        ("POST", "/v1/models/m/versions/9/tables/t:neighbors", 404, "Servable not found for request: Specific(m, 9)"),
+        ("POST", "/v1/models/m/labels/stable/tables/t:neighbors", 400, "Unrecognized servable version label: stable"),
+        ("GET", "/v1/models/m/versions/x/metadata", 400, "Malformed request: GET /v1/models/m/versions/x/metadata"),
+        ("GET", "/v1/models/m/versions/-1", 400, "Malformed request: GET /v1/models/m/versions/-1"),
+        ("GET", f"/v1/models/m/versions/{2**63}", 400, f"Failed to convert version: {2**63} to numeric."),
         ("POST", "/v1/models/m:unknown", 400, "Malformed request: POST /v1/models/m:unknown"),
         ("GET", "/v1/models/m:predict", 400, "Malformed request: GET /v1/models/m:predict"),
         ("PUT", "/v1/models/m", 400, "Malformed request: PUT /v1/models/m"),
@@ -34,14 +34,14 @@ from tests.unit.http.conftest import REGRESS, REGRESSION, Http, NumpyModel, erro
         ("GET", "/v1/models/m/versions/9", 404, "Could not find version 9 of model m"),
         ("GET", "/v1/models/nobody/metadata", 404, "Servable not found for request: Latest(nobody)"),
         ("GET", "/v1/models/m/labels/stable/metadata", 400, "Unrecognized servable version label: stable"),
-        ("POST", "/V1/Models/m/VERSIONS/9:regress", 404, "Servable not found for request: Specific(m, 9)"),
-        ("POST", "/v1/models/a%2Fb%3A:regress", 404, "Servable not found for request: Latest(a/b:)"),
+        ("POST", "/V1/Models/m/VERSIONS/9/tables/t:neighbors", 404, "Servable not found for request: Specific(m, 9)"),
+        ("POST", "/v1/models/a%2Fb%3A/tables/t:neighbors", 404, "Servable not found for request: Latest(a/b:)"),
         ("GET", "/v1/models/m/labels/a%2Fb/metadata", 400, "Unrecognized servable version label: a/b"),
         ("GET", "/v1/models/labels/x", 400, "Missing model name in request."),
     ],
 )
 def test_paths_and_methods(http: Http, method: str, path: str, status: int, text: str) -> None:
-    response = http(method, path, json=REGRESSION) if method == "POST" else http(method, path)
+    response = http(method, path, json=QUERY) if method == "POST" else http(method, path)
     assert (response.status_code, error_text(response)) == (status, text)
 
 
@@ -78,30 +78,30 @@ def test_head_and_options(http: Http) -> None:
     head = http("HEAD", "/v1/models/m")
     assert (head.status_code, head.content) == (200, b"")
     assert int(head.headers["content-length"]) > 0
-    options = http("OPTIONS", REGRESS)
+    options = http("OPTIONS", SEARCH)
     assert (options.status_code, options.headers["allow"]) == (204, "POST, OPTIONS")
 
 
 def test_requests_are_counted_also_where_they_never_reach_a_model(http: Http, observer: RecordingObserver) -> None:
-    http.post(REGRESS, json={"signature_name": "regress", "examples": [{}, {}]})
-    http.post(REGRESS, content=b"{")
-    http.post("/v1/models/nobody:regress", json=REGRESSION)
+    http.post(SEARCH, json={"ids": [0, 1]})
+    http.post(SEARCH, content=b"{")
+    http.post("/v1/models/nobody/tables/t:neighbors", json=QUERY)
     kept = [
         (r["api"], r["model"], r["version"], r["signature"], r["rows"], r["error"] and r["error"].code)
         for r in observer.finished_requests
     ]
-    assert {r["method"] for r in observer.finished_requests} == {"regress"}
+    assert {r["method"] for r in observer.finished_requests} == {"neighbors"}
     assert kept == [
-        ("http", "m", 3, "regress", 2, None),
+        ("http", "m", 3, "neighbors", 2, None),
         ("http", "m", None, "", 0, "INVALID_ARGUMENT"),
         ("http", "", None, "", 0, "NOT_FOUND"),
     ]
 
 
-def test_a_fault_of_the_model_hides_its_cause(http: Http, model: NumpyModel, caplog: pytest.LogCaptureFixture) -> None:
-    model.failure = BackendFailure("The run failed.")
-    model.failure.__cause__ = ZeroDivisionError("secret")
-    response = http.post(REGRESS, json=REGRESSION, headers={"X-Request-Id": "r-1"})
+def test_a_fault_of_the_server_hides_its_cause(http: Http, table: NumpyTable, caplog: pytest.LogCaptureFixture) -> None:
+    table.failure = BackendFailure("The run failed.")
+    table.failure.__cause__ = ZeroDivisionError("secret")
+    response = http.post(SEARCH, json=QUERY, headers={"X-Request-Id": "r-1"})
     assert response.status_code == 500
     assert error_text(response) == "The run failed. Request id: r-1"
     (record,) = caplog.records
@@ -120,7 +120,7 @@ def test_a_bug_of_ours_is_a_500_with_nothing_in_it(
 
 def test_a_client_s_error_is_one_line_of_info(http: Http, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="service")
-    http.post(REGRESS, content=b'{"signature_name": "\\n\\ud800", "examples": [{}]}')
+    http.post(SEARCH, content=b'{"\\n\\u2028": 1}')
     (record,) = [r for r in caplog.records if r.name.startswith("service")]
     assert record.levelname == "INFO" and not record.exc_info
     assert "\n" not in record.getMessage() and record.getMessage().isascii()

@@ -15,7 +15,7 @@ from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import journal_path
 from service.deltas.rules import DeltaRules
 from service.engine.servable import Servable
-from service.errors import ArtifactError, GraphUnavailable
+from service.errors import ArtifactError
 from service.graph.lazy import LazyBackend
 from service.loading.loader import ServableLoader
 from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, saved_model, toy_signatures, write_toy_model
@@ -74,8 +74,6 @@ def test_without_tensorflow_lookups_run_and_the_rest_is_listed_only(toy_model: P
     assert sorted(servable.backends) == ["lookup", "lookup_tpu_tensor_core"]
     assert sorted(servable.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
     assert sorted(servable.tables) == ["tag", "user"]
-    with pytest.raises(GraphUnavailable):
-        servable.backend(servable.signature("serving_default"))
 
 
 def test_a_missing_tensorflow_is_the_same_as_off(
@@ -121,8 +119,7 @@ def test_a_signature_with_a_fault_is_left_to_its_graph(
 def test_without_tensorflow_only_a_signature_with_a_fault_is_not_answered(tmp_path: Path) -> None:
     servable = load(with_a_fault(tmp_path / "1"))
     assert sorted(servable.backends) == ["lookup_tpu_tensor_core"]
-    with pytest.raises(GraphUnavailable, match=f"{FAULT}.* runs without TensorFlow. .*: lookup_tpu_tensor_core"):
-        servable.backend(servable.signature("lookup"))
+    assert servable.signature_faults == {"lookup": FAULT}
 
 
 def test_a_graph_that_only_a_fault_needs_takes_nothing_down(
@@ -243,7 +240,6 @@ def test_lookups_are_shown_before_the_graph_is_opened(toy_model: Path, opened: l
         assert opened == []
         assert (early.is_loading, sorted(early.backends)) == (True, ["lookup", "lookup_tpu_tensor_core"])
         assert sorted(early.signatures) == ["lookup", "lookup_tpu_tensor_core", "serving_default"]
-        assert (early.runs("lookup"), early.runs(""), early.runs("", "lookup")) == (True, False, False)
 
     servable = ServableLoader(SERVE, "auto", 3, compile_none, show_lookups=show)("toy", 1, toy_model / "1")
     assert len(seen) == len(opened) == 1

@@ -110,7 +110,7 @@ def test_requests_of_the_core_are_counted_once_however_often_they_are_read() -> 
 
 def test_they_are_added_to_those_that_python_answered() -> None:
     core, counter, _ = joined()
-    counter.finished(Finished(SUBJECT, "lookup", None, seconds=0.5, run_seconds=0.25, rows=1))
+    counter.finished(Finished(SUBJECT, None, seconds=0.5, run_seconds=0.25, rows=1))
     core.count(2)
     assert counter.read()[0].successes[SUBJECT].count == 3
 

@@ -15,7 +15,7 @@ from tests.conftest import Clock
 def finish(counter: RequestCounter, seconds: float, error: BaseException | None = None) -> None:
     """Reports one request."""
     subject = Subject("http", "lookup", "m", 3, "s")
-    counter.finished(Finished(subject, "lookup", error, seconds, run_seconds=0.25, rows=7))
+    counter.finished(Finished(subject, error, seconds, run_seconds=0.25, rows=7))
 
 
 @pytest.fixture

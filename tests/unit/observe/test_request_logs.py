@@ -6,11 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from service.artifact.protos import message_class
 from service.artifact.tf_record import read_records
-from service.engine.inference import Classification
 from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.observe import model_log
 from service.observe.model_log import ModelLog
@@ -18,26 +15,10 @@ from service.observe.record_files import RecordFiles
 from service.observe.request_logs import RequestLogs
 from tests.exposition import read_exposition
 from tests.toy_model import masked_crc32c
-from tests.unit.engine.fakes import regress_spec
-
-SPEC = regress_spec("sig")
-
-
-def example(value: int) -> Any:
-    """Returns a tf.Example."""
-    example = message_class("tensorflow.Example")()
-    example.features.feature["a"].int64_list.value.append(value)
-    return example
-
-
-ASKED: dict[str, Any] = {
-    "examples": np.array([example(3).SerializeToString()], object),
-    "result": Classification(None, np.array([[0.25]], np.float32)),
-}
 
 
 def logs(**more: Any) -> RequestLogs:
-    given: dict[str, Any] = {"tags": ["serve"], "max_bytes": 1 << 20, "max_files": 9, "has_answers": True}
+    given: dict[str, Any] = {"tags": ["serve"], "max_bytes": 1 << 20, "max_files": 9}
     return RequestLogs(**(given | more), now=lambda: 1_700_000_000.7)
 
 
@@ -74,29 +55,6 @@ def test_a_record_of_the_core_says_whose_it_is_and_when_it_was_answered(tmp_path
     assert log.predict_log == answered.predict_log
 
 
-def test_answers_can_be_left_out(tmp_path: Path) -> None:
-    own = logs(has_answers=False)
-    own.configure([model(tmp_path)])
-    own.recorders["m"].inferred(SPEC, 7, **ASKED)
-    own.stop()
-    (log,) = messages(tmp_path)
-    assert not log.classify_log.HasField("response")
-
-
-def test_examples_are_kept_as_their_method_has_them(tmp_path: Path) -> None:
-    own = logs()
-    own.configure([model(tmp_path)])
-    own.recorders["m"].inferred(SPEC, 7, **ASKED)
-    own.stop()
-    (log,) = messages(tmp_path)
-    request, response = log.classify_log.request, log.classify_log.response
-    for spec in (log.log_metadata.model_spec, request.model_spec, response.model_spec):
-        assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "sig")
-    assert log.log_metadata.timestamp_secs == 1_700_000_000
-    assert list(request.input.example_list.examples) == [example(3)]
-    assert response.result.classifications[0].classes[0].score == 0.25
-
-
 def test_a_log_goes_on_where_its_config_stays_and_ends_where_it_goes(tmp_path: Path) -> None:
     own = logs()
     own.configure([model(tmp_path)])
@@ -105,7 +63,7 @@ def test_a_log_goes_on_where_its_config_stays_and_ends_where_it_goes(tmp_path: P
     assert own.recorders["m"] is first
     own.configure([model(tmp_path, 0.25), ModelConfig("n", "/n")])
     assert own.recorders["m"] is not first and list(own.recorders) == ["m"]
-    assert own.recorders["m"].draw.rate == 0.25
+    assert own.recorders["m"].rate == 0.25
     # No request of model m is sampled at rate 0.0, so m needs no recorder.
     own.configure([model(tmp_path, 0.0)])
     assert own.recorders == {}
@@ -123,9 +81,9 @@ def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -
 
     files = Slow(str(tmp_path / "m"), max_bytes=1 << 20, max_files=9, now=lambda: 0.0)
     config = RequestLogConfig(str(tmp_path / "m"), 1.0)
-    log = ModelLog("m", config, files, tags=(), has_answers=True, now=lambda: 0.0)
+    log = ModelLog("m", config, files, tags=())
     for _ in range(model_log.MAX_QUEUED + 5):
-        log.inferred(SPEC, 1, **ASKED)
+        log.answered(1, "sig", 0, b"")
     assert begun.wait(60)
     assert log.counts() == (0, 5, False)
     gate.set()
@@ -134,12 +92,10 @@ def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -
     assert log.counts() == (model_log.MAX_QUEUED, 5, False)
 
 
-def test_examples_that_are_too_large_together_are_dropped(tmp_path: Path) -> None:
+def test_a_record_that_is_too_large_is_dropped(tmp_path: Path) -> None:
     own = logs()
     own.configure([model(tmp_path)])
-    half = bytes(model_log.MAX_QUEUED_BYTES // 2 + 1)
-    large = np.array([half, half], object)
-    own.recorders["m"].inferred(SPEC, 1, examples=large, result=Classification(None, None))
+    own.recorders["m"].answered(1, "sig", 0, bytes(model_log.MAX_QUEUED_BYTES + 1))
     own.stop()
     assert messages(tmp_path) == []
     found = read_exposition("".join(f"{line}\n" for line in own.metric_lines()))

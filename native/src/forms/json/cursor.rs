@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_lists_of_a_document_are_bounded_as_in_the_reference() {
+    fn keys_and_lists_of_a_document_are_bounded() {
         let is_read = |keys, lists| match Cursor::new(document(keys, lists).as_bytes()) {
             Ok(_) => true,
             Err(declined) => {

@@ -4,8 +4,8 @@
 //! NaN, Infinity, Inf and their negatives are bare words. Text behind the document is ignored, a byte order mark before
 //! the document is skipped. A key that comes twice in an object is refused.
 //!
-//! The reference is `service/wire/{json_document,json_text}.py`. Source: `tensorflow_serving/util/json_tensor.cc`
-//! (9d981c5), `ParseJson`; rapidjson's reader.h (iterative parsing) and error/en.h.
+//! Source: `tensorflow_serving/util/json_tensor.cc` (9d981c5), `ParseJson`; rapidjson's reader.h (iterative parsing) and
+//! error/en.h.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -1,7 +1,6 @@
 //! Writes JSON values as TensorFlow Serving's error texts show them.
 //!
 //! Source: `tensorflow_serving/util/json_tensor.cc` (9d981c5), `JsonValueToDebugString`; rapidjson's prettywriter.h.
-//! The reference is `service/wire/json_text.py`.
 
 use std::fmt::Write;
 
