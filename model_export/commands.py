@@ -53,13 +53,11 @@ _EXPORT_FLAGS = (
 
 
 def say(text: str) -> None:
-    """Writes a line to standard output, and flushes standard output at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def run_command(arguments: argparse.Namespace) -> None:
-    """Runs the model-export command that the parsed arguments name; raises ExportError or ArtifactError."""
     commands: Mapping[str, Callable[[argparse.Namespace], None]] = {
         "demo": _demo,
         "fetch": _fetch,

@@ -19,7 +19,6 @@ from service.types import Array
 
 
 def delta(arguments: argparse.Namespace) -> None:
-    """Runs `model-export delta`: writes a delta file into the folder of a version."""
     ids, rows = _read_rows(arguments.rows)
     file = write_delta(
         arguments.artifact, arguments.table, ids, rows, sequence=arguments.sequence, force=arguments.force
@@ -28,7 +27,6 @@ def delta(arguments: argparse.Namespace) -> None:
 
 
 def fold(arguments: argparse.Namespace) -> None:
-    """Runs `model-export compact`: folds deltas, reduces tables, or both; prints each reduced table's loss."""
     with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
         artifact = compact(
             arguments.artifact,

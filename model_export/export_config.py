@@ -119,7 +119,6 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Expor
 
 
 def run_config(config: ExportConfig) -> Path:
-    """Runs the export that a configuration describes; returns the new version's folder; raises ExportError."""
     if config.kind == "adopt":
         from model_export.adoption.adopt import adopt
 

@@ -166,7 +166,6 @@ def _is_a(model: Any, defined_in: str, class_name: str) -> bool:
 
 
 def _is_plain_keras(model: Any) -> bool:
-    """Says whether a model is a Keras model without TPU embedding layers."""
     if _is_a(model, "keras_rs", "DistributedEmbedding") or _is_a(model, "tensorflow_recommenders", "TPUEmbedding"):
         return False
     if _is_a(model, "keras.", "Model"):
@@ -183,7 +182,6 @@ def _refuse_arguments(
     export_to_tpu: bool,
     table_dtype: Any,
 ) -> None:
-    """Refuses options that a Keras model without TPU embedding layers lacks; the error says what to do instead."""
     tpu = "it needs a TPUEmbedding or DistributedEmbedding layer in place of Embedding (docs/migration.md)"
     refused = {
         "lookup_device": (tuple(devices) != ("cpu",), tpu),

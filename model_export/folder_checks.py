@@ -17,7 +17,6 @@ _KERAS = (".keras", ".h5", ".hdf5")
 
 
 def is_keras_file(path: str | Path) -> bool:
-    """Says whether a path names a file in which Keras saves a model."""
     return Path(path).suffix in _KERAS and Path(path).is_file()
 
 
@@ -66,20 +65,17 @@ def check_saved_model(folder: Path) -> None:
 
 
 def check_described(folder: Path) -> None:
-    """Raises ExportError unless a folder holds a SavedModel and a lookup manifest."""
     if not (folder / MANIFEST_PATH).is_file():
         check_saved_model(folder)
         raise ExportError(f"{folder} has no lookup manifest; `model-export` did not write it")
 
 
 def check_run(folder: Path) -> None:
-    """Raises ExportError unless a folder holds run.json, which `model-export train` writes."""
     if not (folder / RUN_FILE).is_file():
         raise ExportError(f"{folder} has no {RUN_FILE}: it is not the folder of a `model-export train` run")
 
 
 def check_writable(folder: Path) -> None:
-    """Raises ExportError unless a command can write to a folder, or create it if it does not exist."""
     nearest = folder
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent

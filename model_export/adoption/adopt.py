@@ -168,8 +168,6 @@ def print_spec(saved_model: str | Path, *, allow_rounding: bool = False) -> str:
 
 
 class _Copy:
-    """A copied SavedModel, with the methods that make its manifest."""
-
     def __init__(self, artifact: Path, opened: OpenedGraph, plan: AdoptPlan, provenance: Mapping[str, object]) -> None:
         self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, dict(provenance)
         self._variables = read_bundle(artifact / VARIABLES_PREFIX)

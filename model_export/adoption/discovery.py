@@ -159,7 +159,6 @@ def _not_a_lookup(
     outputs: Mapping[str, list[str]] | str,
     used: set[str],
 ) -> str:
-    """Returns why a signature is no lookup, "" if it is one."""
     if unknown := [read for read in graph.reads if read not in found]:
         return (
             f"TensorFlow computes the ids of variable {unknown[0].key!r}: {ends[unknown[0]] or 'no input holds them'}"

@@ -118,7 +118,6 @@ class Evaluation:
         )
 
     def shifted(self, value: Known, by: int) -> Known:
-        """Returns a number plus `by`."""
         if isinstance(value, Shifted):
             return Shifted(value.by + by)
         if isinstance(value, Hashed):

@@ -126,7 +126,6 @@ class KeyGraph:
         return form.data_of(inputs)
 
     def lookup_table(self, find: str) -> tuple[Array, Array]:
-        """Returns the keys and values of the lookup table that a LookupTableFindV2 reads."""
         handle = self.flat.data_inputs(node_of(find))[0]
         if handle not in self._tables:
             self._tables[handle] = self.table(handle)

@@ -31,7 +31,6 @@ class FoundKeys:
     lines: tuple[bytes, ...]
 
     def as_oracle(self) -> Keys:
-        """Returns the vocabulary as numpy's oracle reads it."""
         return Keys(self.entry, self.lines)
 
     def telling(self, random: np.random.Generator) -> list[Any]:

@@ -120,7 +120,6 @@ class Agreement(NamedTuple):
 
 
 def _agreement(trial: Trial, name: str, requests: Collection[Mapping[str, Array]]) -> Agreement:
-    """Runs requests with lookups cut out of the graph and with the whole graph, and compares the answers."""
     compared, error = 0, None
     for request in requests:
         cut, whole = trial.outputs(name, request)
@@ -166,7 +165,6 @@ class _Requests:
     fill: Fill
 
     def by_rows(self) -> dict[int, dict[str, Array]]:
-        """Returns a request for each number of rows."""
         random = np.random.default_rng(_SEED)
         found = {}
         for rows in (*_ROWS, *_COMPARED_ROWS):

@@ -133,7 +133,6 @@ class OpenedGraph:
         return [handle for _, handle in sorted(found, key=lambda item: _first_row(item[0]))]
 
     def variable_names(self) -> dict[str, str]:
-        """Returns the program's variable names by checkpoint key, for the variables whose names the graph still has."""
         return variable_names(self.meta_graph, self.artifact)
 
     def alias(self, key: str) -> str:

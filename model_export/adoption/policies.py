@@ -68,7 +68,6 @@ def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable
 
 
 def expected(policy: IdPolicy, bad: int, size: int) -> Outcome:
-    """Returns what a policy does with an id outside [0, size)."""
     if policy.on_bad_id == "drop" or (policy.on_bad_id == "drop_negative" and bad < 0):
         return "dropped"
     if policy.on_bad_id == "wrap" and -size <= bad < 0:

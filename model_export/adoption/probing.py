@@ -103,7 +103,6 @@ class Probe:
         self._known = {operation.name for operation in self.session.graph.get_operations()}
 
     def close(self) -> None:
-        """Closes the TensorFlow session of the probed graphs."""
         self.session.close()
 
     def feed(self, graph: SignatureGraph, request: Mapping[str, Array]) -> dict[str, Array]:

@@ -82,7 +82,6 @@ class Reading:
         return next(f"{node}:0" for node, kind in self._kinds.items() if kind == "K")
 
     def is_constant(self, tensor: str) -> bool:
-        """Says whether a tensor depends on no input."""
         return self.value(tensor).kind == "C"
 
     def vectors(self, tensor: str) -> None:

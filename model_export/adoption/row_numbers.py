@@ -37,7 +37,6 @@ def _of_whole(reading: Reading, size: int) -> Callable[[Evaluation], Known]:
 
 
 def _of_parts(reading: Reading, size: int) -> Callable[[Evaluation], Known]:
-    """Returns a function for a table that is saved in parts: the row of a part is a row of the table."""
     if len(reading.parts) != 1:
         raise NotRead("ids are not distributed to the parts of a table by one DynamicPartition")
     ((numbers, count),) = reading.parts.items()

@@ -68,7 +68,6 @@ class DeviceLookup:
 
     @property
     def learning_rate_fn(self) -> Callable[..., Any] | None:
-        """The function from global step to the learning rate of the column's table; None if the user gave none."""
         function: Callable[..., Any] | None = self.get_learning_rate_fn()  # type: ignore[attr-defined]
         return function
 

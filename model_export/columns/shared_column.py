@@ -91,7 +91,6 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
 
     @property
     def shared_embedding_collection_name(self) -> str:
-        """Name of the variable of the table that the shared columns read."""
         name: str = self._shared_embedding_collection_name
         return name
 

@@ -49,7 +49,6 @@ def model_spec(feature_columns: Any, *, max_ids_per_row: int = 32) -> ModelSpec:
 
 
 def device_of(column: Any) -> str | None:
-    """Returns the embedding_lookup_device that was given to a column of model_export or TensorFlow."""
     device = getattr(column, "_embedding_lookup_device", None)
     return None if device is None else EmbeddingDevice(device).name.lower()
 

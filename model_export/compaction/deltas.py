@@ -68,7 +68,6 @@ def write_delta(
 
 
 def read_tables(artifact: Path) -> dict[str, TableInfo]:
-    """Reads the tables that a delta must fit from the manifest; raises ExportError if there is no manifest."""
     check_described(artifact)
     manifest = Manifest.read(artifact)
     # check_described() raises ExportError for an artifact without a manifest, so the manifest is not None here.

@@ -216,7 +216,6 @@ class _Vocabularies:
         self.added: dict[str, str] = {}
 
     def table(self, feature: str) -> _Vocabulary:
-        """Returns the lookup table of a feature's vocabulary; the first call adds it to the graph."""
         file = Path(self._manifest.vocabularies[self._manifest.features[feature].vocabulary or ""].file)
         if file.name not in self._tables:
             if file.parent != Path("assets"):

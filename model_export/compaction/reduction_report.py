@@ -48,7 +48,6 @@ class Losses:
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("error", "relative", "cosine"), 0))
 
     def add(self, trained: Array, stored: Array) -> None:
-        """Adds the errors of a block of a table's rows, [N, D], between trained float32 numbers and stored numbers."""
         is_finite = np.isfinite(trained).all(axis=1)
         exact, found = trained[is_finite].astype(np.float64), stored[is_finite].astype(np.float64)
         if not exact.size:
@@ -82,7 +81,6 @@ class Losses:
         return self._mean("cosine", 1.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the rounding losses of a reduced table as the JSON object that the manifest's provenance keeps."""
         return {
             "dtype": self.dtype,
             "largest_error": self.largest_error,
@@ -154,7 +152,6 @@ def neighbours_kept(
 
 
 def reduction_lines(manifest: Manifest) -> list[str]:
-    """Returns lines for the terminal about a version whose tables were reduced to fewer bits."""
     lines = [f"reduced from version {manifest.provenance[REDUCED_FROM_KEY]['of']}"]
     for name, record in manifest.provenance[REDUCED_KEY].items():
         first, *rest = report_lines(name, record)
@@ -163,7 +160,6 @@ def reduction_lines(manifest: Manifest) -> list[str]:
 
 
 def report_lines(name: str, record: Mapping[str, Any]) -> list[str]:
-    """Returns lines for the terminal about one reduced table; record: its entry in the manifest's provenance."""
     lines = []
     if "bytes_before" in record:
         before, after = record["bytes_before"], record["bytes_after"]

@@ -8,7 +8,6 @@ from model_export.distribution.cluster import DISTRIBUTIONS
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that set the epochs, the seed and other settings of the demo's training runs."""
     parser.add_argument("--epochs", type=int, help="passes over the ratings (default: chosen per data set)")
     parser.add_argument("--batch_size", type=int, help="examples per step (default: chosen per data set)")
     parser.add_argument(
@@ -24,7 +23,6 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def add_distribution(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag --distribution, which says how several processes train together."""
     parser.add_argument(
         "--distribution",
         choices=DISTRIBUTIONS,

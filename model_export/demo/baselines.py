@@ -14,7 +14,6 @@ _ROUNDS = 20
 
 
 def rmse(prediction: Array, rating: Array) -> float:
-    """Returns the root mean squared error of [B] predicted ratings."""
     return float(np.sqrt(np.mean(np.square(np.asarray(prediction, np.float64) - rating))))
 
 

@@ -22,7 +22,6 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=_KEPT)
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint of the rating model and its optimizers after an epoch."""
         self._epoch.assign(epoch)
         self._manager.save(checkpoint_number=epoch)
 

@@ -47,10 +47,8 @@ class TrainConfig:
             raise ValueError(f"distribution is {self.distribution!r}, expected one of {DISTRIBUTIONS}")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the training settings as a JSON object."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> TrainConfig:
-        """Makes a TrainConfig of the JSON object that to_json() returned."""
         return TrainConfig(**{**data, "hidden": tuple(data["hidden"])})

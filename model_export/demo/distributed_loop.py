@@ -87,16 +87,13 @@ class DistributedTrainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of full batches in an epoch, which leaves out the last examples of its shuffled order."""
         return len(self._train) // self._batch_size
 
     @property
     def global_step(self) -> int:
-        """Number of training steps of the rating model done in all epochs so far."""
         return int(self._dense_optimizer.iterations.numpy())
 
     def resume(self) -> int:
-        """Restores the training run's newest checkpoint, if any; returns the number of finished epochs."""
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
@@ -110,13 +107,11 @@ class DistributedTrainer:
             self._wait_for_all()
 
     def run_epoch(self, epoch: int) -> EpochResult:
-        """Trains the rating model for one epoch, numbered from 1, and measures the RMSE on the held-out ratings."""
         loss = self._steps(epoch)
         held_out_rmse = rmse(self.predict(self._held_out), self._held_out.rating)
         return EpochResult(epoch, loss / self.steps_per_epoch, held_out_rmse)
 
     def predict(self, examples: Examples) -> Array:
-        """Returns the rating model's [B] float32 ratings for examples, clipped to the range of ratings."""
         ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()
         return ratings
 

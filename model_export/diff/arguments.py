@@ -8,7 +8,6 @@ from typing import Any
 
 
 def add_diff(commands: Any) -> None:
-    """Adds the command `diff` to the commands of model-export."""
     parser = commands.add_parser(
         "diff",
         help="show what a new version changed: rows, their drift after alignment, neighbours, answers to requests",

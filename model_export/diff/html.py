@@ -13,7 +13,6 @@ from service.comparison.document import Drift, TableDiff, VersionDiff
 
 
 def to_html(diff: VersionDiff) -> str:
-    """Returns the HTML page that shows the comparison of two versions."""
     names = ["/".join(Path(name).parts[-2:]) for name in (diff.old, diff.new)]
     sections = (_overview(diff), *(_table(found) for found in diff.tables), _predictions(diff))
     worst = "no table is judged" if diff.drift_percent is None else f"at most {diff.drift_percent:.3g} % drifted rows"

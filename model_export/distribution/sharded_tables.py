@@ -50,7 +50,6 @@ class DistinctRows:
 
     @staticmethod
     def most(spec: ModelSpec, batch_size: int) -> dict[str, int]:
-        """Returns the largest number of distinct rows of each table that a batch can have."""
         ids = {table.name: 0 for table in spec.tables}
         for feature in spec.features:
             ids[feature.table] += batch_size * (feature.max_ids_per_row if feature.is_ragged else 1)

@@ -11,7 +11,6 @@ _MODEL_FN_ARGUMENTS = {"features", "labels", "mode", "params", "config"}
 
 
 def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Returns the names of the arguments that a function, method, partial or callable object declares."""
     if isinstance(function, functools.partial):
         bound = {*argument_names(function.func)[: len(function.args)], *function.keywords}
         return tuple(name for name in argument_names(function.func) if name not in bound)
@@ -54,7 +53,6 @@ def call_input_fn(input_fn: Callable[..., Any], *, params: dict[str, Any], confi
 def call_model_fn(
     model_fn: Callable[..., Any], features: Any, labels: Any, *, params: dict[str, Any], config: Any, mode: str
 ) -> Any:
-    """Calls model_fn with those of features, labels, mode, params and config that it declares."""
     names = argument_names(model_fn)
     if labels is not None and "labels" not in names:
         raise ValueError("model_fn does not take labels, but input_fn returns labels.")

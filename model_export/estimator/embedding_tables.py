@@ -23,7 +23,6 @@ ANCHOR = "embedding_tables_anchor"
 
 
 def embedding_columns(spec: EmbeddingConfigSpec) -> list[Any]:
-    """Returns the embedding columns among a spec's feature columns, and leaves out the numeric ones."""
     return [column for column in spec.feature_columns or () if hasattr(column, "categorical_column")]
 
 
@@ -34,7 +33,6 @@ def table_key(column: Any) -> str:
 
 
 def is_shared(column: Any) -> bool:
-    """Says whether an embedding column shares its table with other columns."""
     return hasattr(column, "shared_embedding_column_creator") or hasattr(column, "shared_embedding_collection_name")
 
 
@@ -61,7 +59,6 @@ class TableRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records the table variables that are created while the `with` block runs."""
         if self._keeps:
             self._anchor = _anchor()
             # Read the anchor, the number on which every lookup depends, here: lookups run on the device of their table,

@@ -256,8 +256,6 @@ class _quiet(warnings.catch_warnings):
 
 @dataclass(frozen=True, slots=True)
 class ExampleFields:
-    """Fields of a tf.Example. dense: name -> (dtype, fixed number of values); other fields have any length."""
-
     names: tuple[str, ...] = ()
     dense: dict[str, tuple[str, int]] = field(default_factory=dict)
 

@@ -58,7 +58,6 @@ class WorkerExchange:
         return [_arrays(row.tobytes(), arrays) for row in self._gathered(padded.view(np.int32))]
 
     def leave(self) -> None:
-        """Tells the other workers that this worker makes no further step; call it in place of the next of_all()."""
         self._gathered(np.array([1, 0], np.int64))
 
     def _gathered(self, array: Array) -> Array:
@@ -150,7 +149,6 @@ class MirroredWorkers(OneProcess):
         return joined
 
     def session_arguments(self) -> dict[str, Any]:
-        """Returns the session's config and, in every process but the chief, arguments that turn summaries off."""
         arguments = super().session_arguments()
         return arguments if self.is_chief else {**arguments, "save_summaries_steps": None, "save_summaries_secs": None}
 
@@ -161,7 +159,6 @@ class MirroredWorkers(OneProcess):
         return [_SameStart(self._exchange, is_chief=self.is_chief)]
 
     def finish_steps(self) -> None:
-        """Tells the other workers that this worker makes no further step, so that they end their training loops too."""
         self._exchange.leave()
 
     def _mean(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -116,7 +116,6 @@ def model_features(model: Model, features: Any, recorder: TableRecorder) -> Any:
 def call_model(
     model: Model, features: Any, labels: Any, mode: str, *, is_export: bool = False, use_tpu: bool = False
 ) -> EstimatorSpec:
-    """Calls model_fn with copies of params and config; raises ValueError unless it returns the mode's EstimatorSpec."""
     with unwrapped(model.config.tpu_config.num_shards):
         spec = call_model_fn(
             model.model_fn,

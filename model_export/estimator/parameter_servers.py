@@ -46,7 +46,6 @@ class ParameterServers(OneProcess):
         return device
 
     def session_arguments(self) -> dict[str, Any]:
-        """Returns the arguments master, is_chief and config of MonitoredTrainingSession; see OneProcess."""
         config = tf.compat.v1.ConfigProto()
         if self._config.session_config is not None:
             config.CopyFrom(self._config.session_config)
@@ -56,12 +55,10 @@ class ParameterServers(OneProcess):
         return {"config": config, "master": self._server.target, "is_chief": self.is_chief}
 
     def finish_steps(self) -> None:
-        """Waits, in the chief, until all workers have ended, so that the last checkpoint has all their steps."""
         if self.is_chief:
             self._marks.wait_for(self._names("worker"))
 
     def finish(self) -> None:
-        """Tells the chief and the parameter servers that this process has ended its part of the training."""
         self._marks.put()
 
     def serve(self) -> None:

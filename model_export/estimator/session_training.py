@@ -149,13 +149,10 @@ class _Flush(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
 
 
 class RunEachStep(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """A session hook that evaluates the given tensors or operations in every training step."""
-
     def __init__(self, fetches: Any) -> None:
         self._fetches = fetches
 
     def before_run(self, run_context: Any) -> Any:
-        """Adds the hook's tensors or operations to the fetches of the training session's next run."""
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
 

@@ -41,7 +41,6 @@ class OneProcess:
         return {"config": self._config.session_config}
 
     def hooks(self) -> list[Any]:
-        """Returns the SessionRunHooks that a training in these processes needs."""
         return []
 
     def finish_steps(self) -> None:

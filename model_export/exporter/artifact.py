@@ -248,7 +248,6 @@ def _check_tables(
 
 
 def base_provenance(version: int, created: datetime) -> dict[str, Any]:
-    """Returns the provenance that every artifact records: time, version and the programs that wrote it."""
     return {
         "created": created.isoformat(timespec="seconds"),
         "version": version,

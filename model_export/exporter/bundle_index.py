@@ -26,7 +26,6 @@ _DIM, _DIM_SIZE, _PRODUCER = 2 << 3 | 2, 1 << 3, 1 << 3
 
 
 def new_header() -> bytes:
-    """Returns the header record of a little-endian checkpoint of one data shard."""
     return _field(_NUM_SHARDS, 1) + _message(_VERSION, _field(_PRODUCER, 1))
 
 
@@ -65,7 +64,6 @@ def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
 
 
 def new_index(records: Mapping[bytes, bytes]) -> bytes:
-    """Makes an uncompressed index file of the records, which are given by key."""
     rows = sorted(records.items())
     out = bytearray()
     # All records go into one block of the index file, because readers accept blocks of any size.

@@ -48,7 +48,6 @@ class CheckpointRows:
         return rows
 
     def gather(self, ids: Array) -> Array:
-        """Reads the table rows of ids ([N] integers below V) from the checkpoint; returns [N, D] float32."""
         rows = np.empty((len(ids), self.shape[1]), "<f4")
         for place, row in enumerate(ids.tolist()):
             rows[place] = self.read(row, row + 1)[0]

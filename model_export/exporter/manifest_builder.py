@@ -70,7 +70,6 @@ def build_manifest(
 
 
 def vocabulary_file(feature: str) -> str:
-    """Returns the path of a feature's vocabulary file, relative to the artifact."""
     return f"assets/{feature}.txt"
 
 

@@ -64,7 +64,6 @@ def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[st
 def lookup_requests(
     artifact: Path, manifest: Manifest, entry: SignatureEntry, inputs: Mapping[str, InputInfo]
 ) -> list[dict[str, Array]]:
-    """Generates the warm-up requests of a lookup signature; inputs: the signature's inputs in the SavedModel."""
     id_dtypes = {name: inputs[feature.ids].dtype for name, feature in entry.features.items()}
     writer = CaseWriter(manifest, entry, read_keys(artifact, manifest, id_dtypes), id_dtypes)
     return list(lookup_warmup(writer, {name: info.dtype for name, info in inputs.items()}))

@@ -12,7 +12,6 @@ _SCHEMES = ("s3:", "gs:", "az:")
 
 
 def existing_versions(base: Path) -> list[int]:
-    """Returns the version numbers in a model's folder in ascending order."""
     names = [path.name for path in base.iterdir()] if base.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal())
 

@@ -33,7 +33,6 @@ class LookupGraph:
     compiled: Compile = by_xla
 
     def input_specs(self) -> dict[str, Any]:
-        """Returns the TensorSpec of every input of the lookup by name; all inputs have rank 1."""
         specs = {}
         for name, lookup in self.entry.features.items():
             dtype = tf.as_dtype(id_dtype(self.spec.feature(name), self.entry.device))

@@ -74,7 +74,6 @@ def initialiser_of(meta_graph: Any) -> str:
 
 
 def set_initialiser(meta_graph: Any, operation: str) -> None:
-    """Sets the initialiser of a MetaGraph: the operation that a loader of the SavedModel runs last."""
     meta_graph.collection_def[_INIT_COLLECTION].node_list.value[:] = [operation]
 
 

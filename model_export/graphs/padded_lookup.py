@@ -18,7 +18,6 @@ Compile = Callable[[Callable[..., dict[str, Any]]], Callable[..., Mapping[str, A
 
 
 def by_xla(function: Callable[..., dict[str, Any]]) -> Callable[..., Mapping[str, Any]]:
-    """Wraps a function so that XLA compiles it, for any device."""
     compiled: Callable[..., Mapping[str, Any]] = tf.function(function, autograph=False, jit_compile=True)
     return compiled
 

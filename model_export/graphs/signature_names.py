@@ -19,7 +19,6 @@ RECORDED_PATH = "assets.extra/recorded_predictions"
 
 
 def lookup_devices(lookup_device: Any) -> tuple[LookupDevice, ...]:
-    """Returns the lookup devices that an argument names; raises ExportError for an unknown device."""
     named = (lookup_device,) if isinstance(lookup_device, str) else tuple(lookup_device)
     choices: tuple[LookupDevice, ...] = get_args(LookupDevice)
     if named == ("both",):

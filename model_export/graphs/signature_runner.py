@@ -55,7 +55,6 @@ class SignatureRunner:
 
     @property
     def names(self) -> list[str]:
-        """The sorted names of the loaded MetaGraph's signatures."""
         return sorted(self._definitions)
 
     def inputs(self, signature: str) -> dict[str, InputInfo]:
@@ -64,7 +63,6 @@ class SignatureRunner:
         return {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
 
     def output_ranks(self, signature: str) -> dict[str, int | None]:
-        """Returns the rank of each output, as the signature's SignatureDef declares it; None for an unknown rank."""
         infos = self._definitions[signature].outputs
         return {
             key: None if info.tensor_shape.unknown_rank else len(info.tensor_shape.dim) for key, info in infos.items()
@@ -128,7 +126,6 @@ def constant_arrays(artifact: Path, most_elements: int) -> Iterator[Array]:
 
 
 def meta_graph_tags(artifact: Path) -> list[tuple[str, ...]]:
-    """Returns the sorted tags of each MetaGraph in an artifact's saved_model.pb."""
     return [tuple(sorted(graph.meta_info_def.tags)) for graph in read_saved_model(artifact).meta_graphs]
 
 
@@ -226,7 +223,6 @@ def _input_info(info: Any, default: Any) -> InputInfo:
 
 @contextmanager
 def without_warnings(of: str) -> Iterator[None]:
-    """Silences the warnings of a logger, named `of`."""
     logger = logging.getLogger(of)
     level = logger.level
     logger.setLevel(logging.ERROR)

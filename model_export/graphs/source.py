@@ -70,9 +70,7 @@ class ExportSource(Protocol):
     """The interface of a trained model that the exporter can write and check. Concurrency: one caller at a time."""
 
     @property
-    def spec(self) -> ModelSpec:
-        """The tables and features of the trained model that is exported."""
-        ...
+    def spec(self) -> ModelSpec: ...
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -80,9 +78,7 @@ class ExportSource(Protocol):
         ...
 
     @property
-    def predict_names(self) -> Sequence[str]:
-        """Names of the predict signatures that save() can write."""
-        ...
+    def predict_names(self) -> Sequence[str]: ...
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
         """Writes a stock SavedModel into a folder, with the plan's lookup signatures and the named predict signatures.

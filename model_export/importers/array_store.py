@@ -31,7 +31,6 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
 def is_array_store(folder: Path) -> bool:
-    """Says whether a folder looks like an Orbax checkpoint or a zarr array."""
     return any(_root(candidate) is not None for candidate in _candidates(folder))
 
 

@@ -46,7 +46,6 @@ class ByteSource:
 
     @property
     def name(self) -> str:
-        """The file's name for messages: the path or, in an archive, PATH:MEMBER."""
         return str(self.path) if self.member is None else f"{self.path}:{self.member}"
 
     @property

@@ -46,7 +46,6 @@ class HashTable:
 
 
 def hash_tables(variables: Mapping[str, BundleEntry]) -> list[HashTable]:
-    """Returns the hash tables of a checkpoint; raises ExportError if a table lacks a part."""
     found: dict[str, list[str]] = {}
     for key, values in variables.items():
         stem = key.removesuffix(VALUES)
@@ -109,11 +108,9 @@ class SortedHashTable:
 
     @property
     def num_rows(self) -> int:
-        """The number of keys of the hash table."""
         return len(self.keys)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the values in the order of their keys; raises ExportError for a short file or a wrong checksum."""
         for part in self.parts:
             # Only whole values have a checksum, so they are read once in order, to compare it.
             for _ in part.chunks():

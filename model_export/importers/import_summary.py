@@ -41,7 +41,6 @@ def import_summary(artifact: Path, base_path: str) -> Iterator[str]:
 
 
 def serve_command(base_path: str) -> str:
-    """Returns the command that serves the versions in a folder or an object store."""
     return f"embedding-server {shlex.quote(base_path)}" + (" --store_cache_dir=DIR" if "://" in base_path else "")
 
 

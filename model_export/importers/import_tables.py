@@ -113,7 +113,6 @@ class _Plan:
         *,
         allow_nonfinite: bool,
     ) -> _Plan:
-        """Checks all arguments of import_tables() that can be checked before a file is read; returns the _Plan."""
         if not tables:
             raise ExportError("no tables to import; name one with --table NAME=FILE")
         for name in tables:
@@ -230,7 +229,6 @@ def _twin_parity(
 
 
 def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
-    """Returns copies of the descriptions of imported tables, each cut to at most `rows` rows."""
     return [replace(t, read=replace(t.read, vocabulary_size=min(rows, t.read.vocabulary_size))) for t in tables]
 
 
@@ -255,7 +253,6 @@ def _rows(artifact: Path, part: TableEntry | TableScale, dtype: str, nbytes: int
 
 
 def read_keys(path: Path) -> Keys:
-    """Reads a file of keys in the order of the imported table's rows; raises ExportError if it can not be read."""
     try:
         if path.suffix == ".npy":
             return _numpy_keys(path)

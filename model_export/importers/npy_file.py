@@ -33,14 +33,12 @@ class _Header:
 
 
 def open_npy(address: Address) -> TableReader:
-    """Opens the matrix in the file PATH.npy and returns its reader; raises ExportError."""
     with address.path.open("rb") as file:
         header = _read_header(file, str(address.path))
     return _raw_matrix(address, address.path, 0, header, str(address.path))
 
 
 def open_npz(address: Address) -> TableReader:
-    """Opens the matrix NAME in the archive PATH.npz and returns its reader; raises ExportError."""
     try:
         with zipfile.ZipFile(address.path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -67,11 +65,9 @@ class StoredMatrix:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows of the matrix."""
         return self.matrix.num_rows
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all rows of the matrix in chunks; raises ExportError for a short file or a wrong checksum."""
         self.matrix.check_size()
         try:
             with zipfile.ZipFile(self.matrix.path) as archive, archive.open(self.member) as file:

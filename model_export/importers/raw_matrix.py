@@ -74,7 +74,6 @@ class RawMatrix:
     crc32c: int | None = None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all rows of the matrix in chunks; raises ExportError for a short file or a wrong checksum."""
         self.check_size()
         step, crc = rows_per_chunk(self.dim), 0
         with self.path.open("rb", buffering=0) as file:
@@ -87,7 +86,6 @@ class RawMatrix:
             raise ExportError(f"{self.path} is damaged: its numbers do not have the checksum that was saved with them")
 
     def read(self, start: int, stop: int) -> Array:
-        """Reads the rows [start, stop) of the matrix from its file."""
         with self.path.open("rb", buffering=0) as file:
             return self.number.numbers(self._stored(file, start, stop))
 
@@ -102,7 +100,6 @@ class RawMatrix:
         return self.number.numbers(stored)
 
     def check_size(self) -> None:
-        """Raises ExportError if the file has fewer bytes than the matrix needs."""
         end = self.offset + self.num_rows * self.dim * self.number.dtype.itemsize
         size = self.path.stat().st_size
         if size < end:

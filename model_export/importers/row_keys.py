@@ -30,11 +30,9 @@ class WithKeys:
 
     @property
     def num_rows(self) -> int | None:
-        """The number of rows of the reader."""
         return self.reader.num_rows
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the reader's chunks with keys; raises ExportError if it has keys, or another number of rows."""
         done = 0
         for chunk in self.reader.chunks():
             if chunk.keys is not None:
@@ -57,11 +55,9 @@ class WithoutDuplicates:
 
     @property
     def num_rows(self) -> int | None:
-        """None, because the number of rows is known after the last one was read."""
         return None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the first (or, with is_last, the last) row of each key; raises ExportError if there are no keys."""
         last: dict[str | int, int] = {}
         if self.is_last:
             every = (key for chunk in self.reader.chunks() for key in self._keys(chunk))

@@ -29,7 +29,6 @@ _NUMBERS = {
 
 
 def open_safetensors(address: Address) -> TableReader:
-    """Opens the tensor NAME in the file PATH.safetensors and returns its reader; raises ExportError."""
     header, first_byte = _read_header(address.path)
     name = address.chosen(sorted(header), "tensors")
     return _matrix(address.path, name, header[name], first_byte)

@@ -54,7 +54,6 @@ class StackMember:
 
     @property
     def rows_in_shard(self) -> int:
-        """Number of rows that the table has in each shard of its stack, with padding."""
         step = _ROW_MULTIPLE * self.num_shards
         return -(-self.vocabulary_size // step) * _ROW_MULTIPLE
 

@@ -50,7 +50,6 @@ class TableCopy:
     allow_nonfinite: bool = False
 
     def run(self, reader: TableReader, writer: BundleWriter, progress: Progress) -> CopiedTable:
-        """Copies all rows of a table into the checkpoint; raises ExportError if the file, a key or a number is bad."""
         return _Run(self, writer).run(reader, progress)
 
 

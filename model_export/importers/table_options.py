@@ -39,7 +39,6 @@ class OovPolicy:
 
     @staticmethod
     def parse(table: str, text: str) -> OovPolicy:
-        """Parses a policy: error, zero, mean or row:N; raises ExportError for another text."""
         kind, colon, row = text.partition(":")
         if kind == "row" and row.isdigit():
             return OovPolicy("row", int(row))
@@ -58,7 +57,6 @@ class FeatureChoice:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises ExportError for an invalid name of a table or a feature; the error suggests a valid name."""
     if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_]*", name) and "__" not in name:
         return
     words = [word for word in re.split(r"[^a-zA-Z0-9]+", name) if word]

@@ -52,5 +52,4 @@ def rows_per_chunk(dim: int) -> int:
 
 
 def missing_library(library: str, needed_for: str) -> ExportError:
-    """Returns an ExportError that says which library is not installed, and what needs it."""
     return ExportError(f"{needed_for} need {library}, which is not installed: in a checkout, pip install '.[import]'")

@@ -106,8 +106,6 @@ class _UnknownName(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Global:
-    """The name of a class or function in a pickle."""
-
     name: str
 
 

@@ -65,7 +65,6 @@ def open_text(address: Address) -> TableReader:
 
 
 def open_binary(address: Address) -> TableReader:
-    """Opens a file in word2vec's binary format and returns its reader; raises ExportError."""
     source = ByteSource.of(address)
     errors = option(address.options, "errors", Errors, address.text) or "strict"
     with source.open() as file:
@@ -214,7 +213,6 @@ class _BinaryWords:
         self._data, self._position = b"", 0
 
     def next_word(self, row: int, num_rows: int) -> tuple[bytes, np.ndarray]:
-        """Parses the next word and its [D] float32 vector from a file in word2vec's binary format."""
         while (end := self._data.find(b" ", self._position)) < 0:
             if len(self._data) - self._position > _LONGEST_WORD_BYTES:
                 raise ExportError(f"{self._name}, row {row}: no end of a word; it is not word2vec's binary format")
@@ -231,7 +229,6 @@ class _BinaryWords:
         return word, vector
 
     def check_end(self, num_rows: int) -> None:
-        """Raises ExportError if the word2vec file has bytes after its last vector."""
         rest = self._data[self._position :] + self._file.read(2)
         if rest.strip(b"\n"):
             raise ExportError(f"{self._name} goes on after the {num_rows:,} words that its first line says")

@@ -125,7 +125,6 @@ class KerasRsSource(LookupSource):
         return {name: np.asarray(answer) for name, answer in answers.items()}
 
     def _read_inputs(self, inputs: Any) -> str:
-        """Finds the model's inputs; returns why the model has no predict signature, or ""."""
         what = f"{type(self._model).__name__} {self._model.name!r}"
         backend = sys.modules["keras"].backend.backend()
         if backend != "tensorflow":
@@ -157,7 +156,6 @@ class KerasRsSource(LookupSource):
 
 
 def has_embedding_layer(model: Any) -> bool:
-    """Says whether a Keras model has a DistributedEmbedding layer."""
     return next(_layers(model), None) is not None
 
 

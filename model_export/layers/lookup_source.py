@@ -45,17 +45,14 @@ class LookupSource:
 
     @property
     def spec(self) -> ModelSpec:
-        """The tables and features that the lookup signatures read."""
         return self._spec
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Returns the provenance of the tables' training, for the manifest."""
         return self._provenance
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """An empty list, because tables without a model have no predict signatures."""
         return ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
@@ -88,12 +85,10 @@ class LookupSource:
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Reads the rows [start, stop) of a table with the values that the table's variable has now."""
         rows: Array = self._tables[table][start:stop].numpy()
         return rows
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Raises ExportError, because tables without a model have no predictions."""
         raise ExportError(f"there is no signature {signature!r}: tables alone have lookups only")
 
     def _predict_function(self, name: str, vocabularies: Mapping[str, Any]) -> Any:

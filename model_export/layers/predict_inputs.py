@@ -33,11 +33,9 @@ class PredictInputs:
     feature_names: Mapping[str, str]
 
     def features(self) -> tuple[str, ...]:
-        """Returns the names of the features whose ids the Keras model gets as inputs."""
         return tuple(self.feature_names[leaf.ids_of] for leaf in self.inputs.leaves if leaf.ids_of is not None)
 
     def optional(self) -> list[str]:
-        """Returns the names of a predict signature's inputs that a request may leave out: the inputs for weights."""
         return [self._weights_name(leaf) for leaf in self.inputs.leaves if leaf.weights_of is not None]
 
     def tensor_specs(self) -> dict[str, Any]:

@@ -45,7 +45,6 @@ class ServingModule(tf.Module):  # type: ignore[misc]
 
 
 def predict_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[str, Any]) -> Any:
-    """Returns a tf.function that computes a model's predictions from tensors of ids and numbers."""
     specs = inputs.tensor_specs()
     # The Python default arguments become the signature's defaults, so that requests may leave out weights.
     defaults = {name: tf.zeros([0]) if name in inputs.optional() else None for name in specs}
@@ -58,7 +57,6 @@ def predict_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[st
 
 
 def examples_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[str, Any]) -> Any:
-    """Returns a tf.function that computes a model's predictions from serialized tf.Examples."""
     outputs = output_namer(model)
 
     def predict(examples: Any) -> dict[str, Any]:

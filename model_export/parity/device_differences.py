@@ -36,8 +36,6 @@ class _Found:
 
 
 class DeviceComparison:
-    """Comparison of two lookups of an artifact, feature by feature, on requests made for the first of them."""
-
     def __init__(
         self,
         runner: SignatureRunner,

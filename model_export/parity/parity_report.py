@@ -88,18 +88,15 @@ class SignatureParity:
 
     @property
     def is_compared(self) -> bool:
-        """Whether at least one answer of the signature was compared."""
         answered = sum(one.requests - one.refused for one in self.comparisons)
         return answered > 0 or (self.cases > 0 and self.reference != "nothing")
 
     @property
     def max_absolute_error(self) -> float:
-        """The largest absolute error over all outputs of the compared signature."""
         return max((output.max_absolute_error for output in self.outputs.values()), default=0.0)
 
     @property
     def max_relative_error(self) -> float:
-        """The largest relative error over all outputs of the compared signature."""
         return max((output.max_relative_error for output in self.outputs.values()), default=0.0)
 
 
@@ -117,7 +114,6 @@ class ParityReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all comparisons and notes of this parity report as an object that the json module can write."""
         return {
             "signatures": {name: _signature_json(entry) for name, entry in self.signatures.items()},
             "lowered": {name: _signature_json(entry) for name, entry in self.lowered.items()},
@@ -125,7 +121,6 @@ class ParityReport:
         }
 
     def manifest_json(self) -> dict[str, Any]:
-        """Returns the `parity` object of the manifest: each signature's comparison by name."""
         return {name: _signature_json(entry) for name, entry in self.signatures.items()}
 
 

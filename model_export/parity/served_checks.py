@@ -55,7 +55,6 @@ class ServedChecks:
         return BitCounts(name, "the server's lookup", "the signature's graph in TensorFlow")
 
     def answer(self, name: str, inputs: Mapping[str, Array]) -> Answer:
-        """Returns the answer of the server's code; raises NotComparableError."""
         try:
             return self._served.run(name, inputs)
         except ServedRefusedError as error:
@@ -183,12 +182,10 @@ class ServedChecks:
 
 
 def _policy(lookup: LookupFeature) -> tuple[str, int | None]:
-    """Returns what a lookup does with ids outside its table."""
     return lookup.on_bad_id, lookup.default_row if lookup.on_bad_id == "default_row" else None
 
 
 def graph_answer(runner: SignatureRunner, name: str, inputs: Mapping[str, Array]) -> Answer:
-    """Returns the answer of a signature's graph in TensorFlow, or its text of a refusal; raises NotComparableError."""
     try:
         return runner.run(name, inputs)
     except GraphRefusedError as error:
@@ -198,7 +195,6 @@ def graph_answer(runner: SignatureRunner, name: str, inputs: Mapping[str, Array]
 
 
 def _row_of_gather(opened: OpenedGather, request: Mapping[str, Array]) -> Answer:
-    """Returns the first row that a prediction gathers for a request with one id, or the text of a refusal."""
     found = opened.rows(request)
     if found is None:
         return "the graph refuses the request"

@@ -7,7 +7,6 @@ from typing import Any
 
 
 def add_push(commands: Any) -> None:
-    """Adds the command push and its flags to the parser of model-export."""
     parser = commands.add_parser(
         "push",
         help="write a version's tables into a Valkey or Redis cluster, for --remote_tables (no TensorFlow)",

@@ -243,7 +243,6 @@ class _Table:
             time.sleep(0.1)
 
     def _remove(self, fingerprint: str) -> int:
-        """Removes all keys of a pushed version (a fingerprint), batch by batch; returns how many blocks it removed."""
         record = f"{self._layout.record.partition('}')[0]}}}{fingerprint}"
         text = _text(self._client.get(record))
         old = layout_of_record(text) if text is not None else None

@@ -13,7 +13,6 @@ from service.remote.address import StoreAddress
 
 
 def push_tables(arguments: argparse.Namespace) -> None:
-    """Runs `model-export push`, and prints how many blocks it wrote and removed. Raises ExportError."""
     if arguments.keep < 1 or arguments.max_mb_per_s < 0:
         raise ExportError("--keep must be 1 or more, and --max_mb_per_s 0 or more")
     try:

@@ -11,7 +11,6 @@ from model_export.row_names import LabelFile
 
 
 def add_reports(commands: Any) -> None:
-    """Adds the parsers of the commands `inspect` and `verify` to the parser of model-export."""
     inspect = commands.add_parser(
         "inspect",
         help="show what any SavedModel holds: tables and their health, signatures, training (no TensorFlow needed)",

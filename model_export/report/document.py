@@ -130,5 +130,4 @@ class ArtifactReport:
 
     @property
     def nbytes(self) -> int:
-        """Total size of the artifact's files in bytes."""
         return sum(self.files.values())

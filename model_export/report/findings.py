@@ -17,7 +17,6 @@ _UNEVEN = 2.0
 
 
 def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]:
-    """Yields sentences about an artifact's faults, then sentences about suspicious values, which may be faults."""
     yield from _file_findings(report, manifest)
     present = {signature.name for graph in report.meta_graphs for signature in graph.signatures}
     for name in sorted(set() if manifest is None else set(manifest.signatures) - present):

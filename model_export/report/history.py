@@ -16,7 +16,6 @@ _RUN_FILE = "run.json"
 
 
 def read_run_history(folder: Path) -> Any:
-    """Returns the training history in the run.json of a training run's folder; raises ExportError if it has none."""
     path = folder / _RUN_FILE
     try:
         return json.loads(path.read_text(encoding="utf-8"))["history"]

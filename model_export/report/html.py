@@ -31,7 +31,6 @@ _CURVES_PER_CHART = 3
 
 
 def to_html(report: ArtifactReport) -> str:
-    """Returns the HTML page that shows a report on an artifact."""
     sections = (
         _attention(report),
         _overview(report),

@@ -26,7 +26,6 @@ Nearest = Mapping[int, tuple[tuple[int, float], ...]]
 
 
 def searched_ids(ids: Array, shape: tuple[int, ...]) -> Array:
-    """Returns the ids for which nearest rows are searched: all ids or, for a large [V, D] table, evenly spaced ids."""
     count = max(_MIN_QUERIES, _MAX_PRODUCTS // max(shape[0] * shape[1], 1))
     if len(ids) <= count:
         return ids

@@ -91,7 +91,6 @@ def page(title: str, summary: str, sections: Iterable[str], *, has_pictures_of_r
 
 
 def section(title: str, *parts: str) -> str:
-    """Returns the HTML of a section with a title; parts are HTML."""
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 

@@ -49,7 +49,6 @@ class TableStatistics:
     partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def imbalance(self, strategy: str) -> float | None:
-        """Returns the id count of the fullest partition, divided by the mean count; 1.0 is even. None without ids."""
         loads = self.partitions.get(strategy, ())
         return max(loads) * len(loads) / sum(loads) if sum(loads) else None
 

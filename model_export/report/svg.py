@@ -24,7 +24,6 @@ def escape(text: object) -> str:
 
 
 def clip(text: str, length: int) -> str:
-    """Cuts text to a length; a text that was cut ends in an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

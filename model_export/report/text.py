@@ -22,7 +22,6 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def to_text(report: ArtifactReport) -> str:
-    """Returns the report on an artifact as lines of text; shows control characters in it as hexadecimal codes."""
     sections = (_head, _attention, _tables, _features, _meta_graphs, _parity, _curves, _statistics, _provenance)
     lines = [line for section in sections for line in section(report)]
     return "".join(f"{_printable(line)}\n" for line in lines)
@@ -201,14 +200,12 @@ def _signature_parity(name: str, parity: SignatureParity) -> Iterator[str]:
 
 
 def comparison_words(one: BitComparison) -> str:
-    """Describes one comparison with a graph as a sentence."""
     both = f" ({one.refused:,} refused by both)" if one.refused else ""
     bits = f"{one.other_bits:,} differ in their last bits" if one.other_bits else "equal to the bit"
     return f"{one.of} against {one.with_}: {one.requests:,} requests{both}, {one.rows:,} rows, {bits}"
 
 
 def difference_words(difference: DeviceDifference) -> str:
-    """Describes one difference between two lookups as a sentence."""
     example = f"; such as {provenance_words(difference.example)}" if difference.example else ""
     # max_absolute is 0 if one lookup refuses a row that the other lookup answers, or if the results differ in shape.
     amount = f" by up to {difference.max_absolute:.3g}" if difference.max_absolute else ""
@@ -243,7 +240,6 @@ def _statistics(report: ArtifactReport) -> Iterator[str]:
 
 
 def statistics_words(entry: TableStatistics) -> str:
-    """Returns the lookup statistics of one table as text, its parts divided by semicolons."""
     about = "" if entry.distinct_is_exact else "about "
     balance = [
         f"fullest of {len(loads)} partitions ({strategy}) {imbalance:.2f} x the mean"
@@ -270,7 +266,6 @@ def _provenance(report: ArtifactReport) -> Iterator[str]:
 
 
 def provenance_words(value: Any) -> str:
-    """Formats a value of the manifest's provenance on one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {provenance_words(entry)}" for key, entry in value.items())
     if isinstance(value, list):

@@ -24,8 +24,6 @@ class _Refused:
 
 
 class AdagradMomentumParameters(_Refused):
-    """Parameters of Adagrad with momentum, an optimizer of embedding tables that is not supported."""
-
     advice = "use AdagradParameters, or MomentumParameters for the momentum alone"
 
 
@@ -38,8 +36,6 @@ class FrequencyEstimatorParameters(_Refused):
 
 
 class ProximalAdagradParameters(_Refused):
-    """Parameters of Adagrad with L1 and L2 regularization, an optimizer of embedding tables that is not supported."""
-
     advice = "use FtrlParameters, which has l1_regularization_strength and l2_regularization_strength too"
 
 
@@ -50,6 +46,4 @@ class ProximalYogiParameters(_Refused):
 
 
 class RMSPropParameters(_Refused):
-    """RMSProp; not supported."""
-
     advice = "use AdamParameters, which also divides by the root of a decaying mean of squared gradients"

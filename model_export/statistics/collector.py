@@ -73,7 +73,6 @@ class LookupStatistics:
         partitions: int = 8,
         seed: int = 0,
     ) -> LookupStatistics:
-        """Makes a LookupStatistics that covers all tables and features of a model."""
         tables = [
             TableDescription(
                 name=table.name,
@@ -118,7 +117,6 @@ class LookupStatistics:
             self._unsaved[table] = self._unsaved[table].with_rows(values, splits)
 
     def save(self) -> list[Path]:
-        """Adds the lookup counts since the last save() to each table's statistics file; returns the files' paths."""
         paths = [add_to_file(self._directory, statistics) for statistics in self._unsaved.values()]
         self._unsaved = dict(self._empty)
         return paths

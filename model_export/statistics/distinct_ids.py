@@ -36,7 +36,6 @@ def with_ids(registers: Array, ids: Array) -> Array:
 
 
 def estimate(registers: Array) -> int:
-    """Returns the estimated number of distinct ids that the registers have seen."""
     empty = int(np.count_nonzero(registers == 0))
     raw = 0.7213 / (1 + 1.079 / REGISTERS) * REGISTERS**2 / float(np.sum(2.0 ** -registers.astype(np.float64)))
     if raw <= 2.5 * REGISTERS and empty:

@@ -25,7 +25,6 @@ class StatisticsFileError(ValueError):
 
 
 def statistics_path(directory: Path, table: TableDescription, partitions: int) -> Path:
-    """Returns the path of the file with the lookup statistics of a table."""
     return directory / f"{_PREFIX}{table.key(partitions)}.json"
 
 

@@ -43,7 +43,6 @@ class IdCounts:
         return self.merged(IdCounts(self.capacity, found, counts))
 
     def merged(self, other: IdCounts) -> IdCounts:
-        """Returns the sum of the counts of two streams of ids."""
         ids, position = np.unique(np.concatenate([self.ids, other.ids]), return_inverse=True)
         counts = np.zeros(len(ids), np.int64)
         np.add.at(counts, position, np.concatenate([self.counts, other.counts]))
@@ -57,6 +56,5 @@ class IdCounts:
         return IdCounts(self.capacity, ids, counts, undercount)
 
     def top(self, n: int) -> list[tuple[int, int]]:
-        """Returns the n commonest ids with their counts, in descending order of count; ties in order of id."""
         order = np.lexsort((self.ids, -self.counts))[:n]
         return [(int(self.ids[i]), int(self.counts[i])) for i in order]

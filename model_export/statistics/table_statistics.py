@@ -131,11 +131,9 @@ class TableStatistics:
         )
 
     def with_step(self, *, is_sampled: bool) -> TableStatistics:
-        """Returns the statistics with one more training step: in `steps` and, if is_sampled, in `sampled_steps`."""
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:
-        """Returns the sum of two lookup statistics; raises ValueError if their tables or partitions differ."""
         if (self.table, self.partitions) != (other.table, other.partitions):
             raise ValueError(f"statistics of {other.table} do not add to those of {self.table}")
         return TableStatistics(
@@ -160,12 +158,6 @@ class TableStatistics:
     def mean_ids_per_example(self) -> float:
         """Mean number of ids per example in the sampled steps, including ids outside the table; 0 without examples."""
         return (self.ids + self.bad_ids) / self.examples if self.examples else 0.0
-
-    def quantile(self, share: float) -> int:
-        """Returns the smallest n such that `share` of the examples have at most n ids each; 0 without examples."""
-        reached = np.cumsum(self.ids_per_example_histogram) >= share * self.examples
-        n = int(np.argmax(reached))
-        return self.max_ids_per_example if n == HISTOGRAM_BINS - 1 else n
 
     @property
     def distinct_is_exact(self) -> bool:

@@ -10,7 +10,6 @@ from model_export.stores.uri import StoreUri, out_place
 
 
 def add_upload(commands: Any) -> None:
-    """Adds the command upload and its flags to the parser of model-export."""
     parser = commands.add_parser(
         "upload",
         help="copy a version into an object store, saved_model.pb last; to go on after an interruption, repeat it",

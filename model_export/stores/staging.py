@@ -18,7 +18,6 @@ from service.stores.object_store import ObjectStore
 
 
 def upload_version(arguments: argparse.Namespace) -> None:
-    """Runs `model-export upload`, and prints how much was sent. Raises ExportError."""
     name = arguments.artifact.absolute().name
     version = arguments.version
     if version is None:

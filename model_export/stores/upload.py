@@ -32,7 +32,6 @@ class Uploaded(NamedTuple):
 
 
 def open_store(uri: str) -> ObjectStore:
-    """Opens an object store for writing; raises ExportError for a URI or an environment that can not be used."""
     try:
         return ObjectStore(uri, is_patient=True)
     except InvalidRequest as error:
@@ -56,7 +55,6 @@ def new_version(store: ObjectStore, version: int | None) -> int:
 
 
 def existing_versions(store: ObjectStore) -> list[int]:
-    """Returns the version numbers in a store in ascending order; raises ExportError if the store can not be listed."""
     try:
         return sorted(int(name) for name in store.folders() if name.isdecimal())
     except StoreError as error:

@@ -14,5 +14,4 @@ class StoreUri(str):
 
 
 def out_place(text: str) -> Path | StoreUri:
-    """Returns a StoreUri for the URI of an object store, and a Path for all other texts."""
     return StoreUri(text.rstrip("/")) if is_in_store(text) else Path(text)

@@ -26,7 +26,6 @@ class RowGradient:
         return RowGradient(tf.range(variable.shape[0], dtype=tf.int64), gradient)
 
     def scaled(self, factor: Any | None) -> RowGradient:
-        """Returns the gradient, multiplied by a scalar factor; the factor None means 1."""
         if factor is None:
             return self
         return RowGradient(self.rows, self.values * tf.cast(factor, self.values.dtype))

@@ -44,7 +44,6 @@ class TrainedTable:
     def of_config(
         spec: EmbeddingConfigSpec, config: TableConfig, variable: Any, *, is_shared: bool = False
     ) -> TrainedTable:
-        """Makes a TrainedTable of an entry of table_to_config_dict; raises ValueError if the table has no optimizer."""
         parameters = spec.parameters_of(config)
         return TrainedTable(variable, parameters, config.learning_rate, config.learning_rate_fn, is_shared)
 
@@ -56,7 +55,7 @@ class TableTraining:
     train: one step of all tables; it does not increment the global step.
     flush: applies pending gradients of pipelined training; run it before a checkpoint and at the end. Without pending
         gradients it does nothing.
-    slots: name of a table's variable -> its slot variables, in the order of slot_names.
+    slots: name of a table's variable -> its slot variables, in the order of create_slots.
     learning_rates: name of a table's variable -> its learning rate in this step, a scalar float32 tensor.
     """
 

@@ -1,8 +1,5 @@
 """Creates the slot variables of a table, with the same names as in a TPU's checkpoint.
 
->>> slot_names("film", AdamParameters(0.1))
-('film/Adam/m', 'film/Adam/v')
-
 Source: get_default_slot_variable_names in tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
 """
 
@@ -21,20 +18,10 @@ from model_export.tensorflow_setup import tf
 from model_export.training.table_parts import mark_part, part_of
 
 
-def slot_names(table: str, parameters: OptimizationParameters) -> tuple[str, ...]:
-    """Returns the names of the slot variables that a table's optimizer needs.
-
-    Adagrad has accumulator; Adam m and v; FTRL accumulator and linear; Momentum momenta; SGD none.
-
-    Args:
-      table: name of the table's variable.
-    """
-    return tuple(f"{table}/{suffix}" for suffix, _ in _slots(parameters))
-
-
 def create_slots(table: str, variable: Any, parameters: OptimizationParameters) -> tuple[Any, ...]:
     """Adds a table's slots to the current graph, as global variables of the table's shape that are not trainable.
 
+    Adagrad has accumulator; Adam m and v; FTRL accumulator and linear; Momentum momenta; SGD none.
     The slots of a part of a table are parts of the table's slots, on the same device as the part.
 
     Raises:

@@ -28,7 +28,6 @@ def apply_gradient(
     rate: Any,
     clipping_limit: float | None,
 ) -> Any:
-    """Returns an operation that updates a table and its slots with the gradient of one batch."""
     rate = tf.cast(rate, variable.dtype.base_dtype)
     state = (variable, *slots)
     if not parameters.use_gradient_accumulation:
