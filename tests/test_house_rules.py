@@ -117,7 +117,7 @@ MAY_IMPORT: dict[str, Row] = {
         _FORMATS
         | {"service.configuration"}
         | {f"service.engine.{name}" for name in ("load_rules", "model_config", "model_set", "registry", "servable")}
-        | {f"service.graph.{name}" for name in ("handles", "preparation", "sparse")},
+        | {f"service.graph.{name}" for name in ("preparation", "sparse")},
         {
             "fastapi",
             "google.protobuf.message",
@@ -203,8 +203,8 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.row_names": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
-    # A signature's sparse input is fed as the server feeds it.
-    "model_export.graphs": Row(_TRAINED | {"service.graph.restoring", "service.graph.sparse"}, {"numpy", "tensorflow"}),
+    # A signature's graph is run as the reference runs it.
+    "model_export.graphs": Row(_TRAINED | {"service.reference.graphs"}, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
     # Its modules answer as the server does, in its native core, and run parts of an artifact's graph.

@@ -97,7 +97,7 @@ class DeviceComparison:
         return case.refused.startswith(feature.ids + ":")
 
     def _run(self, name: str, case: Case) -> dict[str, Array]:
-        infos = self._runner.inputs(name)
+        infos = self._runner.signatures[name].inputs
         inputs = case.inputs(self._manifest.signatures[name])
         return self._runner.run(name, {k: _cast(v, infos[k].dtype) for k, v in inputs.items()})
 

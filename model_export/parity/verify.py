@@ -237,7 +237,7 @@ class _Checks:
                 self.faults.append(fault)
 
     def _unfed(self, name: str) -> str | None:
-        entry, infos = self._manifest.signatures[name], self._runner.inputs(name)
+        entry, infos = self._manifest.signatures[name], self._runner.signatures[name].inputs
         parts = (part for f in entry.features.values() for part in (f.ids, f.row_splits, f.weights) if part)
         described = set(parts)
         if described == set(infos):
@@ -245,13 +245,14 @@ class _Checks:
         return f"signature {name!r} takes {sorted(infos)}, the manifest says {sorted(described)}"
 
     def _inputs(self, name: str, case: Case) -> dict[str, Array]:
-        infos = self._runner.inputs(name)
+        infos = self._runner.signatures[name].inputs
         inputs = case.inputs(self._manifest.signatures[name])
         return {key: a if infos[key].dtype == "string" else a.astype(infos[key].dtype) for key, a in inputs.items()}
 
     def _expected(self, name: str, writer: CaseWriter, case: Case) -> dict[str, Array]:
         """Computes each output with the oracle; returns {} if features of one output differ in their number of rows."""
-        entry, ranks = self._manifest.signatures[name], self._runner.output_ranks(name)
+        entry = self._manifest.signatures[name]
+        shapes = {output: spec.shape for output, spec in self._runner.signatures[name].outputs.items()}
         found = {}
         for key, feature in entry.features.items():
             table = self._tables[self._manifest.features[key].table]
@@ -265,11 +266,11 @@ class _Checks:
             # One feature's vectors lack the last, empty rows of the batch, so the graph can not concatenate the
             # features: there is no expected answer.
             return {}
-        return {output: _joined([found[key] for key in keys], ranks.get(output)) for output, keys in outputs.items()}
+        return {output: _joined([found[key] for key in keys], shapes.get(output)) for output, keys in outputs.items()}
 
 
-def _joined(parts: Sequence[Array], rank: int | None) -> Array:
-    if rank == 2:
+def _joined(parts: Sequence[Array], shape: tuple[int | None, ...] | None) -> Array:
+    if shape is not None and len(shape) == 2:
         # A graph may return a [B, K, D] result in the shape [B, K * D].
         parts = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
     return np.concatenate(parts, axis=-1)
