@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from model_export.adoption.spec_example import SPEC_EXAMPLE
-from model_export.demo.arguments import add_distribution, add_training
 from model_export.diff.arguments import add_diff
 from model_export.export_config import CONFIG_EXAMPLE
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
@@ -15,10 +14,7 @@ from model_export.remote.arguments import add_push
 from model_export.report.arguments import add_reports
 from model_export.stores.arguments import add_upload
 from model_export.stores.uri import out_place
-
-_DATA = Path("data/movielens-100k")
-DEFAULT_RUN = Path("runs/movielens")
-DEFAULT_MODELS = Path("models/movielens")
+from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, add_demo
 
 _DESCRIPTION = """\
 Writes trained models as versions that embedding-server serves: stock SavedModels, whose lookups run on mapped tables.
@@ -164,25 +160,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_push(commands)
     add_upload(commands)
 
-    demo = commands.add_parser("demo", help="fetch, train, export and verify in one go (under 3 minutes on 2 cores)")
-    _add_dataset(demo)
-    demo.add_argument("--if_missing", action="store_true", help="do nothing if --out already holds a version")
-    demo.add_argument("--run", type=Path, help="folder in which to keep the training run (default: a temporary folder)")
-    add_training(demo)
-    _add_export(demo)
-
-    fetch = commands.add_parser("fetch", help="download a data set and convert it to the files that `train` reads")
-    fetch.add_argument("dataset", choices=["movielens"], help="movielens: MovieLens 100K")
-    fetch.add_argument("--to", type=Path, default=_DATA, metavar="DIR", help="folder to write (default: %(default)s)")
-
-    train = commands.add_parser("train", help="train on a data set, with a checkpoint per epoch")
-    _add_dataset(train)
-    train.add_argument(
-        "--run", type=Path, default=DEFAULT_RUN, help="folder of the training run (default: %(default)s)"
-    )
-    train.add_argument("--resume", action="store_true", help="resume training from the run's newest checkpoint")
-    add_training(train)
-    add_distribution(train)
+    add_demo(commands, _add_export)
     return parser
 
 
@@ -247,23 +225,6 @@ def _named(text: str) -> tuple[str, str]:
     if not (name and separator and value):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _add_dataset(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dataset",
-        choices=["movielens", "synthetic", "auto"],
-        default="movielens",
-        help="movielens: MovieLens 100K; synthetic: tiny and generated; auto: movielens, or synthetic where it can not "
-        "be fetched (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=_DATA,
-        metavar="DIR",
-        help="folder of the MovieLens data; downloaded into it if absent (default: %(default)s)",
-    )
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:

@@ -156,7 +156,7 @@ def as_source(model: Any, **options: Any) -> ExportSource:
 
 
 def _run_source(folder: Path) -> ExportSource:
-    from model_export.demo.export_source import RatingSource
+    from movielens.export_source import RatingSource
 
     return RatingSource.of_run(folder)
 

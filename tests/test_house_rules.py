@@ -273,12 +273,16 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
     "model_export.distribution": Row(_TRAINED | {"model_export.training"}),
-    "model_export.demo": Row(
-        _TRAINED | {f"model_export.{name}" for name in ("distribution", "exporter", "folder_checks", "graphs")},
-        {"numpy"},
+    # The demo, which the commands of model-export train and export.
+    "movielens": Row(
+        _TRAINED
+        | {f"model_export.{name}" for name in ("distribution", "exporter", "folder_checks", "graphs", "parity")},
+        {"numpy", "tqdm"},
     ),
     "model_export.export_model": Row(
-        _SHARED | {f"model_export.{name}" for name in ("adoption", "demo", "exporter", "folder_checks", "graphs")}
+        _SHARED
+        | {f"model_export.{name}" for name in ("adoption", "exporter", "folder_checks", "graphs")}
+        | {"movielens"}
     ),
     "model_export.estimator": Row(
         _TRAINED
@@ -298,7 +302,6 @@ MAY_IMPORT: dict[str, Row] = {
             f"model_export.{name}"
             for name in (
                 "adoption",
-                "demo.arguments",
                 "diff.arguments",
                 "export_config",
                 "graphs",
@@ -306,9 +309,9 @@ MAY_IMPORT: dict[str, Row] = {
                 "report",
             )
         }
-        | {"model_export.stores.arguments", "model_export.stores.uri"}
+        | {"model_export.stores.arguments", "model_export.stores.uri", "movielens.commands"}
     ),
-    "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
+    "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }
 # The table of what each folder of the Rust core, or file outside of folders, may use of the others; a row names only
@@ -342,11 +345,14 @@ RUST_MAY_USE: dict[str, set[str]] = {
     "python_graphs.rs": {"plan", "towers", "python.rs"},
     "lib.rs": {"python.rs", "python_graphs.rs", "python_log.rs", "python_tables.rs"},
 }
+_PACKAGES = {"service", "model_export", "embedding_client", "movielens"}
 # Modules of the project that load tests and examples may import, by a pattern of their paths; the others know only the
 # wire.
 ALSO_KNOWN: dict[str, set[str]] = {
     # These examples show the public names of the exporter, and of the client, which stock_clients tests too.
-    "examples/export/*.py": {"model_export"},
+    "examples/export/*.py": {"model_export", "movielens"},
+    # MAY_IMPORT has the row of the demo, which is installed with model_export.
+    "examples/movielens/*.py": _PACKAGES,
     "examples/client.py": {"embedding_client"},
     "loadtest/stock_clients/*.py": {"embedding_client"},
     # These load tests call adopt() themselves, because a command would import TensorFlow again for each model.
@@ -366,7 +372,6 @@ ALSO_KNOWN: dict[str, set[str]] = {
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use
 # (docs/adr/0008).
 PUBLIC_PACKAGES = [Path("model_export"), CLIENT / "embedding_client"]
-_PACKAGES = {"service", "model_export", "embedding_client"}
 
 
 def row_of(module: str) -> str | None:
@@ -446,8 +451,12 @@ def test_circles_are_found() -> None:
 
 def test_unit_tests_lie_in_folders_of_the_tree() -> None:
     folders = {file.parent for file in python_files("tests/unit")} - {Path("tests/unit")}
-    # tests/unit/client and tests/unit/loadtest are no folders of service or model_export.
-    told = {folder.relative_to("tests/unit") for folder in folders} - {Path("client"), Path("loadtest")}
+    # tests/unit/client, tests/unit/loadtest and tests/unit/movielens are no folders of service or model_export.
+    told = {folder.relative_to("tests/unit") for folder in folders} - {
+        Path("client"),
+        Path("loadtest"),
+        Path("movielens"),
+    }
     faultless(
         f"tests/unit/{folder} is no folder of service or model_export"
         for folder in told

@@ -5,96 +5,119 @@ Every process builds the same examples from the same data. Checkpoints lie in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from model_export.demo.baselines import rmse
-from model_export.demo.checkpoints import Checkpoints
-from model_export.demo.config import TrainConfig
-from model_export.demo.examples import Examples
-from model_export.demo.layer_model import feature_config
-from model_export.demo.loop import EpochResult, epoch_examples, feature_ids, padded_tensors
-from model_export.demo.tower import RatingTower
 from model_export.distribution.cluster import ClusterTask
-from model_export.distribution.sharded_tables import DistinctRows, ShardedTable
-from model_export.distribution.strategies import multi_worker_strategy, parameter_server_strategy
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
-from service.types import Array
+from movielens.examples import Examples
+from movielens.loop import Checkpoints, Trainer, feature_ids
+from movielens.model import RatingTower, feature_config
+from movielens.rating_model import TrainConfig
+from movielens.sharded_tables import DistinctRows, ShardedTable
 
-# Steps per call of the compiled training loop of workers that step together.
-_STEPS_PER_CALL = 20
+
+class TablePartitioner:
+    """A partitioner of variables that splits only tables, into one shard for each parameter server.
+
+    A tower's matrix is small, and N parts of a matrix would cost N requests in each step, so it stays whole.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._split = tf.distribute.experimental.partitioners.FixedShardsPartitioner(shards)
+        self._is_on = False
+
+    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the numbers of parts, one for each axis, into which a new variable is split."""
+        parts: list[int] = self._split(shape, dtype, axis) if self._is_on and len(shape) else [1] * len(shape)
+        return parts
+
+    @contextmanager
+    def splitting(self) -> Iterator[None]:
+        """Makes this partitioner split the variables that the `with` block creates."""
+        self._is_on = True
+        try:
+            yield
+        finally:
+            self._is_on = False
 
 
-class DistributedTrainer:
-    """Trainer of the rating model in several processes; has Trainer's methods. Concurrency: one caller at a time.
+def multi_worker_strategy(task: ClusterTask) -> Any:
+    """Makes a MultiWorkerMirroredStrategy; call it before TensorFlow runs any operation. Waits for all other workers.
+
+    The collective operations use gRPC, because NCCL needs GPUs.
+    """
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(_resolver(task), options)
+
+
+def parameter_server_strategy(task: ClusterTask) -> tuple[Any, TablePartitioner]:
+    """Makes the chief's ParameterServerStrategy and its TablePartitioner; waits for workers and parameter servers."""
+    partitioner = TablePartitioner(len(task.cluster["ps"]))
+    return tf.distribute.ParameterServerStrategy(_resolver(task), variable_partitioner=partitioner), partitioner
+
+
+def serve_coordinator(task: ClusterTask) -> None:
+    """Runs the operations that the chief sends to this worker or parameter server, until SIGTERM or SIGINT."""
+    server = tf.distribute.Server(_spec(task), job_name=task.kind, task_index=task.index, protocol="grpc", start=True)
+    stops = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    signal.sigwait(stops)
+    del server
+
+
+def _resolver(task: ClusterTask) -> Any:
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        _spec(task), task_type=task.kind, task_id=task.index, rpc_layer="grpc"
+    )
+
+
+def _spec(task: ClusterTask) -> Any:
+    return tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in task.cluster.items()})
+
+
+class DistributedTrainer(Trainer):
+    """Trainer of the rating model in several processes. Concurrency: one caller at a time.
 
     Args:
       folder: contains the checkpoints; the same folder for all processes.
-      on_steps: called with (number of steps just done, their mean loss).
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        config: TrainConfig,
-        train: Examples,
-        held_out: Examples,
-        *,
-        task: ClusterTask,
-        rating_range: tuple[float, float],
-        folder: Path,
-        on_steps: Callable[[int, float], None] = lambda steps, loss: None,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, config: TrainConfig, *examples: Examples, task: ClusterTask, **rest: Any):
         # TensorFlow accepts a strategy of several workers only before it has run an operation.
-        splitting: Any = nullcontext()
+        self._task = task
+        self._splitting: Any = nullcontext()
         if config.distribution == "multi_worker":
             self._strategy = multi_worker_strategy(task)
         else:
             self._strategy, partitioner = parameter_server_strategy(task)
-            splitting = partitioner.splitting()
-        tf.keras.utils.set_random_seed(config.seed)
-        self._spec, self._config, self._task = spec, config, task
-        self._train, self._held_out, self._on_steps = train, held_out, on_steps
-        self._batch_size = min(config.batch_size, len(train))
+            self._splitting = partitioner.splitting()
+        super().__init__(spec, config, *examples, **rest)
         share = -(-self._batch_size // self._strategy.num_replicas_in_sync)
         self._most_rows = DistinctRows.most(spec, share)
-        with self._strategy.scope():
-            self.model = ShardedRatingModel(
-                spec,
-                config,
-                mean_rating=float(train.rating.mean(dtype=np.float64)),
-                rating_range=rating_range,
-                splitting=splitting,
-            )
-            self._dense_optimizer = tf.keras.optimizers.legacy.Adam(config.dense_learning_rate)
-            self._dense_optimizer._create_all_weights(self.model.tower.trainable_variables)
-        accumulators = tf.Module()
-        accumulators.tables = {name: table.accumulator for name, table in self.model.sharded.items()}
-        self._checkpoints = Checkpoints(folder, self.model.saved, accumulators, self._dense_optimizer)
-        self._steps = self._together if config.distribution == "multi_worker" else self._scheduled
-        self._run_steps = tf.function(self._run_steps_eagerly, autograph=False, reduce_retracing=True)
         self._remote_step = tf.function(self._remote_step_eagerly, autograph=False, reduce_retracing=True)
         self._wait_for_all = tf.function(self._wait_for_all_eagerly, autograph=False)
-        self._predict = tf.function(self._predict_eagerly, autograph=False, reduce_retracing=True)
         self._coordinator = None
         if config.distribution == "parameter_server":
             self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self._train) // self._batch_size
-
-    @property
-    def global_step(self) -> int:
-        return int(self._dense_optimizer.iterations.numpy())
-
-    def resume(self) -> int:
-        return self._checkpoints.restore()
+    def _build(self, folder: Path, **ratings: Any) -> None:
+        tf.keras.utils.set_random_seed(self._config.seed)
+        with self._strategy.scope():
+            self.model = ShardedRatingModel(self._spec, self._config, splitting=self._splitting, **ratings)
+            self._dense_optimizer = tf.keras.optimizers.legacy.Adam(self._config.dense_learning_rate)
+            self._dense_optimizer._create_all_weights(self.model.tower.trainable_variables)
+        accumulators = tf.Module()
+        accumulators.tables = {name: table.accumulator for name, table in self.model.sharded.items()}
+        self._checkpoints = Checkpoints(folder, self.model.saved, accumulators, self._dense_optimizer)
 
     def save(self, epoch: int) -> None:
         """Writes a checkpoint after this epoch if this process is the chief; workers that step together wait for the
@@ -106,28 +129,21 @@ class DistributedTrainer:
             # A worker must not end while the chief writes the checkpoint: the end of a worker stops the chief.
             self._wait_for_all()
 
-    def run_epoch(self, epoch: int) -> EpochResult:
-        loss = self._steps(epoch)
-        held_out_rmse = rmse(self.predict(self._held_out), self._held_out.rating)
-        return EpochResult(epoch, loss / self.steps_per_epoch, held_out_rmse)
-
-    def predict(self, examples: Examples) -> Array:
-        ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()
-        return ratings
-
-    def _epoch(self, epoch: int) -> dict[str, Any]:
-        examples = epoch_examples(self._train, self._config, epoch)
-        return {**padded_tensors(examples, self._spec), "rating": tf.constant(examples.rating)}
-
-    def _together(self, epoch: int) -> float:
-        # Each worker computes the gradient of its share of each batch.
-        tensors, total = self._epoch(epoch), 0.0
-        seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
-        for first in range(0, self.steps_per_epoch, _STEPS_PER_CALL):
-            steps = min(_STEPS_PER_CALL, self.steps_per_epoch - first)
-            loss = float(self._run_steps(tensors, seed, tf.constant(first), tf.constant(steps)))
-            total += loss
-            self._on_steps(steps, loss / steps)
+    def _trained(self, epoch: int) -> float:
+        # Workers that step together compute the gradient of their shares of each batch. Otherwise the chief sends each
+        # batch to whichever worker is free; a worker's gradients may be some steps old.
+        if self._coordinator is None:
+            return super()._trained(epoch)
+        tensors = {name: tensor.numpy() for name, tensor in self._epoch_tensors(epoch).items()}
+        losses = []
+        for step in range(self.steps_per_epoch):
+            rows = slice(step * self._batch_size, (step + 1) * self._batch_size)
+            batch = {name: tensor[rows] for name, tensor in tensors.items()}
+            seed = np.array([self._config.seed, epoch * self.steps_per_epoch + step], np.int64)
+            losses.append(self._coordinator.schedule(self._remote_step, args=(batch, seed)))
+        self._coordinator.join()
+        total = float(sum(float(loss.fetch()) for loss in losses))
+        self._on_steps(self.steps_per_epoch, total / self.steps_per_epoch)
         return total
 
     def _run_steps_eagerly(self, tensors: dict[str, Any], seed: Any, first: Any, steps: Any) -> Any:
@@ -151,21 +167,6 @@ class DistributedTrainer:
     def _wait_for_all_eagerly(self) -> Any:
         ones = self._strategy.run(lambda: tf.constant(1.0))
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, ones, axis=None)
-
-    def _scheduled(self, epoch: int) -> float:
-        # The chief sends each batch to whichever worker is free; a worker's gradients may be some steps old.
-        tensors = {name: tensor.numpy() for name, tensor in self._epoch(epoch).items()}
-        assert self._coordinator is not None
-        losses = []
-        for step in range(self.steps_per_epoch):
-            rows = slice(step * self._batch_size, (step + 1) * self._batch_size)
-            batch = {name: tensor[rows] for name, tensor in tensors.items()}
-            seed = np.array([self._config.seed, epoch * self.steps_per_epoch + step], np.int64)
-            losses.append(self._coordinator.schedule(self._remote_step, args=(batch, seed)))
-        self._coordinator.join()
-        total = float(sum(float(loss.fetch()) for loss in losses))
-        self._on_steps(self.steps_per_epoch, total / self.steps_per_epoch)
-        return total
 
     def _remote_step_eagerly(self, batch: dict[str, Any], seed: Any) -> Any:
         return self._strategy.run(self._step, (batch, seed))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_export.demo.baselines import baseline_rmse, rmse
-from model_export.demo.examples import Examples, build_examples, split
-from model_export.demo.rating_model import rating_model_spec
-from model_export.demo.ratings import RatingData
+from movielens.examples import Examples, baseline_rmse, build_examples, rmse, split
+from movielens.rating_model import rating_model_spec
+from movielens.ratings import RatingData
 
 
 def _examples(rows: list[tuple[int, int, float]]) -> Examples:

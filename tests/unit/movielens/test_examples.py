@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_export.demo.examples import (
+from movielens.examples import (
     Examples,
     build_examples,
     held_out_rows,
@@ -16,8 +16,8 @@ from model_export.demo.examples import (
     select_rows,
     split,
 )
-from model_export.demo.rating_model import rating_model_spec
-from model_export.demo.ratings import Film, RatingData, User, rating_data
+from movielens.rating_model import rating_model_spec
+from movielens.ratings import Film, RatingData, User, rating_data
 
 # Few users, films and times, so that most drawn lists have ratings at the same time.
 RATINGS = st.lists(

@@ -7,8 +7,8 @@ import pytest
 
 @pytest.mark.tf
 def test_only_tables_are_split() -> None:
-    from model_export.distribution.strategies import TablePartitioner
     from model_export.tensorflow_setup import tf
+    from movielens.distributed_loop import TablePartitioner
 
     partitioner = TablePartitioner(3)
     assert partitioner(tf.TensorShape([10, 4]), tf.float32) == [1, 1]

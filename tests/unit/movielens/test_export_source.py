@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.demo.config import TrainConfig
-from model_export.demo.ratings import RatingData
 from model_export.errors import ExportError
+from movielens.rating_model import TrainConfig
+from movielens.ratings import RatingData
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
-from tests.unit.model_export.demo.tower_oracle import predicted
+from tests.unit.movielens.tower_oracle import predicted
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -38,7 +38,7 @@ def test_the_oracle_adds_up_and_clips() -> None:
 @pytest.fixture(scope="module")
 def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trains one epoch; tests must not change the folder."""
-    from model_export.demo.run import train
+    from movielens.run import train
 
     folder = tmp_path_factory.mktemp("run") / "run"
     train(ratings, TrainConfig(epochs=1, batch_size=64), folder)
@@ -124,10 +124,10 @@ def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
     """Copies a run, but writes the tables in the copy's checkpoint as ShardedVariables."""
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-    from model_export.demo.checkpoints import restore_weights
-    from model_export.demo.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
-    from model_export.demo.tower import RatingTower
     from model_export.tensorflow_setup import tf
+    from movielens.loop import restore_weights
+    from movielens.model import RatingTower
+    from movielens.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
 
     run, model = Run.read(run_folder), tf.Module()
     model.tower = RatingTower.of_spec(run.spec, run.config, mean_rating=0.0, rating_range=RATING_RANGE)

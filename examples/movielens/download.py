@@ -21,7 +21,9 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from model_export.demo.ratings import (
+from model_export.environment import package_index
+from model_export.errors import ExportError
+from movielens.ratings import (
     RATINGS_FILE,
     UNKNOWN_GENRE,
     Film,
@@ -31,8 +33,6 @@ from model_export.demo.ratings import (
     read_ratings,
     write_ratings,
 )
-from model_export.environment import package_index
-from model_export.errors import ExportError
 
 NAME = "movielens-100k"
 OFFICIAL_URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from model_export.exporter.checkpoint_rows import CheckpointRows
+from movielens.checkpoint_rows import CheckpointRows
 from service.artifact.bundle import BundleEntry, BundleSlice, read_bundle
 from tests.toy_model import write_bundle
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_export.demo.config import TrainConfig
-from model_export.demo.ratings import RatingData
-from model_export.demo.synthetic import synthetic_ratings
 from model_export.errors import ExportError
+from movielens.rating_model import TrainConfig
+from movielens.ratings import RatingData, synthetic_ratings
 
 pytestmark = pytest.mark.tf
 
@@ -22,7 +21,7 @@ CONFIG = TrainConfig(epochs=2, batch_size=32)
 @pytest.fixture(scope="module")
 def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trains a model with CONFIG; tests must not change the folder."""
-    from model_export.demo.run import train
+    from movielens.run import train
 
     folder = tmp_path_factory.mktemp("training") / "whole"
     train(ratings, CONFIG, folder)
@@ -30,8 +29,8 @@ def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_resuming_gives_what_training_in_one_go_gives(ratings: RatingData, run_folder: Path, tmp_path: Path) -> None:
-    from model_export.demo.run import Run, train
     from model_export.tensorflow_setup import tf
+    from movielens.run import Run, train
 
     whole = Run.read(run_folder)
     first = train(ratings, dataclasses.replace(CONFIG, epochs=1), tmp_path / "parts")
@@ -67,7 +66,7 @@ def test_tables_and_tower_have_an_optimizer_each(run_folder: Path) -> None:
 
 
 def test_row_0_is_trained(ratings: RatingData, run_folder: Path, tmp_path: Path) -> None:
-    from model_export.demo.run import train
+    from movielens.run import train
 
     assert CONFIG.unknown_rate > 0
     train(ratings, dataclasses.replace(CONFIG, epochs=1, unknown_rate=0.0), tmp_path / "without")
@@ -76,14 +75,14 @@ def test_row_0_is_trained(ratings: RatingData, run_folder: Path, tmp_path: Path)
 
 
 def test_it_beats_user_and_film_biases_on_the_synthetic_ratings(tmp_path: Path) -> None:
-    from model_export.demo.run import train
+    from movielens.run import train
 
     run = train(synthetic_ratings(), TrainConfig(epochs=10, batch_size=32), tmp_path / "run")
     assert run.held_out_rmse < run.baselines["user_film_bias"] < run.baselines["global_mean"]
 
 
 def test_a_run_is_not_overwritten_nor_mixed_with_another(ratings: RatingData, run_folder: Path, tmp_path: Path) -> None:
-    from model_export.demo.run import Run, train
+    from movielens.run import Run, train
 
     with pytest.raises(ExportError, match="is it a folder"):
         train(ratings, CONFIG, tmp_path / "none", is_resumed=True)

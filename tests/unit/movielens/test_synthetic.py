@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from model_export.demo.ratings import UNKNOWN_GENRE, RatingData
-from model_export.demo.synthetic import synthetic_ratings
+from movielens.ratings import UNKNOWN_GENRE, RatingData, synthetic_ratings
 
 
 def test_it_is_the_same_every_time() -> None:

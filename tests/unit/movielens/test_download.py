@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from model_export.demo import movielens
-from model_export.demo.movielens import Progress, Source
-from model_export.demo.ratings import RatingData
 from model_export.errors import ExportError
+from movielens import download
+from movielens.download import Progress, Source
+from movielens.ratings import RatingData
 
 OFFICIAL_RATINGS = "2\t1\t3\t880000002\n1\t2\t4\t880000001\n1\t1\t5\t880000001\n"
 OFFICIAL_USERS = "1|24|M|technician|85711\n2|53|F|other|94043\n"
@@ -43,11 +43,11 @@ PACKAGE_FILMS = (
 
 
 def official() -> RatingData:
-    return movielens.parse_official(OFFICIAL_RATINGS, OFFICIAL_USERS, OFFICIAL_FILMS, OFFICIAL_GENRES)
+    return download.parse_official(OFFICIAL_RATINGS, OFFICIAL_USERS, OFFICIAL_FILMS, OFFICIAL_GENRES)
 
 
 def package() -> RatingData:
-    return movielens.parse_package(PACKAGE_RATINGS, PACKAGE_USERS, PACKAGE_FILMS)
+    return download.parse_package(PACKAGE_RATINGS, PACKAGE_USERS, PACKAGE_FILMS)
 
 
 def test_both_sources_give_the_same_ratings_users_and_genres() -> None:
@@ -71,7 +71,7 @@ def test_the_official_format() -> None:
 def tiny_movielens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the three ratings above pass for the real ones."""
     for name, value in {"NUM_RATINGS": 3, "NUM_USERS": 2, "NUM_FILMS": 3, "RATINGS_SHA256": official().sha256}.items():
-        monkeypatch.setattr(movielens, name, value)
+        monkeypatch.setattr(download, name, value)
 
 
 def _works(progress: Progress) -> RatingData:
@@ -90,7 +90,7 @@ def _never(progress: Progress) -> RatingData:
 @pytest.mark.usefixtures("tiny_movielens")
 def test_the_second_source_is_asked_where_the_first_fails(tmp_path: Path) -> None:
     said: list[str] = []
-    data = movielens.fetch(tmp_path / "ml", sources={"first": _fails, "second": _works}, say=said.append)
+    data = download.fetch(tmp_path / "ml", sources={"first": _fails, "second": _works}, say=said.append)
     assert len(data.rating) == 3
     assert sorted(path.name for path in (tmp_path / "ml").iterdir()) == [
         "NOTICE",
@@ -104,51 +104,51 @@ def test_the_second_source_is_asked_where_the_first_fails(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("tiny_movielens")
 def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
-    first = movielens.fetch(tmp_path / "ml", sources={"one": _works})
-    assert movielens.fetch(tmp_path / "ml", sources={"one": _never}).sha256 == first.sha256
+    first = download.fetch(tmp_path / "ml", sources={"one": _works})
+    assert download.fetch(tmp_path / "ml", sources={"one": _never}).sha256 == first.sha256
 
 
 @pytest.mark.usefixtures("tiny_movielens")
 def test_without_any_source_the_message_names_all_and_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="(?s)first: no route.*second: no route.*synthetic"):
-        movielens.fetch(tmp_path / "ml", sources={"first": _fails, "second": _fails})
+        download.fetch(tmp_path / "ml", sources={"first": _fails, "second": _fails})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_ratings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources: dict[str, Source] = {"liar": _works}
     with pytest.raises(ExportError, match="expected"):
-        movielens.fetch(tmp_path / "ml", sources=sources)
+        download.fetch(tmp_path / "ml", sources=sources)
     for name, value in {"NUM_RATINGS": 3, "NUM_USERS": 2, "NUM_FILMS": 3}.items():
-        monkeypatch.setattr(movielens, name, value)
+        monkeypatch.setattr(download, name, value)
     with pytest.raises(ExportError, match="sha256"):
-        movielens.fetch(tmp_path / "ml", sources=sources)
+        download.fetch(tmp_path / "ml", sources=sources)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("tiny_movielens")
 def test_changed_files_are_noticed(tmp_path: Path) -> None:
-    movielens.fetch(tmp_path / "ml", sources={"one": _works})
+    download.fetch(tmp_path / "ml", sources={"one": _works})
     path = tmp_path / "ml" / "ratings.csv"
     path.write_text(path.read_text().replace("1,1,5", "1,1,4"))
     with pytest.raises(ExportError, match="sha256"):
-        movielens.fetch(tmp_path / "ml", sources={"one": _never})
+        download.fetch(tmp_path / "ml", sources={"one": _never})
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ExportError, match="other files"):
-        movielens.fetch(tmp_path, sources={"one": _never})
+        download.fetch(tmp_path, sources={"one": _never})
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_an_environment_without_pip_uses_the_one_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert movielens._pip() == [sys.executable, "-m", "pip"]
+    assert download._pip() == [sys.executable, "-m", "pip"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/local/bin/pip" if name == "pip" else None)
-    assert movielens._pip() == ["/usr/local/bin/pip"]
+    assert download._pip() == ["/usr/local/bin/pip"]
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert movielens._pip() is None
+    assert download._pip() is None
 
 
 @pytest.mark.usefixtures("tiny_movielens")
@@ -162,16 +162,16 @@ def test_without_pip_the_package_comes_from_the_index(tmp_path: Path, monkeypatc
     digest = hashlib.sha256((tmp_path / "recbole" / name).read_bytes()).hexdigest()
     listed = {"files": [{"filename": name, "url": f"{name}#sha256=x", "hashes": {"sha256": digest}}]}
     (tmp_path / "recbole" / "index.html").write_text(json.dumps(listed))
-    monkeypatch.setattr(movielens, "_pip", lambda: None)
+    monkeypatch.setattr(download, "_pip", lambda: None)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        assert len(movielens.from_package(lambda done, total: None).rating) == 3
+        assert len(download.from_package(lambda done, total: None).rating) == 3
         (tmp_path / "recbole" / name).write_bytes(b"other")
         with pytest.raises(ExportError, match="another checksum"):
-            movielens.from_package(lambda done, total: None)
+            download.from_package(lambda done, total: None)
     finally:
         server.shutdown()
         thread.join()

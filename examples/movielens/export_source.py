@@ -2,38 +2,71 @@
 
 A plain module with a dict `tables` gives the variables readable names (`tables/film`) in the SavedModel; a Keras model
 would number the variables, and add its optimizer slots.
+
+The tables are streamed: tf.saved_model.save needs each variable in memory, and copies it once more. A streamed table
+uses no memory: TensorFlow saves one number in the table's place, and add_rows() replaces this number by the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from model_export.demo.checkpoints import restore_weights
-from model_export.demo.layer_model import TABLE_KEY, feature_config
-from model_export.demo.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
-from model_export.demo.synthetic import SYNTHETIC
-from model_export.demo.tower import RatingTower
-from model_export.distribution.sharded_tables import DistinctRows
 from model_export.errors import ExportError
-from model_export.exporter.checkpoint_rows import CheckpointRows
+from model_export.exporter.bundle_writer import BundleWriter
 from model_export.exporter.cut_spec import cut_spec
-from model_export.exporter.streamed_tables import add_rows, streamed_table
 from model_export.graphs.lookup_graph import build_lookup
 from model_export.graphs.reduced_graph import ReducedVariables
 from model_export.graphs.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES, RATING_OUTPUT
 from model_export.graphs.source import LookupPlan, PredictSignature, SavedParts
 from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
 from model_export.graphs.vocabulary_graph import rows_of_keys, vocabulary_tables
+from model_export.parity.integrity import VARIABLES_PREFIX
 from model_export.spec.features import FeatureSpec, ModelSpec
 from model_export.tensorflow_setup import tf
+from movielens.checkpoint_rows import CheckpointRows
+from movielens.loop import restore_weights
+from movielens.model import TABLE_KEY, RatingTower, feature_config
+from movielens.ratings import SYNTHETIC
+from movielens.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
+from movielens.sharded_tables import DistinctRows
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import NOTICE
 from service.types import Array
+
+_VALUE_KEY = "VARIABLE_VALUE"
+
+
+def streamed_table(name: str, shape: tuple[int, int]) -> Any:
+    """Makes a [V, D] float32 variable without memory, for functions that will be traced but not run."""
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    variable = UninitializedVariable(trainable=False, shape=shape, dtype=tf.float32, name=name)
+    variable._serialize_to_tensors = lambda: {_VALUE_KEY: tf.zeros([])}
+    return variable
+
+
+def add_rows(folder: Path, tables: Mapping[str, Iterable[Array]]) -> None:
+    """Writes the rows of streamed tables into the checkpoint of a SavedModel, piece by piece.
+
+    Args:
+      folder: the SavedModel, which tf.saved_model.save wrote.
+      tables: key in the checkpoint -> the rows in order, [n, D] float32 pieces.
+    """
+    old = folder / VARIABLES_PREFIX
+    new = folder / "variables.partial" / old.name
+    with BundleWriter(new) as writer:
+        writer.copy(old, lambda key: key not in tables)
+        for key, pieces in tables.items():
+            writer.add(key, "float32", pieces)
+    shutil.rmtree(old.parent)
+    new.parent.rename(old.parent)
+
 
 _SYNTHETIC = "this model was trained on SYNTHETIC ratings: it is a toy, and its films do not exist"
 _VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"

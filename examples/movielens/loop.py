@@ -13,14 +13,58 @@ from typing import Any
 
 import numpy as np
 
-from model_export.demo.baselines import rmse
-from model_export.demo.checkpoints import Checkpoints
-from model_export.demo.config import TrainConfig
-from model_export.demo.examples import Examples
-from model_export.demo.layer_model import RatingModel
+from model_export.errors import ExportError
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
+from movielens.examples import Examples, rmse
+from movielens.model import RatingModel
+from movielens.rating_model import TrainConfig
 from service.types import Array, RaggedIds
+
+_KEPT = 2
+
+
+class Checkpoints:
+    """Writer and reader of the checkpoints in a training run's folder. Concurrency: one caller at a time."""
+
+    def __init__(self, folder: Path, model: Any, table_optimizer: Any, dense_optimizer: Any) -> None:
+        self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._checkpoint = tf.train.Checkpoint(
+            model=model, table_optimizer=table_optimizer, dense_optimizer=dense_optimizer, epoch=self._epoch
+        )
+        self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=_KEPT)
+
+    def save(self, epoch: int) -> None:
+        self._epoch.assign(epoch)
+        self._manager.save(checkpoint_number=epoch)
+
+    def restore(self) -> int:
+        """Restores the newest checkpoint of model and optimizers; returns its epoch, or 0 if there is no checkpoint."""
+        if self._manager.latest_checkpoint is None:
+            return 0
+        self._checkpoint.restore(self._manager.latest_checkpoint).assert_consumed()
+        return int(self._epoch)
+
+
+def restore_weights(folder: Path, model: Any) -> tuple[int, Path]:
+    """Fills a model without optimizers, or a part of such a model, from the newest checkpoint.
+
+    Returns:
+      The checkpoint's epoch, and its path without ".index".
+
+    Raises:
+      ExportError: there is no checkpoint.
+    """
+    latest = tf.train.latest_checkpoint(str(folder))
+    if latest is None:
+        raise ExportError(f"there is no checkpoint in {folder}; train first")
+    epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+    status = tf.train.Checkpoint(model=model, epoch=epoch).restore(latest)
+    status.assert_existing_objects_matched()
+    # The checkpoint's variables outside the rating model, such as the optimizers' variables, are not restored.
+    status.expect_partial()
+    return int(epoch), Path(latest)
+
 
 # Steps per call of the compiled training loop: few enough to report progress often, many enough that Python's cost is
 # small.
@@ -55,30 +99,28 @@ class Trainer:
         folder: Path,
         on_steps: Callable[[int, float], None] = lambda steps, loss: None,
     ) -> None:
-        tf.keras.utils.set_random_seed(config.seed)
+        self._spec, self._config, self._on_steps = spec, config, on_steps
+        self._train, self._held_out = train, held_out
+        self._batch_size = min(config.batch_size, len(train))
+        self.model: Any
+        self._checkpoints: Checkpoints
+        self._dense_optimizer: Any
+        self._build(folder, mean_rating=float(train.rating.mean(dtype=np.float64)), rating_range=rating_range)
+        self._run_steps = tf.function(self._run_steps_eagerly, autograph=False, reduce_retracing=True)
+        self._predict = tf.function(self._predict_eagerly, autograph=False, reduce_retracing=True)
+
+    def _build(self, folder: Path, **ratings: Any) -> None:
+        """Makes the model, its optimizers and its checkpoints."""
+        tf.keras.utils.set_random_seed(self._config.seed)
         # TPUEmbedding refuses Keras's new optimizers, so the legacy classes are used.
         legacy = tf.keras.optimizers.legacy
-        self._spec = spec
-        self._config = config
-        self._train = train
-        self._held_out = held_out
-        self._on_steps = on_steps
-        self._batch_size = min(config.batch_size, len(train))
-        self._table_optimizer = legacy.Adagrad(config.table_learning_rate)
-        self._dense_optimizer = legacy.Adam(config.dense_learning_rate)
-        self.model = RatingModel(
-            spec,
-            config,
-            mean_rating=float(train.rating.mean(dtype=np.float64)),
-            rating_range=rating_range,
-            table_optimizer=self._table_optimizer,
-        )
+        self._table_optimizer = legacy.Adagrad(self._config.table_learning_rate)
+        self._dense_optimizer = legacy.Adam(self._config.dense_learning_rate)
+        self.model = RatingModel(self._spec, self._config, table_optimizer=self._table_optimizer, **ratings)
         # A restore needs all variables of a checkpoint, but an optimizer creates its variables only at its first step.
         self._table_optimizer._create_all_weights(list(self.model.tables.values()))
         self._dense_optimizer._create_all_weights(self.model.tower.trainable_variables)
         self._checkpoints = Checkpoints(folder, self.model, self._table_optimizer, self._dense_optimizer)
-        self._run_steps = tf.function(self._run_steps_eagerly, autograph=False, reduce_retracing=True)
-        self._predict = tf.function(self._predict_eagerly, autograph=False, reduce_retracing=True)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -87,7 +129,7 @@ class Trainer:
 
     @property
     def global_step(self) -> int:
-        return int(self._dense_optimizer.iterations)
+        return int(self._dense_optimizer.iterations.numpy())
 
     def resume(self) -> int:
         return self._checkpoints.restore()
@@ -96,16 +138,21 @@ class Trainer:
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:
-        tensors = self._epoch_tensors(epoch)
-        total = 0.0
+        """Trains for one epoch, numbered from 1, and measures the RMSE on the held-out ratings."""
+        loss = self._trained(epoch)
+        held_out_rmse = rmse(self.predict(self._held_out), self._held_out.rating)
+        return EpochResult(epoch, loss / self.steps_per_epoch, held_out_rmse)
+
+    def _trained(self, epoch: int) -> float:
+        """Trains for one epoch; returns the sum of the losses of its steps."""
+        tensors, total = self._epoch_tensors(epoch), 0.0
         seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
         for first in range(0, self.steps_per_epoch, _STEPS_PER_CALL):
             steps = min(_STEPS_PER_CALL, self.steps_per_epoch - first)
             loss = float(self._run_steps(tensors, seed, tf.constant(first), tf.constant(steps)))
             total += loss
             self._on_steps(steps, loss / steps)
-        held_out_rmse = rmse(self.predict(self._held_out), self._held_out.rating)
-        return EpochResult(epoch, total / self.steps_per_epoch, held_out_rmse)
+        return total
 
     def predict(self, examples: Examples) -> Array:
         ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_export.demo.ratings import Film, RatingData, User, rating_data, read_ratings, write_ratings
 from model_export.errors import ExportError
+from movielens.ratings import Film, RatingData, User, rating_data, read_ratings, write_ratings
 
 USERS = [User(1, 20, "F", "writer"), User(2, 30, "M", "artist")]
 FILMS = [Film(1, 'A "quoted", title', ("drama",)), Film(2, "Éxtasis", ("comedy", "drama")), Film(3, "No genre", ())]

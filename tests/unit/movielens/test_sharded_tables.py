@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.demo.rating_model import rating_model_spec
-from model_export.demo.ratings import RatingData
 from model_export.spec.features import ModelSpec, TableSpec
+from movielens.rating_model import rating_model_spec
+from movielens.ratings import RatingData
 
 pytestmark = pytest.mark.tf
 
@@ -34,9 +34,9 @@ def features() -> dict[str, Any]:
 
 
 def test_lookups_in_distinct_rows_are_those_in_the_table_to_the_bit(spec: ModelSpec) -> None:
-    from model_export.demo.layer_model import feature_config
-    from model_export.distribution.sharded_tables import DistinctRows
     from model_export.tensorflow_setup import tf
+    from movielens.model import feature_config
+    from movielens.sharded_tables import DistinctRows
 
     rng = np.random.default_rng(0)
     tables = {t.name: rng.normal(size=(t.vocabulary_size, t.embedding_dim)).astype("f4") for t in spec.tables}
@@ -56,8 +56,8 @@ def test_lookups_in_distinct_rows_are_those_in_the_table_to_the_bit(spec: ModelS
 
 @pytest.mark.parametrize("block", [1 << 16, 4])
 def test_first_values_do_not_depend_on_the_shards(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from model_export.distribution import sharded_tables
     from model_export.tensorflow_setup import tf
+    from movielens import sharded_tables
 
     monkeypatch.setattr(sharded_tables, "_BLOCK_ROWS", block)
     table = TableSpec("t", 10, 3)
@@ -74,8 +74,8 @@ def test_first_values_do_not_depend_on_the_shards(block: int, monkeypatch: pytes
 def test_an_update_is_kerass_adagrad_on_every_shard() -> None:
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-    from model_export.distribution.sharded_tables import ShardedTable
     from model_export.tensorflow_setup import tf
+    from movielens.sharded_tables import ShardedTable
 
     table = ShardedTable(TableSpec("t", 7, 2), 1)
     first = table.table.numpy()

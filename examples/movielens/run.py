@@ -12,16 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from model_export.demo.baselines import baseline_rmse
-from model_export.demo.config import TrainConfig
-from model_export.demo.examples import build_examples, split
-from model_export.demo.loop import EpochResult, Trainer
-from model_export.demo.rating_model import rating_model_spec
-from model_export.demo.ratings import RatingData
 from model_export.distribution.cluster import ClusterTask
 from model_export.errors import ExportError
 from model_export.folder_checks import RUN_FILE
 from model_export.spec.features import ModelSpec
+from movielens.examples import baseline_rmse, build_examples, split
+from movielens.loop import EpochResult, Trainer
+from movielens.rating_model import TrainConfig, rating_model_spec
+from movielens.ratings import RatingData
 
 CHECKPOINTS_FOLDER = "checkpoints"
 RATING_RANGE = (1.0, 5.0)
@@ -169,7 +167,7 @@ def _trainer(config: TrainConfig, task: ClusterTask | None) -> Callable[..., Any
     if config.distribution == "none":
         return Trainer
     # The module of distributed training is imported late, because only runs of several processes need it.
-    from model_export.demo.distributed_loop import DistributedTrainer
+    from movielens.distributed_loop import DistributedTrainer
 
     if task is None:
         raise ExportError(f"distribution {config.distribution!r} needs the task of this process in the cluster")
