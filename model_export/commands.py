@@ -8,21 +8,25 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from model_export.adoption.spec import read_names, read_spec
-from model_export.delta_commands import delta, fold
+from model_export.compaction.compact import compact
+from model_export.compaction.deltas import write_delta
+from model_export.compaction.reduction import reduction_lines
 from model_export.diff.command import diff
 from model_export.errors import ExportError
 from model_export.export_config import ExportConfig, read_config, run_config
 from model_export.exporter.versions import new_version_folder
-from model_export.folder_checks import check_run, check_saved_model, is_keras_file
-from model_export.importers.import_summary import serve_command
+from model_export.folder_checks import StoreUri, check_run, check_saved_model, is_keras_file
+from model_export.importers.import_tables import serve_command
 from model_export.parity.integrity import VARIABLES_PREFIX
-from model_export.report.commands import inspect, verify
-from model_export.stores.uri import StoreUri
+from model_export.report.commands import inspect, rows_shown, verify
 from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, demo, fetch, train
 from service.artifact.bundle import read_bundle
+from service.artifact.manifest import Manifest
+from service.types import Array
 
 _EXPORT_FLAGS = (
     "version",
@@ -49,9 +53,9 @@ def run_command(arguments: argparse.Namespace) -> None:
         "export": _export,
         "adopt": _adopt,
         "import": _import,
-        "delta": delta,
+        "delta": _delta,
         "diff": diff,
-        "compact": fold,
+        "compact": _fold,
         "push": _push,
         "upload": _upload,
         "verify": verify,
@@ -63,7 +67,7 @@ def run_command(arguments: argparse.Namespace) -> None:
         command(arguments)
     else:
         try:
-            from model_export.stores.staging import write_to_store
+            from model_export.stores.upload import write_to_store
         except ModuleNotFoundError as error:
             raise ExportError(f"{store_uri} needs the extra [stores]: {error}") from error
         write_to_store(command, arguments, store_uri)
@@ -141,8 +145,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> None:
-    from model_export.importers.import_summary import import_summary
-    from model_export.importers.import_tables import import_tables
+    from model_export.importers.import_tables import import_summary, import_tables
 
     named = {option: _once(option, getattr(arguments, option)) for option in ("table", "feature", "keys", "oov")}
     with tqdm(unit="row", unit_scale=True, mininterval=0.5, disable=None, leave=False) as bar:
@@ -179,10 +182,48 @@ def _done(what: str, artifact: Path, arguments: argparse.Namespace) -> None:
     say(f"serve: {serve_command(str(arguments.store_uri or artifact.parent))}")
 
 
+def _delta(arguments: argparse.Namespace) -> None:
+    ids, rows = _read_rows(arguments.rows)
+    file = write_delta(
+        arguments.artifact, arguments.table, ids, rows, sequence=arguments.sequence, force=arguments.force
+    )
+    sys.stdout.write(f"{len(ids)} rows of table {arguments.table!r}: {file}\n")
+
+
+def _fold(arguments: argparse.Namespace) -> None:
+    with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
+        artifact = compact(
+            arguments.artifact,
+            arguments.out,
+            version=arguments.version,
+            journal=arguments.journal,
+            without_journal=arguments.without_journal,
+            skip_refused=arguments.skip_refused,
+            table_dtype=arguments.table_dtype,
+            progress=rows_shown(bar),
+        )
+    manifest = Manifest.read(artifact)
+    if manifest is not None and arguments.table_dtype is not None:
+        sys.stdout.write("".join(f"{line}\n" for line in reduction_lines(manifest)))
+    sys.stdout.write(f"compacted and verified: {artifact}\n")
+
+
+def _read_rows(path: Path) -> tuple[Array, Array]:
+    try:
+        # allow_pickle=False: a pickled object in the .npz file could run code.
+        with np.load(path, allow_pickle=False) as arrays:
+            ids, rows = arrays["ids"], arrays["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"{path}: expected a .npz file with the arrays ids and rows ({error})") from error
+    if ids.dtype.kind not in "iu" or rows.dtype.kind != "f":
+        raise ExportError(f"{path}: ids are {ids.dtype} and rows {rows.dtype}, expected int64 and float32")
+    return ids, rows
+
+
 def _push(arguments: argparse.Namespace) -> None:
     # The module is imported here and not at the top, because it needs redis-py, which is an optional dependency.
     try:
-        from model_export.remote.push_command import push_tables
+        from model_export.remote.push import push_tables
     except ModuleNotFoundError as error:
         raise ExportError(f"push needs the extra [remote]: {error}") from error
     push_tables(arguments)
@@ -191,7 +232,7 @@ def _push(arguments: argparse.Namespace) -> None:
 def _upload(arguments: argparse.Namespace) -> None:
     # The module is imported here and not at the top, because it needs obstore, which is an optional dependency.
     try:
-        from model_export.stores.staging import upload_version
+        from model_export.stores.upload import upload_version
     except ModuleNotFoundError as error:
         raise ExportError(f"upload needs the extra [stores]: {error}") from error
     upload_version(arguments)

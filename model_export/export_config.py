@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.stores.uri import StoreUri, out_place
+from model_export.folder_checks import StoreUri, out_place
 from service.near_names import did_you_mean
 
 CONFIG_EXAMPLE = """\

@@ -12,8 +12,7 @@ from typing import Any
 from model_export.errors import ExportError
 from model_export.exporter.versions import new_version_folder
 from model_export.folder_checks import is_keras_file
-from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES, lookup_devices
-from model_export.graphs.source import ExportSource
+from model_export.graphs.source import DEFAULT_BATCH_SIZES, ExportSource, lookup_devices
 from service.artifact.manifest import LookupDevice
 
 ACCEPTED = (

@@ -1,4 +1,7 @@
-"""Checks the folders that a command gets, without TensorFlow; an error says in one line why a folder does not fit."""
+"""Checks the folders that a command gets, without TensorFlow; an error says in one line why a folder does not fit.
+
+--out names a folder or an object store; both are told apart here, without obstore.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,22 @@ from pathlib import Path
 
 from model_export.errors import ExportError
 from service.artifact.manifest import MANIFEST_PATH
+from service.engine.model_config import is_in_store
 from service.near_names import did_you_mean
 
 SAVED_MODEL = "saved_model.pb"
 RUN_FILE = "run.json"
 _KERAS = (".keras", ".h5", ".hdf5")
+
+
+class StoreUri(str):
+    """The URI below which an object store has the versions of one model, such as s3://bucket/models/film."""
+
+    __slots__ = ()
+
+
+def out_place(text: str) -> Path | StoreUri:
+    return StoreUri(text.rstrip("/")) if is_in_store(text) else Path(text)
 
 
 def is_keras_file(path: str | Path) -> bool:

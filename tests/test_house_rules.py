@@ -199,7 +199,7 @@ MAY_IMPORT: dict[str, Row] = {
         {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
     ),
     # Keras itself needs h5py, so that it is there where a model of Keras is.
-    "model_export.folder_checks": Row(_SHARED, {"h5py"}),
+    "model_export.folder_checks": Row(_SHARED | {"service.engine.model_config"}, {"h5py"}),
     "model_export.row_names": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
@@ -267,7 +267,7 @@ MAY_IMPORT: dict[str, Row] = {
     # model_export.remote writes what the server reads, so it imports the server's layout of keys.
     "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     # model_export.stores writes with the server's own client of object stores. obstore is an optional extra, so the
-    # commands import the folder's staging.py late (docs/adr/0055).
+    # commands import the folder late (docs/adr/0055).
     "model_export.stores": Row(
         _SHARED | {"model_export.folder_checks", "service.engine.model_config", "service.stores.object_store"}, {"tqdm"}
     ),
@@ -276,8 +276,11 @@ MAY_IMPORT: dict[str, Row] = {
     # The demo, which the commands of model-export train and export.
     "movielens": Row(
         _TRAINED
-        | {f"model_export.{name}" for name in ("distribution", "exporter", "folder_checks", "graphs", "parity")},
-        {"numpy", "tqdm"},
+        | {
+            f"model_export.{name}"
+            for name in ("distribution", "exporter", "folder_checks", "graphs", "parity", "training")
+        },
+        {"numpy", "tensorflow", "tqdm"},
     ),
     "model_export.export_model": Row(
         _SHARED
@@ -294,24 +297,16 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     # The rows of the table below are those of the commands and of their configuration files.
     "model_export.export_config": Row(
-        _SHARED | {"model_export.adoption", "model_export.export_model", "model_export.stores.uri"}
+        _SHARED | {"model_export.adoption", "model_export.export_model", "model_export.folder_checks"}
     ),
-    "model_export.delta_commands": Row(_SHARED | {"model_export.compaction", "model_export.report"}, {"numpy", "tqdm"}),
     "model_export.cli": Row(
         {
             f"model_export.{name}"
-            for name in (
-                "adoption",
-                "diff.arguments",
-                "export_config",
-                "graphs",
-                "remote.arguments",
-                "report",
-            )
+            for name in ("adoption", "export_config", "folder_checks", "graphs", "report", "row_names")
         }
-        | {"model_export.stores.arguments", "model_export.stores.uri", "movielens.commands"}
+        | {"movielens.commands"}
     ),
-    "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"tqdm"}),
+    "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"numpy", "tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }
 # The table of what each folder of the Rust core, or file outside of folders, may use of the others; a row names only

@@ -19,15 +19,20 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
-from model_export.exporter.cut_spec import cut_spec
-from model_export.graphs.lookup_graph import build_lookup
+from model_export.graphs.lookup_graph import build_lookup, rows_of_keys, vocabulary_tables
 from model_export.graphs.reduced_graph import ReducedVariables
-from model_export.graphs.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES, RATING_OUTPUT
-from model_export.graphs.source import LookupPlan, PredictSignature, SavedParts
+from model_export.graphs.source import (
+    EXAMPLES_INPUT,
+    PREDICT,
+    PREDICT_EXAMPLES,
+    RATING_OUTPUT,
+    LookupPlan,
+    PredictSignature,
+    SavedParts,
+)
 from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
-from model_export.graphs.vocabulary_graph import rows_of_keys, vocabulary_tables
 from model_export.parity.integrity import VARIABLES_PREFIX
-from model_export.spec.features import FeatureSpec, ModelSpec
+from model_export.spec.features import FeatureSpec, ModelSpec, cut_spec
 from model_export.tensorflow_setup import tf
 from movielens.checkpoint_rows import CheckpointRows
 from movielens.loop import restore_weights

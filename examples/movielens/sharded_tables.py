@@ -13,7 +13,7 @@ from typing import Any
 
 from model_export.spec.features import ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
-from model_export.training.row_gradients import RowGradient
+from model_export.training.table_updates import RowGradient
 
 # The constants of Keras' Adagrad, which trains the tables of a run in one process.
 _INITIAL_ACCUMULATOR = 0.1

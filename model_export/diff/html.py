@@ -7,8 +7,7 @@ from pathlib import Path
 
 from model_export.diff.text import drift_words, neighbour_words, output_words, rows_words, shape_words
 from model_export.report import plots
-from model_export.report.page import figure, page, section, table
-from model_export.report.svg import escape
+from model_export.report.page import escape, figure, page, section, table
 from service.comparison.document import Drift, TableDiff, VersionDiff
 
 

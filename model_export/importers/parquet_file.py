@@ -14,8 +14,15 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.table_reader import Chunk, Keys, TableReader, missing_library, rows_per_chunk
-from model_export.importers.text_keys import KeyDtypeChoice, option
+from model_export.importers.table_reader import (
+    Chunk,
+    KeyDtypeChoice,
+    Keys,
+    TableReader,
+    missing_library,
+    option,
+    rows_per_chunk,
+)
 from service.types import Array
 
 # Number of a Parquet file's rows that are read at once if the length of the vectors is not known in advance.

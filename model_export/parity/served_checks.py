@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model_export.answers.edges import Constants, edge_ids, edge_keys
 from model_export.answers.gathered_rows import GatheredRows, NoGatherError, OpenedGather
-from model_export.answers.served import ServedAnswers, ServedRefusedError
+from model_export.answers.served import Constants, ServedAnswers, ServedRefusedError, edge_ids, edge_keys
 from model_export.graphs.signature_runner import GraphFailedError, GraphRefusedError, SignatureRunner
 from model_export.parity.comparison import BitCounts
 from model_export.parity.parity_cases import Case, case_writer

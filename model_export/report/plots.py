@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from model_export.report.document import Curve
-from model_export.report.projection import Projection
-from model_export.report.svg import NUM_COLOURS, Frame, clip, escape, marker, picture, short, text
+from model_export.report.document import Curve, Projection
+from model_export.report.page import NUM_COLOURS, Frame, clip, escape, marker, picture, short, text
 from model_export.statistics.table_health import Histogram
 
 _WIDTH, _HEIGHT = 560, 250

@@ -51,7 +51,7 @@ def test_bad_batch_sizes_are_refused(sizes: str, capsys: pytest.CaptureFixture[s
     [
         "model_export.spec.features",
         "model_export.parity.oracle",
-        "model_export.graphs.lookup_features",
+        "model_export.graphs.source",
     ],
 )
 def test_the_examples_in_docstrings_hold(module: str) -> None:

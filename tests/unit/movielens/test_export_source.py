@@ -56,7 +56,7 @@ def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.tf
 def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> None:
-    from model_export.graphs.signature_names import RECORDED_PATH
+    from model_export.graphs.source import RECORDED_PATH
     from model_export.parity.prediction_log import read_predictions
     from model_export.tensorflow_setup import tf
 
@@ -152,7 +152,7 @@ def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
 ) -> None:
     from model_export.export_model import export
     from model_export.exporter import artifact as module
-    from model_export.graphs.signature_names import RECORDED_PATH
+    from model_export.graphs.source import RECORDED_PATH
     from model_export.parity.prediction_log import read_predictions
 
     shard_checkpoint(run_folder, tmp_path / "run", 3)

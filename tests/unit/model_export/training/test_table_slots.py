@@ -39,7 +39,7 @@ def test_slots_have_names_and_initial_values_of_2_15_whatever_the_scope(
     parameters: Any, initial: dict[str, float]
 ) -> None:
     from model_export.tensorflow_setup import tf
-    from model_export.training.table_slots import create_slots
+    from model_export.training.table_optimizers import create_slots
 
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
@@ -56,7 +56,7 @@ def test_slots_have_names_and_initial_values_of_2_15_whatever_the_scope(
 
 def test_a_name_that_is_taken_is_refused() -> None:
     from model_export.tensorflow_setup import tf
-    from model_export.training.table_slots import create_slots
+    from model_export.training.table_optimizers import create_slots
 
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("film", [3, 2])
