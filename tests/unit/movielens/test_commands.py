@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import doctest
 from pathlib import Path
 
 import pytest
 
 from model_export.__main__ import main
 from model_export.errors import ExportError
-from movielens import commands, examples
+from movielens import commands
 from movielens.ratings import RatingData
 
 
@@ -36,8 +35,3 @@ def test_auto_falls_back_to_synthetic_ratings_and_says_so_loudly(
     assert "nothing is reachable" in text and "SYNTHETIC" in text
     with pytest.raises(ExportError, match="nothing is reachable"):
         commands._load_data(argparse.Namespace(dataset="movielens", data=Path("x")))
-
-
-def test_the_examples_in_docstrings_hold() -> None:
-    result = doctest.testmod(examples)
-    assert result.attempted and not result.failed
