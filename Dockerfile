@@ -76,6 +76,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY native/THIRD-PARTY-NOTICES.txt /src/native/
 COPY service /src/service
 COPY model_export /src/model_export
+COPY examples/movielens /src/examples/movielens
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt \
     pip --python /opt/venv/bin/python install --no-deps --prefix=/opt/app /src

@@ -37,7 +37,7 @@ $(READY): pyproject.toml client/pyproject.toml requirements.lock
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]' -e 'client[grpc,http]'
 	@# As pip does for what it copies: compiling the modules is a third of a start.
-	@$(BIN)/python -m compileall -q service model_export
+	@$(BIN)/python -m compileall -q service model_export examples/movielens
 	@touch $@
 
 # Removed first: a running server has the file mapped, so it must not be written over. Where no new one can be built, the

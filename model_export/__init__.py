@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from model_export.compaction.compact import compact
     from model_export.compaction.deltas import write_delta
     from model_export.errors import ExportError
+    from model_export.estimator.checkpoints import WarmStartSettings
     from model_export.estimator.estimator import EmbeddingEstimator
-    from model_export.estimator.estimator_spec import EstimatorSpec
-    from model_export.estimator.export_outputs import ClassificationOutput, PredictOutput, RegressionOutput
+    from model_export.estimator.estimator_spec import (
+        ClassificationOutput,
+        EstimatorSpec,
+        ExportSavedModelApiVersion,
+        ModeKeys,
+        PredictOutput,
+        RegressionOutput,
+    )
     from model_export.estimator.export_source import EstimatorSource
-    from model_export.estimator.modes import ExportSavedModelApiVersion, ModeKeys
     from model_export.estimator.receivers import (
         ServingInputReceiver,
         TensorServingInputReceiver,
@@ -27,16 +33,14 @@ if TYPE_CHECKING:
         build_raw_serving_input_receiver_fn,
     )
     from model_export.estimator.run_config import RunConfig, TPUConfig
-    from model_export.estimator.warm_start import WarmStartSettings
     from model_export.export_model import export
+    from model_export.importers.array_store import describe_stacked_tables
     from model_export.importers.import_tables import import_tables
-    from model_export.importers.stacked_tables import describe_stacked_tables
     from model_export.layers.checkpoints import restore
     from model_export.layers.export_source import LayerSource
     from model_export.layers.keras_rs import KerasRsSource
     from model_export.layers.separate_optimizers import apply_gradients, split_variables, train_step
-    from model_export.layers.strategy import tpu_strategy
-    from model_export.layers.tpu_embedding import TPUEmbedding
+    from model_export.layers.tpu_embedding import TPUEmbedding, tpu_strategy
     from model_export.parity.verify import verify_artifact
     from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
     from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
@@ -53,23 +57,23 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdagradParameters": "spec.optimization_parameters",
     "AdamParameters": "spec.optimization_parameters",
-    "ClassificationOutput": "estimator.export_outputs",
+    "ClassificationOutput": "estimator.estimator_spec",
     "EmbeddingConfigSpec": "spec.embedding_config_spec",
     "EmbeddingEstimator": "estimator.estimator",
     "EstimatorSource": "estimator.export_source",
     "EstimatorSpec": "estimator.estimator_spec",
     "ExportError": "errors",
-    "ExportSavedModelApiVersion": "estimator.modes",
+    "ExportSavedModelApiVersion": "estimator.estimator_spec",
     "FeatureConfig": "spec.table_config",
     "FeatureSpec": "spec.features",
     "FtrlParameters": "spec.optimization_parameters",
     "KerasRsSource": "layers.keras_rs",
     "LayerSource": "layers.export_source",
-    "ModeKeys": "estimator.modes",
+    "ModeKeys": "estimator.estimator_spec",
     "ModelSpec": "spec.features",
     "MomentumParameters": "spec.optimization_parameters",
-    "PredictOutput": "estimator.export_outputs",
-    "RegressionOutput": "estimator.export_outputs",
+    "PredictOutput": "estimator.estimator_spec",
+    "RegressionOutput": "estimator.estimator_spec",
     "RunConfig": "estimator.run_config",
     "ServingInputReceiver": "estimator.receivers",
     "StochasticGradientDescentParameters": "spec.optimization_parameters",
@@ -79,13 +83,13 @@ _HOMES = {
     "TableSpec": "spec.features",
     "TensorServingInputReceiver": "estimator.receivers",
     "VocabularySpec": "spec.features",
-    "WarmStartSettings": "estimator.warm_start",
+    "WarmStartSettings": "estimator.checkpoints",
     "adopt": "adoption.adopt",
     "apply_gradients": "layers.separate_optimizers",
     "build_parsing_serving_input_receiver_fn": "estimator.receivers",
     "build_raw_serving_input_receiver_fn": "estimator.receivers",
     "compact": "compaction.compact",
-    "describe_stacked_tables": "importers.stacked_tables",
+    "describe_stacked_tables": "importers.array_store",
     "embedding_column": "columns.embedding_column",
     "export": "export_model",
     "import_tables": "importers.import_tables",
@@ -93,7 +97,7 @@ _HOMES = {
     "restore": "layers.checkpoints",
     "shared_embedding_columns": "columns.embedding_column",
     "split_variables": "layers.separate_optimizers",
-    "tpu_strategy": "layers.strategy",
+    "tpu_strategy": "layers.tpu_embedding",
     "train_step": "layers.separate_optimizers",
     "verify_artifact": "parity.verify",
     "write_delta": "compaction.deltas",
@@ -108,7 +112,7 @@ _REFUSED = dict.fromkeys(
         "ProximalYogiParameters",
         "RMSPropParameters",
     ),
-    "spec.refused_parameters",
+    "spec.optimization_parameters",
 )
 
 __all__ = [

@@ -6,19 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from model_export.adoption.spec_example import SPEC_EXAMPLE
-from model_export.demo.arguments import add_distribution, add_training
-from model_export.diff.arguments import add_diff
+from model_export.adoption.spec import SPEC_EXAMPLE
 from model_export.export_config import CONFIG_EXAMPLE
-from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
-from model_export.remote.arguments import add_push
-from model_export.report.arguments import add_reports
-from model_export.stores.arguments import add_upload
-from model_export.stores.uri import out_place
-
-_DATA = Path("data/movielens-100k")
-DEFAULT_RUN = Path("runs/movielens")
-DEFAULT_MODELS = Path("models/movielens")
+from model_export.folder_checks import StoreUri, out_place
+from model_export.graphs.source import DEFAULT_BATCH_SIZES
+from model_export.report.commands import MAX_ROWS
+from model_export.row_names import LabelFile
+from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, add_demo
 
 _DESCRIPTION = """\
 Writes trained models as versions that embedding-server serves: stock SavedModels, whose lookups run on mapped tables.
@@ -123,8 +117,8 @@ def build_parser() -> argparse.ArgumentParser:
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     _add_labels(adopt)
 
-    add_reports(commands)
-    add_diff(commands)
+    _add_reports(commands)
+    _add_diff(commands)
 
     delta = commands.add_parser(
         "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"
@@ -161,28 +155,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--skip_refused", action="store_true", help="leave out the deltas that a server refuses, instead of failing"
     )
 
-    add_push(commands)
-    add_upload(commands)
+    _add_push(commands)
+    _add_upload(commands)
 
-    demo = commands.add_parser("demo", help="fetch, train, export and verify in one go (under 3 minutes on 2 cores)")
-    _add_dataset(demo)
-    demo.add_argument("--if_missing", action="store_true", help="do nothing if --out already holds a version")
-    demo.add_argument("--run", type=Path, help="folder in which to keep the training run (default: a temporary folder)")
-    add_training(demo)
-    _add_export(demo)
-
-    fetch = commands.add_parser("fetch", help="download a data set and convert it to the files that `train` reads")
-    fetch.add_argument("dataset", choices=["movielens"], help="movielens: MovieLens 100K")
-    fetch.add_argument("--to", type=Path, default=_DATA, metavar="DIR", help="folder to write (default: %(default)s)")
-
-    train = commands.add_parser("train", help="train on a data set, with a checkpoint per epoch")
-    _add_dataset(train)
-    train.add_argument(
-        "--run", type=Path, default=DEFAULT_RUN, help="folder of the training run (default: %(default)s)"
-    )
-    train.add_argument("--resume", action="store_true", help="resume training from the run's newest checkpoint")
-    add_training(train)
-    add_distribution(train)
+    add_demo(commands, _add_export)
     return parser
 
 
@@ -242,28 +218,148 @@ def _add_import(commands: Any) -> None:
     _add_labels(parser)
 
 
+def _add_reports(commands: Any) -> None:
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what any SavedModel holds: tables and their health, signatures, training (no TensorFlow needed)",
+    )
+    _add_report(inspect)
+    inspect.add_argument(
+        "--labels",
+        type=_label_file,
+        action="append",
+        default=[],
+        metavar="TABLE=FILE[#COLUMN]",
+        help="colour a table's picture: CSV or TSV of key or row number, label and perhaps name; COLUMN of its header "
+        "is the label, else the second (repeatable)",
+    )
+    inspect.add_argument(
+        "--statistics", type=Path, metavar="DIR", help="lookup statistics of a training: its profile_data_directory"
+    )
+    inspect.add_argument("--run", type=Path, metavar="DIR", help="folder of the training run, for its loss curves")
+    inspect.add_argument(
+        "--projector",
+        type=Path,
+        metavar="DIR",
+        help="write rows of each table for TensorBoard's projector: `tensorboard --logdir DIR` shows them",
+    )
+    inspect.add_argument(
+        "--projector_rows",
+        type=_projector_rows,
+        default=10_000,
+        metavar="N",
+        help="rows of each table for --projector, drawn at random of a larger table, at most 100000 "
+        "(default: %(default)s)",
+    )
+    inspect.add_argument("--fast", action="store_true", help="do not read the tables: no norms, no NaN, no dead rows")
+
+    verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
+    _add_report(verify)
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    parser.add_argument("--json", action="store_true", help="print the whole report as JSON, and nothing else")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page with plots")
+
+
+def _projector_rows(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_ROWS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_ROWS}")
+    return int(text)
+
+
+def _label_file(text: str) -> LabelFile:
+    try:
+        return LabelFile.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _add_diff(commands: Any) -> None:
+    parser = commands.add_parser(
+        "diff",
+        help="show what a new version changed: rows, their drift after alignment, neighbours, answers to requests",
+    )
+    parser.add_argument("old", type=Path, metavar="OLD", help="version folder, e.g. models/movielens/1")
+    parser.add_argument("new", type=Path, metavar="NEW", help="version folder, e.g. models/movielens/2")
+    parser.add_argument("--json", action="store_true", help="print the whole comparison as JSON, and nothing else")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one page with plots")
+    parser.add_argument(
+        "--rows", type=_count, default=100_000, metavar="N", help="most rows compared per table (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--no_predictions", action="store_true", help="do not run recorded requests, which needs TensorFlow"
+    )
+    parser.add_argument(
+        "--max_drift",
+        type=float,
+        metavar="PERCENT",
+        help="fail if more than this share of a table's rows drifted, as a server with this flag refuses the version",
+    )
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _add_push(commands: Any) -> None:
+    parser = commands.add_parser(
+        "push",
+        help="write a version's tables into a Valkey or Redis cluster, for --remote_tables (no TensorFlow)",
+    )
+    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    parser.add_argument(
+        "--to", required=True, metavar="ADDRESS", help="valkey://HOST:PORT,HOST:PORT?OPTION=VALUE; see docs/scaling.md"
+    )
+    parser.add_argument("--model", metavar="NAME", help="as the server names it (default: the folder above DIR)")
+    parser.add_argument(
+        "--table", action="append", default=[], metavar="NAME", help="a table to write (repeatable; default: all)"
+    )
+    parser.add_argument(
+        "--keep",
+        type=int,
+        default=2,
+        metavar="N",
+        help="versions that stay in the cluster, this one included; older ones are removed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max_mb_per_s",
+        type=float,
+        default=0.0,
+        metavar="MB",
+        help="most megabytes a second that are written, and that are read back (default: no limit)",
+    )
+
+
+def _add_upload(commands: Any) -> None:
+    parser = commands.add_parser(
+        "upload",
+        help="copy a version into an object store, saved_model.pb last; to go on after an interruption, repeat it",
+    )
+    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    parser.add_argument(
+        "--out", type=_uri, required=True, metavar="URI", help="s3://, gs:// or az:// place of the model's versions"
+    )
+    parser.add_argument("--version", type=int, help="version number in the store (default: the number that DIR names)")
+
+
+def _uri(text: str) -> StoreUri:
+    place = out_place(text)
+    if not isinstance(place, StoreUri):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not s3://BUCKET/PLACE, gs://BUCKET/PLACE or az://CONTAINER/PLACE"
+        )
+    return place
+
+
 def _named(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name and separator and value):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _add_dataset(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dataset",
-        choices=["movielens", "synthetic", "auto"],
-        default="movielens",
-        help="movielens: MovieLens 100K; synthetic: tiny and generated; auto: movielens, or synthetic where it can not "
-        "be fetched (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=_DATA,
-        metavar="DIR",
-        help="folder of the MovieLens data; downloaded into it if absent (default: %(default)s)",
-    )
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:

@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 from tqdm import tqdm
 
 from model_export.adoption.spec import read_names, read_spec
-from model_export.cli import DEFAULT_MODELS, DEFAULT_RUN
-from model_export.delta_commands import delta, fold
-from model_export.demo import movielens
-from model_export.demo.config import TrainConfig
-from model_export.demo.ratings import RatingData
-from model_export.demo.synthetic import SYNTHETIC, synthetic_ratings
+from model_export.compaction.compact import compact
+from model_export.compaction.deltas import write_delta
+from model_export.compaction.reduction import reduction_lines
 from model_export.diff.command import diff
-from model_export.distribution.cluster import ClusterTask
-from model_export.environment import tf_config
 from model_export.errors import ExportError
 from model_export.export_config import ExportConfig, read_config, run_config
-from model_export.exporter.versions import existing_versions, new_version_folder
-from model_export.folder_checks import check_run, check_saved_model, is_keras_file
-from model_export.importers.import_summary import serve_command
+from model_export.exporter.versions import new_version_folder
+from model_export.folder_checks import StoreUri, check_run, check_saved_model, is_keras_file
+from model_export.importers.import_tables import serve_command
 from model_export.parity.integrity import VARIABLES_PREFIX
-from model_export.report.commands import inspect, verify
-from model_export.stores.uri import StoreUri
+from model_export.report.commands import inspect, rows_shown, verify
+from movielens.commands import DEFAULT_MODELS, DEFAULT_RUN, demo, fetch, train
 from service.artifact.bundle import read_bundle
-
-if TYPE_CHECKING:
-    from model_export.demo.loop import EpochResult
-    from model_export.demo.run import Run
-
-# Defaults for synthetic data: its ratings are few, so batches are small. Other settings are the same as for MovieLens.
-_SYNTHETIC_DEFAULTS = {"epochs": 10, "batch_size": 32}
-
+from service.artifact.manifest import Manifest
+from service.types import Array
 
 _EXPORT_FLAGS = (
     "version",
@@ -53,23 +41,21 @@ _EXPORT_FLAGS = (
 
 
 def say(text: str) -> None:
-    """Writes a line to standard output, and flushes standard output at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def run_command(arguments: argparse.Namespace) -> None:
-    """Runs the model-export command that the parsed arguments name; raises ExportError or ArtifactError."""
     commands: Mapping[str, Callable[[argparse.Namespace], None]] = {
-        "demo": _demo,
-        "fetch": _fetch,
-        "train": _train,
+        "demo": partial(demo, export=_export),
+        "fetch": fetch,
+        "train": train,
         "export": _export,
         "adopt": _adopt,
         "import": _import,
-        "delta": delta,
+        "delta": _delta,
         "diff": diff,
-        "compact": fold,
+        "compact": _fold,
         "push": _push,
         "upload": _upload,
         "verify": verify,
@@ -81,7 +67,7 @@ def run_command(arguments: argparse.Namespace) -> None:
         command(arguments)
     else:
         try:
-            from model_export.stores.staging import write_to_store
+            from model_export.stores.upload import write_to_store
         except ModuleNotFoundError as error:
             raise ExportError(f"{store_uri} needs the extra [stores]: {error}") from error
         write_to_store(command, arguments, store_uri)
@@ -99,32 +85,6 @@ def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
         if arguments.version is None:
             arguments.version = config.arguments.get("version")
     return out if isinstance(out, StoreUri) else None
-
-
-def _fetch(arguments: argparse.Namespace) -> None:
-    data = _fetch_movielens(arguments.to)
-    say(
-        f"{arguments.to}: {len(data.rating):,} ratings by {len(data.users):,} users of {len(data.films):,} films; "
-        "see NOTICE there for the terms of use"
-    )
-
-
-def _train(arguments: argparse.Namespace) -> None:
-    if arguments.distribution == "none":
-        _train_run(arguments, arguments.run, is_resumed=arguments.resume)
-    else:
-        # Parse TF_CONFIG before TensorFlow's slow start, so that a wrong TF_CONFIG is refused early.
-        task = ClusterTask.parse(tf_config(), arguments.distribution)
-        from model_export.distribution.failures import named_failures
-        from model_export.distribution.strategies import serve_coordinator
-
-        if arguments.distribution == "parameter_server" and task.kind != "chief":
-            say(f"{task.kind} {task.index} serves the chief until SIGTERM")
-            serve_coordinator(task)
-            return
-        with named_failures(task):
-            _train_run(arguments, arguments.run, is_resumed=arguments.resume, task=task)
-    say(f"run written to {arguments.run}; next: model-export export --run {arguments.run}")
 
 
 def _export(arguments: argparse.Namespace) -> None:
@@ -185,8 +145,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> None:
-    from model_export.importers.import_summary import import_summary
-    from model_export.importers.import_tables import import_tables
+    from model_export.importers.import_tables import import_summary, import_tables
 
     named = {option: _once(option, getattr(arguments, option)) for option in ("table", "feature", "keys", "oov")}
     with tqdm(unit="row", unit_scale=True, mininterval=0.5, disable=None, leave=False) as bar:
@@ -223,10 +182,48 @@ def _done(what: str, artifact: Path, arguments: argparse.Namespace) -> None:
     say(f"serve: {serve_command(str(arguments.store_uri or artifact.parent))}")
 
 
+def _delta(arguments: argparse.Namespace) -> None:
+    ids, rows = _read_rows(arguments.rows)
+    file = write_delta(
+        arguments.artifact, arguments.table, ids, rows, sequence=arguments.sequence, force=arguments.force
+    )
+    sys.stdout.write(f"{len(ids)} rows of table {arguments.table!r}: {file}\n")
+
+
+def _fold(arguments: argparse.Namespace) -> None:
+    with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
+        artifact = compact(
+            arguments.artifact,
+            arguments.out,
+            version=arguments.version,
+            journal=arguments.journal,
+            without_journal=arguments.without_journal,
+            skip_refused=arguments.skip_refused,
+            table_dtype=arguments.table_dtype,
+            progress=rows_shown(bar),
+        )
+    manifest = Manifest.read(artifact)
+    if manifest is not None and arguments.table_dtype is not None:
+        sys.stdout.write("".join(f"{line}\n" for line in reduction_lines(manifest)))
+    sys.stdout.write(f"compacted and verified: {artifact}\n")
+
+
+def _read_rows(path: Path) -> tuple[Array, Array]:
+    try:
+        # allow_pickle=False: a pickled object in the .npz file could run code.
+        with np.load(path, allow_pickle=False) as arrays:
+            ids, rows = arrays["ids"], arrays["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"{path}: expected a .npz file with the arrays ids and rows ({error})") from error
+    if ids.dtype.kind not in "iu" or rows.dtype.kind != "f":
+        raise ExportError(f"{path}: ids are {ids.dtype} and rows {rows.dtype}, expected int64 and float32")
+    return ids, rows
+
+
 def _push(arguments: argparse.Namespace) -> None:
     # The module is imported here and not at the top, because it needs redis-py, which is an optional dependency.
     try:
-        from model_export.remote.push_command import push_tables
+        from model_export.remote.push import push_tables
     except ModuleNotFoundError as error:
         raise ExportError(f"push needs the extra [remote]: {error}") from error
     push_tables(arguments)
@@ -235,7 +232,7 @@ def _push(arguments: argparse.Namespace) -> None:
 def _upload(arguments: argparse.Namespace) -> None:
     # The module is imported here and not at the top, because it needs obstore, which is an optional dependency.
     try:
-        from model_export.stores.staging import upload_version
+        from model_export.stores.upload import upload_version
     except ModuleNotFoundError as error:
         raise ExportError(f"upload needs the extra [stores]: {error}") from error
     upload_version(arguments)
@@ -246,94 +243,3 @@ def _once(option: str, pairs: list[tuple[str, str]]) -> dict[str, str]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ExportError(f"--{option} names {', '.join(twice)} twice")
     return dict(pairs)
-
-
-def _demo(arguments: argparse.Namespace) -> None:
-    arguments.out = arguments.out or DEFAULT_MODELS
-    versions = existing_versions(arguments.out)
-    if arguments.if_missing and versions:
-        say(f"{arguments.out} holds version {versions[-1]}: nothing to do")
-        return
-    started = time.monotonic()
-    new_version_folder(arguments.out, arguments.version)
-    with tempfile.TemporaryDirectory() as temporary:
-        arguments.run = arguments.run or Path(temporary) / "run"
-        run = _train_run(arguments, arguments.run, is_resumed=False)
-        _export(arguments)
-    say(_result(run))
-    say(f"done in {time.monotonic() - started:.0f} s")
-
-
-def _load_data(arguments: argparse.Namespace) -> RatingData:
-    if arguments.dataset == "synthetic":
-        return synthetic_ratings()
-    try:
-        return _fetch_movielens(arguments.data)
-    except ExportError as error:
-        if arguments.dataset != "auto":
-            raise
-        line = "!" * 78
-        say(f"{line}\n{error}\nGOING ON WITH SYNTHETIC DATA: the model will be a toy, not a film recommender.\n{line}")
-        return synthetic_ratings()
-
-
-def _fetch_movielens(folder: Path) -> RatingData:
-    with tqdm(unit="B", unit_scale=True, desc="download", leave=False, disable=None) as bar:
-
-        def show(done: int, total: int | None) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        return movielens.fetch(folder, progress=show, say=say)
-
-
-def _train_run(
-    arguments: argparse.Namespace, folder: Path, *, is_resumed: bool, task: ClusterTask | None = None
-) -> Run:
-    data = _load_data(arguments)
-    config = _config(arguments, data)
-    say("starting TensorFlow")
-    from model_export.demo.run import Listener, train
-
-    with tqdm(unit="step", desc="train", mininterval=0.5, disable=None, leave=False) as bar:
-
-        def on_start(steps: int, baselines: Mapping[str, float]) -> None:
-            bar.reset(total=steps)
-            bar.write(f"held-out RMSE to beat: {_baselines(baselines)}", file=sys.stdout)
-
-        def on_steps(steps: int, loss: float) -> None:
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            bar.update(steps)
-
-        def on_epoch(result: EpochResult) -> None:
-            bar.write(
-                f"epoch {result.epoch:2}  train loss {result.train_loss:.4f}  held-out RMSE {result.held_out_rmse:.4f}",
-                file=sys.stdout,
-            )
-
-        listener = Listener(on_start, on_steps, on_epoch)
-        run = train(data, config, folder, is_resumed=is_resumed, listener=listener, task=task)
-    return run
-
-
-def _config(arguments: argparse.Namespace, data: RatingData) -> TrainConfig:
-    chosen = {"epochs": arguments.epochs, "batch_size": arguments.batch_size}
-    defaults = _SYNTHETIC_DEFAULTS if data.name == SYNTHETIC else {}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    try:
-        return TrainConfig(
-            seed=arguments.seed,
-            held_out=arguments.held_out,
-            distribution=getattr(arguments, "distribution", "none"),
-            **{**defaults, **given},
-        )
-    except ValueError as error:
-        raise ExportError(str(error)) from error
-
-
-def _result(run: Run) -> str:
-    return f"held-out RMSE {run.held_out_rmse:.4f} ({_baselines(run.baselines)})"
-
-
-def _baselines(baselines: Mapping[str, float]) -> str:
-    return f"user + film bias {baselines['user_film_bias']:.4f}, global mean {baselines['global_mean']:.4f}"

@@ -6,7 +6,6 @@ import os
 
 
 def tf_config() -> str | None:
-    """Returns the environment variable TF_CONFIG, or None if it is not set."""
     return os.environ.get("TF_CONFIG")
 
 
@@ -16,7 +15,6 @@ def package_index() -> str:
 
 
 def set_for_tensorflow() -> None:
-    """Sets the environment variables that TensorFlow reads when it is imported."""
     # TFRS's TPUEmbedding layer works with Keras 2 only.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     # Level 3 hides also what TensorFlow calls errors and reports again as exceptions: model_export runs requests that

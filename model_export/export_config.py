@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
-from model_export.stores.uri import StoreUri, out_place
+from model_export.folder_checks import StoreUri, out_place
 from service.near_names import did_you_mean
 
 CONFIG_EXAMPLE = """\
@@ -119,7 +119,6 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Expor
 
 
 def run_config(config: ExportConfig) -> Path:
-    """Runs the export that a configuration describes; returns the new version's folder; raises ExportError."""
     if config.kind == "adopt":
         from model_export.adoption.adopt import adopt
 

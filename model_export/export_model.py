@@ -12,8 +12,7 @@ from typing import Any
 from model_export.errors import ExportError
 from model_export.exporter.versions import new_version_folder
 from model_export.folder_checks import is_keras_file
-from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES, lookup_devices
-from model_export.graphs.source import ExportSource
+from model_export.graphs.source import DEFAULT_BATCH_SIZES, ExportSource, lookup_devices
 from service.artifact.manifest import LookupDevice
 
 ACCEPTED = (
@@ -156,7 +155,7 @@ def as_source(model: Any, **options: Any) -> ExportSource:
 
 
 def _run_source(folder: Path) -> ExportSource:
-    from model_export.demo.export_source import RatingSource
+    from movielens.export_source import RatingSource
 
     return RatingSource.of_run(folder)
 
@@ -166,7 +165,6 @@ def _is_a(model: Any, defined_in: str, class_name: str) -> bool:
 
 
 def _is_plain_keras(model: Any) -> bool:
-    """Says whether a model is a Keras model without TPU embedding layers."""
     if _is_a(model, "keras_rs", "DistributedEmbedding") or _is_a(model, "tensorflow_recommenders", "TPUEmbedding"):
         return False
     if _is_a(model, "keras.", "Model"):
@@ -183,7 +181,6 @@ def _refuse_arguments(
     export_to_tpu: bool,
     table_dtype: Any,
 ) -> None:
-    """Refuses options that a Keras model without TPU embedding layers lacks; the error says what to do instead."""
     tpu = "it needs a TPUEmbedding or DistributedEmbedding layer in place of Embedding (docs/migration.md)"
     refused = {
         "lookup_device": (tuple(devices) != ("cpu",), tpu),

@@ -1,4 +1,7 @@
-"""Checks the folders that a command gets, without TensorFlow; an error says in one line why a folder does not fit."""
+"""Checks the folders that a command gets, without TensorFlow; an error says in one line why a folder does not fit.
+
+--out names a folder or an object store; both are told apart here, without obstore.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 from model_export.errors import ExportError
 from service.artifact.manifest import MANIFEST_PATH
+from service.engine.model_config import is_in_store
 from service.near_names import did_you_mean
 
 SAVED_MODEL = "saved_model.pb"
@@ -16,8 +20,17 @@ RUN_FILE = "run.json"
 _KERAS = (".keras", ".h5", ".hdf5")
 
 
+class StoreUri(str):
+    """The URI below which an object store has the versions of one model, such as s3://bucket/models/film."""
+
+    __slots__ = ()
+
+
+def out_place(text: str) -> Path | StoreUri:
+    return StoreUri(text.rstrip("/")) if is_in_store(text) else Path(text)
+
+
 def is_keras_file(path: str | Path) -> bool:
-    """Says whether a path names a file in which Keras saves a model."""
     return Path(path).suffix in _KERAS and Path(path).is_file()
 
 
@@ -66,20 +79,17 @@ def check_saved_model(folder: Path) -> None:
 
 
 def check_described(folder: Path) -> None:
-    """Raises ExportError unless a folder holds a SavedModel and a lookup manifest."""
     if not (folder / MANIFEST_PATH).is_file():
         check_saved_model(folder)
         raise ExportError(f"{folder} has no lookup manifest; `model-export` did not write it")
 
 
 def check_run(folder: Path) -> None:
-    """Raises ExportError unless a folder holds run.json, which `model-export train` writes."""
     if not (folder / RUN_FILE).is_file():
         raise ExportError(f"{folder} has no {RUN_FILE}: it is not the folder of a `model-export train` run")
 
 
 def check_writable(folder: Path) -> None:
-    """Raises ExportError unless a command can write to a folder, or create it if it does not exist."""
     nearest = folder
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent

@@ -32,7 +32,7 @@ TESTS = Path(__file__).resolve().parent
 SHARED = TESTS.parents[1] / "shared"
 # `--quick` leaves out these folders and tests, because they start processes, import TensorFlow or loop for seconds. The
 # rest calls each layer of the server, the client and the native core inside one process.
-SLOW_FOLDERS = ("conformance", "integration", "unit/graph", "unit/loadtest", "unit/model_export")
+SLOW_FOLDERS = ("conformance", "integration", "unit/graph", "unit/loadtest", "unit/model_export", "unit/movielens")
 SLOW_MARKERS = ("tf", "slow")
 # Long files that would otherwise be collected late, so that one processor would be idle while they end.
 FIRST_FILES = (

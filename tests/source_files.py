@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# The client is a separate distribution, so its package is two folders deeper than the other packages.
-CLIENT = Path("client/src")
+# The client is a separate distribution, so its package is two folders deeper than the other packages; the demo is an
+# example.
+CLIENT, EXAMPLES = Path("client/src"), Path("examples")
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -20,7 +21,7 @@ def python_files(*folders: str) -> list[Path]:
     return sorted(file.relative_to(ROOT) for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
-SOURCES = python_files("service", "model_export", str(CLIENT))
+SOURCES = python_files("service", "model_export", "examples/movielens", str(CLIENT))
 
 
 def faultless(faults: Iterable[object]) -> None:
@@ -32,13 +33,14 @@ def faultless(faults: Iterable[object]) -> None:
 
 def module_name(file: Path) -> str:
     """Returns the dotted module name of a source file."""
-    inner = file.relative_to(CLIENT) if file.is_relative_to(CLIENT) else file
+    inner = next((file.relative_to(one) for one in (CLIENT, EXAMPLES) if file.is_relative_to(one)), file)
     return ".".join(inner.with_suffix("").parts).removesuffix(".__init__")
 
 
 def module_path(name: str) -> Path:
     """Returns the path of one of the project's modules, without the file's ending."""
-    return ROOT / (CLIENT if is_below(name, {"embedding_client"}) else "") / name.replace(".", "/")
+    folder = {"embedding_client": CLIENT, "movielens": EXAMPLES}.get(name.split(".")[0], Path())
+    return ROOT / folder / name.replace(".", "/")
 
 
 MODULES = {module_name(file): file for file in SOURCES}

@@ -119,7 +119,7 @@ MAY_IMPORT: dict[str, Row] = {
         _FORMATS
         | {"service.configuration"}
         | {f"service.engine.{name}" for name in ("load_rules", "model_config", "model_set", "registry", "servable")}
-        | {f"service.graph.{name}" for name in ("handles", "preparation", "sparse")},
+        | {f"service.graph.{name}" for name in ("preparation", "sparse")},
         {
             "fastapi",
             "google.protobuf.message",
@@ -201,12 +201,12 @@ MAY_IMPORT: dict[str, Row] = {
         {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
     ),
     # Keras itself needs h5py, so that it is there where a model of Keras is.
-    "model_export.folder_checks": Row(_SHARED, {"h5py"}),
+    "model_export.folder_checks": Row(_SHARED | {"service.engine.model_config"}, {"h5py"}),
     "model_export.row_names": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
-    # A signature's sparse input is fed as the server feeds it.
-    "model_export.graphs": Row(_TRAINED | {"service.graph.restoring", "service.graph.sparse"}, {"numpy", "tensorflow"}),
+    # A signature's graph is run as the reference runs it.
+    "model_export.graphs": Row(_TRAINED | {"service.reference.graphs"}, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
     # Its modules answer as the server does, in its native core, and run parts of an artifact's graph.
@@ -269,18 +269,25 @@ MAY_IMPORT: dict[str, Row] = {
     # model_export.remote writes what the server reads, so it imports the server's layout of keys.
     "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     # model_export.stores writes with the server's own client of object stores. obstore is an optional extra, so the
-    # commands import the folder's staging.py late (docs/adr/0055).
+    # commands import the folder late (docs/adr/0055).
     "model_export.stores": Row(
         _SHARED | {"model_export.folder_checks", "service.engine.model_config", "service.stores.object_store"}, {"tqdm"}
     ),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
     "model_export.distribution": Row(_TRAINED | {"model_export.training"}),
-    "model_export.demo": Row(
-        _TRAINED | {f"model_export.{name}" for name in ("distribution", "exporter", "folder_checks", "graphs")},
-        {"numpy"},
+    # The demo, which the commands of model-export train and export.
+    "movielens": Row(
+        _TRAINED
+        | {
+            f"model_export.{name}"
+            for name in ("distribution", "exporter", "folder_checks", "graphs", "parity", "training")
+        },
+        {"numpy", "tensorflow", "tqdm"},
     ),
     "model_export.export_model": Row(
-        _SHARED | {f"model_export.{name}" for name in ("adoption", "demo", "exporter", "folder_checks", "graphs")}
+        _SHARED
+        | {f"model_export.{name}" for name in ("adoption", "exporter", "folder_checks", "graphs")}
+        | {"movielens"}
     ),
     "model_export.estimator": Row(
         _TRAINED
@@ -292,25 +299,16 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     # The rows of the table below are those of the commands and of their configuration files.
     "model_export.export_config": Row(
-        _SHARED | {"model_export.adoption", "model_export.export_model", "model_export.stores.uri"}
+        _SHARED | {"model_export.adoption", "model_export.export_model", "model_export.folder_checks"}
     ),
-    "model_export.delta_commands": Row(_SHARED | {"model_export.compaction", "model_export.report"}, {"numpy", "tqdm"}),
     "model_export.cli": Row(
         {
             f"model_export.{name}"
-            for name in (
-                "adoption",
-                "demo.arguments",
-                "diff.arguments",
-                "export_config",
-                "graphs",
-                "remote.arguments",
-                "report",
-            )
+            for name in ("adoption", "export_config", "folder_checks", "graphs", "report", "row_names")
         }
-        | {"model_export.stores.arguments", "model_export.stores.uri"}
+        | {"movielens.commands"}
     ),
-    "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
+    "model_export.commands": Row(_SHARED | {"model_export", "movielens.commands"}, {"numpy", "tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }
 # The table of what each folder of the Rust core, or file outside of folders, may use of the others; a row names only
@@ -345,11 +343,14 @@ RUST_MAY_USE: dict[str, set[str]] = {
     "python_graphs.rs": {"plan", "towers", "python.rs"},
     "lib.rs": {"python.rs", "python_graphs.rs", "python_log.rs", "python_tables.rs"},
 }
+_PACKAGES = {"service", "model_export", "embedding_client", "movielens"}
 # Modules of the project that load tests and examples may import, by a pattern of their paths; the others know only the
 # wire.
 ALSO_KNOWN: dict[str, set[str]] = {
     # These examples show the public names of the exporter, and of the client, which stock_clients tests too.
-    "examples/export/*.py": {"model_export"},
+    "examples/export/*.py": {"model_export", "movielens"},
+    # MAY_IMPORT has the row of the demo, which is installed with model_export.
+    "examples/movielens/*.py": _PACKAGES,
     "examples/client.py": {"embedding_client"},
     "loadtest/stock_clients/*.py": {"embedding_client"},
     # These load tests call adopt() themselves, because a command would import TensorFlow again for each model.
@@ -371,7 +372,6 @@ ALSO_KNOWN: dict[str, set[str]] = {
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use
 # (docs/adr/0008).
 PUBLIC_PACKAGES = [Path("model_export"), CLIENT / "embedding_client"]
-_PACKAGES = {"service", "model_export", "embedding_client"}
 
 
 def row_of(module: str) -> str | None:
@@ -451,8 +451,12 @@ def test_circles_are_found() -> None:
 
 def test_unit_tests_lie_in_folders_of_the_tree() -> None:
     folders = {file.parent for file in python_files("tests/unit")} - {Path("tests/unit")}
-    # tests/unit/client and tests/unit/loadtest are no folders of service or model_export.
-    told = {folder.relative_to("tests/unit") for folder in folders} - {Path("client"), Path("loadtest")}
+    # tests/unit/client, tests/unit/loadtest and tests/unit/movielens are no folders of service or model_export.
+    told = {folder.relative_to("tests/unit") for folder in folders} - {
+        Path("client"),
+        Path("loadtest"),
+        Path("movielens"),
+    }
     faultless(
         f"tests/unit/{folder} is no folder of service or model_export"
         for folder in told

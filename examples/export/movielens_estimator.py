@@ -25,11 +25,11 @@ from model_export import (
     export,
     shared_embedding_columns,
 )
-from model_export.demo import movielens
-from model_export.demo.examples import build_examples, split
-from model_export.demo.rating_model import rating_model_spec
-from model_export.demo.synthetic import synthetic_ratings
 from model_export.tensorflow_setup import tf
+from movielens.download import fetch
+from movielens.examples import build_examples, split
+from movielens.rating_model import rating_model_spec
+from movielens.ratings import synthetic_ratings
 
 RECENT_FILMS = 10
 DIMENSION = 32
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=16)
     arguments = parser.parse_args()
     is_synthetic = arguments.dataset == "synthetic"
-    data = synthetic_ratings() if is_synthetic else movielens.fetch(arguments.data)
+    data = synthetic_ratings() if is_synthetic else fetch(arguments.data)
     train, held_out = split(build_examples(data, rating_model_spec(data)), data, "test")
     mean_rating = float(train.rating.mean(dtype=np.float64))
     columns = make_columns(data)

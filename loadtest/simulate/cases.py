@@ -21,7 +21,7 @@ from loadtest.simulate.syscalls import Recorder
 from model_export.compaction.compact import compact
 from model_export.compaction.deltas import write_delta
 from model_export.errors import ExportError
-from model_export.exporter.finishing import finish
+from model_export.exporter.versions import finish
 from model_export.exporter.versions import new_version_folder
 from model_export.parity.integrity import integrity_faults
 from model_export.statistics.files import StatisticsFileError, add_to_file, read_statistics

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_export.adoption.feature_search import FoundFeature, find_feature
-from model_export.adoption.forms import FORMS
+from model_export.adoption.key_graph import FORMS
 from model_export.adoption.keys import FoundKeys
-from model_export.adoption.names import is_nameless_input, table_names, unique, valid
-from model_export.adoption.opened_graph import OpenedGraph, Read, SignatureGraph, open_graph
-from model_export.adoption.probing import Probe
+from model_export.adoption.opened_graph import OpenedGraph, Probe, Read, SignatureGraph, open_graph
 from model_export.adoption.roles import feature_name
-from model_export.adoption.spec import TABLE_DTYPES
+from model_export.adoption.spec import TABLE_DTYPES, is_nameless_input, table_names, unique, valid
 from model_export.errors import ExportError
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import LookupFeature, SignatureEntry
@@ -159,7 +157,6 @@ def _not_a_lookup(
     outputs: Mapping[str, list[str]] | str,
     used: set[str],
 ) -> str:
-    """Returns why a signature is no lookup, "" if it is one."""
     if unknown := [read for read in graph.reads if read not in found]:
         return (
             f"TensorFlow computes the ids of variable {unknown[0].key!r}: {ends[unknown[0]] or 'no input holds them'}"

@@ -1,9 +1,8 @@
 """Describes the lookup (inputs, combiner, policies) behind one read of a table, as the graph's ops say it.
 
-What each key's row is, and which keys are dropped, is worked out from the ops (key_function.py). Which combiner, order
-of additions and policy for empty rows the known ops amount to is found by trial requests. Their rows, weights and row
-lengths lie beside every constant of those ops, so that no condition of the graph stays untried.
-"""
+What each key's row is, and which keys are dropped, is worked out from the ops (key_evaluation.py). Which combiner,
+order of additions and policy for empty rows the known ops amount to is found by trial requests. Their rows, weights and
+row lengths lie beside every constant of those ops, so that no condition of the graph stays untried."""
 
 from __future__ import annotations
 
@@ -13,15 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from model_export.adoption.key_function import KeyFunction
-from model_export.adoption.key_graph import NotHere, NotRead
+from model_export.adoption.key_evaluation import KeyFunction
+from model_export.adoption.key_graph import IdPolicy, NotHere, NotRead, Outcome, find_policy
 from model_export.adoption.keys import FoundKeys, find_keys, sample_keys, takes_keys
-from model_export.adoption.opened_graph import Read, SignatureGraph
-from model_export.adoption.policies import IdPolicy, Outcome, find_policy
-from model_export.adoption.probing import Probe
-from model_export.adoption.reading import Reading
+from model_export.adoption.opened_graph import Probe, Read, SignatureGraph
+from model_export.adoption.reading import Reading, look_at_rows
 from model_export.adoption.roles import Roles, no_roles, possible_roles, width_of
-from model_export.adoption.row_numbers import look_at_rows
 from model_export.exporter.summations import order_of
 from model_export.parity.comparison import rows_of_other_bits
 from model_export.parity.oracle import RefusedError

@@ -10,7 +10,7 @@ from typing import Any
 from model_export.adoption.adopt import Say, adopt
 from model_export.adoption.keras_saving import saved
 from model_export.exporter.artifact import add_extra_files
-from model_export.exporter.finishing import LabelSource
+from model_export.exporter.versions import LabelSource
 
 
 def export_keras(

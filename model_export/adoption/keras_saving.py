@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from model_export.adoption.names import valid
+from model_export.adoption.spec import valid
 from model_export.errors import ExportError
 from model_export.folder_checks import keras_version
 from model_export.tensorflow_setup import tf

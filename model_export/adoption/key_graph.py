@@ -1,17 +1,171 @@
-"""Declares the values that a tensor may hold for a set of keys, and the part of a graph that computes from keys."""
+"""The part of a graph between keys and row numbers: the forms of its ops, what is known of its values, its policies.
+
+Lists the ops that may lie between a signature's inputs and the vectors of a lookup, and says what each op does.
+
+The reader (reading.py) describes a lookup only if it knows every op of the lookup. An op that is not in this table, or
+that acts on a kind of tensor that its row does not name, ends the description: TensorFlow then computes what follows.
+
+Kinds of tensors, by what their elements depend on:
+  C  constants of the graph.
+  L  layout: row splits, sizes and positions, but no key, weight or vector.
+  K  keys: each element is a function of one key (or id) of the feature's input, the same function for all elements.
+  W  the weights of the feature's ids.
+  V  vectors: rows of the table, or sums of rows that are multiplied by weights.
+  Q  squares of the numbers of vectors.
+  N  the vectors' norms: sums of squares, and functions of these.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from model_export.adoption.forms import FORMS
+from service.artifact.manifest import BadIdPolicy
 from service.graph.flat_graph import FlatGraph, node_of
 from service.types import Array
+
+# What an op does with the elements of its data inputs:
+#   same       passes its input on.
+#   arranged   keeps the elements and their order, in another shape.
+#   moved      its elements are elements of its data inputs; the other inputs only say which ones.
+#   sized      says the shape of its input.
+#   constant   gives each element of its input the same number.
+#   mapped     computes each element from one element of each input.
+#   positions  returns the places of the elements that are true.
+#   distinct   output 0 holds the distinct elements; output 1 says where each element of the input is among them.
+#   filled     SparseFillEmptyRows: output 1 holds the data and a default for each empty row; the others are layout.
+#   sparse     RaggedTensorToSparse: output 1 holds the data; the others are layout.
+#   parted     DynamicPartition: distributes the data by part numbers, which are functions of the keys.
+#   stitched   ParallelDynamicStitch: puts the data of parts together.
+#   reduced    adds up elements, or finds the largest; the inputs other than the data say which ones.
+#   laid_out   computes layout from layout.
+Rule = Literal[
+    "same",
+    "arranged",
+    "moved",
+    "sized",
+    "constant",
+    "mapped",
+    "positions",
+    "distinct",
+    "filled",
+    "sparse",
+    "parted",
+    "stitched",
+    "reduced",
+    "laid_out",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One row of the table: what an op does.
+
+    on: the kinds of data that the op may act on, besides C and L; the reader knows those of parted and stitched itself.
+    data: numbers of the inputs that hold the data; (): all inputs, without the `tail` last ones.
+    """
+
+    rule: Rule
+    on: str = ""
+    data: tuple[int, ...] = (0,)
+    tail: int = 0
+
+    def data_of(self, inputs: list[str]) -> list[str]:
+        """Returns the inputs of a node that hold its data."""
+        return [inputs[i] for i in self.data] if self.data else inputs[: len(inputs) - self.tail]
+
+
+_ANY = "KWVQN"
+_COMPARED = "KWN"
+
+FORMS: Mapping[str, Form] = {
+    "Identity": Form("same", _ANY),
+    "Snapshot": Form("same", _ANY),
+    "StopGradient": Form("same", _ANY),
+    "PreventGradient": Form("same", _ANY),
+    "Reshape": Form("arranged", _ANY),
+    "ExpandDims": Form("arranged", _ANY),
+    "Squeeze": Form("arranged", _ANY),
+    "GatherV2": Form("moved", _ANY),
+    "GatherNd": Form("moved", _ANY),
+    "Slice": Form("moved", _ANY),
+    "StridedSlice": Form("moved", _ANY),
+    "Tile": Form("moved", "WVN"),
+    "BroadcastTo": Form("moved", "WVN"),
+    # The elements that are added are zeros, or a constant.
+    "Pad": Form("moved", "WV"),
+    "PadV2": Form("moved", "WV"),
+    "Fill": Form("moved", "", (1,)),
+    "Pack": Form("moved", "", ()),
+    "ConcatV2": Form("moved", "", (), tail=1),
+    "Shape": Form("sized", _ANY),
+    "Size": Form("sized", _ANY),
+    "Rank": Form("sized", _ANY),
+    "ZerosLike": Form("constant", _ANY),
+    "OnesLike": Form("constant", _ANY),
+    "Where": Form("positions", "KW"),
+    "Unique": Form("distinct", "K"),
+    "SparseFillEmptyRows": Form("filled", "KW", (1,)),
+    "RaggedTensorToSparse": Form("sparse", "KW", (-1,)),
+    "DynamicPartition": Form("parted"),
+    "ParallelDynamicStitch": Form("stitched", "", ()),
+    "DynamicStitch": Form("stitched", "", ()),
+    # Arithmetic of keys: key_evaluation.py has the exact meaning of each op for one key.
+    "AsString": Form("mapped", "K"),
+    "StringToHashBucketFast": Form("mapped", "K"),
+    "LookupTableFindV2": Form("mapped", "K", (1,)),
+    "FloorMod": Form("mapped", "K"),
+    "FloorDiv": Form("mapped", "K"),
+    # Arithmetic of keys, weights and norms. Mul, RealDiv, DivNoNan and Select also scale vectors.
+    "Cast": Form("mapped", "KW"),
+    "Add": Form("mapped", "KWN", ()),
+    "AddV2": Form("mapped", "KWN", ()),
+    "Sub": Form("mapped", "KWN", ()),
+    "Mul": Form("mapped", _ANY, ()),
+    "RealDiv": Form("mapped", "WVN", ()),
+    "DivNoNan": Form("mapped", "WVN", ()),
+    "Square": Form("mapped", "WV"),
+    "Pow": Form("mapped", "W", ()),
+    "Sqrt": Form("mapped", "WN"),
+    "Rsqrt": Form("mapped", "WN"),
+    "Maximum": Form("mapped", _COMPARED, ()),
+    "Minimum": Form("mapped", _COMPARED, ()),
+    "Less": Form("mapped", _COMPARED, ()),
+    "LessEqual": Form("mapped", _COMPARED, ()),
+    "Greater": Form("mapped", _COMPARED, ()),
+    "GreaterEqual": Form("mapped", _COMPARED, ()),
+    "Equal": Form("mapped", _COMPARED, ()),
+    "NotEqual": Form("mapped", _COMPARED, ()),
+    "LogicalAnd": Form("mapped", _COMPARED, ()),
+    "LogicalOr": Form("mapped", _COMPARED, ()),
+    "LogicalNot": Form("mapped", _COMPARED),
+    "Select": Form("mapped", "KWVN", ()),
+    "SelectV2": Form("mapped", "KWVN", ()),
+    "Sum": Form("reduced", "WVQ"),
+    "Mean": Form("reduced", "V"),
+    "SegmentSum": Form("reduced", "WV"),
+    "SegmentMean": Form("reduced", "V"),
+    "UnsortedSegmentSum": Form("reduced", "WV"),
+    "SparseSegmentSum": Form("reduced", "V"),
+    "SparseSegmentMean": Form("reduced", "V"),
+    "SparseSegmentSqrtN": Form("reduced", "V"),
+    "SparseSegmentSumWithNumSegments": Form("reduced", "V"),
+    "SparseSegmentMeanWithNumSegments": Form("reduced", "V"),
+    "SparseSegmentSqrtNWithNumSegments": Form("reduced", "V"),
+    "Prod": Form("reduced"),
+    "Max": Form("reduced"),
+    "Min": Form("reduced"),
+    "All": Form("reduced"),
+    "Any": Form("reduced"),
+    "Range": Form("laid_out"),
+    "Cumsum": Form("laid_out"),
+    "SparseReshape": Form("laid_out"),
+}
+
 
 # The decimal texts that AsString writes.
 DECIMAL = re.compile(rb"0|-?[1-9][0-9]*")
@@ -126,7 +280,6 @@ class KeyGraph:
         return form.data_of(inputs)
 
     def lookup_table(self, find: str) -> tuple[Array, Array]:
-        """Returns the keys and values of the lookup table that a LookupTableFindV2 reads."""
         handle = self.flat.data_inputs(node_of(find))[0]
         if handle not in self._tables:
             self._tables[handle] = self.table(handle)
@@ -148,3 +301,89 @@ def found_in(keys: Array, values: Array, wanted: Array, missing: Array) -> Array
     others = np.broadcast_to(missing, wanted.shape).reshape(-1).tolist()
     found = [row_of.get(key, other) for key, other in zip(wanted.reshape(-1).tolist(), others, strict=True)]
     return np.array(found, values.dtype).reshape(wanted.shape)
+
+
+# The graph's reaction to one id: it refused the request, dropped the id, or read the row with this number.
+Outcome = Literal["refused", "dropped"] | int
+
+# The row of ids that belong to no part of a table. Unless the graph drops them before, TensorFlow casts the number of a
+# part to int32, and so reads an arbitrary row for ids whose number wraps, some 2^31 times the rows of a part. The
+# server refuses them.
+NO_PART = Within(-1, -1, "DynamicPartition")
+
+
+@dataclass(frozen=True, slots=True)
+class IdPolicy:
+    """A policy for ids outside of a table; its fields mean the same as in manifest.LookupFeature."""
+
+    on_bad_id: BadIdPolicy
+    default_row: int = 0
+
+
+def find_policy(pieces: Sequence[Piece], vocabulary_size: int, outcome: Callable[[int], Outcome | None]) -> IdPolicy:
+    """Returns the policy that describes what the graph does with every id outside [0, V), and reads row i for id i.
+
+    Args:
+      pieces: intervals of ids that the graph treats alike; a piece's first value is the row. Each row number lies in
+        the table or outside it for a whole piece.
+      outcome: sends the graph one id; None if its vector is neither the row of `pieces` nor that of a dropped id.
+
+    Raises:
+      NotRead: the graph maps ids to rows in another way; the message names an id.
+    """
+    size = vocabulary_size
+    seen = []
+    for piece in sorted(pieces, key=lambda piece: piece.keys or (0, 0)):
+        low, high = piece.keys or (0, 0)
+        row = piece.values[0]
+        inside = 0 <= low and high < size
+        for end in sorted({low, high}):
+            found = outcome(end)
+            if row == NO_PART and found != "dropped":
+                found = "refused"
+            if found != "dropped" and found != (wanted := row_at(row, end, size)):
+                raise NotRead(f"id {end} reads {found!r} in a trial, and row {wanted!r} by the graph's ops")
+            if inside and found != end:
+                raise NotRead(f"id {end} {_said(found)}")
+            if not inside:
+                seen.append((end, found))
+    for policy in (
+        IdPolicy("error"),
+        IdPolicy("drop"),
+        IdPolicy("drop_negative"),
+        IdPolicy("wrap"),
+        IdPolicy("clamp"),
+        *(IdPolicy("default_row", row) for row in sorted({found for _, found in seen if isinstance(found, int)})),
+    ):
+        if all(found == expected(policy, bad, size) for bad, found in seen):
+            return policy
+    told = next((bad, found) for bad, found in seen if found != "refused")
+    raise NotRead(f"id {told[0]} {_said(told[1])}, and no policy does so for the ids outside the table")
+
+
+def expected(policy: IdPolicy, bad: int, size: int) -> Outcome:
+    if policy.on_bad_id == "drop" or (policy.on_bad_id == "drop_negative" and bad < 0):
+        return "dropped"
+    if policy.on_bad_id == "wrap" and -size <= bad < 0:
+        return bad + size
+    if policy.on_bad_id == "clamp":
+        return 0 if bad < 0 else size - 1
+    return policy.default_row if policy.on_bad_id == "default_row" else "refused"
+
+
+def row_at(value: object, key: int, size: int) -> Outcome:
+    """Returns the row that a value of a piece means for one key; "refused" for a row that the table lacks."""
+    if isinstance(value, Within):
+        if value.high < 0 or value.low >= size:
+            return "refused"
+        raise NotRead(f"{value.op} maps several ids to one row")
+    if not isinstance(value, (Fixed, Shifted)):
+        raise NotRead("rows are hashes of integers")
+    row = key + value.by if isinstance(value, Shifted) else int(value.value)
+    return row if 0 <= row < size else "refused"
+
+
+def _said(outcome: Outcome | None) -> str:
+    if isinstance(outcome, int):
+        return f"reads row {outcome}"
+    return "is refused" if outcome == "refused" else "is dropped" if outcome == "dropped" else "reads no row"

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from model_export.adoption.key_function import KeyFunction
-from model_export.adoption.key_graph import Fixed, Hashed, Known, NotRead
-from model_export.adoption.policies import row_at
+from model_export.adoption.key_evaluation import KeyFunction
+from model_export.adoption.key_graph import Fixed, Hashed, Known, NotRead, row_at
 from model_export.parity.oracle import Keys, RefusedError
 from model_export.tensorflow_setup import tf
 from service.artifact.fingerprint import fingerprint64
@@ -31,7 +30,6 @@ class FoundKeys:
     lines: tuple[bytes, ...]
 
     def as_oracle(self) -> Keys:
-        """Returns the vocabulary as numpy's oracle reads it."""
         return Keys(self.entry, self.lines)
 
     def telling(self, random: np.random.Generator) -> list[Any]:

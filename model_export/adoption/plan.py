@@ -11,9 +11,8 @@ from model_export.adoption.keys import FoundKeys
 from model_export.adoption.opened_graph import OpenedGraph
 from model_export.adoption.spec import AdoptSpec, FittingSignature
 from model_export.errors import ExportError
-from model_export.graphs.lookup_features import lookup_entry
-from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
 from model_export.graphs.signature_runner import InputInfo
+from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_entry
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from service.artifact.manifest import (
     FeatureEntry,

@@ -1,20 +1,20 @@
 """Reads a lookup in the graph of a signature: from a table's gathered rows back to the inputs, and on to the vectors.
 
-Each tensor between the inputs and the vectors gets a kind (forms.py). A tensor has no kind if an op on its way is not
-in the table of forms: then the description ends before that op, and NotRead says why. What a reading proves: ids are a
-function of one key each, which key_function.py knows exactly; which vectors are added up depends on the layout of the
-request, on the weights and on conditions on keys, all computed by known ops; and the constants that take part are
-known, so that trial requests can lie on both sides of each of them.
+Each tensor between the inputs and the vectors gets a kind (key_graph.py). A tensor has no kind if an op on its way is
+not in the table of forms: then the description ends before that op, and NotRead says why. What a reading proves: ids
+are a function of one key each, which key_evaluation.py knows exactly; which vectors are added up depends on the layout
+of the request, on the weights and on conditions on keys, all computed by known ops; and the constants that take part
+are known, so that trial requests can lie on both sides of each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from model_export.adoption.forms import FORMS, Form
-from model_export.adoption.key_graph import NotHere, NotRead
+from model_export.adoption.key_evaluation import Evaluation
+from model_export.adoption.key_graph import FORMS, NO_PART, Form, Known, NotHere, NotRead, Within
 from model_export.adoption.opened_graph import Read, SignatureGraph
 from model_export.adoption.roles import Roles
 from service.graph.flat_graph import node_of
@@ -29,9 +29,9 @@ _RESOURCES = ("HashTableV2",)
 class Value:
     """The kind of one tensor, and for keys their places.
 
-    kind: a letter of forms.py. order: for keys, which key each element belongs to; two tensors of keys of equal order
-    and shape hold values of the same key at the same place. A constant that fills the shape of keys is layout with the
-    order and shape of these keys.
+    kind: a letter of key_graph.py. order: for keys, which key each element belongs to; two tensors of keys of equal
+    order and shape hold values of the same key at the same place. A constant that fills the shape of keys is layout
+    with the order and shape of these keys.
     """
 
     kind: str
@@ -82,7 +82,6 @@ class Reading:
         return next(f"{node}:0" for node, kind in self._kinds.items() if kind == "K")
 
     def is_constant(self, tensor: str) -> bool:
-        """Says whether a tensor depends on no input."""
         return self.value(tensor).kind == "C"
 
     def vectors(self, tensor: str) -> None:
@@ -316,3 +315,54 @@ _KIND_NAMES = {
     "Q": "squares of vectors",
     "N": "norms of vectors",
 }
+
+
+Look = Callable[[Evaluation], tuple[Known, ...]]
+
+
+def look_at_rows(reading: Reading, conditions: Sequence[str], vocabulary_size: int) -> Look:
+    """Returns a function that finds the row of an interval's ids, and the values of the conditions by which ids count.
+
+    Raises:
+      NotRead: the graph reads only a part of the table, or distributes ids to parts in an unknown way.
+    """
+    find = _of_parts if reading.parts or len(reading.read.gathers) > 1 else _of_whole
+    find_row = find(reading, vocabulary_size)
+    return lambda evaluation: (find_row(evaluation), *(evaluation.of(condition) for condition in conditions))
+
+
+def _of_whole(reading: Reading, size: int) -> Callable[[Evaluation], Known]:
+    (gather,) = reading.read.gathers
+    if gather.first_row:
+        raise NotRead("only a part of the table is read")
+
+    def find(evaluation: Evaluation) -> Known:
+        row = evaluation.of(gather.ids)
+        evaluation.is_within(row, size)
+        return row
+
+    return find
+
+
+def _of_parts(reading: Reading, size: int) -> Callable[[Evaluation], Known]:
+    if len(reading.parts) != 1:
+        raise NotRead("ids are not distributed to the parts of a table by one DynamicPartition")
+    ((numbers, count),) = reading.parts.items()
+    owner = {reading.part_of(gather.ids): gather for gather in reading.read.gathers}
+    if sorted(owner) != list(range(count)):
+        raise NotRead("the parts of a table are not read by one part of the ids each")
+    firsts = [owner[part].first_row for part in range(count)]
+    sizes = [after - first for first, after in zip(firsts, [*firsts[1:], size], strict=True)]
+    if min(sizes) < 0:
+        raise NotRead("the parts of a table are read in another order than they have")
+
+    def find(evaluation: Evaluation) -> Known:
+        if not evaluation.is_within(evaluation.of(numbers), count):
+            return NO_PART
+        part = evaluation.fixed(numbers)
+        within = evaluation.of(owner[part].ids)
+        if evaluation.is_within(within, sizes[part]):
+            return evaluation.shifted(within, firsts[part])
+        return Within(size, size, "DynamicPartition")
+
+    return find

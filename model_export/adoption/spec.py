@@ -1,21 +1,87 @@
-"""Reads a user's spec file for `adopt`: either names, or tables and features. Needs no TensorFlow."""
+"""The files in which a user names tables and features for `model-export adopt`, or declares them (--spec)."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from model_export.adoption.names import valid
 from model_export.errors import ExportError
-from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES, lookup_devices
+from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_devices
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.bundle import BundleEntry
 from service.artifact.manifest import LookupDevice
 from service.artifact.vocabulary_lines import vocabulary_lines
 from service.near_names import did_you_mean
+
+_ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"
+# Last parts of variable names that occur in layers of every kind, so a table is not named after them.
+_KINDS = re.compile(
+    r"(embeddings?|embedding_weights|weights?|table|variable|_?kernel|value)(_\d+)?(:0)?$", re.IGNORECASE
+)
+_NAMELESS = re.compile(r"variable(_\d+)?$", re.IGNORECASE)
+
+# Names that Keras and TensorFlow make up for inputs without a name.
+_NAMELESS_INPUT = re.compile(r"(keras_tensor|inputs?|input_layer|args)(_\d+)*$")
+
+
+def table_names(keys: Iterable[str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Makes a table name for each given checkpoint key; no two keys get the same name.
+
+    Args:
+      variables: checkpoint key -> the variable's name in the graph.
+
+    >>> table_names(["_operations/2/_embeddings/.ATTRIBUTES/VARIABLE_VALUE"],
+    ...             {"_operations/2/_embeddings/.ATTRIBUTES/VARIABLE_VALUE": "user_emb/embeddings_1"})
+    {'_operations/2/_embeddings/.ATTRIBUTES/VARIABLE_VALUE': 'user_emb'}
+    >>> table_names(["user/.ATTRIBUTES/VARIABLE_VALUE"], {"user/.ATTRIBUTES/VARIABLE_VALUE": "Variable_3"})
+    {'user/.ATTRIBUTES/VARIABLE_VALUE': 'user'}
+    """
+    found: dict[str, str] = {}
+    for key in sorted(keys):
+        given = variables.get(key, "")
+        path = key.removesuffix(_ATTRIBUTE)
+        name = _plain(path if _NAMELESS.match(given) or not given else given)
+        found[key] = unique(name, set(found.values()))
+    return found
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """Returns a name that is not in `taken`: the given name, or the given name with a number appended."""
+    number, found = 2, name
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    return found
+
+
+def is_nameless_input(name: str) -> bool:
+    """Says whether Keras or TensorFlow made up the name of an input, because the user gave none.
+
+    >>> is_nameless_input("keras_tensor_3"), is_nameless_input("args_0_1"), is_nameless_input("input_ids")
+    (True, True, False)
+    """
+    return _NAMELESS_INPUT.match(name) is not None
+
+
+def valid(name: str) -> str:
+    """Makes a name of letters, digits and _ that starts with a letter.
+
+    >>> valid("user id"), valid("2nd")
+    ('user_id', 'n2nd')
+    """
+    cleaned = re.sub(r"\W+", "_", name).strip("_") or "table"
+    return cleaned if cleaned[0].isalpha() else f"n{cleaned}"
+
+
+def _plain(path: str) -> str:
+    parts = [part for part in path.split("/") if part and not part.lstrip("_").isdigit()]
+    if len(parts) > 1 and _KINDS.match(parts[-1].lstrip("_")):
+        parts.pop()
+    return valid(parts[-1] if parts else "")
+
 
 _FEATURE_KEYS = (
     "table",
@@ -209,3 +275,28 @@ def _refuse_unknown(path: Path, where: str, entry: Mapping[str, Any], known: Seq
     if unknown := sorted(set(entry) - set(known)):
         near = did_you_mean(unknown[0], known)
         raise ExportError(f"{path}: {where}{unknown[0]} is no key of a spec; the keys are {', '.join(known)}{near}")
+
+
+SPEC_EXAMPLE = """\
+[tables.film]
+variable = "embedding/film"    # a key of variables/variables.index, or the end of one; `adopt DIR` alone lists them
+combiner = "mean"              # of its features; sum, mean or sqrtn
+
+[features.film_id]             # one id per row
+table = "film"
+
+[features.genres]              # inputs genres__values and genres__row_splits, weights if wanted
+table = "film"
+is_ragged = true
+max_ids_per_row = 8            # of the padded lookup
+on_bad_id = "drop"             # error, drop, drop_negative, default_row (with default_id), clamp
+vocabulary = { file = "genres.txt", first_id = 1, oov_id = 0 }   # one string per line, beside this file
+
+[signatures.serving_default]   # a signature that is a lookup already: feature -> its output
+outputs = { film_id = "output_0" }
+inputs = { film_id = { ids = "film" } }   # where they are not <feature>, <feature>__values, <feature>__row_splits
+
+[lookup]                       # signatures to add; left out: "lookup" on cpu, where no signature fits
+device = ["cpu", "tpu_tensor_core"]
+batch_sizes = [1, 8, 64]
+"""

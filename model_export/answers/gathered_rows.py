@@ -125,5 +125,4 @@ class OpenedGather:
         return ids, self._table[ids.reshape(-1)].reshape(*ids.shape, dim)
 
     def close(self) -> None:
-        """Closes the TensorFlow session."""
         self._session.close()

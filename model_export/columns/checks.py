@@ -41,7 +41,6 @@ def innermost(column: Any) -> Any:
 
 
 def checked_dimension(dimension: Any) -> int:
-    """Returns a column's dimension as an int; raises ValueError if the dimension is not an integer above 0."""
     try:
         number = operator.index(dimension)
     except TypeError:
@@ -52,7 +51,6 @@ def checked_dimension(dimension: Any) -> int:
 
 
 def check_shape_size(shape: Any) -> None:
-    """Refuses a tensor_core_shape that does not consist of two sizes."""
     if shape and len(shape) != 2:
         raise ValueError(f"tensor_core_shape must be size 2. Got {shape}.")
 
@@ -67,7 +65,6 @@ def check_initializer(initializer: Any, column: str | None) -> None:
 
 
 def check_device(device: Any, shape: Any, columns: Sequence[Any]) -> None:
-    """Refuses an unknown device, and a tensor-core lookup without a shape or of a sequence."""
     if device and device not in DEVICES:
         raise ValueError(f"If set, embedding_lookup_device must be in {DEVICES}")
     if device != TENSOR_CORE:
@@ -79,7 +76,6 @@ def check_device(device: Any, shape: Any, columns: Sequence[Any]) -> None:
 
 
 def check_max_sequence_length(length: Any, column: Any) -> None:
-    """Refuses a max_sequence_length that is no integer, below 1 for a sequence column, or not 0 for other columns."""
     is_sequence = isinstance(column, tensorflow_columns.SequenceColumn)
     try:
         number = operator.index(length)
@@ -109,7 +105,6 @@ def checked_combiner(combiner: Any, device: Any) -> Combiner:
 
 
 def check_learning_rate_fn(function: Callable[..., Any] | None, column: str) -> None:
-    """Refuses a learning_rate_fn that can not be called."""
     if function is not None and not callable(function):
         raise ValueError(f"learning_rate_fn must be callable if specified. Embedding of column_name: {column}")
 

@@ -1,4 +1,20 @@
-"""A mixin of both classes of embedding columns: looks up ids as the column's lookup device demands."""
+"""The lookups of embedding columns on each device, for single ids, sequences and the tensor core.
+
+Computes a TPU tensor core's lookup on any device: pads ids to [B, K], gathers their rows, and masks the padding.
+
+TensorFlow has this lookup in TPU graphs only, and for raw ids. Here it runs on a CPU too, and for the ids that the
+categorical column gives: with default value, vocabulary and out-of-vocabulary buckets applied before the padding.
+
+Differences from TensorFlow's lookup, named as the policies of service.artifact.manifest.LookupFeature:
+  on_bad_id "drop_negative": with use_safe_embedding_lookup, an id below 0 (a word outside the vocabulary) is left out.
+TensorFlow reads row 0 instead on a TPU and fails on a CPU. Without use_safe_embedding_lookup both fail on a CPU.
+On a CPU int64 ids stay int64; TensorFlow's wrap to int32. The same as in TensorFlow: on_too_many_ids "truncate" by
+column index (an id in column K or later is cut, even if earlier columns are empty), mean_divisor "at_least_one", and
+weights of 0 or less count.
+
+Source: TensorFlow 2.21, python/tpu/feature_column_v2.py, pad_sparse_embedding_lookup_indices and
+sparse_embedding_aggregate_slice.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +23,87 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from model_export.columns import sequence, tensor_core, tensorflow_columns
+from model_export.columns import tensorflow_columns
 from model_export.columns.checks import TENSOR_CORE
 from model_export.tensorflow_setup import tf
+
+
+def cut(sequences: Any, length: int) -> Any:
+    """Cuts sequences of ids, or of their weights, to L steps.
+
+    Args:
+      sequences: SparseTensor [B, T, M]: M ids at each of T steps.
+      length: L.
+
+    Returns:
+      SparseTensor [B, L, M], even if T is less than L: a lookup of it gives [B, L, D], with zeros for a step without
+      ids.
+    """
+    rows, _, width = tf.unstack(sequences.dense_shape, num=3)
+    kept = tf.sparse.slice(sequences, [0, 0, 0], tf.stack([rows, tf.constant(length, tf.int64), width]))
+    return tf.SparseTensor(kept.indices, kept.values, tf.stack([rows, tf.constant(length, tf.int64), width]))
+
+
+def cut_lengths(lengths: Any, length: int) -> Any:
+    """Limits [B] lengths of sequences to L; returns int64."""
+    return tf.minimum(lengths, tf.cast(length, lengths.dtype))
+
+
+def padded(ids: Any, weights: Any, width: int, *, drops_negative: bool) -> tuple[Any, Any]:
+    """Cuts and pads rows of ids to K columns.
+
+    Args:
+      ids: SparseTensor [B, any] int64.
+      weights: SparseTensor of floats at the same places; None: 1 everywhere.
+      width: K.
+      drops_negative: whether an id below 0 gets the mask 0.
+
+    Returns:
+      values: [B, K] int64, rows of the table; 0 for padding.
+      mask: [B, K] float32, the weight of each id; 0 for padding.
+    """
+    shape = ids.dense_shape
+    factors = tf.ones_like(ids.values, tf.float32) if weights is None else tf.cast(weights.values, tf.float32)
+    if drops_negative:
+        factors = tf.where(ids.values < 0, 0.0, factors)
+    # With drops_negative, a negative id reads row 0 without effect, because the mask gives it the weight 0.
+    mask = _dense(tf.SparseTensor(ids.indices, factors, shape), width)
+    values = tf.maximum(ids.values, 0) if drops_negative else ids.values
+    return _dense(tf.SparseTensor(ids.indices, values, shape), width), mask
+
+
+def combined(table: Any, values: Any, mask: Any, combiner: str) -> Any:
+    """Gathers the vectors of padded ids and combines the vectors of each row.
+
+    Args:
+      table: [V, D] float32 variable or tensor.
+      values, mask: [B, K], from padded().
+      combiner: "sum": sum(m v). "mean": sum(m v) / max(sum(m), 1).
+
+    Returns:
+      [B, D] float32; zeros for an empty row, unless row 0 of the table holds an Inf or NaN, which padding reads.
+
+    Raises:
+      ValueError: the combiner is neither "sum" nor "mean".
+    """
+    if combiner not in ("sum", "mean"):
+        raise ValueError("Dense TPU Embedding does not support combiner other than sum and mean.")
+    vectors = tf.nn.embedding_lookup(table, values)
+    factors = tf.expand_dims(mask, -1)
+    total = tf.reduce_sum(vectors * factors, axis=1)
+    return total if combiner == "sum" else total / tf.maximum(tf.reduce_sum(factors, axis=1), 1.0)
+
+
+def for_tpu(values: Any) -> Any:
+    """Converts ids to int32, the dtype by which a TPU gathers; clips an id beyond int32, so that it does not wrap."""
+    return tf.cast(tf.clip_by_value(values, tf.int32.min, tf.int32.max), tf.int32)
+
+
+def _dense(sparse: Any, width: int) -> Any:
+    rows = sparse.dense_shape[0]
+    cut = tf.sparse.slice(sparse, [0, 0], [rows, width])
+    return tf.scatter_nd(cut.indices, cut.values, [rows, width])
+
 
 _asks_cpu: ContextVar[bool] = ContextVar("asks_cpu", default=False)
 
@@ -68,7 +162,6 @@ class DeviceLookup:
 
     @property
     def learning_rate_fn(self) -> Callable[..., Any] | None:
-        """The function from global step to the learning rate of the column's table; None if the user gave none."""
         function: Callable[..., Any] | None = self.get_learning_rate_fn()  # type: ignore[attr-defined]
         return function
 
@@ -86,11 +179,11 @@ class DeviceLookup:
         # The categorical column has applied its vocabulary and default value to the ids of `pair` (ids and weights).
         ids, weights = pair.id_tensor, pair.weight_tensor
         if self._is_padded and not _asks_cpu.get():
-            return tensor_core.combined(table, *self._padded(ids, weights), self.combiner)
+            return combined(table, *self._padded(ids, weights), self.combiner)
         length = self.max_sequence_length
         if length:
-            ids = sequence.cut(ids, length)
-            weights = None if weights is None else sequence.cut(weights, length)
+            ids = cut(ids, length)
+            weights = None if weights is None else cut(weights, length)
         rank = tf.compat.dimension_value(ids.dense_shape.shape[0])
         if self.use_safe_embedding_lookup or rank is None or rank > 2:
             return tf.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=self.combiner)
@@ -99,9 +192,7 @@ class DeviceLookup:
     def _padded(self, ids: Any, weights: Any) -> tuple[Any, Any]:
         # check_device() has refused tensor-core columns without a tensor_core_shape, so the shape is set here.
         assert self._tensor_core_shape is not None
-        return tensor_core.padded(
-            ids, weights, self._tensor_core_shape[1], drops_negative=self.use_safe_embedding_lookup
-        )
+        return padded(ids, weights, self._tensor_core_shape[1], drops_negative=self.use_safe_embedding_lookup)
 
     def _tpu_serving_lookup(self, transformation_cache: Any, state_manager: Any, table: Any) -> Any:
         # When TensorFlow serves on a TPU, the host pads the ids, and the tensor core gathers and combines the rows.
@@ -109,13 +200,13 @@ class DeviceLookup:
         def on_host() -> Any:
             pair = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
             values, mask = self._padded(pair.id_tensor, pair.weight_tensor)
-            return tensor_core.for_tpu(values), mask
+            return for_tpu(values), mask
 
         values, mask = tensorflow_columns.on_host(on_host)
-        return tensor_core.combined(table, values, mask, self.combiner)
+        return combined(table, values, mask, self.combiner)
 
     def _cut_lengths(self, pair: Any) -> Any:
-        return pair._replace(sequence_length=sequence.cut_lengths(pair.sequence_length, self.max_sequence_length))
+        return pair._replace(sequence_length=cut_lengths(pair.sequence_length, self.max_sequence_length))
 
     def _device_config(self) -> dict[str, Any]:
         # learning_rate_fn stays a function object, because columns with the same function share a learning rate;

@@ -47,7 +47,6 @@ def is_on_tpu() -> bool:
 
 
 def is_tpu_inference() -> bool:
-    """Says whether the current graph is for serving on a TPU."""
     return bool(_tpu.under_tpu_inference_context())
 
 
@@ -57,23 +56,19 @@ def on_host(computation: Any) -> Any:
 
 
 def column_config(column: Any) -> dict[str, Any]:
-    """Serializes a categorical column to its class name and configuration."""
     config: dict[str, Any] = _serialization.serialize_feature_column(column)
     return config
 
 
 def column_from_config(config: Any, custom_objects: Any, columns_by_name: Any) -> Any:
-    """Makes the categorical column that column_config() serialized."""
     return _serialization.deserialize_feature_column(config, custom_objects, columns_by_name)
 
 
 def initializer_config(initializer: Any) -> Any:
-    """Serializes an initializer to its class name and configuration; returns a plain function unchanged."""
     return _serialization._serialize_keras_object(initializer) if hasattr(initializer, "get_config") else initializer
 
 
 def initializer_from_config(config: Any, custom_objects: Any) -> Any:
-    """Makes the initializer that initializer_config() serialized; a name is looked up in custom_objects."""
     if callable(config):
         return config
     known = {name: value for name, value in vars(_init_ops).items() if isinstance(value, type)}

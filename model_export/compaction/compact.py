@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from model_export.compaction.folding import read_deltas, write_deltas
-from model_export.compaction.reduction import Reduction, plan_reduction, reduce_tables
-from model_export.compaction.reduction_report import REDUCED_FROM_KEY
+from model_export.compaction.deltas import read_deltas, write_deltas
+from model_export.compaction.reduction import REDUCED_FROM_KEY, Reduction, plan_reduction, reduce_tables
 from model_export.errors import ExportError
-from model_export.exporter.finishing import finish
-from model_export.exporter.versions import new_version_folder
+from model_export.exporter.versions import finish, new_version_folder
 from model_export.folder_checks import check_described
-from model_export.graphs.signature_names import RECORDED_PATH
+from model_export.graphs.source import RECORDED_PATH
 from model_export.parity.integrity import file_sizes
 from model_export.statistics.table_health import Progress
 from service.artifact.delta_file import DELTAS_FOLDER, Delta, fingerprint_of

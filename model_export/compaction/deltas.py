@@ -1,15 +1,20 @@
-"""Writes delta files, which change rows of a version while it is served."""
+"""Writes delta files for a version that is served, and folds deltas and journals into the tables of the next one."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from model_export.errors import ExportError
+from model_export.exporter.bundle_writer import replace_checksums
 from model_export.folder_checks import check_described
+from service.artifact.bundle import prefix_of
+from service.artifact.crc32c import crc32c_of, masked
 from service.artifact.delta_checks import check_delta
 from service.artifact.delta_file import (
     DELTAS_FOLDER,
@@ -20,8 +25,11 @@ from service.artifact.delta_file import (
     fingerprint_of,
     sequence_of,
 )
+from service.artifact.delta_inbox import Inbox
+from service.artifact.delta_journal import Journal
 from service.artifact.durable_files import write_whole
-from service.artifact.manifest import Manifest
+from service.artifact.manifest import Manifest, TableEntry, TableScale
+from service.artifact.rounding import rounded
 from service.types import Array, TableInfo
 
 
@@ -69,7 +77,6 @@ def write_delta(
 
 
 def read_tables(artifact: Path) -> dict[str, TableInfo]:
-    """Reads the tables that a delta must fit from the manifest; raises ExportError if there is no manifest."""
     check_described(artifact)
     manifest = Manifest.read(artifact)
     # check_described() raises ExportError for an artifact without a manifest, so the manifest is not None here.
@@ -78,3 +85,93 @@ def read_tables(artifact: Path) -> dict[str, TableInfo]:
         name: TableInfo(name, entry.vocabulary_size, entry.embedding_dim, entry.dtype, entry.nbytes, ())
         for name, entry in manifest.tables.items()
     }
+
+
+_UNLIMITED = 1 << 60
+_CHUNK_BYTES = 16 << 20
+
+
+def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[str]]:
+    """Reads a version's deltas; returns those that a server would apply, in order, and a fault for each other delta."""
+    faults: list[str] = []
+    tables, fingerprint = read_tables(folder), fingerprint_of(folder)
+
+    def refused(fault: DeltaFault, where: str) -> None:
+        faults.append(f"{where}: {fault}")
+
+    found: list[tuple[int, Delta]] = []
+
+    def collect(deltas: Iterable[Delta], *, is_journaled: bool) -> None:
+        for delta in deltas:
+            try:
+                check_delta(delta, tables, fingerprint)
+                # Deltas and upserts come in the same order as in service.deltas.version_deltas: with equal numbers, an
+                # acknowledged upsert wins over a delta file.
+                found.append((2 * delta.sequence + is_journaled, delta))
+            except DeltaFault as fault:
+                refused(fault, f"delta {delta.sequence} of table {delta.table!r}")
+
+    if journal is not None:
+        if not journal.is_file():
+            raise ExportError(f"{journal} is no journal")
+        upserts = Journal(journal, max_bytes=_UNLIMITED, max_record_bytes=_UNLIMITED, refused=refused)
+        try:
+            collect(upserts.read(_UNLIMITED), is_journaled=True)
+        finally:
+            upserts.close()
+    collect(Inbox(folder, max_bytes=_UNLIMITED, refused=refused).read(_UNLIMITED), is_journaled=False)
+    return [delta for _, delta in sorted(found, key=lambda item: item[0])], faults
+
+
+def write_deltas(artifact: Path, manifest: Manifest, deltas: Sequence[Delta]) -> dict[str, TableEntry]:
+    """Writes the rows of the deltas into the tables, in order; returns the manifest's tables with new checksums."""
+    for delta in deltas:
+        _write(artifact, manifest.tables[delta.table], delta)
+    return _with_checksums(artifact, manifest, {delta.table for delta in deltas})
+
+
+def _write(artifact: Path, table: TableEntry, delta: Delta) -> None:
+    numbers, scales = rounded(delta.rows, table.dtype)
+    _patch(artifact, table, table.vocabulary_size, delta.ids, numbers)
+    if table.scale is not None and scales is not None:
+        _patch(artifact, table.scale, table.vocabulary_size, delta.ids, scales)
+
+
+def _patch(artifact: Path, part: TableEntry | TableScale, rows: int, ids: Array, numbers: Array) -> None:
+    shape = (rows, part.nbytes // rows)
+    octets = np.memmap(artifact / part.file, np.uint8, "r+", part.offset, shape)
+    octets[ids] = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(ids), -1)
+    octets.flush()
+
+
+def _with_checksums(artifact: Path, manifest: Manifest, changed: Iterable[str]) -> dict[str, TableEntry]:
+    tables: dict[str, TableEntry] = dict(manifest.tables)
+    by_index: dict[Path, dict[str, int]] = {}
+
+    def note(part: TableEntry | TableScale) -> int:
+        checksum = masked(_checksum(artifact, part))
+        by_index.setdefault(prefix_of(artifact / part.file), {})[part.variable] = checksum
+        return checksum
+
+    for name in changed:
+        table = tables[name]
+        scale = table.scale
+        if scale is not None:
+            scale = dataclasses.replace(scale, crc32c=note(scale))
+        tables[name] = dataclasses.replace(table, crc32c=note(table), scale=scale)
+    for prefix, checksums in by_index.items():
+        _rewrite(prefix.with_name(prefix.name + ".index"), checksums)
+    return tables
+
+
+def _rewrite(index: Path, checksums: Mapping[str, int]) -> None:
+    index.write_bytes(replace_checksums(index.read_bytes(), checksums))
+
+
+def _checksum(artifact: Path, part: TableEntry | TableScale) -> int:
+    crc = 0
+    with (artifact / part.file).open("rb") as file:
+        file.seek(part.offset)
+        for begin in range(0, part.nbytes, _CHUNK_BYTES):
+            crc = crc32c_of(file.read(min(_CHUNK_BYTES, part.nbytes - begin)), crc)
+    return crc

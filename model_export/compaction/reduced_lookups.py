@@ -18,12 +18,11 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.graphs.added_lookups import append_nodes
+from model_export.graphs.combining import by_xla
 from model_export.graphs.lookup_graph import build_lookup
-from model_export.graphs.meta_graphs import hide_initialiser, initialiser_of, set_initialiser
-from model_export.graphs.padded_lookup import by_xla
 from model_export.graphs.reduced_graph import GraphTable
 from model_export.graphs.signature_runner import read_saved_model, read_signature_inputs
-from model_export.graphs.tpu_graph import TPU_TAGS, tpu_call
+from model_export.graphs.tpu_graph import TPU_TAGS, hide_initialiser, initialiser_of, set_initialiser, tpu_call
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry, TableEntry
@@ -216,7 +215,6 @@ class _Vocabularies:
         self.added: dict[str, str] = {}
 
     def table(self, feature: str) -> _Vocabulary:
-        """Returns the lookup table of a feature's vocabulary; the first call adds it to the graph."""
         file = Path(self._manifest.vocabularies[self._manifest.features[feature].vocabulary or ""].file)
         if file.name not in self._tables:
             if file.parent != Path("assets"):

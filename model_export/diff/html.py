@@ -7,13 +7,11 @@ from pathlib import Path
 
 from model_export.diff.text import drift_words, neighbour_words, output_words, rows_words, shape_words
 from model_export.report import plots
-from model_export.report.page import figure, page, section, table
-from model_export.report.svg import escape
+from model_export.report.page import escape, figure, page, section, table
 from service.comparison.document import Drift, TableDiff, VersionDiff
 
 
 def to_html(diff: VersionDiff) -> str:
-    """Returns the HTML page that shows the comparison of two versions."""
     names = ["/".join(Path(name).parts[-2:]) for name in (diff.old, diff.new)]
     sections = (_overview(diff), *(_table(found) for found in diff.tables), _predictions(diff))
     worst = "no table is judged" if diff.drift_percent is None else f"at most {diff.drift_percent:.3g} % drifted rows"

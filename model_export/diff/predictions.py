@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model_export.graphs.signature_names import RECORDED_PATH
 from model_export.graphs.signature_runner import GraphRefusedError, open_signatures
+from model_export.graphs.source import RECORDED_PATH
 from model_export.parity.prediction_log import LoggedPrediction, read_predictions
 from service.artifact.manifest import Manifest
 from service.artifact.tf_record import WARMUP_PATH

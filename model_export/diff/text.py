@@ -17,7 +17,6 @@ from service.comparison.document import (
 
 
 def to_text(diff: VersionDiff) -> str:
-    """Returns the comparison of two versions as lines of text."""
     return "\n".join(_lines(diff)) + "\n"
 
 
@@ -57,7 +56,6 @@ def norm_words(drift: Drift) -> str:
 
 
 def neighbour_words(found: Neighbours) -> str:
-    """Returns one sentence on how many nearest neighbours of a table's rows are the same in both versions."""
     which = "hottest" if found.is_hottest else "sampled"
     return (
         f"{found.overlap:.1%} of the {found.k} nearest neighbours of {found.queries:,} {which} rows stayed "
@@ -66,7 +64,6 @@ def neighbour_words(found: Neighbours) -> str:
 
 
 def rows_words(table: TableDiff) -> str:
-    """Returns one sentence on the rows of a table that the new version added, removed or gave another id."""
     parts = [
         f"{rows.count:,} {what}{_first(rows)}"
         for what, rows in (("added", table.added), ("removed", table.removed), ("moved", table.moved))
@@ -75,7 +72,6 @@ def rows_words(table: TableDiff) -> str:
 
 
 def output_words(found: OutputDiff) -> str:
-    """Returns one sentence on how the answers of two versions to recorded requests differ."""
     likeness = "" if found.correlation is None else f", correlation {found.correlation:.4f}"
     return (
         f"{found.changed:,} of {found.values:,} numbers of {found.requests} requests differ, by "

@@ -49,7 +49,6 @@ class _PatchedMethods:
 
     @contextmanager
     def installed(self, state: _Unwrapping) -> Iterator[None]:
-        """Replaces CrossShardOptimizer's compute_gradients and apply_gradients for this thread in the `with` block."""
         outer = self.active
         with self._lock:
             if not self._users:

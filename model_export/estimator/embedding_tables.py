@@ -1,8 +1,14 @@
-"""Hides embedding tables from model_fn's own optimizer. On a TPU the tables are not even variables of the model.
+"""The tables of an estimator's EmbeddingConfigSpec: their variables, lookups and activations.
+
+Hides embedding tables from model_fn's own optimizer. On a TPU the tables are not even variables of the model.
 
 While model_fn runs, each table's variable is recognised when a column creates it, and is removed from the collection of
 trainable variables, so that an optimizer's minimize() does not see it. Afterwards the variable is trainable again, for
 warm starts and for the gradients that model_export.training.table_optimizers needs.
+
+Replaces ids by looked-up vectors in the features that model_fn gets, as feature_to_config_dict says.
+
+Source: tensorflow_estimator/python/estimator/tpu/_tpu_estimator_embedding.py, split_inputs, at 2.15.
 """
 
 from __future__ import annotations
@@ -11,19 +17,23 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from model_export.columns.names import safe_name
+import numpy as np
+
+from model_export.columns import to_spec
+from model_export.columns.to_spec import feature_names, safe_name
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
+from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
+from model_export.spec.table_config import FeatureConfig, TableConfig
 from model_export.tensorflow_setup import tf
-from model_export.training.table_optimizers import TrainedTable
-from model_export.training.table_parts import mark_part, name_of, parts_of
+from model_export.training.table_optimizers import TrainedTable, mark_part, name_of, parts_of
 
 ANCHOR = "embedding_tables_anchor"
 
 
 def embedding_columns(spec: EmbeddingConfigSpec) -> list[Any]:
-    """Returns the embedding columns among a spec's feature columns, and leaves out the numeric ones."""
     return [column for column in spec.feature_columns or () if hasattr(column, "categorical_column")]
 
 
@@ -34,7 +44,6 @@ def table_key(column: Any) -> str:
 
 
 def is_shared(column: Any) -> bool:
-    """Says whether an embedding column shares its table with other columns."""
     return hasattr(column, "shared_embedding_column_creator") or hasattr(column, "shared_embedding_collection_name")
 
 
@@ -61,7 +70,6 @@ class TableRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records the table variables that are created while the `with` block runs."""
         if self._keeps:
             self._anchor = _anchor()
             # Read the anchor, the number on which every lookup depends, here: lookups run on the device of their table,
@@ -251,3 +259,194 @@ def _initial_rows(initial: Any, shape: list[int], first: int, rows: int, number:
             draw = type(draw).from_config({**settings, "seed": settings["seed"] + number * _SEED_STEP})
         return draw([rows, shape[1]], dtype=initial.keywords.get("dtype"))
     return (initial() if callable(initial) else initial)[first : first + rows]
+
+
+SEQUENCE_LENGTH_SUFFIX = "_seq_length_"
+
+
+def with_activations(spec: EmbeddingConfigSpec, features: Any, recorder: TableRecorder) -> dict[str, Any]:
+    """Returns the features, with vectors in place of the ids of each configured feature; creates the tables.
+
+    A feature of a table with a combiner becomes [B, D]. A sequence becomes [B, L, D], cut at L and padded with zeros;
+    its lengths are the feature <name>_seq_length_: [B] int64. Without a combiner, [B] ids become [B, D].
+
+    Args:
+      features: dict of [B, K] sparse or ragged ids, or of dense ids, in which 0 is padding if the table has a combiner.
+
+    Raises:
+      ValueError: a feature or its weights are missing, or ids are not integers.
+    """
+    if not isinstance(features, Mapping):
+        raise ValueError(f"features is {type(features)}; feature_to_config_dict needs a dict with an entry per feature")
+    assert spec.feature_to_config_dict and spec.table_to_config_dict  # callers check this
+    tables = {}
+    for name, config in spec.table_to_config_dict.items():
+        tables[name] = recorder.create(name, partial(create_table, name, config))
+    given = {name: tensor for name, tensor in features.items() if name not in spec.feature_to_config_dict}
+    vectors: dict[str, Any] = {}
+    for name, feature in spec.feature_to_config_dict.items():
+        if name not in features:
+            raise ValueError(f"features has no {name!r}, which feature_to_config_dict names")
+        table = spec.table_to_config_dict[feature.table_id]
+        ids, weights = feature_ids(name, feature, table, features)
+        if feature.weight_key is not None:
+            given.pop(feature.weight_key, None)
+        variable, length = tables[feature.table_id], feature.max_sequence_length
+        if length:
+            vectors[name], vectors[name + SEQUENCE_LENGTH_SUFFIX] = _sequence(variable, ids, length)
+        elif isinstance(ids, tf.SparseTensor):
+            vectors[name] = tf.nn.safe_embedding_lookup_sparse(variable, ids, weights, combiner=table.combiner)
+        else:
+            vectors[name] = tf.nn.embedding_lookup(variable, ids)
+    return {**given, **vectors}
+
+
+def feature_ids(name: str, config: FeatureConfig, table: TableConfig, features: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns a feature's ids, sparse or (only for a table without combiner) dense, and its weights or None.
+
+    Raises:
+      ValueError: the ids or weights are invalid, as in with_activations.
+    """
+    ids = _sparse(features[name])
+    if not ids.dtype.is_integer:
+        raise ValueError(
+            f"feature {name!r} has {ids.dtype.name} values; map strings to ids in input_fn, as "
+            "feature_to_config_dict has no vocabularies"
+        )
+    weights = None
+    if config.weight_key is not None:
+        if config.weight_key not in features:
+            raise ValueError(f"features has no {config.weight_key!r}, the weights of feature {name!r}")
+        weights = _sparse(features[config.weight_key])
+        if not isinstance(weights, tf.SparseTensor) or not isinstance(ids, tf.SparseTensor):
+            raise ValueError(f"feature {name!r} has weights: both must be sparse or ragged")
+        weights = tf.SparseTensor(weights.indices, tf.cast(weights.values, tf.float32), weights.dense_shape)
+    if isinstance(ids, tf.SparseTensor):
+        if table.combiner is None and not config.max_sequence_length:
+            raise ValueError(f"feature {name!r} is sparse, but its table {config.table_id!r} has no combiner")
+        return ids, weights
+    if table.combiner is None and not config.max_sequence_length:
+        return ids, None
+    # If ids are combined or form a sequence, a 0 in a dense matrix is padding, as in TPUEstimator: a dense matrix has
+    # no other way to hold rows of fewer ids.
+    return tf.sparse.from_dense(ids), None
+
+
+def _sparse(tensor: Any) -> Any:
+    return tensor.to_sparse() if isinstance(tensor, tf.RaggedTensor) else tensor
+
+
+def _sequence(table: Any, ids: Any, length: int) -> tuple[Any, Any]:
+    rows = tf.RaggedTensor.from_sparse(ids)[:, :length]
+    vectors = rows.with_values(tf.nn.embedding_lookup(table, rows.values))
+    return vectors.to_tensor(shape=[None, length, table.shape[1]]), rows.row_lengths()
+
+
+def create_table(name: str, config: TableConfig) -> Any:
+    """Adds a table's variable to the current graph; its name is the table's, without the scope of the caller.
+
+    Args:
+      name: key in table_to_config_dict, which is also the table's key in a TPU's checkpoint.
+
+    Returns:
+      A resource variable, [vocabulary_size, dimension] float32.
+
+    Raises:
+      ValueError: the graph already has a variable of that name.
+    """
+    v1 = tf.compat.v1
+    initializer = config.initializer
+    if initializer is None:
+        initializer = v1.truncated_normal_initializer(mean=0.0, stddev=config.initial_stddev)
+    with v1.variable_scope(v1.VariableScope(reuse=False, name=""), auxiliary_name_scope=False), v1.name_scope(None):
+        return v1.get_variable(
+            name, shape=[config.vocabulary_size, config.dimension], initializer=initializer, use_resource=True
+        )
+
+
+DEFAULT_MAX_IDS_PER_ROW = 32
+
+
+def lookup_spec(spec: EmbeddingConfigSpec, *, max_ids_per_row: int = DEFAULT_MAX_IDS_PER_ROW) -> ModelSpec:
+    """Returns an EmbeddingConfigSpec as a ModelSpec, whose lookups treat bad ids and weights as training does.
+
+    Args:
+      max_ids_per_row: largest number of ids in a row, for features that do not set it themselves.
+
+    Raises:
+      TypeError, ValueError: a column or name can not be described in a manifest (model_export.columns.to_spec).
+    """
+    if spec.feature_columns:
+        return to_spec.model_spec(embedding_columns(spec), max_ids_per_row=max_ids_per_row)
+    tables, features = spec.table_to_config_dict, spec.feature_to_config_dict
+    assert tables and features  # EmbeddingConfigSpec checks this
+    return ModelSpec(
+        tuple(_table(name, table) for name, table in tables.items()),
+        tuple(_feature(name, config, tables[config.table_id], max_ids_per_row) for name, config in features.items()),
+    )
+
+
+def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row numbers that each feature looks up for one batch, by the feature names of lookup_spec().
+
+    A value is a SparseTensor, or a dense tensor if each example has one id.
+
+    Args:
+      features: the batch: the features that input_fn returned, in the current graph.
+    """
+    if spec.feature_columns:
+        from tensorflow.python.feature_column.feature_column_v2 import FeatureTransformationCache
+
+        columns = feature_names(embedding_columns(spec))
+        return {
+            name: column.categorical_column.get_sparse_tensors(FeatureTransformationCache(features), None).id_tensor
+            for name, column in columns.items()
+        }
+    tables, configs = spec.table_to_config_dict, spec.feature_to_config_dict
+    assert tables and configs  # EmbeddingConfigSpec checks this
+    return {
+        safe_name(name, "feature"): feature_ids(name, config, tables[config.table_id], features)[0]
+        for name, config in configs.items()
+    }
+
+
+def weight_keys(spec: EmbeddingConfigSpec) -> dict[str, str]:
+    """Maps the names of weighted features in lookup_spec() to the keys of their weights in input_fn's features."""
+    if spec.feature_columns:
+        columns = feature_names(embedding_columns(spec)).items()
+        keys = {name: getattr(column.categorical_column, "weight_feature_key", None) for name, column in columns}
+    else:
+        configs = (spec.feature_to_config_dict or {}).items()
+        keys = {safe_name(name, "feature"): config.weight_key for name, config in configs}
+    return {name: key for name, key in keys.items() if key}
+
+
+def _table(name: str, table: TableConfig) -> TableSpec:
+    stddev = getattr(table.initializer, "stddev", table.initial_stddev)
+    return TableSpec(safe_name(name, "table"), table.vocabulary_size, table.dimension, table.combiner or "mean", stddev)
+
+
+def _feature(name: str, config: FeatureConfig, table: TableConfig, max_ids_per_row: int) -> FeatureSpec:
+    length = config.max_sequence_length
+    name, table_name = safe_name(name, "feature"), safe_name(config.table_id, "table")
+    if table.combiner is None and not length:
+        return FeatureSpec(name, table_name)
+    if length:
+        return FeatureSpec(name, table_name, is_ragged=True, max_sequence_length=length)
+    return FeatureSpec(
+        name,
+        table_name,
+        is_ragged=True,
+        max_ids_per_row=max_ids_per_row,
+        combiner=table.combiner,
+        on_bad_id="drop_negative",
+        on_nonpositive_weight="keep" if table.combiner == "sum" else "drop",
+    )
+
+
+def ids_and_splits(ids: Any) -> tuple[Any, Any]:
+    """Returns values and row_splits of the ids that a session run returned; row_splits is None for dense ids."""
+    if not isinstance(ids, tf.compat.v1.SparseTensorValue):
+        return ids.reshape(-1), None
+    lengths = np.bincount(ids.indices[:, 0], minlength=ids.dense_shape[0])
+    return ids.values, np.concatenate([[0], np.cumsum(lengths)])

@@ -16,15 +16,12 @@ from typing import Any
 from model_export.distribution.cluster import number_of_processes
 from model_export.distribution.failures import named_failures
 from model_export.environment import tf_config
-from model_export.estimator import checkpoints, session_evaluation, session_prediction, session_training
-from model_export.estimator.call_arguments import check_model_fn
-from model_export.estimator.mirrored_workers import MirroredWorkers
+from model_export.estimator import checkpoints, session_inference, session_training
+from model_export.estimator.checkpoints import warm_start_settings
+from model_export.estimator.estimator_spec import ExportSavedModelApiVersion, ModeKeys, check_model_fn
 from model_export.estimator.model_graph import Model
-from model_export.estimator.modes import ExportSavedModelApiVersion, ModeKeys
-from model_export.estimator.parameter_servers import ParameterServers
 from model_export.estimator.run_config import InputPipelineConfig, RunConfig, check_positive_integer
-from model_export.estimator.training_processes import OneProcess
-from model_export.estimator.warm_start import warm_start_settings
+from model_export.estimator.training_processes import MirroredWorkers, OneProcess, ParameterServers
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.tensorflow_setup import tf
 
@@ -225,7 +222,7 @@ class EmbeddingEstimator:
         """
         if steps is not None and steps <= 0:
             raise ValueError(f"Must specify steps > 0, given: {steps}")
-        return session_evaluation.evaluate(
+        return session_inference.evaluate(
             self._model,
             input_fn,
             steps=steps,
@@ -253,7 +250,7 @@ class EmbeddingEstimator:
         Raises:
           ValueError: none of predict_keys exists, or predictions that shall be split into rows differ in length.
         """
-        return session_prediction.predict(
+        return session_inference.predict(
             self._model,
             input_fn,
             predict_keys=predict_keys,
@@ -287,7 +284,7 @@ class EmbeddingEstimator:
           ValueError: there is no receiver function or no checkpoint, or export_to_cpu and export_to_tpu are both False.
           ExportError: the model can not be exported with these arguments.
         """
-        from model_export.estimator.timestamped_export import export_timestamped
+        from model_export.estimator.export_source import export_timestamped
 
         return export_timestamped(
             self,

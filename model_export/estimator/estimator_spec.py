@@ -1,17 +1,255 @@
-"""Defines EstimatorSpec, the result of a model_fn: it has the fields of TPUEstimatorSpec, and checks them.
+"""The contract of model_fn and input_fn: their arguments, modes, EstimatorSpec and export outputs.
+
+Heads (named outputs) of an exported model, one signature each; TensorFlow 2.16 removed these classes.
+
+Source of the names of inputs and outputs: tensorflow/python/saved_model/model_utils/export_output.py.
+
+Defines EstimatorSpec, the result of a model_fn: it has the fields of TPUEstimatorSpec, and checks them.
 
 Source: tensorflow_estimator/python/estimator/model_fn.py and tpu/tpu_estimator.py at 2.15.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from model_export.estimator.call_arguments import argument_names, takes_any_number
-from model_export.estimator.export_outputs import checked_export_outputs
-from model_export.estimator.modes import ModeKeys
 from model_export.tensorflow_setup import tf
+
+
+class ModeKeys:
+    """The values of model_fn's argument `mode`; the strings are the same as in TensorFlow's Estimator."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
+
+
+class ExportSavedModelApiVersion(enum.Enum):
+    """The API version of an export: it decides who places the {serve,tpu} graph on the TPU.
+
+    V1: the estimator wraps the whole model_fn, called with params["use_tpu"] = True.
+    V2: model_fn itself places ops on the TPU if params["use_tpu"] is True; its graph is written unchanged.
+    """
+
+    V1 = 1
+    V2 = 2
+
+
+_MODEL_FN_ARGUMENTS = {"features", "labels", "mode", "params", "config"}
+
+
+def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    if isinstance(function, functools.partial):
+        bound = {*argument_names(function.func)[: len(function.args)], *function.keywords}
+        return tuple(name for name in argument_names(function.func) if name not in bound)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds)
+
+
+def takes_any_number(function: Callable[..., Any]) -> bool:
+    """Says whether a function accepts any number of positional arguments (*args)."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+
+
+def check_model_fn(model_fn: Any) -> None:
+    """Raises ValueError unless model_fn takes features and params, and besides them only labels, mode and config."""
+    if not callable(model_fn):
+        raise ValueError(f"model_fn must be provided and callable, got {model_fn!r}")
+    names = argument_names(model_fn)
+    if "features" not in names:
+        raise ValueError(f"model_fn ({model_fn}) must include features argument.")
+    if "params" not in names:
+        raise ValueError(
+            f"model_fn ({model_fn}) does not include params argument; the batch size comes as params['batch_size']"
+        )
+    unexpected = sorted(set(names) - _MODEL_FN_ARGUMENTS)
+    if unexpected:
+        raise ValueError(f"model_fn ({model_fn}) has following not expected args: {unexpected}")
+
+
+def call_input_fn(input_fn: Callable[..., Any], *, params: dict[str, Any], config: Any, mode: str) -> Any:
+    """Calls input_fn with those of params, config and mode that it declares; raises ValueError if it lacks `params`."""
+    names = argument_names(input_fn)
+    if "params" not in names:
+        raise ValueError(
+            f"input_fn ({input_fn}) does not include params argument; the batch size comes as params['batch_size']"
+        )
+    return input_fn(**_chosen(names, {"params": params, "config": config, "mode": mode}))
+
+
+def call_model_fn(
+    model_fn: Callable[..., Any], features: Any, labels: Any, *, params: dict[str, Any], config: Any, mode: str
+) -> Any:
+    names = argument_names(model_fn)
+    if labels is not None and "labels" not in names:
+        raise ValueError("model_fn does not take labels, but input_fn returns labels.")
+    optional = {"labels": labels, "mode": mode, "params": params, "config": config}
+    return model_fn(features=features, **_chosen(names, optional))
+
+
+def _chosen(names: tuple[str, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
+
+
+SERVING_DEFAULT = "serving_default"
+
+
+class ExportOutput:
+    """One head (named group of outputs) of a model. A subclass defines method_name and outputs."""
+
+    method_name: str
+    outputs: dict[str, Any]
+
+    def signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+        """Returns the head's SignatureDef; raises ValueError if the head's method does not allow `receiver_tensors`."""
+        saved_model = tf.compat.v1.saved_model
+        return saved_model.build_signature_def(
+            {name: saved_model.build_tensor_info(tensor) for name, tensor in receiver_tensors.items()},
+            {name: saved_model.build_tensor_info(tensor) for name, tensor in self.outputs.items()},
+            self.method_name,
+        )
+
+
+class PredictOutput(ExportOutput):
+    """A head with any output tensors, for the method tensorflow/serving/predict.
+
+    Args:
+      outputs: name -> tensor; a single tensor gets the name "output".
+
+    Raises:
+      ValueError: a name is no string, or a value no tensor.
+    """
+
+    method_name = "tensorflow/serving/predict"
+
+    def __init__(self, outputs: Any) -> None:
+        if not isinstance(outputs, Mapping):
+            outputs = {"output": outputs}
+        for name, tensor in outputs.items():
+            if not isinstance(name, str):
+                raise ValueError(f"Prediction output key must be a string; got {name}.")
+            if not _is_any_tensor(tensor):
+                raise ValueError(f"Prediction output value must be a Tensor; got {tensor}.")
+        self.outputs = dict(outputs)
+
+
+class _ExamplesOutput(ExportOutput):
+    # Classify and Regress requests hold tf.Examples, so the head's only input is a string tensor named "inputs".
+    def signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+        if len(receiver_tensors) != 1:
+            raise ValueError(
+                f"{type(self).__name__} takes a single input of serialized tf.Examples; "
+                f"got the inputs {sorted(receiver_tensors)}."
+            )
+        (examples,) = receiver_tensors.values()
+        if getattr(examples, "dtype", None) != tf.string:
+            raise ValueError(f"{type(self).__name__} takes serialized tf.Examples; its input is {examples}.")
+        return super().signature_def({"inputs": examples})
+
+
+class ClassificationOutput(_ExamplesOutput):
+    """A head whose outputs are scores, classes or both, for the method tensorflow/serving/classify.
+
+    Args:
+      scores: [B, C] float, one score per class.
+      classes: [B, C] string, labels in the order of scores.
+
+    Raises:
+      ValueError: neither is given, or one has another dtype.
+    """
+
+    method_name = "tensorflow/serving/classify"
+
+    def __init__(self, scores: Any = None, classes: Any = None) -> None:
+        if scores is None and classes is None:
+            raise ValueError("Cannot create a ClassificationOutput with empty arguments. At least one is required.")
+        if scores is not None and not (_is_tensor(scores) and scores.dtype.is_floating):
+            raise ValueError(f"Classification scores must be a float32 Tensor; got {scores}")
+        if classes is not None and not (_is_tensor(classes) and classes.dtype == tf.string):
+            raise ValueError(f"Classification classes must be a string Tensor; got {classes}")
+        self.scores, self.classes = scores, classes
+        named = {"scores": scores, "classes": classes}
+        self.outputs = {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+class RegressionOutput(_ExamplesOutput):
+    """A head whose output is one number per row, for the method tensorflow/serving/regress.
+
+    Args:
+      value: [B] or [B, 1] float.
+
+    Raises:
+      ValueError: the value is no float tensor.
+    """
+
+    method_name = "tensorflow/serving/regress"
+
+    def __init__(self, value: Any) -> None:
+        if not (_is_tensor(value) and value.dtype.is_floating):
+            raise ValueError(f"Regression output value must be a float32 Tensor; got {value}")
+        self.value = value
+        self.outputs = {"outputs": value}
+
+
+def checked_export_outputs(export_outputs: Any, predictions: Any) -> dict[str, ExportOutput]:
+    """Returns the heads of a spec in mode PREDICT: export_outputs, or if it is None one head of all predictions.
+
+    One of the heads is named serving_default.
+
+    Raises:
+      TypeError: export_outputs is no dict, or a value in it is no ExportOutput.
+      ValueError: there are several heads, and none is named serving_default.
+    """
+    if export_outputs is None:
+        return {SERVING_DEFAULT: PredictOutput(predictions)}
+    if not isinstance(export_outputs, dict):
+        raise TypeError(f"export_outputs must be dict, given: {export_outputs}")
+    for name, output in export_outputs.items():
+        if not isinstance(output, ExportOutput):
+            raise TypeError(f"Values in export_outputs must be ExportOutput objects. Given: {{{name!r}: {output}}}")
+    if SERVING_DEFAULT in export_outputs:
+        return dict(export_outputs)
+    if len(export_outputs) != 1:
+        raise ValueError(
+            f"Multiple export_outputs were provided, but none of them is specified as the default: name one of "
+            f"{sorted(export_outputs)} {SERVING_DEFAULT!r}."
+        )
+    return {**export_outputs, SERVING_DEFAULT: next(iter(export_outputs.values()))}
+
+
+def signature_defs(
+    export_outputs: Mapping[str, ExportOutput], receiver_tensors: Mapping[str, Any], alternatives: Any = None
+) -> dict[str, Any]:
+    """Returns the SignatureDefs of all heads by name: for the receiver tensors, and for each alternative of them.
+
+    A head is left out for receiver tensors that it can not have as inputs. The signature of an alternative is named
+    <alternative>:<head>.
+    """
+    definitions = {}
+    for alternative, tensors in ((None, receiver_tensors), *(alternatives or {}).items()):
+        for head, output in export_outputs.items():
+            name = head if alternative is None else f"{alternative}:{head}"
+            try:
+                definitions[name] = output.signature_def(tensors)
+            except ValueError:
+                # As in TensorFlow, a classify or regress head gets no signature if its inputs are not tf.Examples;
+                # other heads accept raw inputs. If the model has only this head, the error is raised.
+                if len(export_outputs) == 1 and alternative is None:
+                    raise
+    return definitions
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, tf.Tensor)
+
+
+def _is_any_tensor(value: Any) -> bool:
+    return isinstance(value, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor))
 
 
 class _Fields(NamedTuple):

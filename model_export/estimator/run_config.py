@@ -38,7 +38,6 @@ class InputPipelineConfig:
 
 
 def check_positive_integer(value: Any, name: str) -> None:
-    """Raises TypeError if value is not an integer, and ValueError if it is not positive."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise TypeError(f"{name} must be int, got {type(value)}")
     if value <= 0:

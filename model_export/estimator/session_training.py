@@ -10,18 +10,47 @@ from typing import Any
 import numpy as np
 
 from model_export.estimator import checkpoints
-from model_export.estimator.call_arguments import call_input_fn
-from model_export.estimator.estimator_spec import call_on_host
-from model_export.estimator.inputs import features_and_labels
-from model_export.estimator.lookups import ids_and_splits, looked_up_ids, lookup_spec
+from model_export.estimator.checkpoints import WarmStartSettings, warm_start
+from model_export.estimator.embedding_tables import ids_and_splits, looked_up_ids, lookup_spec
+from model_export.estimator.estimator_spec import ModeKeys, call_input_fn, call_on_host
 from model_export.estimator.model_graph import Model, ModelGraph, build_model_graph
-from model_export.estimator.modes import ModeKeys
 from model_export.estimator.run_config import RunConfig
 from model_export.estimator.training_processes import OneProcess
-from model_export.estimator.warm_start import WarmStartSettings, warm_start
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
-from model_export.statistics.collector import LookupStatistics
+from model_export.statistics.files import LookupStatistics
 from model_export.tensorflow_setup import tf
+
+
+def features_and_labels(result: Any) -> tuple[Any, Any, list[Any]]:
+    """Splits what input_fn returned into features, labels (or None), and session hooks that initialize a data set's
+    iterator.
+
+    Args:
+      result: a tf.data.Dataset of features or of (features, labels), or such tensors.
+
+    Raises:
+      ValueError: the result is a tuple or list that does not have two elements.
+    """
+    hooks: list[Any] = []
+    if isinstance(result, tf.data.Dataset):
+        iterator = tf.compat.v1.data.make_initializable_iterator(result)
+        hooks.append(_InitializeDataset(iterator.initializer))
+        result = iterator.get_next()
+    if not isinstance(result, (list, tuple)) or hasattr(result, "_fields"):
+        return result, None, hooks
+    if len(result) != 2:
+        raise ValueError(f"input_fn should return (features, labels) as a len 2 tuple, got {len(result)} elements")
+    features, labels = result
+    return features, labels, hooks
+
+
+class _InitializeDataset(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    def __init__(self, initializer: Any) -> None:
+        self._initializer = initializer
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self._initializer)
+
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -149,13 +178,10 @@ class _Flush(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
 
 
 class RunEachStep(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """A session hook that evaluates the given tensors or operations in every training step."""
-
     def __init__(self, fetches: Any) -> None:
         self._fetches = fetches
 
     def before_run(self, run_context: Any) -> Any:
-        """Adds the hook's tensors or operations to the fetches of the training session's next run."""
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
 

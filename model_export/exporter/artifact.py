@@ -20,17 +20,15 @@ from typing import Any
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.finishing import (
+from model_export.exporter.recording import record_requests
+from model_export.exporter.versions import (
     COMPARED_ROWS,
     COMPARED_ROWS_KEY,
     WHOLE_CHECK_BYTES,
     LabelSource,
     finish,
+    new_version_folder,
 )
-from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
-from model_export.exporter.recording import record_requests
-from model_export.exporter.versions import new_version_folder
-from model_export.graphs.lookup_features import SIGNATURE_OF_DEVICE, lookup_entry, predict_entry, tensor_features
 from model_export.graphs.reduced_table import (
     REDUCED_KEY,
     ReducedTable,
@@ -40,13 +38,108 @@ from model_export.graphs.reduced_table import (
 from model_export.graphs.reduced_table import (
     reduced as reduced_table,
 )
-from model_export.graphs.source import ExportSource, LookupPlan, SavedParts
-from model_export.parity.integrity import file_sizes, table_chunks, with_nonfinite
+from model_export.graphs.source import (
+    SIGNATURE_OF_DEVICE,
+    ExportSource,
+    LookupPlan,
+    SavedParts,
+    lookup_entry,
+    predict_entry,
+    tensor_features,
+)
+from model_export.parity.integrity import VARIABLES_PREFIX, file_sizes, table_chunks, table_entry, with_nonfinite
 from model_export.parity.saved_table import read_scales
 from model_export.parity.verify import check_parity
-from model_export.spec.features import ModelSpec
+from model_export.spec.features import ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
-from service.artifact.manifest import MANIFEST_PATH, LookupDevice, Manifest, SignatureEntry
+from service.artifact.bundle import read_bundle
+from service.artifact.manifest import (
+    MANIFEST_PATH,
+    FeatureEntry,
+    LookupDevice,
+    Manifest,
+    SignatureEntry,
+    TableEntry,
+    VocabularyEntry,
+)
+from service.types import SCALED_DTYPES, packed_dim, saved_dtype, stored_columns
+
+
+def build_manifest(
+    artifact: Path,
+    spec: ModelSpec,
+    signatures: Mapping[str, SignatureEntry],
+    table_variables: Mapping[str, str],
+    *,
+    provenance: Mapping[str, Any],
+    table_index: Mapping[str, str] | None = None,
+    table_scales: Mapping[str, str] | None = None,
+    table_dtypes: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Builds the manifest of a SavedModel that was just written.
+
+    Args:
+      table_variables: table -> its key in a checkpoint index.
+      table_index: table -> the index that holds it (without ".index", relative to the artifact), if not that of
+          variables/.
+      table_scales: table -> key of its scales in the same index.
+      table_dtypes: table -> dtype that it must be saved as, if not float32.
+
+    Raises:
+      ExportError: the artifact's files do not fit the spec.
+    """
+    indices = table_index or {}
+    return Manifest(
+        tables={
+            table.name: _table(
+                artifact,
+                spec.table(table.name),
+                (table_variables[table.name], (table_scales or {}).get(table.name)),
+                indices.get(table.name, VARIABLES_PREFIX),
+                (table_dtypes or {}).get(table.name, "float32"),
+            )
+            for table in spec.tables
+        },
+        features={f.name: FeatureEntry(f.table, f.name if f.vocabulary else None) for f in spec.features},
+        signatures=signatures,
+        vocabularies={
+            f.name: VocabularyEntry(
+                file=vocabulary_file(f.name),
+                size=len(f.vocabulary.keys),
+                first_id=f.vocabulary.first_id,
+                oov_id=f.vocabulary.oov_id,
+                num_oov_buckets=f.vocabulary.num_oov_buckets,
+                on_oov=f.vocabulary.on_oov,
+                key_dtype=f.vocabulary.key_dtype,
+            )
+            for f in spec.features
+            if f.vocabulary is not None
+        },
+        files=file_sizes(artifact),
+        provenance=provenance,
+    )
+
+
+def vocabulary_file(feature: str) -> str:
+    return f"assets/{feature}.txt"
+
+
+def _table(artifact: Path, table: TableSpec, keys: tuple[str, str | None], index: str, dtype: str) -> TableEntry:
+    key, scale_key = keys
+    found = read_bundle(artifact / index)
+    entry = found.get(key)
+    shape = (table.vocabulary_size, stored_columns(dtype, table.embedding_dim))
+    if entry is None or entry.is_sliced or entry.shape != shape:
+        what = "nothing" if entry is None else f"{'parts of ' if entry.is_sliced else ''}{list(entry.shape)}"
+        raise ExportError(f"table {table.name!r}: {index}.index has {what} under {key!r}, expected {list(shape)}")
+    if entry.dtype != saved_dtype(dtype):
+        raise ExportError(f"table {table.name!r} was saved as {entry.dtype}, expected {dtype}")
+    scale = None if scale_key is None else found.get(scale_key)
+    if (dtype in SCALED_DTYPES) != (scale is not None and scale.dtype == "float32"):
+        raise ExportError(f"table {table.name!r}: {index}.index has no float32 scales under {scale_key!r}")
+    named = None if scale is None else (str(scale_key), scale)
+    return table_entry(artifact, key, entry, named, packed_dim=packed_dim(dtype, table.embedding_dim))
+
 
 _PACKAGE = "embedding-server"
 
@@ -248,7 +341,6 @@ def _check_tables(
 
 
 def base_provenance(version: int, created: datetime) -> dict[str, Any]:
-    """Returns the provenance that every artifact records: time, version and the programs that wrote it."""
     return {
         "created": created.isoformat(timespec="seconds"),
         "version": version,

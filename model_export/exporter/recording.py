@@ -1,23 +1,159 @@
-"""Writes the trained model's answers to generated requests, and warm-up requests, into an artifact."""
+"""Makes requests for a new version, records the model's answers to them, and writes warm-up requests.
+
+Writes warm-up requests. TensorFlow Serving replays them when it loads a version, before it serves that version.
+
+There is one per signature, and one per static batch size of a padded lookup, so that XLA compiles all of them then.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from model_export.exporter.predict_requests import predict_requests
+import numpy as np
+
+from model_export.errors import ExportError
 from model_export.exporter.summations import with_summations
-from model_export.exporter.warmup_requests import lookup_warmup, write_warmup
-from model_export.graphs.lookup_features import predict_entry, tensor_features
-from model_export.graphs.signature_names import RECORDED_PATH
 from model_export.graphs.signature_runner import InputInfo, read_saved_model, read_signature_inputs, serving_graph
-from model_export.graphs.source import ExportSource, SavedParts
-from model_export.parity.oracle import read_keys
-from model_export.parity.parity_cases import CaseWriter
+from model_export.graphs.source import (
+    RECORDED_PATH,
+    ExportSource,
+    PredictSignature,
+    SavedParts,
+    predict_entry,
+    tensor_features,
+)
+from model_export.parity.oracle import Ids, Keys, read_keys
+from model_export.parity.parity_cases import Case, CaseWriter
 from model_export.parity.prediction_log import LoggedPrediction, write_predictions
-from service.artifact.manifest import Manifest, SignatureEntry
-from service.types import Array
+from model_export.spec.features import FeatureSpec, ModelSpec
+from model_export.tensorflow_setup import tf
+from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
+from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
+from service.types import Array, RaggedIds
+
+_SIZES = (1, 17, 64)
+
+
+def predict_requests(
+    manifest: Manifest,
+    spec: ModelSpec,
+    described: PredictSignature,
+    inputs: Mapping[str, InputInfo],
+    keys: Mapping[str, Keys],
+) -> Iterator[dict[str, Array]]:
+    """Yields requests to a predict signature, of 1, 17 and 64 rows or of the number of rows that its shapes fix.
+
+    Args:
+      described: the signature as the ExportSource describes it; inputs: the inputs in saved_model.pb.
+      keys: the vocabulary of each feature that has one.
+
+    Raises:
+      ExportError: an input is sparse or composite, so no request can hold it.
+    """
+    fed_by_us = {name for name, info in inputs.items() if info.default is None}
+    if composite := sorted(name for name in fed_by_us if not inputs[name].dtype):
+        raise ExportError(f"inputs {composite} are sparse or composite; a signature takes plain tensors")
+    features = described.features or (tuple(f.name for f in spec.features) if described.examples_input else ())
+    is_example = described.examples_input is not None
+    if is_example:
+        keys = {name: Keys(entry.entry, entry.lines) for name, entry in keys.items()}
+    entry = SignatureEntry("predict", {name: _travels(spec.feature(name)) for name in features})
+    dtypes = {name: "int64" for name in features}
+    writer = CaseWriter(manifest, entry, keys, dtypes)
+    rng = np.random.default_rng(7)
+    fixed = {info.shape[0] for info in inputs.values() if info.shape and info.shape[0] is not None}
+    for rows, case in zip(sizes := tuple(fixed) or _SIZES, writer.predict_cases(sizes), strict=True):
+        if is_example:
+            examples = [_example(spec, described, case, row, rng).SerializeToString() for row in range(rows)]
+            yield {described.examples_input or "": _bytes(examples)}
+            continue
+        request = case.inputs(entry)
+        request = {name: _cast(array, inputs[name].dtype) for name, array in request.items() if name in inputs}
+        for name in sorted(fed_by_us - set(request)):
+            table = described.row_inputs.get(name)
+            highest = 1 if table is None else spec.table(table).vocabulary_size
+            request[name] = _numbers(rng, inputs[name], _length(spec, name, request, rows), highest)
+        yield request
+
+
+def _travels(feature: FeatureSpec) -> LookupFeature:
+    if feature.row_splits_input is None:
+        return LookupFeature(feature.ids_input)
+    return LookupFeature(feature.ids_input, feature.row_splits_input, combiner="sum")
+
+
+def _length(spec: ModelSpec, name: str, request: Mapping[str, Array], rows: int) -> int:
+    # A weights input has one number per id; other inputs have one number per row.
+    owner = next((f for f in spec.features if f.weights_input == name and f.ids_input in request), None)
+    return rows if owner is None else len(request[owner.ids_input])
+
+
+def _numbers(rng: np.random.Generator, info: InputInfo, rows: int, highest: int) -> Array:
+    shape = () if info.shape == () else (rows, *((size or 1) for size in (info.shape or (None,))[1:]))
+    if info.dtype == "string":
+        return np.full(shape, b"", object)
+    if np.dtype(info.dtype).kind == "f":
+        return rng.uniform(0.1, 1.0, shape).astype(info.dtype)
+    return rng.integers(0, highest, shape).astype(info.dtype)
+
+
+def _cast(array: Array, dtype: str) -> Array:
+    return array if dtype == "string" else array.astype(dtype)
+
+
+def _example(spec: ModelSpec, described: PredictSignature, case: Case, row: int, rng: np.random.Generator) -> Any:
+    fields = {name: _field(spec.feature(name), _ids_of_row(ids, row)) for name, ids in case.features.items()}
+    lengths = {
+        **described.dense_fields,
+        **{weights: len(_ids_of_row(case.features[name], row)) for name, weights in described.weight_fields.items()},
+    }
+    for name, length in lengths.items():
+        numbers = rng.uniform(0.1, 1.0, length).tolist()
+        fields[name] = tf.train.Feature(float_list=tf.train.FloatList(value=numbers))
+    return tf.train.Example(features=tf.train.Features(feature=fields))
+
+
+def _ids_of_row(ids: Ids, row: int) -> list[Any]:
+    start, stop = (ids.row_splits[row], ids.row_splits[row + 1]) if isinstance(ids, RaggedIds) else (row, row + 1)
+    items: list[Any] = (ids.values if isinstance(ids, RaggedIds) else ids)[start:stop].tolist()
+    return items
+
+
+def _field(feature: FeatureSpec, items: list[Any]) -> Any:
+    # In a tf.Example, a feature with a vocabulary of strings holds keys, even if a tensor input takes row numbers.
+    if feature.vocabulary is not None and feature.vocabulary.key_dtype == "string":
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=items))
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=items))
+
+
+def _bytes(items: list[bytes]) -> Array:
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
+
+
+def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]]]) -> int:
+    """Writes the file of warm-up requests into an artifact; returns the number of requests.
+
+    Args:
+      requests: signature -> valid requests; TensorFlow Serving refuses a version whose warm-up fails.
+    """
+    predictions = [LoggedPrediction(name, inputs) for name, several in requests.items() for inputs in several]
+    return write_predictions(artifact / WARMUP_PATH, predictions[:MAX_WARMUP_RECORDS])
+
+
+def lookup_warmup(writer: CaseWriter, dtypes: Mapping[str, str]) -> Iterator[dict[str, Array]]:
+    """Yields warm-up requests of a lookup: one of 1 row, or one of each static batch size. Weights are left empty.
+
+    Args:
+      dtypes: dtype of each input of the signature.
+    """
+    for case in writer.predict_cases(writer.signature.batch_sizes or (1,)):
+        inputs = case.inputs(writer.signature)
+        yield {n: array if dtypes[n] == "string" else array.astype(dtypes[n]) for n, array in inputs.items()}
 
 
 def record_requests(
@@ -64,7 +200,6 @@ def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[st
 def lookup_requests(
     artifact: Path, manifest: Manifest, entry: SignatureEntry, inputs: Mapping[str, InputInfo]
 ) -> list[dict[str, Array]]:
-    """Generates the warm-up requests of a lookup signature; inputs: the signature's inputs in the SavedModel."""
     id_dtypes = {name: inputs[feature.ids].dtype for name, feature in entry.features.items()}
     writer = CaseWriter(manifest, entry, read_keys(artifact, manifest, id_dtypes), id_dtypes)
     return list(lookup_warmup(writer, {name: info.dtype for name, info in inputs.items()}))

@@ -1,18 +1,25 @@
-"""Finds and numbers the version folders of a model: names are positive integers, and the largest is the newest."""
+"""The version folders of a model: their numbers, and a new version that appears complete or not at all."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from model_export.errors import ExportError
 from model_export.folder_checks import check_writable
+from model_export.parity.integrity import check_integrity, file_sizes
+from model_export.row_names import LabelFile, row_labels, table_vocabularies
+from service.artifact.durable_files import publish_folder
+from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.artifact.row_labels import write_labels
 
 # First part of the path that Path() makes of an object store's URI: Path turns s3://bucket into s3:/bucket.
 _SCHEMES = ("s3:", "gs:", "az:")
 
 
 def existing_versions(base: Path) -> list[int]:
-    """Returns the version numbers in a model's folder in ascending order."""
     names = [path.name for path in base.iterdir()] if base.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -34,3 +41,57 @@ def new_version_folder(base: Path, version: int | None) -> Path:
     if target.exists():
         raise ExportError(f"{target} exists; a version is never overwritten: leave --version out for the next")
     return target
+
+
+# If the tables have more bytes than this, the export checks only the graph of a small copy, which has the first rows of
+# each table.
+WHOLE_CHECK_BYTES = 64 << 20
+COMPARED_ROWS = 1000
+# Key in the manifest's provenance. If the export compared only the first rows of each table, the value is the number of
+# rows compared in a table.
+COMPARED_ROWS_KEY = "compared_rows"
+
+
+# Labels of a table's rows: one for each row, or a file of them, as model_export.row_names reads it.
+LabelSource = str | Path | LabelFile | Sequence[str]
+
+
+def finish(
+    artifact: Path, manifest: Manifest, target: Path, labels: Mapping[str, LabelSource] = MappingProxyType({})
+) -> None:
+    """Writes an artifact's manifest and labels, checks and flushes all files, and renames the folder to target.
+
+    Args:
+      labels: by table.
+    """
+    if labels:
+        manifest = _with_labels(artifact, manifest, labels)
+    path = artifact / MANIFEST_PATH
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(manifest.to_json())
+    written = Manifest.read(artifact)
+    assert written is not None
+    check_integrity(artifact, written)
+    # The server's user must be able to read all files.
+    for each in [artifact, *artifact.rglob("*")]:
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    publish_folder(artifact, target)
+
+
+def _with_labels(artifact: Path, manifest: Manifest, labels: Mapping[str, LabelSource]) -> Manifest:
+    entries = {}
+    for number, (table, source) in enumerate(sorted(labels.items())):
+        if table not in manifest.tables:
+            raise ExportError(f"labels: there is no table {table!r}, only {', '.join(map(repr, manifest.tables))}")
+        size = manifest.tables[table].vocabulary_size
+        if isinstance(source, str | Path):
+            source = LabelFile.parse(f"{table}={source}")
+        if isinstance(source, LabelFile):
+            source = row_labels(source, size, table_vocabularies(artifact, manifest, table))
+        if len(source) != size:
+            raise ExportError(
+                f"labels: {len(source):,} for the {size:,} rows of table {table!r}; give one for each row"
+            )
+        entries[table] = write_labels(artifact, table, number, source)
+    return replace(manifest, labels=entries, files=file_sizes(artifact))
+

@@ -67,7 +67,6 @@ def _readable(table: str, parts: list[Any]) -> Any:
 
 
 def write_graph(artifact: Path, meta_graph: Any) -> None:
-    """Replaces the {serve} MetaGraph in artifact/saved_model.pb."""
     saved_model = read_saved_model(artifact)
     serving_graph(saved_model, artifact).ParseFromString(meta_graph.SerializeToString())
     _write(artifact, saved_model)

@@ -65,7 +65,6 @@ class ReducedVariables:
         return {**tables, **own}
 
     def scale_keys(self) -> dict[str, str]:
-        """Returns the checkpoint key of the scales of each table that has scales."""
         return {name: f"scales/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in self.scales}
 
 
@@ -87,7 +86,6 @@ class ReducedGraphVariables:
         }
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns build_lookup's tables: a GraphTable for each table in fewer bits, the given table for all others."""
         own = {
             name: _graph_table(self._reduced[name], numbers, self._scales.get(name))
             for name, numbers in self._tables.items()
@@ -102,11 +100,9 @@ class ReducedGraphVariables:
                 _write(session, self._scales[name], table.scales)
 
     def table_keys(self) -> dict[str, str]:
-        """Returns the checkpoint key under which each reduced table's numbers are saved, by table name."""
         return {name: variable.op.name for name, variable in self._tables.items()}
 
     def scale_keys(self) -> dict[str, str]:
-        """Returns the checkpoint key of the scales of each table that has scales."""
         return {name: variable.op.name for name, variable in self._scales.items()}
 
 

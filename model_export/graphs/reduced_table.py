@@ -54,7 +54,6 @@ class ReducedTable:
     error_bound: float
 
     def to_json(self) -> dict[str, str | float]:
-        """Returns the reduced table's entry in the manifest's provenance: dtype, largest error and error bound."""
         return _provenance(self.dtype, self.largest_error, self.error_bound)
 
 
@@ -125,7 +124,6 @@ class Rounding:
         return numbers, scales
 
     def to_json(self) -> dict[str, str | float]:
-        """Returns the rounded table's entry in the manifest's provenance: dtype, largest error and error bound."""
         return _provenance(self._dtype, self.largest_error, self.error_bound)
 
 

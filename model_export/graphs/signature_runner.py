@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ import numpy as np
 from model_export.errors import ExportError
 from model_export.tensorflow_setup import tf
 from service.artifact.protos import message_class
-from service.artifact.tpu_lowering import lower
-from service.graph.restoring import add_needed_restore, signature_tensors
-from service.graph.sparse import to_coo
-from service.types import INIT_SIGNATURE, ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
+from service.artifact.signature_def import read_signatures
+from service.errors import ArtifactError, ServiceError
+from service.reference.graphs import Graph, first_line
+from service.types import INIT_SIGNATURE, Array, SignatureSpec
 
 SERVE = ("serve",)
 SERVE_TPU = ("serve", "tpu")
@@ -49,26 +48,12 @@ class InputInfo:
 class SignatureRunner:
     """Runner of the signatures of one loaded MetaGraph. Concurrency: one caller at a time."""
 
-    def __init__(self, session: Any, signature_defs: Mapping[str, Any]) -> None:
-        self._session = session
-        self._definitions = dict(signature_defs)
+    def __init__(self, graph: Graph, signatures: Mapping[str, SignatureSpec]) -> None:
+        self._graph, self.signatures = graph, signatures
 
     @property
     def names(self) -> list[str]:
-        """The sorted names of the loaded MetaGraph's signatures."""
-        return sorted(self._definitions)
-
-    def inputs(self, signature: str) -> dict[str, InputInfo]:
-        """Returns the inputs of a signature by name; an input that is not one tensor has the dtype ""."""
-        definition = self._definitions[signature]
-        return {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
-
-    def output_ranks(self, signature: str) -> dict[str, int | None]:
-        """Returns the rank of each output, as the signature's SignatureDef declares it; None for an unknown rank."""
-        infos = self._definitions[signature].outputs
-        return {
-            key: None if info.tensor_shape.unknown_rank else len(info.tensor_shape.dim) for key, info in infos.items()
-        }
+        return sorted(self.signatures)
 
     def run(self, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Runs a signature and returns all outputs.
@@ -78,37 +63,22 @@ class SignatureRunner:
 
         Raises:
           GraphRefusedError: the graph refuses the request. GraphFailedError: it fails otherwise.
-          ValueError: an input is unknown or missing, or its shape does not fit the graph's placeholder.
+          ValueError: an input is unknown or missing.
         """
-        definition = self._definitions[signature]
-        defaults = {name: tf.make_ndarray(value) for name, value in definition.defaults.items()}
-        given = {**defaults, **inputs}
-        sparse = {key: info.coo_sparse for key, info in definition.inputs.items() if _is_sparse(info)}
-        parts = {key: (key + VALUES_SUFFIX, key + ROW_SPLITS_SUFFIX) for key in sparse}
-        takes = {name for key in definition.inputs for name in parts.get(key, (key,))}
-        if set(given) != takes:
-            raise ValueError(f"signature {signature!r} takes {sorted(takes)}, got {sorted(given)}")
-        feeds = {definition.inputs[key].name: given[key] for key in definition.inputs if key not in sparse}
-        for key, names in sparse.items():
-            tensors = (names.values_tensor_name, names.indices_tensor_name, names.dense_shape_tensor_name)
-            feeds |= dict(zip(tensors, to_coo(*(given[part] for part in parts[key])), strict=True))
-        fetches = {key: info.name for key, info in definition.outputs.items()}
+        spec = self.signatures[signature]
+        given = {**spec.defaults, **inputs}
+        if set(given) != set(spec.inputs):
+            raise ValueError(f"signature {signature!r} takes {sorted(spec.inputs)}, got {sorted(given)}")
+        arrays = {name: np.asarray(array, spec.inputs[name].numpy_dtype) for name, array in given.items()}
         try:
-            answer: dict[str, Array] = self._session.run(fetches, feeds)
-        except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
-            raise GraphRefusedError(_first_line(error)) from error
-        except tf.errors.OpError as error:
-            raise GraphFailedError(f"{type(error).__name__}: {_first_line(error)}") from error
-        return answer
-
-
-def _is_sparse(info: Any) -> bool:
-    return bool(info.WhichOneof("encoding") == "coo_sparse")
-
-
-def _first_line(error: Any) -> str:
-    message = str(error.message).strip().removeprefix("Graph execution error:").strip()
-    return message.partition("\n")[0]
+            return self._graph.run(spec, arrays, tuple(spec.outputs))
+        except ServiceError as error:
+            cause = error.__cause__
+            if isinstance(cause, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)):
+                raise GraphRefusedError(first_line(cause.message)) from error
+            if isinstance(cause, tf.errors.OpError):
+                raise GraphFailedError(f"{type(cause).__name__}: {first_line(cause.message)}") from error
+            raise GraphFailedError(error.message) from error
 
 
 def constant_arrays(artifact: Path, most_elements: int) -> Iterator[Array]:
@@ -128,7 +98,6 @@ def constant_arrays(artifact: Path, most_elements: int) -> Iterator[Array]:
 
 
 def meta_graph_tags(artifact: Path) -> list[tuple[str, ...]]:
-    """Returns the sorted tags of each MetaGraph in an artifact's saved_model.pb."""
     return [tuple(sorted(graph.meta_info_def.tags)) for graph in read_saved_model(artifact).meta_graphs]
 
 
@@ -166,54 +135,16 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
     Raises:
       ExportError: TensorFlow can not load the MetaGraph; the message holds TensorFlow's error.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        folder, wanted = artifact, tuple(tags)
-        if "tpu" in tags:
-            folder, wanted = _lowered(artifact, wanted, Path(temporary)), SERVE
-        with tf.compat.v1.Session(graph=tf.Graph()) as session:
-            try:
-                # TensorFlow 1's loader warns that it is deprecated; no other loader feeds inputs by name.
-                with without_warnings("tensorflow"):
-                    meta_graph = _load(session, folder, wanted)
-            except (OSError, ValueError, RuntimeError, tf.errors.OpError) as error:
-                raise ExportError(f"TensorFlow can not load {artifact}: {error}") from error
-            definitions = {name: d for name, d in meta_graph.signature_def.items() if name != INIT_SIGNATURE}
-            yield SignatureRunner(session, definitions)
-
-
-def _load(session: Any, folder: Path, tags: Sequence[str]) -> Any:
-    """Loads a MetaGraph into a session as tf.compat.v1.saved_model.load does, but for variables that nothing reads."""
-    from tensorflow.python.saved_model.loader_impl import SavedModelLoader, get_init_op
-
-    loader = SavedModelLoader(str(folder))
-    meta_graph = loader.get_meta_graph_def_from_tags(tags)
-    saver, _ = loader.load_graph(session.graph, list(tags))
-    init = get_init_op(meta_graph)
-    roots = [*signature_tensors(meta_graph), *([] if init is None else [init.name])]
-    path = str(folder / "variables" / "variables")
-    needed = None if saver is None else add_needed_restore(session.graph, meta_graph, roots, path)
-    if needed is None:
-        loader.restore_variables(session, saver)
-    else:
-        session.run(session.graph.get_operation_by_name(needed))
-    loader.run_init_ops(session, list(tags))
-    return meta_graph
-
-
-def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:
-    # The new SavedModel's folder links to the artifact's variables and assets, because only the graph is rewritten.
-    saved_model = read_saved_model(artifact)
-    graphs = [graph for graph in saved_model.meta_graphs if set(graph.meta_info_def.tags) == set(tags)]
-    if not graphs:
-        raise ExportError(f"{artifact} has no MetaGraph tagged {', '.join(tags)}")
-    lower(graphs[0])
-    alone = message_class("tensorflow.SavedModel")(saved_model_schema_version=saved_model.saved_model_schema_version)
-    alone.meta_graphs.add().CopyFrom(graphs[0])
-    (folder / "saved_model.pb").write_bytes(alone.SerializeToString())
-    for name in ("variables", "assets"):
-        if (artifact / name).is_dir():
-            (folder / name).symlink_to((artifact / name).absolute())
-    return folder
+    graph = Graph(artifact, frozenset(tags), (0, 0))
+    try:
+        signatures = read_signatures(artifact / "saved_model.pb", frozenset(tags))
+        graph.open()
+    except ArtifactError as error:
+        raise ExportError(error.message) from error
+    try:
+        yield SignatureRunner(graph, {name: spec for name, spec in signatures.items() if name != INIT_SIGNATURE})
+    finally:
+        graph.close()
 
 
 def _input_info(info: Any, default: Any) -> InputInfo:
@@ -226,7 +157,6 @@ def _input_info(info: Any, default: Any) -> InputInfo:
 
 @contextmanager
 def without_warnings(of: str) -> Iterator[None]:
-    """Silences the warnings of a logger, named `of`."""
     logger = logging.getLogger(of)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -9,21 +9,15 @@ from pathlib import Path
 from model_export.errors import ExportError
 from model_export.importers import (
     array_store,
-    csv_file,
-    hdf5_file,
-    npy_file,
+    matrix_files,
     parquet_file,
-    raw_matrix,
-    safetensors_file,
     tensorflow_checkpoint,
+    text_files,
     torch_file,
-    word_vectors,
 )
-from model_export.importers.address import Address
-from model_export.importers.byte_source import ByteSource
-from model_export.importers.hash_table import HASH_TABLE_OPTIONS
-from model_export.importers.row_keys import DUPLICATES
-from model_export.importers.table_reader import TableReader
+from model_export.importers.address import Address, ByteSource
+from model_export.importers.table_reader import DUPLICATES, TableReader
+from model_export.importers.tensorflow_checkpoint import HASH_TABLE_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +37,22 @@ class _Format:
 
 _CSV = ("key", "vector", "keys", "header", "key_dtype", "errors")
 _FORMATS: Mapping[str, _Format] = {
-    "npy": _Format(npy_file.open_npy, (".npy",), ("dtype",), has_names=False),
-    "npz": _Format(npy_file.open_npz, (".npz",), ("dtype",)),
-    "safetensors": _Format(safetensors_file.open_safetensors, (".safetensors",)),
-    "safetensors-index": _Format(safetensors_file.open_sharded, (".safetensors.index.json",)),
+    "npy": _Format(matrix_files.open_npy, (".npy",), ("dtype",), has_names=False),
+    "npz": _Format(matrix_files.open_npz, (".npz",), ("dtype",)),
+    "safetensors": _Format(matrix_files.open_safetensors, (".safetensors",)),
+    "safetensors-index": _Format(matrix_files.open_sharded, (".safetensors.index.json",)),
     "parquet": _Format(parquet_file.open_parquet, (".parquet",), ("key", "vector", "key_dtype"), has_names=False),
     "feather": _Format(parquet_file.open_feather, (".feather",), ("key", "vector", "key_dtype"), has_names=False),
-    "csv": _Format(csv_file.open_csv, (".csv",), _CSV, has_names=False, is_packable=True),
-    "tsv": _Format(csv_file.open_csv, (".tsv",), _CSV, has_names=False, is_packable=True),
+    "csv": _Format(text_files.open_csv, (".csv",), _CSV, has_names=False, is_packable=True),
+    "tsv": _Format(text_files.open_csv, (".tsv",), _CSV, has_names=False, is_packable=True),
     "orbax": _Format(array_store.open_array_store, options=("stacks",)),
     "tensorflow": _Format(tensorflow_checkpoint.open_checkpoint, options=HASH_TABLE_OPTIONS),
     "torch": _Format(torch_file.open_torch, (".pt", ".pth")),
-    "hdf5": _Format(hdf5_file.open_hdf5, (".h5", ".hdf5", ".keras")),
-    "word2vec": _Format(word_vectors.open_text, (".vec",), ("keys", "errors"), has_names=False, is_packable=True),
-    "glove": _Format(word_vectors.open_text, (".txt",), ("keys", "errors"), has_names=False, is_packable=True),
-    "word2vec-binary": _Format(word_vectors.open_binary, (".bin",), ("errors",), has_names=False, is_packable=True),
-    "raw": _Format(raw_matrix.open_raw, (), ("dim", "dtype"), has_names=False),
+    "hdf5": _Format(matrix_files.open_hdf5, (".h5", ".hdf5", ".keras")),
+    "word2vec": _Format(text_files.open_text, (".vec",), ("keys", "errors"), has_names=False, is_packable=True),
+    "glove": _Format(text_files.open_text, (".txt",), ("keys", "errors"), has_names=False, is_packable=True),
+    "word2vec-binary": _Format(text_files.open_binary, (".bin",), ("errors",), has_names=False, is_packable=True),
+    "raw": _Format(matrix_files.open_raw, (), ("dim", "dtype"), has_names=False),
 }
 _OF_ALL = (DUPLICATES, "format")
 # Files whose format is known but not read: the end of their name -> how to get a file that is.

@@ -7,38 +7,45 @@ a table. The version appears by one rename, after its graph was compared with th
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 import shutil
 import tempfile
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
-from model_export.exporter.cut_spec import cut_spec
-from model_export.exporter.finishing import COMPARED_ROWS as _COMPARED_ROWS
-from model_export.exporter.finishing import COMPARED_ROWS_KEY, LabelSource, finish
-from model_export.exporter.finishing import WHOLE_CHECK_BYTES as _WHOLE_CHECK_BYTES
-from model_export.exporter.versions import new_version_folder
-from model_export.graphs.lookup_features import lookup_entry
+from model_export.exporter.versions import COMPARED_ROWS as _COMPARED_ROWS
+from model_export.exporter.versions import COMPARED_ROWS_KEY, LabelSource, finish, new_version_folder
+from model_export.exporter.versions import WHOLE_CHECK_BYTES as _WHOLE_CHECK_BYTES
 from model_export.graphs.reduced_table import REDUCED_KEY, chosen_dtypes
-from model_export.graphs.signature_names import LOOKUP
+from model_export.graphs.source import LOOKUP, lookup_entry
 from model_export.importers.address import Address
 from model_export.importers.formats import open_table
-from model_export.importers.row_keys import with_keys
-from model_export.importers.table_copy import CopiedTable, Progress, TableCopy
-from model_export.importers.table_options import OovPolicy, check_name, choose_features, model_spec
-from model_export.importers.table_reader import Keys, TableReader
+from model_export.importers.table_copy import (
+    CopiedTable,
+    OovPolicy,
+    Progress,
+    TableCopy,
+    check_name,
+    choose_features,
+    model_spec,
+)
+from model_export.importers.table_reader import Keys, TableReader, with_keys
+from model_export.parity.comparison import ParityReport
 from model_export.parity.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
-from model_export.parity.parity_report import ParityReport
-from model_export.spec.features import ModelSpec
-from service.artifact.manifest import Manifest, TableEntry, TableScale
+from model_export.spec.features import ModelSpec, cut_spec
+from service.artifact.manifest import LookupFeature, Manifest, TableEntry, TableScale
 from service.artifact.vocabulary_lines import lines_of
 from service.types import TABLE_DTYPES, Array, saved_dtype
 
@@ -113,7 +120,6 @@ class _Plan:
         *,
         allow_nonfinite: bool,
     ) -> _Plan:
-        """Checks all arguments of import_tables() that can be checked before a file is read; returns the _Plan."""
         if not tables:
             raise ExportError("no tables to import; name one with --table NAME=FILE")
         for name in tables:
@@ -192,10 +198,8 @@ def _finish(
 def _saved(
     artifact: Path, variables: Path, spec: ModelSpec, tables: Sequence[CopiedTable], provenance: Mapping[str, Any]
 ) -> Manifest:
-    from model_export.exporter.artifact import vocabulary_files
-    from model_export.exporter.manifest_builder import build_manifest
-    from model_export.exporter.recording import lookup_requests
-    from model_export.exporter.warmup_requests import write_warmup
+    from model_export.exporter.artifact import build_manifest, vocabulary_files
+    from model_export.exporter.recording import lookup_requests, write_warmup
     from model_export.graphs.signature_runner import read_signature_inputs
     from model_export.importers.serving_graph import write_saved_model
 
@@ -230,7 +234,6 @@ def _twin_parity(
 
 
 def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
-    """Returns copies of the descriptions of imported tables, each cut to at most `rows` rows."""
     return [replace(t, read=replace(t.read, vocabulary_size=min(rows, t.read.vocabulary_size))) for t in tables]
 
 
@@ -255,7 +258,6 @@ def _rows(artifact: Path, part: TableEntry | TableScale, dtype: str, nbytes: int
 
 
 def read_keys(path: Path) -> Keys:
-    """Reads a file of keys in the order of the imported table's rows; raises ExportError if it can not be read."""
     try:
         if path.suffix == ".npy":
             return _numpy_keys(path)
@@ -275,3 +277,56 @@ def _numpy_keys(path: Path) -> Keys:
         return [key.decode() for key in keys.tolist()]
     listed: Keys = keys.tolist()
     return listed
+
+
+_SHOWN_IDS = 2
+
+
+def import_summary(artifact: Path, base_path: str) -> Iterator[str]:
+    """Yields the lines that `model-export import` prints at its end.
+
+    Args:
+      base_path: the folder of the versions, or its address in an object store.
+    """
+    manifest = Manifest.read(artifact)
+    assert manifest is not None  # the import has written it
+    features = manifest.signatures[LOOKUP].features
+    yield "tables:"
+    for name, table in manifest.tables.items():
+        yield f"  {name}: {table.vocabulary_size:,} rows x {table.embedding_dim} {table.dtype}"
+    yield "features:"
+    for name, feature in features.items():
+        yield f"  {name}: table {manifest.features[name].table}, {_ids(manifest, name)}, {_form(feature)}"
+    shown = {name: _example(artifact, manifest, name, feature) for name, feature in features.items()}
+    yield f"serve: {serve_command(base_path)}"
+    request = json.dumps({"features": shown}, ensure_ascii=False)
+    # The server names a model after its folder.
+    name = base_path.rstrip("/").rpartition("/")[2] if "://" in base_path else Path(base_path).absolute().name
+    yield f"ask:   curl -d {shlex.quote(request)} localhost:8501/v1/models/{quote(name)}:lookup"
+
+
+def serve_command(base_path: str) -> str:
+    return f"embedding-server {shlex.quote(base_path)}" + (" --store_cache_dir=DIR" if "://" in base_path else "")
+
+
+def _ids(manifest: Manifest, feature: str) -> str:
+    vocabulary = manifest.features[feature].vocabulary
+    if vocabulary is None:
+        return "row numbers"
+    entry = manifest.vocabularies[vocabulary]
+    return f"{entry.size:,} {'string' if entry.key_dtype == 'string' else 'integer'} keys"
+
+
+def _form(feature: LookupFeature) -> str:
+    return "one per row" if feature.row_splits is None else f"any number per row ({feature.combiner})"
+
+
+def _example(artifact: Path, manifest: Manifest, name: str, feature: LookupFeature) -> list[Any]:
+    vocabulary = manifest.features[name].vocabulary
+    ids: list[Any] = list(range(manifest.tables[manifest.features[name].table].vocabulary_size))[:_SHOWN_IDS]
+    if vocabulary is not None:
+        entry = manifest.vocabularies[vocabulary]
+        with (artifact / entry.file).open("rb") as file:
+            lines = [line.decode() for line in lines_of(b"".join(islice(file, _SHOWN_IDS)))]
+        ids = lines if entry.key_dtype == "string" else [int(line) for line in lines]
+    return ids if feature.row_splits is None else [ids, ids[:1]]

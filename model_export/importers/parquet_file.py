@@ -14,8 +14,15 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.table_reader import Chunk, Keys, TableReader, missing_library, rows_per_chunk
-from model_export.importers.text_keys import KeyDtypeChoice, option
+from model_export.importers.table_reader import (
+    Chunk,
+    KeyDtypeChoice,
+    Keys,
+    TableReader,
+    missing_library,
+    option,
+    rows_per_chunk,
+)
 from service.types import Array
 
 # Number of a Parquet file's rows that are read at once if the length of the vectors is not known in advance.
@@ -30,7 +37,6 @@ def open_parquet(address: Address) -> TableReader:
 
 
 def open_feather(address: Address) -> TableReader:
-    """Opens the Feather file PATH?key=COLUMN&vector=COLUMN[,COLUMN...] and returns its reader; raises ExportError."""
     return _opened(address, [_FeatherPart(address.path)], "Feather files")
 
 
@@ -62,23 +68,15 @@ def _opened(address: Address, parts: Sequence[_Part], what: str) -> TableReader:
 
 
 class _Part(Protocol):
-    """One file of a table in columns."""
-
     path: Path
 
     @property
-    def schema(self) -> Any:
-        """The Arrow schema of the file; raises ExportError if the file is none of its format."""
-        ...
+    def schema(self) -> Any: ...
 
     @property
-    def num_rows(self) -> int:
-        """The number of rows of the file."""
-        ...
+    def num_rows(self) -> int: ...
 
-    def batches(self, size: int, columns: list[str]) -> Iterator[Any]:
-        """Yields Arrow record batches with at most `size` rows of the columns."""
-        ...
+    def batches(self, size: int, columns: list[str]) -> Iterator[Any]: ...
 
 
 @dataclass(slots=True)

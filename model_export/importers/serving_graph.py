@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_export.graphs.lookup_graph import build_lookup
+from model_export.graphs.lookup_graph import build_lookup, vocabulary_tables
 from model_export.graphs.reduced_graph import GraphTable, unwritten_variable
 from model_export.graphs.signature_runner import SERVE
-from model_export.graphs.vocabulary_graph import vocabulary_tables
 from model_export.importers.table_copy import CopiedTable
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf

@@ -1,12 +1,16 @@
-"""The interface of all readers: a reader yields a table's rows, and its keys if it has any, in chunks of megabytes."""
+"""The interface of the readers of imported tables, and readers that add keys or leave out duplicates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
+
+import numpy as np
 
 from model_export.errors import ExportError
+from model_export.spec.features import line_fault
 from service.types import Array
 
 # Size in bytes of a chunk's rows as float32. A reader's temporary arrays for a chunk (float64, a transposed copy,
@@ -52,5 +56,139 @@ def rows_per_chunk(dim: int) -> int:
 
 
 def missing_library(library: str, needed_for: str) -> ExportError:
-    """Returns an ExportError that says which library is not installed, and what needs it."""
     return ExportError(f"{needed_for} need {library}, which is not installed: in a checkout, pip install '.[import]'")
+
+
+# What to do with a key that is not UTF-8: refuse the file, change the key's bytes as bytes.decode() does, or leave the
+# row out ("skip", which also leaves out keys that no vocabulary can hold).
+Errors = Literal["strict", "replace", "ignore", "skip"]
+KeysChoice = Literal["none", "first"]
+KeyDtypeChoice = Literal["int64", "string"]
+
+_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_INTEGER = re.compile(r"0|-?[1-9]\d*")
+_INT64 = range(-(2**63), 2**63)
+
+
+def option(options: Mapping[str, str], name: str, choices: object, what: str) -> str | None:
+    """Returns the value of an address's option, or None; raises ExportError if it is none of the Literal `choices`."""
+    value = options.get(name)
+    if value is not None and value not in get_args(choices):
+        raise ExportError(f"{what}: {name}={value}; expected {' or '.join(get_args(choices))}")
+    return value
+
+
+def decoded(key: bytes, errors: str, where: str) -> str | None:
+    """Decodes a key by the option errors=; None means that its row is left out. Raises ExportError.
+
+    >>> decoded(b"abc\\xe5", "replace", "line 3")
+    'abc\ufffd'
+    """
+    try:
+        text = key.decode("utf-8", "strict" if errors == "skip" else errors)
+        return None if errors == "skip" and line_fault(text) else text
+    except UnicodeDecodeError as error:
+        if errors == "skip":
+            return None
+        raise ExportError(
+            f"{where}: the key {key[:60]!r} is not UTF-8; add ?errors=replace or ?errors=ignore to change its bytes, "
+            "or ?errors=skip to leave the row out"
+        ) from error
+
+
+def is_number(text: bytes) -> bool:
+    """Says whether a cell of a text file is a number in decimal notation.
+
+    >>> [is_number(text) for text in (b"-1.5e3", b"7", b"nan", b"1_0", b"x")]
+    [True, True, True, False, False]
+    """
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def is_int64(text: str) -> bool:
+    """Says whether a text is an int64 as programs print it, so that no other text means the same key.
+
+    >>> [is_int64(text) for text in ("-7", "007", "9223372036854775808")]
+    [True, False, False]
+    """
+    return _INTEGER.fullmatch(text) is not None and int(text) in _INT64
+
+
+# The option of all formats for keys that several rows have: which of these rows is imported.
+DUPLICATES = "duplicates"
+_Duplicates = Literal["error", "first", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class WithKeys:
+    """A TableReader that gives the rows of another one the keys of a separate file.
+
+    what: the table and its source, for messages.
+    """
+
+    reader: TableReader
+    keys: Keys
+    what: str
+
+    @property
+    def num_rows(self) -> int | None:
+        return self.reader.num_rows
+
+    def chunks(self) -> Iterator[Chunk]:
+        done = 0
+        for chunk in self.reader.chunks():
+            if chunk.keys is not None:
+                raise ExportError(f"{self.what} has keys of its own; leave --keys out")
+            keys = self.keys[done : done + len(chunk.rows)]
+            done += len(chunk.rows)
+            if len(keys) == len(chunk.rows):
+                yield Chunk(chunk.rows, keys)
+        if done != len(self.keys):
+            raise ExportError(f"{self.what} has {done:,} rows and {len(self.keys):,} keys; one key a row")
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutDuplicates:
+    """A TableReader without the rows whose key another row has. is_last: keeps the last row of a key, not the first."""
+
+    reader: TableReader
+    is_last: bool
+    what: str
+
+    @property
+    def num_rows(self) -> int | None:
+        return None
+
+    def chunks(self) -> Iterator[Chunk]:
+        last: dict[str | int, int] = {}
+        if self.is_last:
+            every = (key for chunk in self.reader.chunks() for key in self._keys(chunk))
+            last = {key: row for row, key in enumerate(every)}
+        seen: set[str | int] = set()
+        done = 0
+        for chunk in self.reader.chunks():
+            keys: Sequence[str | int] = self._keys(chunk)
+            kept = []
+            for i, key in enumerate(keys):
+                if last[key] == done + i if self.is_last else key not in seen:
+                    kept.append(i)
+                    seen.add(key)
+            done += len(keys)
+            if kept:
+                yield Chunk(chunk.rows[np.array(kept)], [keys[i] for i in kept])  # type: ignore[arg-type]
+
+    def _keys(self, chunk: Chunk) -> Sequence[str | int]:
+        if chunk.keys is None:
+            raise ExportError(f"{self.what} has no keys; leave ?{DUPLICATES}= out")
+        return chunk.keys
+
+
+def with_keys(reader: TableReader, keys: Keys | None, options: Mapping[str, str], what: str) -> TableReader:
+    """Returns a reader with the keys of a separate file, if there are any, and by the option duplicates=.
+
+    Raises:
+      ExportError: the option has an unknown value.
+    """
+    joined = reader if keys is None else WithKeys(reader, keys, what)
+    said = option(options, DUPLICATES, _Duplicates, what)
+    return joined if said in (None, "error") else WithoutDuplicates(joined, said == "last", what)

@@ -1,31 +1,201 @@
-"""Reads variables and hash tables of TensorFlow checkpoints and SavedModels, without TensorFlow.
+"""Reads variables and hash tables of a TensorFlow checkpoint or SavedModel.
+
+Reads hash tables of TensorFlow checkpoints: keys and values that are saved beside each other, in order of buckets.
+
+Source: MutableHashTable._Saveable and DenseHashTable._Saveable of tensorflow/python/ops/lookup_ops.py (2.21): tensors
+NAME-keys and NAME-values. Variable._make_name of TensorFlow Recommenders Addons' dynamic_embedding_variable.py: one
+table NAME_mht_IofN for each device. WriteStringTensor of tensorflow/core/util/tensor_bundle/tensor_bundle.cc.
+
+Reads variables and hash tables of TensorFlow checkpoints and SavedModels, without TensorFlow.
 
 A variable may be whole or partitioned.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from model_export.adoption.spec import candidate_lines, find_variable, is_table
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.hash_table import (
-    HASH_TABLE_OPTIONS,
-    KEYS,
-    VALUES,
-    HashTable,
-    hash_tables,
-    open_hash_table,
-)
-from model_export.importers.raw_matrix import NumberType, RawMatrix
-from model_export.importers.table_reader import Chunk, TableReader, rows_per_chunk
+from model_export.importers.matrix_files import NumberType, RawMatrix
+from model_export.importers.table_reader import Chunk, Errors, TableReader, decoded, option, rows_per_chunk
 from model_export.parity.integrity import VARIABLES_PREFIX
 from service.artifact.bundle import BundleEntry, read_bundle
+from service.artifact.crc32c import crc32c_of, masked
+from service.artifact.sorted_table import read_varint
 from service.types import Array
+
+KEYS, VALUES = "-keys", "-values"
+HASH_TABLE_OPTIONS = ("empty_key", "deleted_key", "errors")
+_INTEGERS = {"int32": "<i4", "int64": "<i8"}
+_OBJECT = "/.ATTRIBUTES/table"
+# The number in a part's name, in a checkpoint by names and in one by objects.
+_PART = re.compile(r"(?<=_mht_)\d+(?=of\d+(_\d+)?$)|(?<=/)\d+(?=/\.ATTRIBUTES/table$)")
+
+
+@dataclass(frozen=True, slots=True)
+class HashTable:
+    """A hash table in a checkpoint. parts: the keys of its tensors without -keys or -values, one per part."""
+
+    name: str
+    parts: tuple[str, ...]
+
+    def is_named(self, name: str) -> bool:
+        """Says whether a user's name means this table: its name, the end of it, or a tensor of one of its parts."""
+        tensors = {part + end for part in self.parts for end in ("", KEYS, VALUES)}
+        return name in tensors or f"/{self.name}".endswith(f"/{name}")
+
+
+def hash_tables(variables: Mapping[str, BundleEntry]) -> list[HashTable]:
+    found: dict[str, list[str]] = {}
+    for key, values in variables.items():
+        stem = key.removesuffix(VALUES)
+        keys = variables.get(stem + KEYS)
+        if stem == key or keys is None or not values.shape or keys.dtype.startswith("float"):
+            continue
+        if keys.shape in (values.shape[:1], (values.shape[0], 1)):
+            part = _PART.search(stem)
+            whole = stem if part is None else f"{stem[: part.start()]}*{stem[part.end() :]}"
+            found.setdefault(whole, []).append(stem)
+    for whole, parts in found.items():
+        if (number := re.search(r"_mht_\*of(\d+)", whole)) and int(number[1]) != len(parts):
+            raise ExportError(
+                f"hash table {whole.replace('*', 'I')} has {len(parts)} of its {number[1]} parts in the checkpoint"
+            )
+    return [
+        HashTable((parts[0] if len(parts) == 1 else whole).removesuffix(_OBJECT), tuple(parts))
+        for whole, parts in found.items()
+    ]
+
+
+def open_hash_table(
+    address: Address, table: HashTable, variables: Mapping[str, BundleEntry], matrices: Mapping[str, RawMatrix]
+) -> SortedHashTable:
+    """Opens a hash table and returns its reader.
+
+    Args:
+      matrices: the values of each part, by the part's name.
+
+    Raises:
+      ExportError: the keys are not int64, int32 or strings, or a dense table's empty and deleted keys are not named.
+    """
+    entries = [variables[part + KEYS] for part in table.parts]
+    keys = [_keys(entry, f"{address.path}:{part}{KEYS}") for part, entry in zip(table.parts, entries, strict=True)]
+    flat = [key for some in keys for key in some.tolist()]
+    real = _real_rows(address, table, flat, is_dense=any(len(entry.shape) == 2 for entry in entries))
+    errors = option(address.options, "errors", Errors, address.text) or "strict"
+    where = f"{address.path}:{table.name}"
+    order, named = [], []
+    for i in sorted(real, key=flat.__getitem__):
+        key = decoded(flat[i], errors, where) if isinstance(flat[i], bytes) else flat[i]
+        if key is not None:
+            order.append(i)
+            named.append(key)
+    sizes = [len(some) for some in keys]
+    places = np.stack([np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(n) for n in sizes])], axis=1)
+    return SortedHashTable(tuple(matrices[part] for part in table.parts), places[order], named)
+
+
+@dataclass(frozen=True, slots=True)
+class SortedHashTable:
+    """A TableReader of a hash table's values in the order of their keys.
+
+    places: [num_rows, 2] int64, the part that holds a row and the row's number in it. keys: one per row, ascending.
+    """
+
+    parts: tuple[RawMatrix, ...]
+    places: Array
+    keys: Sequence[str] | Sequence[int]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.keys)
+
+    def chunks(self) -> Iterator[Chunk]:
+        for part in self.parts:
+            # Only whole values have a checksum, so they are read once in order, to compare it.
+            for _ in part.chunks():
+                pass
+        dim = self.parts[0].dim
+        for start in range(0, self.num_rows, step := rows_per_chunk(dim)):
+            places = self.places[start : start + step]
+            rows: Array = np.empty((len(places), dim), np.result_type(self.parts[0].read(0, 0)))
+            for number, part in enumerate(self.parts):
+                here = places[:, 0] == number
+                rows[here] = part.read_rows(places[here, 1])
+            yield Chunk(rows, self.keys[start : start + step])
+
+
+def _real_rows(address: Address, table: HashTable, keys: Sequence[int | bytes], *, is_dense: bool) -> list[int]:
+    # A dense table saves all its buckets, the unused ones with its empty key and its deleted key, which the checkpoint
+    # does not name.
+    if not is_dense:
+        return list(range(len(keys)))
+    counts: dict[int | bytes, int] = {}
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    most = max(counts, key=counts.__getitem__) if counts else 0
+    named = {name: address.options.get(name) for name in ("empty_key", "deleted_key")}
+    if missing := [name for name, value in named.items() if value is None]:
+        shown = most.decode(errors="backslashreplace") if isinstance(most, bytes) else most
+        raise ExportError(
+            f"{address.path}:{table.name} is a DenseHashTable, saved with its unused buckets: {counts.get(most, 0):,} "
+            f"of {len(keys):,} have the key {shown}; add ?empty_key=K&deleted_key=K ({missing[0]} is missing)"
+        )
+    unused: set[int | bytes] = set()
+    for name, value in named.items():
+        try:
+            unused.add(str(value).encode() if isinstance(most, bytes) else int(str(value)))
+        except ValueError as error:
+            raise ExportError(f"{address.text}: {name}={value}; the table's keys are integers") from error
+    if counts.get(most, 0) > 1 and most not in unused:
+        raise ExportError(f"{address.text}: {counts[most]:,} buckets have the key {most!r}, so it is the empty key")
+    return [i for i, key in enumerate(keys) if key not in unused]
+
+
+def _keys(entry: BundleEntry, what: str) -> Array:
+    if entry.dtype not in _INTEGERS and entry.dtype != "other":
+        raise ExportError(f"{what} holds {entry.dtype}; keys are int64, int32 or strings")
+    if not entry.file.is_file():
+        raise ExportError(f"{entry.file} is missing: it holds {what}")
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        data = file.read(entry.nbytes)
+    if len(data) < entry.nbytes:
+        raise ExportError(f"{entry.file} is cut short: it ends in {what}; copy it again")
+    keys = _strings(data, entry) if entry.dtype == "other" else np.frombuffer(data, _INTEGERS[entry.dtype])
+    if keys is None or (entry.dtype != "other" and masked(crc32c_of(data)) != entry.crc32c):
+        raise ExportError(f"{entry.file} is damaged: {what} does not have the checksum that was saved with it")
+    return keys
+
+
+def _strings(data: bytes, entry: BundleEntry) -> Array | None:
+    # Returns the strings of a tensor, or None if a checksum differs. A tensor of strings is saved as their lengths
+    # (varints), the masked checksum of the lengths, and their bytes; its own checksum covers all of that.
+    position, lengths = 0, []
+    try:
+        for _ in range(entry.shape[0]):
+            length, position = read_varint(data, position)
+            lengths.append(length)
+        crc = crc32c_of(np.array(lengths, np.uint32))
+    except (IndexError, ValueError, OverflowError):
+        return None
+    saved, text = data[position : position + 4], data[position + 4 :]
+    if saved != masked(crc).to_bytes(4, "little") or sum(lengths) != len(text):
+        return None
+    if masked(crc32c_of(text, crc32c_of(saved, crc))) != entry.crc32c:
+        return None
+    ends = list(accumulate(lengths))
+    out = np.empty(len(lengths), object)
+    out[:] = [text[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+    return out
+
 
 _NUMBERS = {
     "float16": NumberType(np.dtype("<f2")),

@@ -17,8 +17,7 @@ import numpy as np
 
 from model_export.errors import ExportError
 from model_export.importers.address import Address
-from model_export.importers.npy_file import StoredMatrix, data_offset
-from model_export.importers.raw_matrix import NumberType, RawMatrix
+from model_export.importers.matrix_files import NumberType, RawMatrix, StoredMatrix, data_offset
 from model_export.importers.table_reader import TableReader
 
 _NUMBERS = {
@@ -106,8 +105,6 @@ class _UnknownName(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Global:
-    """The name of a class or function in a pickle."""
-
     name: str
 
 

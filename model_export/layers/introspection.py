@@ -36,7 +36,6 @@ def embedding_layers(model: Any) -> list[Any]:
 
 
 def has_embedding_layer(model: Any) -> bool:
-    """Says whether a Keras model or tf.Module has a TPUEmbedding layer, or is one."""
     return bool(_embedding_layers(model))
 
 
@@ -46,7 +45,6 @@ def feature_config(layer: Any) -> Any:
 
 
 def is_built(layer: Any) -> bool:
-    """Says whether a TPUEmbedding layer has created its tables already."""
     return bool(layer._tpu_embedding._built)
 
 

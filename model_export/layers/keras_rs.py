@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.graphs.signature_names import PREDICT
-from model_export.graphs.source import PredictSignature
-from model_export.layers.lookup_source import LookupSource, training_history
+from model_export.graphs.source import PREDICT, PredictSignature
+from model_export.layers.export_source import LookupSource, training_history
 from model_export.layers.model_inputs import InputLeaf, ModelInputs, dynamic_batch, matched_inputs
-from model_export.layers.predict_inputs import PredictInputs
-from model_export.layers.serving_module import ServingModule, output_namer, predict_function
-from model_export.layers.to_spec import flatten_with_paths, input_name
-from model_export.layers.vocabularies import Vocabulary, vocabulary_spec
+from model_export.layers.predict_inputs import PredictInputs, ServingModule, output_namer, predict_function
+from model_export.layers.to_spec import Vocabulary, flatten_with_paths, input_name, vocabulary_spec
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import TooManyPolicy
@@ -125,7 +122,6 @@ class KerasRsSource(LookupSource):
         return {name: np.asarray(answer) for name, answer in answers.items()}
 
     def _read_inputs(self, inputs: Any) -> str:
-        """Finds the model's inputs; returns why the model has no predict signature, or ""."""
         what = f"{type(self._model).__name__} {self._model.name!r}"
         backend = sys.modules["keras"].backend.backend()
         if backend != "tensorflow":
@@ -157,7 +153,6 @@ class KerasRsSource(LookupSource):
 
 
 def has_embedding_layer(model: Any) -> bool:
-    """Says whether a Keras model has a DistributedEmbedding layer."""
     return next(_layers(model), None) is not None
 
 

@@ -29,7 +29,6 @@ class InputLeaf:
 
     @property
     def kind(self) -> IdsKind:
-        """The form in which this input tensor of a Keras model holds its values: "dense", "ragged" or "sparse"."""
         if isinstance(self.type_spec, tf.RaggedTensorSpec):
             return "ragged"
         return "sparse" if isinstance(self.type_spec, tf.SparseTensorSpec) else "dense"
@@ -100,7 +99,6 @@ def model_inputs(
 
 
 def is_functional(model: Any) -> bool:
-    """Says whether a Keras model is functional: built of symbolic tensors, with named inputs and outputs."""
     # Keras makes a Sequential model functional as soon as the model's input is known.
     return isinstance(model, tf.keras.Model) and bool(getattr(model, "_is_graph_network", False))
 

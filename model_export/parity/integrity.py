@@ -40,7 +40,6 @@ def integrity_faults(artifact: Path, manifest: Manifest) -> list[str]:
 
 
 def check_integrity(artifact: Path, manifest: Manifest) -> None:
-    """Raises an ExportError that lists all disagreements of artifact and manifest; ArtifactError for a bad index."""
     faults = integrity_faults(artifact, manifest)
     if faults:
         raise ExportError(f"{artifact}: " + "; ".join(faults))
@@ -71,7 +70,6 @@ def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array
 
 
 def saved_rows(entry: BundleEntry, start: int, stop: int) -> Array:
-    """Returns the rows [start, stop) of a matrix in a checkpoint."""
     row_bytes = entry.nbytes // entry.shape[0]
     with entry.file.open("rb") as file:
         file.seek(entry.offset + start * row_bytes)

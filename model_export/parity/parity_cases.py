@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model_export.answers.edges import Constants, edge_ids, edge_key_numbers, edge_keys
+from model_export.answers.served import Constants, edge_ids, edge_key_numbers, edge_keys
 from model_export.parity.oracle import Ids, Keys, RefusedError, read_keys
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.artifact.signature_def import read_signatures

@@ -33,7 +33,6 @@ class LoggedPrediction:
 
 
 def write_predictions(path: Path, predictions: Iterable[LoggedPrediction]) -> int:
-    """Writes recorded requests and their answers to a file; returns the number of requests."""
     path.parent.mkdir(exist_ok=True)
     count = 0
     with tf.io.TFRecordWriter(str(path)) as writer:

@@ -67,7 +67,6 @@ class SavedTable:
 
 
 def read_tables(artifact: Path, manifest: Manifest) -> dict[str, SavedTable]:
-    """Opens all tables of an artifact; returns them by table name."""
     return {name: SavedTable(artifact, entry) for name, entry in manifest.tables.items()}
 
 

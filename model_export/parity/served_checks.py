@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model_export.answers.edges import Constants, edge_ids, edge_keys
 from model_export.answers.gathered_rows import GatheredRows, NoGatherError, OpenedGather
-from model_export.answers.served import ServedAnswers, ServedRefusedError
+from model_export.answers.served import Constants, ServedAnswers, ServedRefusedError, edge_ids, edge_keys
 from model_export.graphs.signature_runner import GraphFailedError, GraphRefusedError, SignatureRunner
 from model_export.parity.comparison import BitCounts
 from model_export.parity.parity_cases import Case, case_writer
@@ -55,7 +54,6 @@ class ServedChecks:
         return BitCounts(name, "the server's lookup", "the signature's graph in TensorFlow")
 
     def answer(self, name: str, inputs: Mapping[str, Array]) -> Answer:
-        """Returns the answer of the server's code; raises NotComparableError."""
         try:
             return self._served.run(name, inputs)
         except ServedRefusedError as error:
@@ -183,12 +181,10 @@ class ServedChecks:
 
 
 def _policy(lookup: LookupFeature) -> tuple[str, int | None]:
-    """Returns what a lookup does with ids outside its table."""
     return lookup.on_bad_id, lookup.default_row if lookup.on_bad_id == "default_row" else None
 
 
 def graph_answer(runner: SignatureRunner, name: str, inputs: Mapping[str, Array]) -> Answer:
-    """Returns the answer of a signature's graph in TensorFlow, or its text of a refusal; raises NotComparableError."""
     try:
         return runner.run(name, inputs)
     except GraphRefusedError as error:
@@ -198,7 +194,6 @@ def graph_answer(runner: SignatureRunner, name: str, inputs: Mapping[str, Array]
 
 
 def _row_of_gather(opened: OpenedGather, request: Mapping[str, Array]) -> Answer:
-    """Returns the first row that a prediction gathers for a request with one id, or the text of a refusal."""
     found = opened.rows(request)
     if found is None:
         return "the graph refuses the request"

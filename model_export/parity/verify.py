@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from model_export.answers.edges import Constants
-from model_export.answers.served import ServedAnswers
+from model_export.answers.served import Constants, ServedAnswers
 from model_export.folder_checks import check_described
-from model_export.graphs.signature_names import RECORDED_PATH
 from model_export.graphs.signature_runner import (
     SERVE_TPU,
     GraphFailedError,
@@ -30,20 +29,159 @@ from model_export.graphs.signature_runner import (
     meta_graph_tags,
     open_signatures,
 )
-from model_export.parity.comparison import Comparison, differing_rows
-from model_export.parity.device_differences import DeviceComparison
+from model_export.graphs.source import RECORDED_PATH
+from model_export.parity.comparison import (
+    Comparison,
+    DeviceDifference,
+    Disagreements,
+    ParityReport,
+    SignatureParity,
+    differing_rows,
+)
 from model_export.parity.integrity import integrity_faults
-from model_export.parity.oracle import RefusedError, looked_up
+from model_export.parity.oracle import Ids, Keys, RefusedError, looked_up
 from model_export.parity.parity_cases import Case, CaseWriter, case_writer
-from model_export.parity.parity_report import DeviceDifference, Disagreements, ParityReport, SignatureParity
 from model_export.parity.prediction_log import LoggedPrediction, read_predictions
 from model_export.parity.saved_table import Rows, read_tables
 from model_export.parity.served_checks import NotComparableError, ServedChecks, graph_answer
-from service.artifact.manifest import Manifest
+from service.artifact.manifest import LookupFeature, Manifest
 from service.artifact.signature_def import read_signatures
 from service.artifact.signature_rules import signature_faults
 from service.errors import ArtifactError
-from service.types import Array
+from service.types import Array, RaggedIds
+
+# Groups of options of LookupFeature. If two lookups of a feature differ in a group, the group is one reason for
+# different results.
+_OPTIONS = (
+    ("mean_divisor",),
+    ("max_ids_per_row", "on_too_many_ids"),
+    ("on_bad_id", "default_row"),
+    ("on_nonpositive_weight",),
+    ("max_sequence_length",),
+)
+
+
+@dataclass(slots=True)
+class _Found:
+    rows: int = 0
+    max_absolute: float = 0.0
+    example: dict[str, Any] = field(default_factory=dict)
+
+
+class DeviceComparison:
+    def __init__(
+        self,
+        runner: SignatureRunner,
+        manifest: Manifest,
+        names: tuple[str, str],
+        tables: Mapping[str, Rows],
+        keys: Mapping[str, Keys],
+    ) -> None:
+        self._runner, self._manifest, self._names, self._tables, self._keys = runner, manifest, names, tables, keys
+        self._found: dict[tuple[str, str], _Found] = {}
+        self._rows: dict[str, int] = {}
+        self.faults: list[str] = []
+
+    def differences(self, cases: Iterable[Case]) -> tuple[DeviceDifference, ...]:
+        """Sends the requests `cases` to both compared lookups; returns their differences by feature and reason."""
+        for case in cases:
+            if case.refused:
+                self._compare_refusal(case)
+            else:
+                self._compare(case)
+        return tuple(
+            DeviceDifference(name, self._names[1], why, f.rows, self._rows.get(name, 0), f.max_absolute, f.example)
+            for (name, why), f in sorted(self._found.items())
+        )
+
+    def _compare(self, case: Case) -> None:
+        try:
+            here, there = (self._run(name, case) for name in self._names)
+        except GraphRefusedError:
+            return
+        first, second = (self._manifest.signatures[name].features for name in self._names)
+        for name in first.keys() & second.keys():
+            one, other = here[first[name].output or name], there[second[name].output or name]
+            self._rows[name] = self._rows.get(name, 0) + len(one)
+            if one.shape != other.shape:
+                self._note(name, f"shape {one.shape[1:]} here, {other.shape[1:]} there", len(one), 0.0, {})
+                continue
+            differs = np.flatnonzero(differing_rows(one, other))
+            if not len(differs):
+                continue
+            reasons = self._reasons(name, first[name], second[name], case.features[name])
+            for row in differs:
+                reason = " and ".join(text for text, changes in reasons if changes[row])
+                if not reason:
+                    self.faults.append(f"feature {name!r}: {self._names[0]} and {self._names[1]} differ unexplained")
+                size = float(np.abs(one[row].astype(np.float64) - other[row]).max())
+                self._note(name, reason or "unexplained", 1, size, _example(case.features[name], int(row)))
+
+    def _compare_refusal(self, case: Case) -> None:
+        try:
+            self._run(self._names[1], case)
+        except GraphRefusedError:
+            return
+        feature = next(n for n, f in self._manifest.signatures[self._names[0]].features.items() if self._is_of(f, case))
+        self._note(feature, f"refused here, answered there: {case.refused}", 1, 0.0, {})
+
+    @staticmethod
+    def _is_of(feature: LookupFeature, case: Case) -> bool:
+        return case.refused.startswith(feature.ids + ":")
+
+    def _run(self, name: str, case: Case) -> dict[str, Array]:
+        infos = self._runner.signatures[name].inputs
+        inputs = case.inputs(self._manifest.signatures[name])
+        return self._runner.run(name, {k: _cast(v, infos[k].dtype) for k, v in inputs.items()})
+
+    def _reasons(self, name: str, here: LookupFeature, there: LookupFeature, ids: Ids) -> list[tuple[str, Array]]:
+        table, keys = self._tables[self._manifest.features[name].table], self._keys.get(name)
+        wanted = looked_up(table, here, ids, keys)
+        reasons = []
+        for options in _OPTIONS:
+            changed = replace(here, **{option: getattr(there, option) for option in options})
+            if changed == here:
+                continue
+            try:
+                otherwise = looked_up(table, changed, ids, keys)
+            except RefusedError:
+                continue
+            reasons.append((_words(options[0], here, there), differing_rows(wanted, otherwise)))
+        return reasons
+
+    def _note(self, feature: str, reason: str, rows: int, size: float, example: dict[str, Any]) -> None:
+        found = self._found.setdefault((feature, reason), _Found(example=example))
+        found.rows += rows
+        found.max_absolute = max(found.max_absolute, size)
+
+
+def _words(option: str, here: LookupFeature, there: LookupFeature) -> str:
+    if option == "mean_divisor":
+        return "mean divided by max(sum of weights, 1)" if here.mean_divisor == "at_least_one" else "mean not bounded"
+    if option == "max_ids_per_row":
+        return f"cut at {here.max_ids_per_row} ids" if here.max_ids_per_row else "not cut"
+    if option == "max_sequence_length":
+        return f"cut at {here.max_sequence_length} steps"
+    return f"{option} {getattr(here, option)!r}, not {getattr(there, option)!r}"
+
+
+def _example(ids: Ids, row: int) -> dict[str, Any]:
+    if not isinstance(ids, RaggedIds):
+        return {"ids": [_json(ids[row])]}
+    part = slice(ids.row_splits[row], ids.row_splits[row + 1])
+    example: dict[str, Any] = {"ids": [_json(value) for value in ids.values[part]]}
+    if ids.weights is not None:
+        example["weights"] = [float(weight) for weight in ids.weights[part]]
+    return example
+
+
+def _json(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else int(value)
+
+
+def _cast(array: Array, dtype: str) -> Array:
+    return array if dtype == "string" else array.astype(dtype)
+
 
 Recorded = Mapping[str, Sequence[LoggedPrediction]]
 
@@ -237,7 +375,7 @@ class _Checks:
                 self.faults.append(fault)
 
     def _unfed(self, name: str) -> str | None:
-        entry, infos = self._manifest.signatures[name], self._runner.inputs(name)
+        entry, infos = self._manifest.signatures[name], self._runner.signatures[name].inputs
         parts = (part for f in entry.features.values() for part in (f.ids, f.row_splits, f.weights) if part)
         described = set(parts)
         if described == set(infos):
@@ -245,13 +383,14 @@ class _Checks:
         return f"signature {name!r} takes {sorted(infos)}, the manifest says {sorted(described)}"
 
     def _inputs(self, name: str, case: Case) -> dict[str, Array]:
-        infos = self._runner.inputs(name)
+        infos = self._runner.signatures[name].inputs
         inputs = case.inputs(self._manifest.signatures[name])
         return {key: a if infos[key].dtype == "string" else a.astype(infos[key].dtype) for key, a in inputs.items()}
 
     def _expected(self, name: str, writer: CaseWriter, case: Case) -> dict[str, Array]:
         """Computes each output with the oracle; returns {} if features of one output differ in their number of rows."""
-        entry, ranks = self._manifest.signatures[name], self._runner.output_ranks(name)
+        entry = self._manifest.signatures[name]
+        shapes = {output: spec.shape for output, spec in self._runner.signatures[name].outputs.items()}
         found = {}
         for key, feature in entry.features.items():
             table = self._tables[self._manifest.features[key].table]
@@ -265,11 +404,11 @@ class _Checks:
             # One feature's vectors lack the last, empty rows of the batch, so the graph can not concatenate the
             # features: there is no expected answer.
             return {}
-        return {output: _joined([found[key] for key in keys], ranks.get(output)) for output, keys in outputs.items()}
+        return {output: _joined([found[key] for key in keys], shapes.get(output)) for output, keys in outputs.items()}
 
 
-def _joined(parts: Sequence[Array], rank: int | None) -> Array:
-    if rank == 2:
+def _joined(parts: Sequence[Array], shape: tuple[int | None, ...] | None) -> Array:
+    if shape is not None and len(shape) == 2:
         # A graph may return a [B, K, D] result in the shape [B, K * D].
         parts = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
     return np.concatenate(parts, axis=-1)

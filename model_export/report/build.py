@@ -1,29 +1,311 @@
-"""Collects the data of a report (ArtifactReport) from an artifact. Needs no TensorFlow."""
+"""Reads an artifact's files and builds the report on them.
+
+Finds the rows of a table that are nearest to some of its rows, by the cosine; compares all rows.
+
+>>> import numpy as np
+>>> found = nearest_rows(np.array([[1, 0], [0, 1], [2, 1], [0, 0]], np.float32), np.array([0]), 2)
+>>> [(row, round(cosine, 3)) for row, cosine in found[0]]
+[(2, 0.894), (1, 0.0)]
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from model_export.errors import ExportError
-from model_export.report.document import ArtifactReport, FeatureReport, MetaGraphReport, TableReport
-from model_export.report.findings import findings
-from model_export.report.history import curves, read_run_history
-from model_export.report.nearest import nearest_rows, searched_ids
-from model_export.report.parity import parity_from_json
-from model_export.report.projection import Projection, label_agreement, project, sample_ids
-from model_export.report.saved_model import read_meta_graphs
-from model_export.report.statistics import find_statistics
+from model_export.folder_checks import SAVED_MODEL, check_saved_model
+from model_export.parity.comparison import (
+    BitComparison,
+    DeviceDifference,
+    OutputParity,
+    ParityReport,
+    SignatureParity,
+)
+from model_export.report.document import (
+    ArtifactReport,
+    Curve,
+    FeatureReport,
+    MetaGraphReport,
+    Projection,
+    SignatureReport,
+    TableReport,
+    TensorReport,
+    find_statistics,
+    findings,
+    label_agreement,
+    project,
+    sample_ids,
+)
 from model_export.report.table_files import declared_tables, map_table, matrix_variables
 from model_export.row_names import LabelFile, Labels, read_labels, table_vocabularies, vocabulary_names
 from model_export.statistics.table_health import Progress, TableRows, table_health
 from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.artifact.protos import message_class
 from service.artifact.row_labels import open_labels
+from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError
+from service.types import Array, SignatureSpec, TensorSpec, runnable
+
+_X_NAMES = ("epoch", "step", "global_step")
+_RUN_FILE = "run.json"
+
+
+def read_run_history(folder: Path) -> Any:
+    path = folder / _RUN_FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["history"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"cannot read the history of {path}: {error}; is it a folder that `train` wrote?") from error
+
+
+def curves(history: Any) -> tuple[Curve, ...]:
+    """Returns a curve for each metric of a training history; skips entries of unknown form: provenance is free-form.
+
+    Args:
+      history: a list of objects, {"epoch": 1, "loss": 0.9}, or an object of lists, {"loss": [0.9, 0.8]}, as Keras
+        returns it; the n-th entry is epoch n unless it names an epoch or step.
+
+    >>> curves([{"step": 10, "loss": 1.5}, {"step": 20, "loss": 1.25}])[0].points
+    ((10.0, 1.5), (20.0, 1.25))
+    """
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    if isinstance(history, list):
+        for count, entry in enumerate(history, 1):
+            if not isinstance(entry, Mapping):
+                continue
+            x_name = next((name for name in _X_NAMES if _number(entry.get(name)) is not None), None)
+            x = float(count) if x_name is None else float(entry[x_name])
+            for name, value in entry.items():
+                if name not in _X_NAMES:
+                    _add(points, (str(name), x_name or "epoch"), x, value)
+    elif isinstance(history, Mapping):
+        for name, values in history.items():
+            if name not in _X_NAMES and isinstance(values, list):
+                for count, value in enumerate(values, 1):
+                    _add(points, (str(name), "epoch"), float(count), value)
+    return tuple(Curve(name, x_name, tuple(sorted(found))) for (name, x_name), found in points.items())
+
+
+def _add(points: dict[tuple[str, str], list[tuple[float, float]]], key: tuple[str, str], x: float, value: Any) -> None:
+    number = _number(value)
+    if number is not None:
+        points.setdefault(key, []).append((x, number))
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+_SERVE = ("serve",)
+
+
+def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGraphReport, ...]:
+    """Returns every MetaGraph in saved_model.pb; {serve} is the first.
+
+    Args:
+      manifest: gives the kind and features of the signatures in {serve}, the only MetaGraph that a server loads.
+
+    Raises:
+      ExportError: the folder is no SavedModel.
+      ArtifactError: saved_model.pb is corrupt.
+    """
+    path = artifact / SAVED_MODEL
+    check_saved_model(artifact)
+    message = message_class("tensorflow.SavedModel")()
+    try:
+        message.ParseFromString(path.read_bytes())
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
+    except DecodeError as error:
+        raise ArtifactError(f"{path} is not a SavedModel: {error}") from error
+    versions = {
+        tuple(sorted(graph.meta_info_def.tags)): str(graph.meta_info_def.tensorflow_version)
+        for graph in message.meta_graphs
+    }
+    # Free the parsed message, which may be large, because the file is parsed again below.
+    del message
+    return tuple(
+        MetaGraphReport(tags, versions[tags], _signatures(path, tags, manifest if tags == _SERVE else None))
+        for tags in sorted(versions, key=lambda tags: (tags != _SERVE, tags))
+    )
+
+
+def _signatures(path: Path, tags: tuple[str, ...], manifest: Manifest | None) -> tuple[SignatureReport, ...]:
+    return tuple(_signature(spec, manifest) for spec in runnable(read_signatures(path, frozenset(tags))).values())
+
+
+def _signature(spec: SignatureSpec, manifest: Manifest | None) -> SignatureReport:
+    entry = None if manifest is None else manifest.signatures.get(spec.name)
+    inputs, outputs = _tensors(spec.inputs), _tensors(spec.outputs)
+    if entry is None:
+        return SignatureReport(spec.name, "graph", spec.method_name, inputs, outputs)
+    return SignatureReport(
+        name=spec.name,
+        kind=entry.kind,
+        method=spec.method_name,
+        inputs=inputs,
+        outputs=outputs,
+        device=entry.device,
+        batch_sizes=entry.batch_sizes,
+        features=entry.features,
+    )
+
+
+def _tensors(specs: Mapping[str, TensorSpec]) -> tuple[TensorReport, ...]:
+    return tuple(TensorReport(spec.name, spec.dtype, spec.shape, spec.is_optional) for spec in specs.values())
+
+
+def parity_from_json(data: Mapping[str, Any]) -> ParityReport | None:
+    """Makes a ParityReport of a manifest's `parity` object, which maps signatures to comparisons.
+
+    The manifest's format does not define this object, so unknown entries are skipped, never an error. Format 1 has one
+    figure per signature instead of one per output. Returns None if no signature is described.
+    """
+    found = {str(name): _compared_signature(entry) for name, entry in data.items() if isinstance(entry, Mapping)}
+    return ParityReport(found) if found else None
+
+
+def _compared_signature(data: Mapping[str, Any]) -> SignatureParity:
+    outputs = data.get("outputs")
+    parsed = {str(k): _output(v) for k, v in outputs.items()} if isinstance(outputs, Mapping) else {}
+    if not parsed and "max_absolute_error" in data:
+        parsed = {"(all outputs)": _output(data)}
+    reference = data.get("reference")
+    return SignatureParity(
+        kind="predict" if data.get("kind") == "predict" else "lookup",
+        reference=reference if reference in ("oracle", "recorded answers", "nothing") else "oracle",
+        cases=_count(data.get("cases")),
+        outputs=parsed,
+        refused=_count(data.get("refused")),
+        differences=tuple(_difference(d) for d in _list(data.get("differences")) if isinstance(d, Mapping)),
+        comparisons=tuple(_comparison(c) for c in _list(data.get("comparisons")) if isinstance(c, Mapping)),
+        uncompared=tuple(str(text) for text in _list(data.get("uncompared"))),
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _comparison(data: Mapping[str, Any]) -> BitComparison:
+    counts = {name: _count(data.get(name)) for name in ("requests", "refused", "rows", "other_bits")}
+    return BitComparison(str(data.get("of", "")), str(data.get("with_", "")), **counts)
+
+
+def _output(data: Any) -> OutputParity:
+    entry = data if isinstance(data, Mapping) else {}
+    return OutputParity(
+        rows=_count(entry.get("rows")),
+        max_absolute_error=_figure(entry.get("max_absolute_error")),
+        max_relative_error=_figure(entry.get("max_relative_error")),
+    )
+
+
+def _difference(data: Mapping[str, Any]) -> DeviceDifference:
+    example = data.get("example")
+    return DeviceDifference(
+        feature=str(data.get("feature", "")),
+        other=str(data.get("other", "")),
+        reason=str(data.get("reason", "")),
+        rows=_count(data.get("rows")),
+        of_rows=_count(data.get("of_rows")),
+        max_absolute=_figure(data.get("max_absolute")),
+        example=example if isinstance(example, Mapping) else {},
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _figure(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+
+
+# Number of a table's rows to compare at a time. With 2,000 queries, the cosines of one such block take 8 MB.
+_BLOCK_ROWS = 1024
+# Number of multiplications for one table, about half a second of a processor. Of a table for which all rows would take
+# more, only some rows are searched for, but at least _MIN_QUERIES.
+_MAX_PRODUCTS = 1 << 34
+_MIN_QUERIES = 100
+
+Nearest = Mapping[int, tuple[tuple[int, float], ...]]
+
+
+def searched_ids(ids: Array, shape: tuple[int, ...]) -> Array:
+    count = max(_MIN_QUERIES, _MAX_PRODUCTS // max(shape[0] * shape[1], 1))
+    if len(ids) <= count:
+        return ids
+    return ids[np.linspace(0, len(ids) - 1, count).astype(np.int64)]
+
+
+def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
+    """Finds the rows nearest to each of [N] distinct ids: at most k pairs of row and cosine each, the nearest first.
+
+    Of rows with equal cosines the smaller id comes first. A row is not its own neighbour. Rows that are not finite are
+    no neighbours, and neither they nor rows of zeros have neighbours.
+    """
+    own = np.asarray(table[ids])
+    queries = _unit(own)
+    has_direction = np.isfinite(own).all(axis=1) & queries.any(axis=1)
+    ids, queries = ids[has_direction], queries[has_direction]
+    best_ids = np.full((len(ids), k), -1, np.int64)
+    best = np.full((len(ids), k), -np.inf, np.float32)
+    for start, stop in _blocks(table.shape[0]):
+        rows = np.asarray(table[start:stop])
+        cosines = queries @ _unit(rows).T
+        cosines[:, ~np.isfinite(rows).all(axis=1)] = -np.inf
+        inside = np.flatnonzero((ids >= start) & (ids < stop))
+        cosines[inside, ids[inside] - start] = -np.inf
+        # A candidate with the same cosine as the k-th best row so far has a larger id than that row, so it is not kept.
+        at, column = np.divmod(np.flatnonzero(cosines > best[:, -1:]), stop - start)
+        _keep_best(best_ids, best, at, start + column, cosines[at, column])
+    return {
+        row: tuple((near, cosine) for near, cosine in zip(nears, cosines, strict=True) if near >= 0)
+        for row, nears, cosines in zip(ids.tolist(), best_ids.tolist(), best.tolist(), strict=True)
+    }
+
+
+def _keep_best(best_ids: Array, best: Array, at: Array, new_ids: Array, cosines: Array) -> None:
+    # Merges candidates into the k nearest rows found so far for each query: new_ids[i] is a candidate of query at[i].
+    k = best.shape[1]
+    changed = np.unique(at)
+    owner = np.concatenate([np.repeat(changed, k), at])
+    ids = np.concatenate([best_ids[changed].ravel(), new_ids])
+    scores = np.concatenate([best[changed].ravel(), cosines])
+    order = np.lexsort((ids, -scores, owner))
+    firsts = np.searchsorted(owner[order], changed)
+    kept = order[firsts[:, None] + np.arange(k)]
+    best_ids[changed], best[changed] = ids[kept], scores[kept]
+
+
+def _blocks(num_rows: int) -> Iterator[tuple[int, int]]:
+    # The first blocks of rows are small: most of their rows are among the nearest rows found so far, and _keep_best()
+    # sorts all such rows.
+    start, size = 0, 32
+    while start < num_rows:
+        yield start, min(start + size, num_rows)
+        start += size
+        size = min(2 * size, _BLOCK_ROWS)
+
+
+def _unit(rows: Array) -> Array:
+    # Norms are computed in float64, because the squares of large float32 numbers overflow float32.
+    finite = np.nan_to_num(rows.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    lengths = np.linalg.norm(finite, axis=1, keepdims=True)
+    unit: Array = np.divide(finite, lengths, out=np.zeros_like(finite), where=lengths > 0).astype(np.float32)
+    return unit
+
 
 # How many of the nearest rows a report page lists for each row that it shows.
 _NEAREST = 10

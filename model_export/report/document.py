@@ -1,16 +1,206 @@
-"""The data of a report on an artifact: a tree of dataclasses, which the text, JSON and HTML renderers read."""
+"""The parts of a report on an artifact, and what it finds suspicious.
+
+Projects a sample of a table's rows to two dimensions, along the directions in which the sample varies most.
+
+>>> import numpy as np
+>>> line = project(np.array([[i, 2 * i] for i in range(5)], np.float32), np.arange(5))
+>>> [round(share, 6) for share in line.explained], line.points[0] != line.points[4]
+([1.0, 0.0], True)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from model_export.parity.parity_report import ParityReport
-from model_export.report.projection import Projection
-from model_export.report.statistics import TableStatistics
-from model_export.statistics.table_health import TableHealth
-from service.artifact.manifest import LookupFeature, TableScale, VocabularyEntry
+import numpy as np
+
+from model_export.errors import ExportError
+from model_export.parity.comparison import ParityReport
+from model_export.statistics import table_statistics
+from model_export.statistics.files import StatisticsFileError, read_statistics
+from model_export.statistics.table_health import Rows, TableHealth
+from service.artifact.manifest import MANIFEST_PATH, LookupFeature, Manifest, TableScale, VocabularyEntry
+from service.types import Array
+
+MAX_POINTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The coordinates of a sample of rows on the sample's first two principal components.
+
+    ids: row number of each point; points: two coordinates of each point.
+    explained: share of the sample's variance along each of the two axes.
+    labels: label of each point, by which it is coloured, None for a row without one; () if no row has a label.
+    names: name of each row, such as its key; "" for a row without a name.
+    label_title: what the labels mean, such as the name of their column.
+    nearest: for each searched point, its nearest rows in the whole table, as pairs of row and cosine.
+    nearest_names: names of the rows in `nearest` that are not among the points.
+    agreement: share of labelled points whose nearest neighbour in the table (cosine) has the same label; chance: the
+        same share for random neighbours. None without labels.
+    """
+
+    ids: tuple[int, ...]
+    points: tuple[tuple[float, float], ...]
+    explained: tuple[float, float]
+    labels: tuple[str | None, ...] = ()
+    names: tuple[str, ...] = ()
+    label_title: str = ""
+    nearest: Mapping[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    nearest_names: Mapping[int, str] = field(default_factory=dict)
+    agreement: float | None = None
+    chance: float | None = None
+
+
+def sample_ids(num_rows: int, *, seed: int, candidates: Array | None = None, limit: int = MAX_POINTS) -> Array:
+    """Draws at most `limit` distinct row ids; returns them in ascending order.
+
+    Args:
+      candidates: [N] distinct ids to draw from; None: all rows.
+    """
+    total = num_rows if candidates is None else len(candidates)
+    if total <= limit:
+        chosen = np.arange(total)
+    else:
+        chosen = np.random.default_rng(seed).choice(total, limit, replace=False, shuffle=False)
+    return np.sort(chosen if candidates is None else np.asarray(candidates)[chosen])
+
+
+def project(rows: Array, ids: Array) -> Projection:
+    """Projects [N, D] rows of a table on the first two principal components of these N rows.
+
+    Args:
+      rows: [N, D] of a float type; rows that are not finite are left out.
+      ids: [N] row numbers.
+
+    Returns the points in the order of ids. The sign of an axis makes its largest weight positive, so the same rows
+    always give the same picture. With fewer than two rows, or D = 1, an axis is all 0.
+    """
+    finite = np.isfinite(rows).all(axis=1)
+    values = rows[finite].astype(np.float64)
+    ids = ids[finite]
+    points = np.zeros((len(values), 2))
+    explained = np.zeros(2)
+    if len(values) > 1:
+        centred = values - values.mean(axis=0)
+        _, singular, axes = np.linalg.svd(centred, full_matrices=False)
+        axes = axes[:2]
+        strongest = axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)]
+        axes = axes * np.where(strongest < 0, -1.0, 1.0)[:, None]
+        points[:, : len(axes)] = centred @ axes.T
+        variance = singular**2
+        if variance.sum() > 0:
+            explained[: len(axes)] = (variance / variance.sum())[:2]
+    return Projection(
+        ids=tuple(ids.tolist()),
+        points=tuple((x, y) for x, y in points.tolist()),
+        explained=(float(explained[0]), float(explained[1])),
+    )
+
+
+def label_agreement(rows: Array, labels: Sequence[str | None]) -> tuple[float, float] | None:
+    """Returns the share of rows whose nearest neighbour has their label, and the share expected of random neighbours.
+
+    Args:
+      rows: [N, D] finite numbers; labels: one per row; rows labelled None are left out.
+
+    Returns: (share, chance), or None for fewer than two labelled rows.
+    """
+    kept = np.array([i for i, label in enumerate(labels) if label is not None], np.int64)
+    if len(kept) < 2:
+        return None
+    _, codes, counts = np.unique([str(labels[i]) for i in kept], return_inverse=True, return_counts=True)
+    vectors = rows[kept].astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors /= np.where(lengths > 0, lengths, 1.0)
+    likeness = vectors @ vectors.T
+    np.fill_diagonal(likeness, -np.inf)
+    share = float((codes[likeness.argmax(axis=1)] == codes).mean())
+    pairs = len(kept) * (len(kept) - 1)
+    return share, float((counts * (counts - 1)).sum() / pairs)
+
+
+# Subfolder of an artifact that may hold the lookup statistics of its training.
+STATISTICS_FOLDER = Path("assets.extra") / "statistics"
+_HOT_IDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """Statistics of one table's lookups in the sampled steps of a training.
+
+    rows: V of the table. features: names of the features that read it.
+    steps, sampled_steps: number of trained steps, and of steps in the sample.
+    examples: number in the sample; ids: number of ids in them, with repetitions; bad_ids: ids outside the table, which
+        `ids` does not count.
+    mean_ids, max_ids: ids per example; ids_per_example: (number of ids, number of examples), ascending; 1024 means 1024
+        or more.
+    distinct_ids: number of distinct ids, within about 2% unless distinct_is_exact.
+    hot_ids: (id, times), hottest first, twenty at most.
+    partitions: strategy ("div", "mod") -> number of ids in each partition of the table.
+    """
+
+    table: str
+    rows: int
+    features: tuple[str, ...]
+    steps: int
+    sampled_steps: int
+    examples: int
+    ids: int
+    bad_ids: int
+    mean_ids: float
+    max_ids: int
+    distinct_ids: int
+    distinct_is_exact: bool
+    ids_per_example: tuple[tuple[int, int], ...] = ()
+    hot_ids: tuple[tuple[int, int], ...] = ()
+    partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def imbalance(self, strategy: str) -> float | None:
+        loads = self.partitions.get(strategy, ())
+        return max(loads) * len(loads) / sum(loads) if sum(loads) else None
+
+
+def find_statistics(artifact: Path, folder: Path | None) -> tuple[TableStatistics, ...]:
+    """Reads the lookup statistics in a folder; if the folder is None, the statistics in the artifact, if it has any.
+
+    Raises:
+      ExportError: the folder holds no statistics, or a file can not be read.
+    """
+    place = artifact / STATISTICS_FOLDER if folder is None else folder
+    if folder is not None and not folder.is_dir():
+        raise ExportError(f"--statistics: {folder} is not a folder")
+    try:
+        found = read_statistics(place)
+    except StatisticsFileError as error:
+        raise ExportError(str(error)) from error
+    if not found and folder is not None:
+        raise ExportError(f"--statistics: {folder} holds no lookup statistics; was it a profile_data_directory?")
+    return tuple(map(_shown, found))
+
+
+def _shown(found: table_statistics.TableStatistics) -> TableStatistics:
+    histogram = found.ids_per_example_histogram
+    return TableStatistics(
+        table=found.table.name,
+        rows=found.table.vocabulary_size,
+        features=found.table.features,
+        steps=found.steps,
+        sampled_steps=found.sampled_steps,
+        examples=found.examples,
+        ids=found.ids,
+        bad_ids=found.bad_ids,
+        mean_ids=found.mean_ids_per_example,
+        max_ids=found.max_ids_per_example,
+        distinct_ids=found.distinct_ids,
+        distinct_is_exact=found.distinct_is_exact,
+        ids_per_example=tuple((int(ids), int(histogram[ids])) for ids in np.flatnonzero(histogram)),
+        hot_ids=tuple((hot.id, hot.count) for hot in found.hot_ids(_HOT_IDS)),
+        partitions={str(strategy): loads for strategy, loads in found.partition_loads.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +320,68 @@ class ArtifactReport:
 
     @property
     def nbytes(self) -> int:
-        """Total size of the artifact's files in bytes."""
         return sum(self.files.values())
+
+
+# Share of dead or equal rows above which the report lists a table as a finding. A smaller share is normal: a vocabulary
+# has some unused ids.
+_MANY = 0.1
+# Imbalance above which the report lists a table as a finding: the number of ids that were looked up in the table's
+# fullest partition, divided by the mean of all partitions.
+_UNEVEN = 2.0
+
+
+def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]:
+    yield from _file_findings(report, manifest)
+    present = {signature.name for graph in report.meta_graphs for signature in graph.signatures}
+    for name in sorted(set() if manifest is None else set(manifest.signatures) - present):
+        yield f"signature {name!r} is in the manifest, but not in saved_model.pb"
+    for table in report.tables:
+        if table.unread is not None:
+            yield f"table {table.name!r} was not read: {table.unread}"
+        elif table.health is not None:
+            yield from _health_findings(table, table.health)
+    for statistics in report.statistics:
+        for strategy, loads in statistics.partitions.items():
+            if (imbalance := statistics.imbalance(strategy)) is not None and imbalance > _UNEVEN:
+                yield (
+                    f"table {statistics.table!r}: with partition strategy {strategy!r} the fullest of {len(loads)} "
+                    f"partitions gets {imbalance:.1f} times the mean of them"
+                )
+
+
+def first_ids(rows: Rows) -> str:
+    """Returns a text of the first ids in a set of rows: "rows 3, 5, 8, ..."."""
+    text = ", ".join(map(str, rows.first_ids))
+    more = ", ..." if rows.count > len(rows.first_ids) else ""
+    return f"{'row' if rows.count == 1 else 'rows'} {text}{more}"
+
+
+def _file_findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]:
+    if manifest is None or not manifest.files:
+        return
+    found = {name: size for name, size in report.files.items() if name != MANIFEST_PATH}
+    for name in sorted(set(found) | set(manifest.files)):
+        if name not in found:
+            yield f"file {name} is missing"
+        elif name not in manifest.files:
+            yield f"file {name} is not in the manifest"
+        elif found[name] != manifest.files[name]:
+            yield f"file {name} has {found[name]:,} bytes, the manifest says {manifest.files[name]:,}"
+
+
+def _health_findings(table: TableReport, health: TableHealth) -> Iterator[str]:
+    name = f"table {table.name!r}"
+    for kind, values, rows in (("NaN", health.nan_values, health.nan), ("Inf", health.inf_values, health.inf)):
+        if rows.count:
+            yield f"{name}: {values:,} {kind} in {rows.count:,} of {health.rows:,} rows: {first_ids(rows)}"
+    if health.dead.count > _MANY * health.rows:
+        yield (
+            f"{name}: {health.dead.count:,} of {health.rows:,} rows are all zeros and add nothing to a lookup: "
+            f"{first_ids(health.dead)}"
+        )
+    if health.duplicates is not None and health.duplicates.count > _MANY * health.rows:
+        yield (
+            f"{name}: {health.duplicates.count:,} of {health.rows:,} rows equal an earlier row bit for bit, as rows "
+            f"that were never trained do: {first_ids(health.duplicates)}"
+        )

@@ -9,21 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from model_export.parity.parity_report import ParityReport, SignatureParity
+from model_export.parity.comparison import ParityReport, SignatureParity
 from model_export.report import plots
-from model_export.report.document import ArtifactReport, Curve, MetaGraphReport, TableReport
-from model_export.report.findings import first_ids
-from model_export.report.page import data, details, figure, page, section, table
-from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
-from model_export.report.projection import Projection
-from model_export.report.statistics import TableStatistics
-from model_export.report.svg import escape, short
+from model_export.report.document import (
+    ArtifactReport,
+    Curve,
+    MetaGraphReport,
+    Projection,
+    TableReport,
+    TableStatistics,
+    first_ids,
+)
+from model_export.report.page import data, details, escape, figure, page, section, short, table
 from model_export.report.text import (
     agreement_words,
+    bytes_words,
     comparison_words,
     difference_words,
+    lookup_words,
     provenance_words,
+    signature_words,
     statistics_words,
+    tensor_words,
+    vocabulary_words,
 )
 from model_export.statistics.table_health import Rows, TableHealth
 
@@ -31,7 +39,6 @@ _CURVES_PER_CHART = 3
 
 
 def to_html(report: ArtifactReport) -> str:
-    """Returns the HTML page that shows a report on an artifact."""
     sections = (
         _attention(report),
         _overview(report),

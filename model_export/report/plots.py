@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from model_export.report.document import Curve
-from model_export.report.projection import Projection
-from model_export.report.svg import NUM_COLOURS, Frame, clip, escape, marker, picture, short, text
+from model_export.report.document import Curve, Projection
+from model_export.report.page import NUM_COLOURS, Frame, clip, escape, marker, picture, short, text
 from model_export.statistics.table_health import Histogram
 
 _WIDTH, _HEIGHT = 560, 250
@@ -18,7 +17,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 26, 42
 
 
 def norm_histogram(table: str, histogram: Histogram) -> str:
-    """Draws the histogram of the norms of a table's rows."""
     counts, edges = histogram.counts, histogram.edges
     frame = _frame(_WIDTH, _HEIGHT, (edges[0], edges[-1]), (0, max(counts)))
     bars = []
@@ -113,7 +111,6 @@ def scatter(table: str, projection: Projection) -> str:
 
 
 def columns(title: str, x_title: str, y_title: str, values: Sequence[tuple[int, int]]) -> str:
-    """Draws one vertical bar for each (x, count), in order of x."""
     xs = [x for x, _ in values]
     frame = _frame(_WIDTH, 190, (min(xs) - 0.5, max(xs) + 0.5), (0, max(count for _, count in values)))
     pixel = frame.px(1) - frame.px(0)
@@ -128,7 +125,6 @@ def columns(title: str, x_title: str, y_title: str, values: Sequence[tuple[int, 
 
 
 def ranking(title: str, values: Sequence[tuple[str, int]]) -> str:
-    """Draws one horizontal bar for each (name, count), in the given order."""
     height = 22 * len(values) + 8
     top = max(count for _, count in values) or 1
     lines = []

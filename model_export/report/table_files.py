@@ -24,7 +24,6 @@ _READABLE: Mapping[str, str] = {"float16": "<f2", "float32": "<f4", "float64": "
 
 
 def declared_tables(manifest: Manifest) -> list[TableReport]:
-    """Returns a report's description of each table that a manifest declares."""
     return [
         TableReport(
             name=name,

@@ -43,7 +43,6 @@ def is_supported_column(column: Any) -> bool:
 
 
 def uses_tensor_core(column: Any) -> bool:
-    """Says whether a column was built with embedding_lookup_device="tpu_tensor_core"."""
     device = getattr(column, "embedding_lookup_device", None) or getattr(column, "_embedding_lookup_device", None)
     # TensorFlow stores a column's lookup device as an enum; its members have the names of the devices in upper case.
     return str(getattr(device, "name", device)).lower() == "tpu_tensor_core"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from service.artifact.manifest import (
@@ -257,3 +257,18 @@ def _check_choice(what: str, field: str, value: str, choices: Any) -> None:
 def _check_name(what: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{what} name {name!r}: SavedModel inputs are named with letters, digits and _ only")
+
+
+def cut_spec(spec: ModelSpec, rows: int) -> ModelSpec:
+    """Returns the spec with at most `rows` rows per table; drops keys of cut rows, and clamps ids of default rows."""
+    tables = tuple(replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in spec.tables)
+    return ModelSpec(tables, tuple(_cut(feature, rows) for feature in spec.features))
+
+
+def _cut(feature: FeatureSpec, rows: int) -> FeatureSpec:
+    vocabulary = feature.vocabulary
+    if vocabulary is not None:
+        oov = None if vocabulary.oov_id is None else min(vocabulary.oov_id, rows - 1)
+        kept = max(rows - vocabulary.first_id - vocabulary.num_oov_buckets, 0)
+        vocabulary = replace(vocabulary, keys=vocabulary.keys[:kept], oov_id=oov)
+    return replace(feature, vocabulary=vocabulary, default_id=min(feature.default_id, rows - 1))

@@ -69,7 +69,6 @@ class Norms:
 
     @property
     def median(self) -> float:
-        """The 50th percentile."""
         return dict(self.percentiles)[50.0]
 
 
@@ -111,7 +110,6 @@ class TableHealth:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number of the table is finite."""
         return not self.nan.count and not self.inf.count
 
 

@@ -1,4 +1,22 @@
-"""Counts the ids that were looked up in one table; counts of several steps, runs and files can be added.
+"""Statistics of a table's lookups: ids by example and partition, distinct ids, and the ids that are looked up most.
+
+Estimates the number of distinct ids in a stream, in 4096 bytes of state.
+
+Source: Flajolet et al., "HyperLogLog: the analysis of a near-optimal cardinality estimation algorithm" (2007), with its
+linear counting for small numbers; the hash is splitmix64's finalizer (Steele et al., OOPSLA 2014).
+
+Counts the commonest ids of a stream of ids, in bounded memory.
+
+Counts are exact up to `capacity` distinct ids. With more ids they are the counts of Misra and Gries: too low by at most
+`undercount`, and an id without a count came at most `undercount` times.
+
+>>> counts = IdCounts(capacity=2).with_ids(np.array([7, 7, 7, 5, 9]))
+>>> counts.ids, counts.counts, counts.undercount
+(array([7]), array([2]), 1)
+
+Source: Misra and Gries, "Finding repeated elements" (1982); merging as in Agarwal et al., "Mergeable summaries" (2012).
+
+Counts the ids that were looked up in one table; counts of several steps, runs and files can be added.
 
 >>> table = TableDescription("film", 10, 4, "mean", ("liked",))
 >>> seen = TableStatistics.empty(table, partitions=2).with_rows(np.array([3, 3, 9]), np.array([0, 2, 2, 3]))
@@ -18,10 +36,89 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from model_export.spec.embedding_config_spec import PartitionStrategy
-from model_export.statistics import distinct_ids
-from model_export.statistics.hot_ids import IdCounts
 from model_export.training.partitioning import locate_rows
 from service.types import Array
+
+_BITS = 12
+REGISTERS = 1 << _BITS
+"""Number of registers; the standard error is 1.04 / sqrt(REGISTERS), 1.6%."""
+
+
+def empty_registers() -> Array:
+    """Returns the registers of a HyperLogLog counter that has seen no ids: [REGISTERS] uint8."""
+    return np.zeros(REGISTERS, np.uint8)
+
+
+def with_ids(registers: Array, ids: Array) -> Array:
+    """Returns a HyperLogLog counter's registers after [n] more ids. Two counters merge by the elementwise maximum."""
+    hashes = _hashed(np.asarray(ids, np.int64).astype(np.uint64))
+    register = (hashes >> np.uint64(64 - _BITS)).astype(np.int64)
+    rest = hashes << np.uint64(_BITS)
+    # The rank of a hash is one more than the number of leading zeros of `rest`, which is 64 minus the exponent that
+    # frexp returns. Rounding to a double can add one to the exponent if the bits are almost all ones, which happens to
+    # one hash in 2**53.
+    _, exponent = np.frexp(rest.astype(np.float64))
+    rank = np.where(rest == 0, 64 - _BITS + 1, 65 - exponent)
+    after = registers.copy()
+    np.maximum.at(after, register, rank.astype(np.uint8))
+    return after
+
+
+def estimate(registers: Array) -> int:
+    empty = int(np.count_nonzero(registers == 0))
+    raw = 0.7213 / (1 + 1.079 / REGISTERS) * REGISTERS**2 / float(np.sum(2.0 ** -registers.astype(np.float64)))
+    if raw <= 2.5 * REGISTERS and empty:
+        return round(REGISTERS * float(np.log(REGISTERS / empty)))
+    return round(raw)
+
+
+def _hashed(values: Array) -> Array:
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(values ^ (values >> np.uint64(31)))
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdCounts:
+    """Record of the commonest ids of a stream of ids, with their counts.
+
+    capacity: maximum number of ids with a count.
+    ids: [n] int64, ascending. counts: [n] int64, each above 0.
+    undercount: upper bound on how much a count is too low.
+    """
+
+    capacity: int
+    ids: Array = field(default_factory=_none)
+    counts: Array = field(default_factory=_none)
+    undercount: int = 0
+
+    def with_ids(self, ids: Array) -> IdCounts:
+        """Returns the counts after [n] more ids of the stream; each occurrence of an id counts."""
+        found, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
+        return self.merged(IdCounts(self.capacity, found, counts))
+
+    def merged(self, other: IdCounts) -> IdCounts:
+        ids, position = np.unique(np.concatenate([self.ids, other.ids]), return_inverse=True)
+        counts = np.zeros(len(ids), np.int64)
+        np.add.at(counts, position, np.concatenate([self.counts, other.counts]))
+        undercount = self.undercount + other.undercount
+        if len(ids) > self.capacity:
+            # To keep at most `capacity` ids, subtract the (capacity + 1)-th largest count from all counts, and drop
+            # each id whose count is then not positive.
+            off = int(np.partition(counts, -(self.capacity + 1))[-(self.capacity + 1)])
+            kept = counts > off
+            ids, counts, undercount = ids[kept], counts[kept] - off, undercount + off
+        return IdCounts(self.capacity, ids, counts, undercount)
+
+    def top(self, n: int) -> list[tuple[int, int]]:
+        order = np.lexsort((self.ids, -self.counts))[:n]
+        return [(int(self.ids[i]), int(self.counts[i])) for i in order]
+
 
 HISTOGRAM_BINS = 1025
 """ids_per_example_histogram counts rows of 0 to 1023 ids one by one; the last bin holds all longer rows."""
@@ -106,7 +203,7 @@ class TableStatistics:
             max_ids_per_example=0,
             ids_per_example_histogram=np.zeros(HISTOGRAM_BINS, np.int64),
             counts=IdCounts(capacity),
-            distinct_registers=distinct_ids.empty_registers(),
+            distinct_registers=empty_registers(),
             partition_loads={"div": (0,) * partitions, "mod": (0,) * partitions},
         )
 
@@ -124,18 +221,16 @@ class TableStatistics:
             max_ids_per_example=max(self.max_ids_per_example, int(lengths.max(initial=0))),
             ids_per_example_histogram=self.ids_per_example_histogram + histogram,
             counts=self.counts.with_ids(inside),
-            distinct_registers=distinct_ids.with_ids(self.distinct_registers, inside),
+            distinct_registers=with_ids(self.distinct_registers, inside),
             partition_loads={
                 strategy: self._loads_with(strategy, inside, loads) for strategy, loads in self.partition_loads.items()
             },
         )
 
     def with_step(self, *, is_sampled: bool) -> TableStatistics:
-        """Returns the statistics with one more training step: in `steps` and, if is_sampled, in `sampled_steps`."""
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:
-        """Returns the sum of two lookup statistics; raises ValueError if their tables or partitions differ."""
         if (self.table, self.partitions) != (other.table, other.partitions):
             raise ValueError(f"statistics of {other.table} do not add to those of {self.table}")
         return TableStatistics(
@@ -161,12 +256,6 @@ class TableStatistics:
         """Mean number of ids per example in the sampled steps, including ids outside the table; 0 without examples."""
         return (self.ids + self.bad_ids) / self.examples if self.examples else 0.0
 
-    def quantile(self, share: float) -> int:
-        """Returns the smallest n such that `share` of the examples have at most n ids each; 0 without examples."""
-        reached = np.cumsum(self.ids_per_example_histogram) >= share * self.examples
-        n = int(np.argmax(reached))
-        return self.max_ids_per_example if n == HISTOGRAM_BINS - 1 else n
-
     @property
     def distinct_is_exact(self) -> bool:
         """Says whether distinct_ids and the counts in hot_ids() are exact, not estimated."""
@@ -177,7 +266,7 @@ class TableStatistics:
         """Number of distinct ids looked up, at most the table's rows; off by about 2% unless distinct_is_exact."""
         if self.distinct_is_exact:
             return len(self.counts.ids)
-        return min(distinct_ids.estimate(self.distinct_registers), self.table.vocabulary_size)
+        return min(estimate(self.distinct_registers), self.table.vocabulary_size)
 
     def hot_ids(self, n: int) -> list[HotId]:
         """Returns the n ids that were looked up most; each count may be too low by at most counts.undercount."""

@@ -1,4 +1,6 @@
-"""Copies one version into an object store, in an order that shows servers the version only once it is complete.
+"""Writes versions into object stores, file by file, the manifest last.
+
+Copies one version into an object store, in an order that shows servers the version only once it is complete.
 
 The manifest is written first, and only if no object has its name: the manifest claims the version's number. It holds
 checksums and the time of the export. So a repeated upload recognises its own version by the manifest, and sends only
@@ -8,12 +10,18 @@ missing objects. The marker
 
 from __future__ import annotations
 
+import argparse
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tqdm import tqdm
+
 from model_export.errors import ExportError
-from model_export.folder_checks import SAVED_MODEL, check_described, check_saved_model
+from model_export.folder_checks import SAVED_MODEL, StoreUri, check_described, check_saved_model
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, InvalidRequest
 from service.stores.object_store import ObjectExists, ObjectStore, StoredObject, StoreError
@@ -32,7 +40,6 @@ class Uploaded(NamedTuple):
 
 
 def open_store(uri: str) -> ObjectStore:
-    """Opens an object store for writing; raises ExportError for a URI or an environment that can not be used."""
     try:
         return ObjectStore(uri, is_patient=True)
     except InvalidRequest as error:
@@ -56,7 +63,6 @@ def new_version(store: ObjectStore, version: int | None) -> int:
 
 
 def existing_versions(store: ObjectStore) -> list[int]:
-    """Returns the version numbers in a store in ascending order; raises ExportError if the store can not be listed."""
     try:
         return sorted(int(name) for name in store.folders() if name.isdecimal())
     except StoreError as error:
@@ -145,3 +151,64 @@ def _check_same(artifact: Path, store: ObjectStore, name: str, manifest: StoredO
     ours = (artifact / MANIFEST_PATH).read_bytes()
     if manifest.num_bytes != len(ours) or store.read(name, manifest, 0, manifest.num_bytes) != ours:
         raise ExportError(f"{store.uri}/{name} is another version; a version is never overwritten: give --version")
+
+
+def upload_version(arguments: argparse.Namespace) -> None:
+    name = arguments.artifact.absolute().name
+    version = arguments.version
+    if version is None:
+        if not name.isdecimal():
+            raise ExportError(f"{arguments.artifact} is not named by a version number: give --version")
+        version = int(name)
+    if version < 1:
+        raise ExportError(f"version is {version}; versions are positive integers")
+    _upload(arguments.artifact, open_store(arguments.out), version)
+
+
+def write_to_store(command: Callable[[argparse.Namespace], None], arguments: argparse.Namespace, out: StoreUri) -> None:
+    """Runs a command that writes a version, with a temporary folder as its --out, and uploads the version.
+
+    Args:
+      arguments: version None means the next number in the store.
+
+    Raises:
+      ExportError: the command or the upload failed. After a failed upload, the temporary folder stays, and the message
+        names the command that continues the upload.
+    """
+    store = open_store(out)
+    if getattr(arguments, "if_missing", False) and (versions := existing_versions(store)):
+        sys.stdout.write(f"{out} holds version {versions[-1]}: nothing to do\n")
+        return
+    arguments.version = new_version(store, arguments.version)
+    base = Path(tempfile.mkdtemp(prefix="model-export-"))
+    arguments.out = base
+    artifact = base / str(arguments.version)
+    try:
+        command(arguments)
+        _upload(artifact, store, arguments.version)
+    except BaseException as error:
+        if not artifact.is_dir():
+            shutil.rmtree(base)
+            raise
+        again = f"to go on: model-export upload {artifact} --out {out}"
+        if not isinstance(error, ExportError):
+            sys.stderr.write(f"{artifact} is kept; {again}\n")
+            raise
+        raise ExportError(f"{error}\n{artifact} is kept; {again}") from error
+    shutil.rmtree(base)
+
+
+def _upload(artifact: Path, store: ObjectStore, version: int) -> None:
+    with tqdm(
+        desc="upload", unit="B", unit_scale=True, mininterval=0.5, leave=False, disable=None, file=sys.stderr
+    ) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        found = upload(artifact, store, version, show)
+    sys.stdout.write(
+        f"uploaded: {found.uri}, {found.num_bytes:,} bytes; sent now: {found.sent_objects} objects, "
+        f"{found.sent_bytes:,} bytes\n"
+    )

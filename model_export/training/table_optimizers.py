@@ -5,6 +5,15 @@ table and in its slots, except with Adam and lazy_adam=False. Slots have the nam
 
 Order of work in each step: multiplier, sum over the occurrences of an id, clipping_limit, clip_gradient, weight decay,
 optimizer, clip_weight.
+
+The parts of a table that lies in several variables of a TensorFlow 1 graph, one for each parameter server.
+
+The parts have consecutive rows. A checkpoint holds the parts under the name of the whole table, so it can be read into
+one variable, too.
+
+Creates the slot variables of a table, with the same names as in a TPU's checkpoint.
+
+Source: get_default_slot_variable_names in tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
 """
 
 from __future__ import annotations
@@ -14,12 +23,87 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
-from model_export.spec.optimization_parameters import FtrlParameters, OptimizationParameters
+from model_export.spec.optimization_parameters import (
+    AdagradParameters,
+    AdamParameters,
+    FtrlParameters,
+    MomentumParameters,
+    OptimizationParameters,
+)
 from model_export.spec.table_config import TableConfig
 from model_export.tensorflow_setup import tf
-from model_export.training.row_gradients import RowGradient
-from model_export.training.table_slots import create_slots
-from model_export.training.table_updates import apply_gradient
+from model_export.training.table_updates import RowGradient, apply_gradient
+
+
+def mark_part(variable: Any, full_name: str, full_shape: Sequence[int], first: int) -> None:
+    """Makes savers store a variable as the rows from `first` on of a larger variable."""
+    info = tf.Variable.SaveSliceInfo(full_name, list(full_shape), [first, 0], variable.shape.as_list())
+    variable._set_save_slice_info(info)
+
+
+def part_of(variable: Any) -> Any:
+    """Returns the SaveSliceInfo of a part of a table; None for a whole variable."""
+    return variable._get_save_slice_info()
+
+
+def parts_of(variable: Any) -> list[Any]:
+    """Returns the parts of a PartitionedVariable in the order of their rows; for another variable, a list of it."""
+    return list(variable) if hasattr(variable, "_get_variable_list") else [variable]
+
+
+def name_of(variable: Any) -> str:
+    """Returns the name of a variable in a checkpoint; its parts have this name there, too."""
+    first = parts_of(variable)[0]
+    info = part_of(first)
+    name: str = first.op.name if info is None else info.full_name
+    return name
+
+
+def create_slots(table: str, variable: Any, parameters: OptimizationParameters) -> tuple[Any, ...]:
+    """Adds a table's slots to the current graph, as global variables of the table's shape that are not trainable.
+
+    Adagrad has accumulator; Adam m and v; FTRL accumulator and linear; Momentum momenta; SGD none.
+    The slots of a part of a table are parts of the table's slots, on the same device as the part.
+
+    Raises:
+      ValueError: the graph has a variable of that name.
+    """
+    return tuple(_slot(table, variable, suffix, initial) for suffix, initial in _slots(parameters))
+
+
+def _slot(table: str, variable: Any, suffix: str, initial: float) -> Any:
+    v1, part = tf.compat.v1, part_of(variable)
+    if part is not None:
+        table = part.full_name
+    name = f"{table}/{suffix}"
+    # A slot variable is created in the root scope, so that its name does not depend on the caller's scope.
+    root = v1.variable_scope(v1.VariableScope(reuse=False, name=""), auxiliary_name_scope=False)
+    with root, v1.name_scope(None), tf.device(variable.device):
+        slot = v1.get_variable(
+            name if part is None else f"{name}/{variable.op.name.rpartition('/')[2]}",
+            shape=variable.shape,
+            dtype=variable.dtype.base_dtype,
+            initializer=v1.constant_initializer(initial),
+            trainable=False,
+            use_resource=True,
+        )
+    if part is not None:
+        mark_part(slot, name, part.full_shape, part.var_offset[0])
+    return slot
+
+
+def _slots(parameters: OptimizationParameters) -> tuple[tuple[str, float], ...]:
+    match parameters:
+        case AdagradParameters():
+            return (("Adagrad", parameters.initial_accumulator),)
+        case AdamParameters():
+            return (("Adam/m", 0.0), ("Adam/v", 0.0))
+        case FtrlParameters():
+            return (("Ftrl", parameters.initial_accumulator_value), ("Ftrl_1", parameters.initial_linear_value))
+        case MomentumParameters():
+            return (("Momentum", 0.0),)
+        case _:
+            return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +128,6 @@ class TrainedTable:
     def of_config(
         spec: EmbeddingConfigSpec, config: TableConfig, variable: Any, *, is_shared: bool = False
     ) -> TrainedTable:
-        """Makes a TrainedTable of an entry of table_to_config_dict; raises ValueError if the table has no optimizer."""
         parameters = spec.parameters_of(config)
         return TrainedTable(variable, parameters, config.learning_rate, config.learning_rate_fn, is_shared)
 
@@ -56,7 +139,7 @@ class TableTraining:
     train: one step of all tables; it does not increment the global step.
     flush: applies pending gradients of pipelined training; run it before a checkpoint and at the end. Without pending
         gradients it does nothing.
-    slots: name of a table's variable -> its slot variables, in the order of slot_names.
+    slots: name of a table's variable -> its slot variables, in the order of create_slots.
     learning_rates: name of a table's variable -> its learning rate in this step, a scalar float32 tensor.
     """
 

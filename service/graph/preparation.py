@@ -1,4 +1,4 @@
-"""Lists the operations that prepare the session of a SavedModel: restore its variables, fill its vocabularies.
+"""Reads a SavedModel's graph, and lists the operations that prepare its session: restore variables, fill vocabularies.
 
 Source: tensorflow/cc/saved_model/loader.cc and loader_util.cc, RunRestore, GetInitOp, GetAssetFileDefs (2.21).
 """
@@ -10,10 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.protos import message_class
+from service.artifact.signature_def import read_meta_graph
+from service.artifact.tpu_lowering import TPU_TAG, lower
 from service.graph.flat_graph import node_of
+from service.graph.handles import repair_handles
+from service.graph.restoring import add_restore, needed_variables, signature_tensors
 from service.types import INIT_SIGNATURE
 
 Step = tuple[str, Mapping[str, bytes]]
+
+
+def prepared(artifact: Path, tags: frozenset[str]) -> tuple[Any, list[Step]]:
+    """Reads the MetaGraph of a SavedModel with the given tags; returns it for a CPU, and the steps of its session.
+
+    One tagged "tpu" is lowered. Only variables that a signature or the init node reads are restored: a SavedModel of
+    Keras 3 holds a second copy of each variable, and one of tf_keras the optimizer's variables.
+
+    Raises:
+      ArtifactError: the graph can not be read, or needs a TPU.
+    """
+    meta_graph = read_meta_graph(artifact / "saved_model.pb", tags)
+    if TPU_TAG in tags:
+        lower(meta_graph)
+    repair_handles(meta_graph, artifact)
+    init = init_op(meta_graph)
+    needed = needed_variables(meta_graph, [*signature_tensors(meta_graph), *([init] if init else [])])
+    if needed is None:
+        steps = restore_steps(meta_graph, artifact)
+    else:
+        saved, variables = needed
+        steps = [(add_restore(meta_graph.graph_def, saved, variables, checkpoint_prefix(artifact)), {})]
+    return meta_graph, steps + ([(init, asset_paths(meta_graph, artifact))] if init else [])
 
 
 def restore_steps(meta_graph: Any, artifact: Path) -> list[Step]:

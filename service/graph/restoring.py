@@ -88,51 +88,6 @@ def needed_variables(meta_graph: Any, roots: Iterable[str]) -> tuple[dict[str, S
     return None if len(needed) == len(saved) else (saved, needed)
 
 
-def add_needed_restore(graph: Any, meta_graph: Any, roots: Iterable[str], prefix: str) -> str | None:
-    """Adds ops to an imported graph that restore only the variables that the roots need; returns the op to run.
-
-    A SavedModel of Keras 3 holds a second copy of each variable, and one of tf_keras the optimizer's variables: no
-    signature reads them, and restored they would take as much memory as those that are read.
-
-    Args:
-      graph: the tf.Graph of the MetaGraph.
-      roots: names of tensors and ops that will be run.
-      prefix: path of the checkpoint without ".index".
-
-    Returns:
-      None if all saved variables are needed, or if it is not known which are: then run the graph's own restore op.
-    """
-    import tensorflow as tf
-
-    found = needed_variables(meta_graph, roots)
-    if found is None:
-        return None
-    saved, needed = found
-    entries = [saved[name] for name in needed]
-    raw = tf.raw_ops
-    with graph.as_default():
-        values = (
-            raw.RestoreV2(
-                prefix=prefix,
-                tensor_names=[entry.key for entry in entries],
-                shape_and_slices=[entry.part for entry in entries],
-                dtypes=[tf.as_dtype(entry.dtype) for entry in entries],
-            )
-            if entries
-            else []
-        )
-        assigned = []
-        for name, value in zip(needed, values, strict=True):
-            (variable,) = graph.get_operation_by_name(name).outputs
-            is_handle = variable.dtype == tf.resource
-            assigned.append(
-                raw.AssignVariableOp(resource=variable, value=value)
-                if is_handle
-                else raw.Assign(ref=variable, value=value).op
-            )
-        return str(tf.group(*assigned).name)
-
-
 def signature_tensors(meta_graph: Any) -> list[str]:
     """Returns the names of all tensors that are outputs of a MetaGraph's signatures."""
     found, todo = [], [info for one in meta_graph.signature_def.values() for info in one.outputs.values()]

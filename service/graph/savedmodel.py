@@ -6,15 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from service.artifact.signature_def import read_meta_graph
-from service.artifact.tpu_lowering import TPU_TAG, lower
 from service.errors import ArtifactError
 from service.graph.graph_session import GraphError, GraphProgram, GraphSession, open_session, session_config
-from service.graph.handles import repair_handles
-from service.graph.preparation import Step, asset_paths, checkpoint_prefix, init_op, restore_steps
-from service.graph.restoring import add_restore, needed_variables, signature_tensors
+from service.graph.preparation import prepared
 from service.graph.sparse import SparseNames, read_sparse_names
 
 _NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")
@@ -56,14 +51,7 @@ def open_savedmodel(
     """
     side_by_side = threads if inter_op_threads is None else inter_op_threads
     try:
-        meta_graph = read_meta_graph(artifact / "saved_model.pb", tags)
-        if TPU_TAG in tags:
-            lower(meta_graph)
-        repair_handles(meta_graph, artifact)
-        init = init_op(meta_graph)
-        steps = _restore_steps(meta_graph, artifact, init)
-        if init:
-            steps.append((init, asset_paths(meta_graph, artifact)))
+        meta_graph, steps = prepared(artifact, tags)
         config = session_config(threads, side_by_side)
         session = open_session(GraphProgram(meta_graph.graph_def.SerializeToString(), config, tuple(steps)))
     except ArtifactError as error:
@@ -71,18 +59,6 @@ def open_savedmodel(
     except GraphError as error:
         raise ArtifactError(f"TensorFlow can not load {artifact}: {_text(error)}") from error
     return SavedModelBackend(session, read_sparse_names(meta_graph))
-
-
-def _restore_steps(meta_graph: Any, artifact: Path, init: str) -> list[Step]:
-    """Returns the steps that restore the variables that a signature or the init node reads, which it adds to the graph.
-
-    A SavedModel of Keras 3 holds a second copy of each variable, and one of tf_keras the optimizer's variables.
-    """
-    needed = needed_variables(meta_graph, [*signature_tensors(meta_graph), *([init] if init else [])])
-    if needed is None:
-        return restore_steps(meta_graph, artifact)
-    saved, variables = needed
-    return [(add_restore(meta_graph.graph_def, saved, variables, checkpoint_prefix(artifact)), {})]
 
 
 def _text(error: GraphError) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from service.artifact.signature_def import read_meta_graph
 from service.errors import (
     ArtifactError,
     BackendFailure,
@@ -24,8 +23,7 @@ from service.errors import (
     ServiceError,
     Unimplemented,
 )
-from service.graph.handles import repair_handles
-from service.graph.preparation import asset_paths, init_op, restore_steps
+from service.graph.preparation import prepared
 from service.graph.sparse import feed_with_sparse, read_sparse_names
 from service.types import Array, SignatureSpec, Tensors
 
@@ -52,21 +50,17 @@ class Graph:
             import tensorflow as tf
 
             v1, artifact = tf.compat.v1, self._artifact
-            meta_graph = read_meta_graph(artifact / "saved_model.pb", self._tags)
-            repair_handles(meta_graph, artifact)
+            meta_graph, steps = prepared(artifact, self._tags)
             graph, (intra, inter) = tf.Graph(), self._parallelism
             config = v1.ConfigProto(intra_op_parallelism_threads=intra, inter_op_parallelism_threads=inter)
             try:
                 with graph.as_default():
                     tf.import_graph_def(v1.GraphDef.FromString(meta_graph.graph_def.SerializeToString()), name="")
                 session = v1.Session(graph=graph, config=config)
-                steps = restore_steps(meta_graph, artifact)
-                if init := init_op(meta_graph):
-                    steps.append((init, asset_paths(meta_graph, artifact)))
                 for operation, fed in steps:
                     session.run(graph.get_operation_by_name(operation), dict(fed))
             except (tf.errors.OpError, ValueError, KeyError) as error:
-                raise ArtifactError(f"TensorFlow can not load {artifact}: {_first_line(str(error))}") from error
+                raise ArtifactError(f"TensorFlow can not load {artifact}: {first_line(str(error))}") from error
             self._sparse, self._session = read_sparse_names(meta_graph), session
 
     def run(self, spec: SignatureSpec, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
@@ -110,7 +104,7 @@ class Graph:
 
 
 def _translated(tf: Any, error: Any) -> ServiceError:
-    text = _first_line(error.message)
+    text = first_line(error.message)
     if isinstance(error, tf.errors.UnimplementedError):
         return Unimplemented(text)
     if isinstance(
@@ -120,6 +114,6 @@ def _translated(tf: Any, error: Any) -> ServiceError:
     return BackendFailure("TensorFlow failed to run this request; the server's log has the cause.")
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
     # The other lines of an error's text list nodes of the graph, and Python frames of the exporter.
     return text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]

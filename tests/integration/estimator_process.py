@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 
 from model_export.columns.embedding_column import embedding_column
-from model_export.demo.ratings import RatingData, read_ratings
-from model_export.demo.synthetic import synthetic_ratings
 from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec
-from model_export.estimator.modes import ModeKeys
+from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
 from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters
 from model_export.tensorflow_setup import tf
+from movielens.ratings import RatingData, read_ratings, synthetic_ratings
 
 BATCH, DIM, HELD_OUT = 100, 8, 10
 

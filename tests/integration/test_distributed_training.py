@@ -28,7 +28,7 @@ ForkServers = tuple[ForkServer, ...]
 TRAIN = ("model_export", "train", "--dataset=synthetic", "--batch_size=200")
 ESTIMATOR = ("tests.integration.estimator_process",)
 # Modules that the training processes import.
-IMPORTED = ("model_export.commands", "model_export.demo.distributed_loop", "model_export.estimator.estimator")
+IMPORTED = ("model_export.commands", "movielens.distributed_loop", "model_export.estimator.estimator")
 STEPS = "200"
 # Longest time of a training process in seconds, far more than a loaded machine needs; a process that hangs is killed.
 PATIENCE_S = 300

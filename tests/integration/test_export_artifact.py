@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from model_export.__main__ import main
-from model_export.demo.config import TrainConfig
-from model_export.demo.synthetic import synthetic_ratings
 from model_export.errors import ExportError
 from model_export.export_model import export
 from model_export.parity import oracle
 from model_export.parity.integrity import check_integrity, file_sizes
 from model_export.parity.parity_cases import CaseWriter
 from model_export.parity.saved_table import read_tables
+from movielens.rating_model import TrainConfig
+from movielens.ratings import synthetic_ratings
 from service.artifact.manifest import MANIFEST_PATH, LookupDevice, Manifest
 from service.errors import ArtifactError
 from service.types import Array, RaggedIds
@@ -39,7 +39,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trains one epoch on the synthetic ratings; tests must not change the folder."""
-    from model_export.demo.run import train
+    from movielens.run import train
 
     folder = tmp_path_factory.mktemp("training") / "run"
     train(synthetic_ratings(), TrainConfig(epochs=1, batch_size=64), folder)
@@ -353,10 +353,10 @@ def test_examples_mean_what_tensors_mean(artifact: Path, manifest: Manifest, sig
 
 
 def test_predictions_match_the_trained_model_and_lie_in_the_range_of_ratings(run_folder: Path, signatures: Any) -> None:
-    from model_export.demo.checkpoints import restore_weights
-    from model_export.demo.layer_model import RatingModel
-    from model_export.demo.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
     from model_export.tensorflow_setup import tf
+    from movielens.loop import restore_weights
+    from movielens.model import RatingModel
+    from movielens.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
 
     run = Run.read(run_folder)
     model = RatingModel(run.spec, run.config, mean_rating=0.0, rating_range=RATING_RANGE, table_optimizer=None)
@@ -477,7 +477,7 @@ def test_a_failed_export_leaves_nothing(run_folder: Path, tmp_path: Path, monkey
 
 
 def test_an_interrupted_run_is_not_exported(run_folder: Path, tmp_path: Path) -> None:
-    from model_export.demo.run import Run
+    from movielens.run import Run
 
     copy = shutil.copytree(run_folder, tmp_path / "run")
     run = Run.read(copy)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.source_files import ROOT, module_name, python_files
+
 # Modules without doctests, because importing them starts a program.
 PROGRAMS = {"service.__main__"}
 # Modules that import the native core.
@@ -32,14 +33,17 @@ def test_examples_hold(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-EXPORTER = [file for file in (ROOT / "model_export").rglob("*.py") if re.search(r"^ *>>> ", file.read_text(), re.M)]
+EXPORTER = [
+    file
+    for file in python_files("model_export", "examples/movielens")
+    if re.search(r"^ *>>> ", (ROOT / file).read_text(), re.M)
+]
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("file", sorted(EXPORTER), ids=lambda file: file.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("file", EXPORTER, ids=Path.as_posix)
 def test_examples_of_the_exporter_hold(file: Path) -> None:
-    name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    assert doctest.testmod(importlib.import_module(module_name(file))).failed == 0
 
 
 @pytest.mark.parametrize("name", ["service.types", "service.artifact.manifest"])

@@ -287,27 +287,21 @@ def _saved_by_tf1(tf: Any, folder: Path, *, has_slot: bool) -> None:
 
 @pytest.mark.parametrize("save", [_saved_by_tf2, _saved_by_tf1])
 def test_a_variable_that_no_signature_reads_is_not_restored(tf: Any, tmp_path: Path, save: Any) -> None:
-    from tensorflow.python.saved_model.loader_impl import SavedModelLoader
-
-    from service.graph.restoring import add_needed_restore, signature_tensors
+    from service.graph.preparation import prepared
 
     for has_slot in (True, False):
         folder = tmp_path / f"{has_slot}"
         save(tf, folder, has_slot=has_slot)
         servable = ServableLoader(SERVE, "auto", 2, compile_native)("m", 1, folder)
         assert predict(servable, {"x": np.array([1.0, 10.0], np.float32)})["y"].tolist() == [2.0, 30.0]
-        graph, loader = tf.Graph(), SavedModelLoader(str(folder))
-        meta_graph = loader.get_meta_graph_def_from_tags({"serve"})
-        loader.load_graph(graph, ["serve"])
-        found = add_needed_restore(
-            graph, meta_graph, signature_tensors(meta_graph), str(folder / "variables" / "variables")
-        )
+        meta_graph, steps = prepared(folder, SERVE)
+        assert (steps[0][0] == meta_graph.saver_def.restore_op_name) == (not has_slot)
         if not has_slot:
-            assert found is None
             continue
-        assert found is not None
-        with graph.as_default(), tf.compat.v1.Session() as session:
-            session.run(graph.get_operation_by_name(found))
+        with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+            tf.import_graph_def(tf.compat.v1.GraphDef.FromString(meta_graph.graph_def.SerializeToString()), name="")
+            for operation, fed in steps:
+                session.run(graph.get_operation_by_name(operation), dict(fed))
             is_restored = {}
             for operation in graph.get_operations():
                 if operation.type in ("VarHandleOp", "VariableV2"):

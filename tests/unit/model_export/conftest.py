@@ -1,4 +1,4 @@
-"""Fixtures of the model_export tests: short timings of adopted models, and small ratings that every test may read."""
+"""Fixtures of the model_export tests: short timings of adopted models, and a loader of versions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from model_export.demo.ratings import RatingData
-from model_export.demo.synthetic import synthetic_ratings
-
-
-@pytest.fixture(scope="session")
-def ratings() -> RatingData:
-    """Returns a synthetic data set that is smaller than the default one."""
-    return synthetic_ratings(num_users=20, num_films=30, num_ratings=400)
 
 
 @pytest.fixture(scope="package", autouse=True)

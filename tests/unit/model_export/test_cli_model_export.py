@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import doctest
 import importlib
 import re
@@ -12,11 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from model_export import commands
 from model_export.__main__ import main
 from model_export.cli import build_parser
-from model_export.demo.ratings import RatingData
-from model_export.errors import ExportError
 
 
 def test_help_names_every_command_and_a_first_line_to_type(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,15 +39,6 @@ def test_a_user_error_is_one_message_and_status_1(tmp_path: Path, capsys: pytest
     assert "never overwritten" in capsys.readouterr().err
 
 
-def test_demo_does_nothing_where_a_version_is_and_none_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "3").mkdir()
-    assert main(["demo", "--if_missing", "--out", str(tmp_path)]) == 0
-    assert "version 3" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["3"]
-
-
 @pytest.mark.parametrize("sizes", ["8,1", "a", "0,1", "1,1", ""])
 def test_bad_batch_sizes_are_refused(sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -59,28 +46,12 @@ def test_bad_batch_sizes_are_refused(sizes: str, capsys: pytest.CaptureFixture[s
     assert repr(sizes) in capsys.readouterr().err
 
 
-def test_auto_falls_back_to_synthetic_ratings_and_says_so_loudly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def unreachable(folder: Path) -> RatingData:
-        raise ExportError("nothing is reachable")
-
-    monkeypatch.setattr(commands, "_fetch_movielens", unreachable)
-    data = commands._load_data(argparse.Namespace(dataset="auto", data=Path("x")))
-    assert data.name == "synthetic"
-    text = capsys.readouterr().out
-    assert "nothing is reachable" in text and "SYNTHETIC" in text
-    with pytest.raises(ExportError, match="nothing is reachable"):
-        commands._load_data(argparse.Namespace(dataset="movielens", data=Path("x")))
-
-
 @pytest.mark.parametrize(
     "module",
     [
         "model_export.spec.features",
-        "model_export.demo.examples",
         "model_export.parity.oracle",
-        "model_export.graphs.lookup_features",
+        "model_export.graphs.source",
     ],
 )
 def test_the_examples_in_docstrings_hold(module: str) -> None:

@@ -13,7 +13,7 @@ from model_export.__main__ import main
 from model_export.cli import build_parser
 from model_export.errors import ExportError
 from model_export.export_config import CONFIG_EXAMPLE, ExportConfig, read_config, run_config
-from model_export.stores.uri import StoreUri
+from model_export.folder_checks import StoreUri
 from service.artifact.manifest import Manifest
 
 MODEL = '''

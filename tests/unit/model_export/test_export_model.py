@@ -13,7 +13,7 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.export_model import as_source, export
-from model_export.graphs.signature_names import lookup_devices
+from model_export.graphs.source import lookup_devices
 from service.artifact.manifest import Manifest
 from service.artifact.row_labels import open_labels
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.adoption.key_evaluation import Evaluation
-from model_export.adoption.key_function import KeyFunction
+from model_export.adoption.key_evaluation import Evaluation, KeyFunction
 from model_export.adoption.key_graph import Fixed, Hashed, Known, NotRead, Shifted, Within
 from service.artifact.fingerprint import fingerprint64
 from service.graph.flat_graph import flatten

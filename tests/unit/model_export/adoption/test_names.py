@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from model_export.adoption.names import table_names, unique, valid
 from model_export.adoption.roles import Roles, feature_name
+from model_export.adoption.spec import table_names, unique, valid
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 

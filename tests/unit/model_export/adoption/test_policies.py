@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from model_export.adoption.key_graph import Fixed, Known, NotRead, Piece, Shifted, Within
-from model_export.adoption.policies import NO_PART, IdPolicy, Outcome, find_policy
+from model_export.adoption.key_graph import (
+    NO_PART,
+    Fixed,
+    IdPolicy,
+    Known,
+    NotRead,
+    Outcome,
+    Piece,
+    Shifted,
+    Within,
+    find_policy,
+)
 
 V = 10
 LEAST, MOST = -(2**31), 2**31 - 1

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.adoption.forms import FORMS
-from model_export.adoption.key_graph import NotRead
+from model_export.adoption.key_graph import FORMS, NotRead
 from model_export.adoption.opened_graph import Read, RowRead, SignatureGraph
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles

@@ -105,7 +105,7 @@ def test_a_lookup_gives_the_bits_of_tensorflow(versions: tuple[Path, Path], name
             ids = np.full(splits[-1], row) if row is not None else random.integers(0, 40, splits[-1])
             weights = random.choice(np.array([1, 0.5, -2, 1e-39, 0], np.float32), splits[-1])
             given = {"ids": ids, "splits": splits, "weights": weights}
-            request = {key: given[key] for key in runner.inputs(name)}
+            request = {key: given[key] for key in runner.signatures[name].inputs}
             wanted = runner.run(name, request)["vectors"]
             found = servable.native.run(name, request)["vectors"]
             assert found.shape == wanted.shape

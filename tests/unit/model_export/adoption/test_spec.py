@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model_export.adoption.spec import candidate_lines, find_variable, read_spec
-from model_export.adoption.spec_example import SPEC_EXAMPLE
+from model_export.adoption.spec import SPEC_EXAMPLE, candidate_lines, find_variable, read_spec
 from model_export.errors import ExportError
 from service.artifact.bundle import BundleEntry
 

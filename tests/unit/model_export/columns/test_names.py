@@ -33,7 +33,7 @@ def identity(key: str, rows: int = 4) -> Any:
     ],
 )
 def test_a_key_becomes_a_name_that_a_feature_may_have(key: str, name: str) -> None:
-    from model_export.columns.names import safe_name
+    from model_export.columns.to_spec import safe_name
 
     assert safe_name(key, "feature") == name
     FeatureSpec(name, "table")
@@ -41,7 +41,7 @@ def test_a_key_becomes_a_name_that_a_feature_may_have(key: str, name: str) -> No
 
 def test_names_follow_the_columns_in_order() -> None:
     from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-    from model_export.columns.names import feature_names, table_names
+    from model_export.columns.to_spec import feature_names, table_names
     from model_export.tensorflow_setup import tf
 
     weighted = tf.feature_column.weighted_categorical_column(identity("user/id"), "w")
@@ -55,7 +55,7 @@ def test_names_follow_the_columns_in_order() -> None:
 
 
 def test_tensorflows_own_columns_have_names_too() -> None:
-    from model_export.columns.names import feature_names
+    from model_export.columns.to_spec import feature_names
     from model_export.tensorflow_setup import tf
 
     assert list(feature_names([tf.compat.v1.tpu.experimental.embedding_column(identity("a"), 2)])) == ["a"]
@@ -63,7 +63,7 @@ def test_tensorflows_own_columns_have_names_too() -> None:
 
 def test_what_would_be_one_name_is_refused() -> None:
     from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-    from model_export.columns.names import feature_names, table_names
+    from model_export.columns.to_spec import feature_names, table_names
 
     twice = [embedding_column(identity("a"), 2), *shared_embedding_columns([identity("a")], 2)]
     with pytest.raises(ValueError, match="Feature column a is used with multiple embeddings"):
@@ -82,7 +82,7 @@ def test_what_would_be_one_name_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", ["numeric", "embedding"])
 def test_other_columns_are_refused(wrong: str) -> None:
-    from model_export.columns.names import checked_columns
+    from model_export.columns.to_spec import checked_columns
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column

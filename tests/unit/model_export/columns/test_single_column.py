@@ -113,8 +113,7 @@ def test_a_copy_keeps_every_argument(copied: Any) -> None:
 
 
 def test_one_columns_shape_is_not_anothers() -> None:
-    from model_export.columns.embedding_column import embedding_column
-    from model_export.columns.single_column import TPUEmbeddingColumn
+    from model_export.columns.embedding_column import TPUEmbeddingColumn, embedding_column
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column

@@ -109,7 +109,7 @@ def test_a_row_is_cut_by_column_also_where_columns_are_empty() -> None:
 
 
 def test_padding_gives_rows_and_mask() -> None:
-    from model_export.columns.tensor_core import for_tpu, padded
+    from model_export.columns.device_lookup import for_tpu, padded
     from model_export.tensorflow_setup import tf
 
     ids, weights = sparse([[7, -1, 9], [], [2**40]], tf.int64), sparse([[0.5, 2.0, 3.0], [], [-1.0]], tf.float64)
@@ -146,7 +146,7 @@ def test_words_reach_the_padded_lookup_of_a_tpu() -> None:
 
 
 def test_sqrtn_has_no_padded_form() -> None:
-    from model_export.columns.tensor_core import combined
+    from model_export.columns.device_lookup import combined
     from model_export.tensorflow_setup import tf
 
     with pytest.raises(ValueError, match="other than sum and mean"):

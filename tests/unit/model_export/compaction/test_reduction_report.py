@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_export.compaction.reduction_report import (
+from model_export.compaction.reduction import (
     MOST_CANDIDATES,
     MOST_QUERIES,
     Losses,

@@ -9,8 +9,7 @@ import numpy as np
 
 from model_export.columns.embedding_column import embedding_column
 from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec
-from model_export.estimator.modes import ModeKeys
+from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
 from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters

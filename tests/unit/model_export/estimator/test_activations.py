@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.estimator.activations import with_activations
-from model_export.estimator.embedding_tables import TableRecorder
+from model_export.estimator.embedding_tables import TableRecorder, with_activations
 from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec
-from model_export.estimator.modes import ModeKeys
+from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
 from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import (

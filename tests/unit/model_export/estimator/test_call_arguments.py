@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model_export.estimator.call_arguments import argument_names, call_input_fn, call_model_fn, check_model_fn
+from model_export.estimator.estimator_spec import argument_names, call_input_fn, call_model_fn, check_model_fn
 
 
 class Model:

@@ -11,8 +11,7 @@ import pytest
 from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
 from model_export.estimator.embedding_tables import TableRecorder
 from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec
-from model_export.estimator.modes import ModeKeys
+from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
 from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec
-from model_export.estimator.modes import ExportSavedModelApiVersion, ModeKeys
+from model_export.estimator.estimator_spec import EstimatorSpec, ExportSavedModelApiVersion, ModeKeys
 from model_export.estimator.run_config import InputPipelineConfig, RunConfig, TPUConfig
 from model_export.tensorflow_setup import tf
 from tests.unit.model_export.estimator.small_model import (

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from model_export.estimator.estimator_spec import EstimatorSpec
-from model_export.estimator.export_outputs import PredictOutput
-from model_export.estimator.modes import ModeKeys
+from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys, PredictOutput
 from model_export.tensorflow_setup import tf
 from tests.unit.model_export.estimator.small_model import estimator_of, input_fn, model_fn_of, one_epoch
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model_export.estimator.export_outputs import (
+from model_export.estimator.estimator_spec import (
     ClassificationOutput,
     PredictOutput,
     RegressionOutput,

@@ -10,15 +10,18 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.estimator_spec import EstimatorSpec
-from model_export.estimator.export_outputs import ClassificationOutput, PredictOutput, RegressionOutput
+from model_export.estimator.estimator_spec import (
+    ClassificationOutput,
+    EstimatorSpec,
+    ModeKeys,
+    PredictOutput,
+    RegressionOutput,
+)
 from model_export.estimator.export_source import EstimatorSource
-from model_export.estimator.modes import ModeKeys
 from model_export.estimator.receivers import build_parsing_serving_input_receiver_fn
 from model_export.export_model import export
-from model_export.graphs.lookup_features import lookup_entry
 from model_export.graphs.signature_runner import read_saved_model
-from model_export.graphs.source import LookupPlan, PredictSignature
+from model_export.graphs.source import LookupPlan, PredictSignature, lookup_entry
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters
 from model_export.tensorflow_setup import tf

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model_export.estimator.inputs import features_and_labels
+from model_export.estimator.session_training import features_and_labels
 from model_export.tensorflow_setup import tf
 
 pytestmark = pytest.mark.tf

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model_export.columns.embedding_column import embedding_column
-from model_export.estimator.lookups import ids_and_splits, looked_up_ids, lookup_spec
+from model_export.estimator.embedding_tables import ids_and_splits, looked_up_ids, lookup_spec
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.spec.optimization_parameters import AdagradParameters

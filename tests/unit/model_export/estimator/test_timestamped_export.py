@@ -9,8 +9,8 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.estimator.estimator import EmbeddingEstimator
-from model_export.estimator.modes import ModeKeys
-from model_export.estimator.timestamped_export import export_timestamped
+from model_export.estimator.estimator_spec import ModeKeys
+from model_export.estimator.export_source import export_timestamped
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from tests.unit.model_export.estimator.small_model import column, estimator_of, input_fn, model_fn_of
 from tests.unit.model_export.estimator.test_export_source import parsing, spec_of, tags_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_export.estimator.warm_start import WarmStartSettings, warm_start_settings
+from model_export.estimator.checkpoints import WarmStartSettings, warm_start_settings
 from tests.unit.model_export.estimator.small_model import TABLE_NAME, estimator_of, input_fn, one_epoch
 
 pytestmark = pytest.mark.tf

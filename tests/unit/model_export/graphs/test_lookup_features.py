@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_export.errors import ExportError
-from model_export.graphs.lookup_features import id_dtype, lookup_entry, predict_entry
+from model_export.graphs.source import id_dtype, lookup_entry, predict_entry
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.manifest import LookupFeature
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.graphs.lookup_features import lookup_entry
+from model_export.graphs.source import lookup_entry
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.manifest import LookupDevice
 
@@ -50,8 +50,7 @@ def placed(tf: Any, parts: int) -> Any:
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("is_resource", [True, False])
 def test_a_lookup_in_a_v1_graph(tmp_path: Path, device: LookupDevice, parts: int, is_resource: bool) -> None:
-    from model_export.graphs.lookup_graph import build_lookup
-    from model_export.graphs.vocabulary_graph import vocabulary_tables
+    from model_export.graphs.lookup_graph import build_lookup, vocabulary_tables
     from model_export.tensorflow_setup import tf
 
     file = tmp_path / "word.txt"

@@ -51,7 +51,7 @@ def folder(serve: Path, tmp_path: Path) -> Path:
 
 
 def test_a_meta_graph_joins_beside_the_one_there(folder: Path, serve: Path, tmp_path: Path) -> None:
-    from model_export.graphs.meta_graphs import merge_meta_graphs
+    from model_export.graphs.tpu_graph import merge_meta_graphs
     from model_export.tensorflow_setup import tf
 
     other = save(tmp_path / "other", "a", "b", tags=("serve", "tpu"))
@@ -87,7 +87,7 @@ def test_a_meta_graph_joins_beside_the_one_there(folder: Path, serve: Path, tmp_
 def test_what_does_not_fit_is_refused_and_nothing_is_written(
     folder: Path, serve: Path, tmp_path: Path, other: Callable[[Path], Any], message: str
 ) -> None:
-    from model_export.graphs.meta_graphs import merge_meta_graphs
+    from model_export.graphs.tpu_graph import merge_meta_graphs
 
     with pytest.raises(ExportError, match=message):
         merge_meta_graphs(folder, other(tmp_path / "other"))
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
 
 
 def test_an_asset_that_is_not_there_is_refused(folder: Path, tmp_path: Path) -> None:
-    from model_export.graphs.meta_graphs import merge_meta_graphs
+    from model_export.graphs.tpu_graph import merge_meta_graphs
 
     other = save(tmp_path / "other", "a", "b", tags=("serve", "tpu"))
     other.asset_file_def.add().filename = "words.txt"
@@ -107,7 +107,7 @@ def test_an_asset_that_is_not_there_is_refused(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_folder_without_savedmodel_is_refused(tmp_path: Path) -> None:
-    from model_export.graphs.meta_graphs import merge_meta_graphs
+    from model_export.graphs.tpu_graph import merge_meta_graphs
     from model_export.tensorflow_setup import tf
 
     with pytest.raises(ExportError, match=r"is no SavedModel: it has no saved_model\.pb"):

@@ -13,8 +13,7 @@ import model_export
 from model_export.__main__ import main
 from model_export.errors import ExportError
 from model_export.importers import import_tables as module
-from model_export.importers.import_summary import import_summary
-from model_export.importers.import_tables import COMPARED_ROWS_KEY
+from model_export.importers.import_tables import COMPARED_ROWS_KEY, import_summary
 from model_export.parity.saved_table import read_tables
 from service.artifact.manifest import Manifest
 from tests.unit.model_export.importers.reading import matrix, small_chunks

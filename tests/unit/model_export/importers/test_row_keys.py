@@ -9,7 +9,7 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.importers.formats import open_table
-from model_export.importers.row_keys import with_keys
+from model_export.importers.table_reader import with_keys
 from tests.unit.model_export.importers.reading import matrix, small_chunks
 
 _WORDS = ["the", "of", "the", "a", "of", "the", "x"]

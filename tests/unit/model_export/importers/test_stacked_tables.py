@@ -15,7 +15,7 @@ from jax_tpu_embedding.sparsecore.lib.nn import embedding_spec, table_stacking
 import model_export
 from model_export.errors import ExportError
 from model_export.importers import array_store
-from model_export.importers.stacked_tables import StackMember
+from model_export.importers.array_store import StackMember
 from tests.unit.model_export.importers.reading import matrix, read_all, small_chunks
 from tests.unit.model_export.importers.test_array_store import save
 

@@ -13,9 +13,8 @@ import pytest
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.graphs.reduced_table import reduced
-from model_export.importers.row_keys import with_keys
 from model_export.importers.table_copy import CopiedTable, TableCopy
-from model_export.importers.table_reader import Chunk
+from model_export.importers.table_reader import Chunk, with_keys
 from service.artifact.bundle import read_bundle
 from tests.unit.model_export.importers.reading import matrix
 

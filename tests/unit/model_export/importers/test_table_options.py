@@ -10,7 +10,7 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.importers.import_tables import read_keys
-from model_export.importers.table_options import (
+from model_export.importers.table_copy import (
     FeatureChoice,
     OovPolicy,
     ReadTable,

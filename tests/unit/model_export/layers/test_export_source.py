@@ -27,7 +27,7 @@ pytestmark = pytest.mark.tf
 
 LayerSource = Late("model_export.layers.export_source", "LayerSource")
 export = Late("model_export.export_model", "export")
-lookup_entry = Late("model_export.graphs.lookup_features", "lookup_entry")
+lookup_entry = Late("model_export.graphs.source", "lookup_entry")
 LookupPlan = Late("model_export.graphs.source", "LookupPlan")
 REQUEST = {
     "user": np.array([1, 9, 1]),

@@ -15,7 +15,7 @@ from tests.unit.model_export.layers.late import Late, tf
 pytestmark = pytest.mark.tf
 
 KerasRsSource = Late("model_export.layers.keras_rs", "KerasRsSource")
-lookup_entry = Late("model_export.graphs.lookup_features", "lookup_entry")
+lookup_entry = Late("model_export.graphs.source", "lookup_entry")
 export = Late("model_export.export_model", "export")
 open_signatures = Late("model_export.graphs.signature_runner", "open_signatures")
 LookupPlan = Late("model_export.graphs.source", "LookupPlan")

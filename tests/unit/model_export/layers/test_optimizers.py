@@ -11,7 +11,7 @@ from tests.unit.model_export.layers.late import Late, embedding, keras, legacy, 
 
 pytestmark = pytest.mark.tf
 
-embedding_optimizer = Late("model_export.layers.optimizers", "embedding_optimizer")
+embedding_optimizer = Late("model_export.layers.tpu_embedding", "embedding_optimizer")
 
 
 def trained(optimizer: Any) -> Any:

@@ -11,7 +11,7 @@ from tests.unit.model_export.layers.late import Late, tf
 
 pytestmark = pytest.mark.tf
 
-MODULE = "model_export.layers.serving_module"
+MODULE = "model_export.layers.predict_inputs"
 ServingModule, output_namer = (Late(MODULE, name) for name in ("ServingModule", "output_namer"))
 
 

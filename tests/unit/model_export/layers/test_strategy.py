@@ -12,7 +12,7 @@ from tests.unit.model_export.layers.reference import film_batch, film_config
 
 pytestmark = pytest.mark.tf
 
-tpu_strategy = Late("model_export.layers.strategy", "tpu_strategy")
+tpu_strategy = Late("model_export.layers.tpu_embedding", "tpu_strategy")
 
 
 @pytest.fixture

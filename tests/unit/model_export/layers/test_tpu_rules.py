@@ -12,7 +12,7 @@ from tests.unit.model_export.layers.late import Late, TPUEmbedding, embedding, l
 
 pytestmark = pytest.mark.tf
 
-MODULE = "model_export.layers.tpu_rules"
+MODULE = "model_export.layers.separate_optimizers"
 apply_tpu_optimizer, optimization_parameters = (
     Late(MODULE, name) for name in ("apply_tpu_optimizer", "optimization_parameters")
 )

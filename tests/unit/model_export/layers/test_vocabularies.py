@@ -12,7 +12,7 @@ from tests.unit.model_export.layers.late import Late, tf
 
 pytestmark = pytest.mark.tf
 
-vocabulary_spec = Late("model_export.layers.vocabularies", "vocabulary_spec")
+vocabulary_spec = Late("model_export.layers.to_spec", "vocabulary_spec")
 layers = Late("model_export.tensorflow_setup", "tf.keras.layers")
 
 

@@ -75,7 +75,7 @@ def test_cut_predictions_and_gathered_rows_agree_at_edges(tf: Any, tmp_path: Pat
     ids=["one_id_apart", "padded_table", "clamped"],
 )
 def test_a_lookup_that_is_not_the_predictions_is_found(tf: Any, tmp_path: Path, ids_of: Any) -> None:
-    from model_export.parity.parity_report import Disagreements
+    from model_export.parity.comparison import Disagreements
     from model_export.parity.verify import check_parity
 
     artifact = saved(tf, tmp_path / "1", lambda ids: ids_of(tf, ids))
@@ -89,7 +89,7 @@ def test_a_lookup_that_is_not_the_predictions_is_found(tf: Any, tmp_path: Path, 
     ("pattern", "replacement"), [("-", ""), ("^https?://", ""), ("[-./]", "_"), ("[PAD]", "nan")], ids="abcd"
 )
 def test_keys_that_the_prediction_normalizes_are_found(tf: Any, tmp_path: Path, pattern: str, replacement: str) -> None:
-    from model_export.parity.parity_report import Disagreements
+    from model_export.parity.comparison import Disagreements
     from model_export.parity.verify import check_parity
 
     def keyed(name: str, change: Any) -> Any:
@@ -122,7 +122,7 @@ def test_keys_that_the_prediction_normalizes_are_found(tf: Any, tmp_path: Path, 
 
 @pytest.mark.skipif(NATIVE_TABLES is None, reason="without the native core, no lookups are cut out of graphs")
 def test_a_graph_that_fails_is_a_fault_and_not_nothing_to_compare(tf: Any, tmp_path: Path) -> None:
-    from model_export.parity.parity_report import Disagreements
+    from model_export.parity.comparison import Disagreements
     from model_export.parity.verify import check_parity
 
     def fails(rows: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.export_model import export
-from model_export.parity.parity_report import Disagreements
+from model_export.parity.comparison import Disagreements
 from service.artifact.manifest import MANIFEST_PATH, LookupDevice
 
 pytestmark = pytest.mark.tf
@@ -97,7 +97,7 @@ def test_without_recorded_answers_predictions_are_not_checked_and_that_is_said(a
 
 
 def test_all_faults_of_answers_are_told_with_what_was_compared(artifact: Path, tmp_path: Path) -> None:
-    from model_export.graphs.signature_names import RECORDED_PATH
+    from model_export.graphs.source import RECORDED_PATH
     from model_export.parity.prediction_log import read_predictions, write_predictions
     from model_export.parity.verify import verify_artifact
 

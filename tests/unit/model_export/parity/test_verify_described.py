@@ -87,7 +87,7 @@ def test_what_the_graph_does_is_verified(artifact: Path) -> None:
 def test_another_description_is_not_what_the_graph_does(
     artifact: Path, changed: dict[str, dict[str, Any]], message: str
 ) -> None:
-    from model_export.parity.parity_report import Disagreements
+    from model_export.parity.comparison import Disagreements
     from model_export.parity.verify import check_parity
 
     features = {name: dataclasses.replace(f, **changed.get(name, {})) for name, f in FEATURES.items()}
@@ -96,7 +96,7 @@ def test_another_description_is_not_what_the_graph_does(
 
 
 def test_what_a_server_leaves_to_the_graph_is_a_fault(artifact: Path) -> None:
-    from model_export.parity.parity_report import Disagreements
+    from model_export.parity.comparison import Disagreements
     from model_export.parity.verify import check_parity
 
     entry = dataclasses.replace(ENTRY, concatenated={"both": ("word", "user", "pair")})

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from model_export.report.build import build_report
-from model_export.report.findings import first_ids
-from model_export.report.statistics import STATISTICS_FOLDER
+from model_export.report.document import STATISTICS_FOLDER, first_ids
 from model_export.statistics.files import add_to_file
 from model_export.statistics.table_health import Rows
 from model_export.statistics.table_statistics import TableDescription, TableStatistics

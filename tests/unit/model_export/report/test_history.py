@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from model_export.errors import ExportError
-from model_export.report import history as module
-from model_export.report.history import curves, read_run_history
+from model_export.report import build as module
+from model_export.report.build import curves, read_run_history
 
 
 def test_a_list_of_epochs_gives_a_curve_per_metric() -> None:

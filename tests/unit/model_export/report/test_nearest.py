@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_export.report.nearest import nearest_rows, searched_ids
+from model_export.report.build import nearest_rows, searched_ids
 from model_export.report.table_files import SlicedRows
 
 

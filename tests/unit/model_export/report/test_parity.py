@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 
-from model_export.parity.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
-from model_export.report.parity import parity_from_json
+from model_export.parity.comparison import DeviceDifference, OutputParity, ParityReport, SignatureParity
+from model_export.report.build import parity_from_json
 
 
 def test_what_the_exporter_writes_comes_back() -> None:

@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from model_export.report import plots
-from model_export.report.document import Curve
-from model_export.report.projection import Projection
+from model_export.report.document import Curve, Projection
 from model_export.statistics.table_health import Histogram
 
 NS = "{http://www.w3.org/2000/svg}"

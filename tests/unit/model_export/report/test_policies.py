@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_export.report.document import FeatureReport, SignatureReport, TensorReport
-from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
+from model_export.report.text import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
 from service.artifact.manifest import LookupFeature, VocabularyEntry
 
 

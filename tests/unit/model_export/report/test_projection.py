@@ -7,8 +7,8 @@ import doctest
 import numpy as np
 import pytest
 
-from model_export.report import projection as module
-from model_export.report.projection import label_agreement, project, sample_ids
+from model_export.report import document as module
+from model_export.report.document import label_agreement, project, sample_ids
 
 
 def test_points_are_the_centred_rows_on_the_first_two_eigenvectors() -> None:

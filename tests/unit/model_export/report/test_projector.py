@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_export.report.projector import ProjectedTable, write_projector
+from model_export.report.commands import ProjectedTable, write_projector
 from model_export.row_names import LabelFile
 from tests.toy_model import toy_tables, write_bundle, write_toy_model
 

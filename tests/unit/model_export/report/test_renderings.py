@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_export.parity.parity_report import DeviceDifference, OutputParity, ParityReport, SignatureParity
+from model_export.parity.comparison import DeviceDifference, OutputParity, ParityReport, SignatureParity
 from model_export.report.build import ReportOptions, build_report
 from model_export.report.commands import to_json
-from model_export.report.document import ArtifactReport
+from model_export.report.document import STATISTICS_FOLDER, ArtifactReport
 from model_export.report.html import to_html
 from model_export.report.page import data
-from model_export.report.statistics import STATISTICS_FOLDER
 from model_export.report.text import WIDTH, to_text, verification_text
 from model_export.row_names import LabelFile
 from tests.toy_model import rewrite_manifest, write_bundle

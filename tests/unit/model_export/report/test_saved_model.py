@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from model_export.errors import ExportError
-from model_export.report.saved_model import read_meta_graphs
+from model_export.report.build import read_meta_graphs
 from service.artifact.manifest import Manifest
 from service.errors import ArtifactError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from model_export.report.statistics import STATISTICS_FOLDER, find_statistics
+from model_export.report.document import STATISTICS_FOLDER, find_statistics
 from model_export.statistics.files import add_to_file
 from model_export.statistics.table_statistics import TableDescription, TableStatistics
 

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from model_export.report import svg as module
-from model_export.report.svg import Frame, clip, escape, marker, picture, short, text, ticks
+from model_export.report import page as module
+from model_export.report.page import Frame, clip, escape, marker, picture, short, text, ticks
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from model_export.demo.rating_model import rating_model_spec
-from model_export.demo.ratings import RatingData
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 
 TABLE = TableSpec("film", 4, 2)
@@ -61,15 +58,3 @@ def test_input_names() -> None:
     single, bag = FeatureSpec("a", "film"), FeatureSpec("b", "film", is_ragged=True)
     assert (single.ids_input, single.row_splits_input, single.weights_input) == ("a", None, None)
     assert (bag.ids_input, bag.row_splits_input, bag.weights_input) == ("b__values", "b__row_splits", "b__weights")
-
-
-def test_a_spec_survives_json(ratings: RatingData) -> None:
-    spec = rating_model_spec(ratings)
-    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-
-
-def test_recent_films_share_the_film_table(ratings: RatingData) -> None:
-    spec = rating_model_spec(ratings)
-    assert spec.table_of("recent_films") is spec.table_of("film_id")
-    assert spec.table_of("film_id").vocabulary_size == max(ratings.films) + 1
-    assert spec.feature("genres").max_ids_per_row >= max(len(genres) for genres in ratings.film_genres)

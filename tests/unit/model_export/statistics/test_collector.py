@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
-from model_export.statistics.collector import LookupStatistics
-from model_export.statistics.files import StatisticsFileError, read_statistics, statistics_path
+from model_export.statistics.files import LookupStatistics, StatisticsFileError, read_statistics, statistics_path
 from model_export.statistics.table_statistics import TableDescription
 
 FILM = TableDescription("film", 10, 4, "mean", ("liked", "seen"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_export.statistics.distinct_ids import empty_registers, estimate, with_ids
+from model_export.statistics.table_statistics import empty_registers, estimate, with_ids
 
 
 # The tolerance is five standard errors of the estimate, which are 1.6 % each.

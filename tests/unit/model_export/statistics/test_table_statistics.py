@@ -39,15 +39,10 @@ def test_balance_is_that_of_both_layouts() -> None:
     assert statistics.imbalance("mod") == 4 / 1.5
 
 
-@pytest.mark.parametrize(("share", "ids"), [(0.0, 0), (0.25, 0), (0.26, 1), (0.5, 1), (0.75, 2), (1.0, 3)])
-def test_quantiles_count_examples(share: float, ids: int) -> None:
-    assert seen([1, 1, 9], [], [4], [1, 9]).quantile(share) == ids
-
-
 def test_rows_longer_than_the_histogram_share_its_last_bin() -> None:
     statistics = seen([3] * 1023, [3] * 1024, [3] * 5000)
     assert statistics.ids_per_example_histogram[1023:].tolist() == [1, 2]
-    assert (statistics.quantile(0.3), statistics.quantile(1.0), statistics.max_ids_per_example) == (1023, 5000, 5000)
+    assert statistics.max_ids_per_example == 5000
 
 
 def test_ids_outside_the_table_are_counted_apart() -> None:
@@ -59,7 +54,7 @@ def test_ids_outside_the_table_are_counted_apart() -> None:
 
 def test_nothing_seen_says_so() -> None:
     nothing = TableStatistics.empty(FILM, partitions=2)
-    assert (nothing.mean_ids_per_example, nothing.quantile(0.5), nothing.distinct_ids) == (0.0, 0, 0)
+    assert (nothing.mean_ids_per_example, nothing.distinct_ids) == (0.0, 0)
     assert (nothing.hot_ids(3), nothing.imbalance("mod")) == ([], 1.0)
 
 

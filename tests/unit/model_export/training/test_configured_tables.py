@@ -11,7 +11,7 @@ pytestmark = pytest.mark.tf
 
 
 def test_first_rows_are_a_truncated_normal_that_goes_with_the_dimension() -> None:
-    from model_export.estimator.activations import create_table
+    from model_export.estimator.embedding_tables import create_table
     from model_export.tensorflow_setup import tf
 
     v1 = tf.compat.v1
@@ -30,7 +30,7 @@ def test_first_rows_are_a_truncated_normal_that_goes_with_the_dimension() -> Non
 
 
 def test_an_initializer_is_used() -> None:
-    from model_export.estimator.activations import create_table
+    from model_export.estimator.embedding_tables import create_table
     from model_export.tensorflow_setup import tf
 
     v1 = tf.compat.v1

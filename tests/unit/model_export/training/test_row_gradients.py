@@ -10,7 +10,7 @@ pytestmark = pytest.mark.tf
 
 def test_occurrences_are_numbered_in_batch_order() -> None:
     from model_export.tensorflow_setup import tf
-    from model_export.training.row_gradients import RowGradient
+    from model_export.training.table_updates import RowGradient
 
     found = RowGradient(tf.constant([7, 2, 7, 7, 2], tf.int64), tf.zeros([5, 1])).occurrences()
     assert found.rows.numpy().tolist() == [7, 2]
@@ -21,7 +21,7 @@ def test_occurrences_are_numbered_in_batch_order() -> None:
 
 def test_no_occurrence_makes_no_round() -> None:
     from model_export.tensorflow_setup import tf
-    from model_export.training.row_gradients import RowGradient
+    from model_export.training.table_updates import RowGradient
 
     empty = RowGradient(tf.zeros([0], tf.int64), tf.zeros([0, 2]))
     assert int(empty.occurrences().rounds) == 0
@@ -30,7 +30,7 @@ def test_no_occurrence_makes_no_round() -> None:
 
 def test_ranks_are_those_of_a_loop_over_many_occurrences() -> None:
     from model_export.tensorflow_setup import tf
-    from model_export.training.row_gradients import RowGradient
+    from model_export.training.table_updates import RowGradient
 
     rows = np.random.default_rng(0).integers(0, 40, 1000)
     seen: dict[int, int] = {}
@@ -45,7 +45,7 @@ def test_ranks_are_those_of_a_loop_over_many_occurrences() -> None:
 
 def test_a_dense_gradient_is_of_all_rows() -> None:
     from model_export.tensorflow_setup import tf
-    from model_export.training.row_gradients import RowGradient
+    from model_export.training.table_updates import RowGradient
 
     table = tf.Variable(tf.ones([3, 2]))
     gradient = RowGradient.of(tf.constant([[1.0, 2], [3, 4], [5, 6]]), table).scaled(tf.constant(2.0))

@@ -153,7 +153,7 @@ def test_tables_with_the_same_function_share_one_rate_and_others_have_their_own(
 
 
 def test_tables_of_the_dicts_are_trained_by_their_own_parameters() -> None:
-    from model_export.estimator.activations import create_table
+    from model_export.estimator.embedding_tables import create_table
     from model_export.tensorflow_setup import tf
     from model_export.training.table_optimizers import TrainedTable, train_tables
 

@@ -23,54 +23,40 @@ pytestmark = pytest.mark.tf
 GOLDEN = Path(__file__).parents[4].parent / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
 
 
-# The names that get_default_slot_variable_names of TensorFlow 2.15.1 gives to the slots.
-@pytest.mark.parametrize(
-    ("parameters", "names"),
-    [
-        (AdagradParameters(0.1), ("x/Adagrad",)),
-        (AdamParameters(0.1), ("x/Adam/m", "x/Adam/v")),
-        (FtrlParameters(0.1), ("x/Ftrl", "x/Ftrl_1")),
-        (MomentumParameters(0.1, 0.9), ("x/Momentum",)),
-        (StochasticGradientDescentParameters(0.1), ()),
-    ],
-    ids=lambda case: type(case).__name__,
-)
-def test_names_are_those_of_2_15(parameters: Any, names: tuple[str, ...]) -> None:
-    from model_export.training.table_slots import slot_names
-
-    assert slot_names("x", parameters) == names
-
-
+# The names are those that get_default_slot_variable_names of TensorFlow 2.15.1 gives to the slots.
 @pytest.mark.parametrize(
     ("parameters", "initial"),
     [
-        (AdagradParameters(0.1, 0.5), [0.5]),
-        (AdamParameters(0.1), [0, 0]),
-        (FtrlParameters(0.1, -0.5, 0.25), [0.25, 0]),
-        (MomentumParameters(0.1, 0.9), [0]),
+        (AdagradParameters(0.1, 0.5), {"Adagrad": 0.5}),
+        (AdamParameters(0.1), {"Adam/m": 0, "Adam/v": 0}),
+        (FtrlParameters(0.1, -0.5, 0.25), {"Ftrl": 0.25, "Ftrl_1": 0}),
+        (MomentumParameters(0.1, 0.9), {"Momentum": 0}),
+        (StochasticGradientDescentParameters(0.1), {}),
     ],
     ids=lambda case: type(case).__name__,
 )
-def test_slots_start_from_the_initial_values_whatever_the_scope(parameters: Any, initial: list[float]) -> None:
+def test_slots_have_names_and_initial_values_of_2_15_whatever_the_scope(
+    parameters: Any, initial: dict[str, float]
+) -> None:
     from model_export.tensorflow_setup import tf
-    from model_export.training.table_slots import create_slots, slot_names
+    from model_export.training.table_optimizers import create_slots
 
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         with v1.variable_scope("tower"), v1.name_scope("step"):
             variable = v1.get_variable("film", [3, 2])
             slots = create_slots(variable.op.name, variable, parameters)
-        assert tuple(slot.op.name for slot in slots) == slot_names("tower/film", parameters)
+        assert [slot.op.name for slot in slots] == [f"tower/film/{name}" for name in initial]
         assert v1.trainable_variables() == [variable]
         assert v1.global_variables() == [variable, *slots]
         session.run(v1.global_variables_initializer())
-        for slot, value in zip(slots, initial, strict=True):
+        for slot, value in zip(slots, initial.values(), strict=True):
             np.testing.assert_array_equal(session.run(slot), np.full((3, 2), value, np.float32))
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
     from model_export.tensorflow_setup import tf
-    from model_export.training.table_slots import create_slots
+    from model_export.training.table_optimizers import create_slots
 
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("film", [3, 2])

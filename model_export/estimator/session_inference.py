@@ -1,0 +1,182 @@
+"""Evaluates a checkpoint of an estimator, and yields its predictions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from model_export.estimator.checkpoints import WarmStartSettings, warm_start
+from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys, call_input_fn, call_on_host
+from model_export.estimator.model_graph import Model, build_model_graph
+from model_export.estimator.session_training import RunEachStep, features_and_labels
+from model_export.tensorflow_setup import tf
+
+
+def predict(
+    model: Model,
+    input_fn: Callable[..., Any],
+    *,
+    predict_keys: Sequence[str] | None,
+    hooks: Sequence[Any],
+    checkpoint: str | None,
+    warm_start_settings: WarmStartSettings | None,
+    yield_single_examples: bool,
+) -> Iterator[Any]:
+    """Yields an estimator's predictions, one row or one batch at a time, until the input ends."""
+    # The caller may change the default graph between two items of this generator, so each step enters the generator's
+    # graph again.
+    v1 = tf.compat.v1
+    config = model.config
+    graph = tf.Graph()
+    with graph.as_default():
+        v1.set_random_seed(config.tf_random_seed)
+        v1.train.create_global_step(graph)
+        with tf.device("/cpu:0"):
+            result = call_input_fn(
+                input_fn, params=model.params_for(ModeKeys.PREDICT, use_tpu=None), config=config, mode=ModeKeys.PREDICT
+            )
+            features, _, input_hooks = features_and_labels(result)
+        spec = build_model_graph(model, features, None, ModeKeys.PREDICT).spec
+        if checkpoint is None and warm_start_settings is not None:
+            warm_start(warm_start_settings)
+        predictions = _chosen(spec.predictions, predict_keys)
+        creator = v1.train.ChiefSessionCreator(
+            spec.scaffold_fn() if spec.scaffold_fn else v1.train.Scaffold(),
+            config=config.session_config,
+            checkpoint_filename_with_path=checkpoint,
+        )
+        session = v1.train.MonitoredSession(creator, [*input_hooks, *hooks, *spec.prediction_hooks])
+    try:
+        while not session.should_stop():
+            with graph.as_default():
+                try:
+                    batch = session.run(predictions)
+                except tf.errors.OutOfRangeError:
+                    break
+            if yield_single_examples:
+                yield from _rows(batch)
+            else:
+                yield batch
+    finally:
+        with graph.as_default():
+            session.close()
+
+
+def _chosen(predictions: Any, keys: Sequence[str] | None) -> Any:
+    if not keys:
+        return predictions
+    if not isinstance(predictions, dict):
+        raise ValueError("predict_keys argument is not valid in case of non-dict predictions.")
+    chosen = {name: tensor for name, tensor in predictions.items() if name in keys}
+    if not chosen:
+        raise ValueError(f"Expected to run at least one output from {sorted(predictions)}, provided {list(keys)}.")
+    return chosen
+
+
+def _rows(batch: Any) -> Iterator[Any]:
+    if not isinstance(batch, dict):
+        yield from batch
+        return
+    sizes = {name: len(values) for name, values in batch.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"Batch length of predictions should be same; got {sizes}. Or yield_single_examples=False.")
+    for row in range(next(iter(sizes.values()))):
+        yield {name: values[row] for name, values in batch.items()}
+
+
+GLOBAL_STEP = "global_step"
+LOSS = "loss"
+
+
+def evaluate(
+    model: Model,
+    input_fn: Callable[..., Any],
+    *,
+    steps: int | None,
+    hooks: Sequence[Any],
+    checkpoint: str | None,
+    warm_start_settings: WarmStartSettings | None,
+    summary_dir: str,
+) -> dict[str, Any]:
+    """Evaluates a checkpoint; returns its metrics by name, with the mean loss as "loss", and "global_step".
+
+    Args:
+      steps: number of batches; None: until the input ends.
+      checkpoint: None evaluates the initial values.
+      summary_dir: folder into which the values are also written, as summaries.
+    """
+    v1 = tf.compat.v1
+    config = model.config
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(config.tf_random_seed)
+        step = v1.train.create_global_step(graph)
+        with tf.device("/cpu:0"):
+            result = call_input_fn(
+                input_fn, params=model.params_for(ModeKeys.EVAL, use_tpu=None), config=config, mode=ModeKeys.EVAL
+            )
+            features, labels, input_hooks = features_and_labels(result)
+        spec = build_model_graph(model, features, labels, ModeKeys.EVAL).spec
+        metrics = _metrics(spec)
+        if checkpoint is None and warm_start_settings is not None:
+            warm_start(warm_start_settings)
+        final = v1.train.FinalOpsHook({**{name: value for name, (value, _) in metrics.items()}, GLOBAL_STEP: step})
+        updates = tf.group(*(update for _, update in metrics.values()))
+        host_call = [] if spec.host_call is None else [RunEachStep(call_on_host(spec.host_call))]
+        creator = v1.train.ChiefSessionCreator(
+            spec.scaffold_fn() if spec.scaffold_fn else v1.train.Scaffold(),
+            config=config.session_config,
+            checkpoint_filename_with_path=checkpoint,
+        )
+        all_hooks = [*input_hooks, *hooks, *spec.evaluation_hooks, *host_call, final]
+        done = 0
+        with v1.train.MonitoredSession(creator, all_hooks) as session:
+            while not session.should_stop() and (steps is None or done < steps):
+                session.run(updates)
+                done += 1
+        values: dict[str, Any] = dict(final.final_ops_values)
+        _write_summaries(summary_dir, values)
+    return values
+
+
+def _metrics(spec: EstimatorSpec) -> dict[str, tuple[Any, Any]]:
+    v1 = tf.compat.v1
+    metrics: dict[str, tuple[Any, Any]] = {}
+    given = {} if spec.eval_metrics is None else call_on_host(spec.eval_metrics)
+    if not isinstance(given, dict):
+        raise TypeError(f"eval_metrics must return a dict, given: {given}")
+    for name, metric in given.items():
+        if name in (GLOBAL_STEP, LOSS):
+            raise ValueError(f"Metric with name `{name}` is not allowed, because the estimator reports one itself.")
+        if isinstance(metric, tf.keras.metrics.Metric):
+            metric = _of_keras(name, metric)
+        if not isinstance(metric, tuple) or len(metric) != 2:
+            raise TypeError(
+                f"Values of eval_metrics must be (metric_value, update_op) tuples, given: {metric} for key: {name}"
+            )
+        metrics[name] = metric
+    metrics[LOSS] = v1.metrics.mean(spec.loss)
+    return metrics
+
+
+def _of_keras(name: str, metric: Any) -> tuple[Any, Any]:
+    if not metric.updates:
+        raise ValueError(f'Please call update_state(...) on the "{name}" metric')
+    local = tf.compat.v1.GraphKeys.LOCAL_VARIABLES
+    known = {variable.ref() for variable in tf.compat.v1.get_collection(local)}
+    for variable in metric.variables:
+        if variable.ref() not in known:
+            tf.compat.v1.add_to_collection(local, variable)
+    return metric.result(), tf.group(*metric.updates)
+
+
+def _write_summaries(folder: str, values: dict[str, Any]) -> None:
+    summary = tf.compat.v1.Summary()
+    for name, value in values.items():
+        if name != GLOBAL_STEP and np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
+            summary.value.add(tag=name, simple_value=float(value))
+    os.makedirs(folder, exist_ok=True)
+    with tf.compat.v1.summary.FileWriter(folder) as writer:
+        writer.add_summary(summary, int(values[GLOBAL_STEP]))

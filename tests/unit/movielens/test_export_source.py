@@ -1,0 +1,181 @@
+"""The rating model's ExportSource predicts as a numpy tower does with the exported variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_export.errors import ExportError
+from movielens.rating_model import TrainConfig
+from movielens.ratings import RatingData
+from service.artifact.bundle import read_bundle
+from service.artifact.manifest import Manifest
+from tests.unit.movielens.tower_oracle import predicted
+
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def test_the_oracle_adds_up_and_clips() -> None:
+    vectors = {name: np.ones((2, 2)) for name in ("user_id", "film_id", "recent_films")}
+    vectors |= {name: np.zeros((2, 1)) for name in ("genres", "occupation")}
+    vectors["user_id"] = np.array([[0.25, 2.0], [-9.0, 2.0]])
+    tower = {
+        "hidden/0/kernel": np.zeros((8, 1)),
+        "hidden/0/bias": np.array([2.0]),
+        "output/kernel": np.array([[0.5]]),
+        "output/bias": np.array([-1.5]),
+        "taste": np.array([[0.5], [-1.0]]),
+        "mean_rating": np.array(1.5),
+        "rating_range": np.array([1.0, 5.0]),
+    }
+    # mean 1.5, biases 0.25 and 1, taste (2 - 0.5) * 1, dense layers 2 * 0.5 - 1.5: 3.75 together
+    np.testing.assert_allclose(predicted(tower, vectors), [3.75, 1.0])
+
+
+@pytest.fixture(scope="module")
+def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trains one epoch; tests must not change the folder."""
+    from movielens.run import train
+
+    folder = tmp_path_factory.mktemp("run") / "run"
+    train(ratings, TrainConfig(epochs=1, batch_size=64), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's artifact, exported for a CPU and a TPU; tests must not change it."""
+    from model_export.export_model import export
+
+    base = tmp_path_factory.mktemp("models")
+    return export(run_folder, base, lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,), export_to_tpu=True)
+
+
+@pytest.mark.tf
+def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> None:
+    from model_export.graphs.source import RECORDED_PATH
+    from model_export.parity.prediction_log import read_predictions
+    from model_export.tensorflow_setup import tf
+
+    reader = tf.train.load_checkpoint(str(artifact / "variables/variables"))
+    saved = {
+        key.removesuffix(SUFFIX): np.asarray(reader.get_tensor(key), np.float64)
+        for key in reader.get_variable_to_shape_map()
+        if key.endswith(SUFFIX)
+    }
+    tower = {name.removeprefix("tower/"): value for name, value in saved.items() if name.startswith("tower/")}
+    tables = {
+        "user_id": "user",
+        "film_id": "film",
+        "occupation": "occupation",
+        "genres": "genre",
+        "recent_films": "film",
+    }
+    compared = 0
+    for prediction in read_predictions(artifact / RECORDED_PATH):
+        if prediction.signature == "serving_default":
+            vectors = {
+                name: _vectors(saved[f"tables/{table}"], name, prediction.inputs) for name, table in tables.items()
+            }
+            assert prediction.outputs is not None
+            np.testing.assert_allclose(prediction.outputs["rating"], predicted(tower, vectors), rtol=1e-5)
+            compared += len(prediction.outputs["rating"])
+    assert compared == 1 + 17 + 64
+
+
+@pytest.mark.tf
+def test_the_tpu_meta_graph_holds_the_padded_lookup(artifact: Path, run_folder: Path, tmp_path: Path) -> None:
+    from model_export.export_model import export
+    from model_export.parity.verify import verify_artifact
+
+    lowered = verify_artifact(artifact).lowered
+    assert list(lowered) == ["lookup_tpu_tensor_core"] and lowered["lookup_tpu_tensor_core"].max_relative_error < 1e-5
+    with pytest.raises(ExportError, match="needs lookup_device='tpu_tensor_core'"):
+        export(run_folder, tmp_path, export_to_tpu=True)
+
+
+def _vectors(table: np.ndarray, name: str, inputs: Any) -> np.ndarray:
+    if name in inputs:
+        return np.asarray(table[inputs[name]])
+    splits = inputs[f"{name}__row_splits"]
+    bags = [table[inputs[f"{name}__values"][i:j]] for i, j in zip(splits[:-1], splits[1:], strict=True)]
+    return np.array([bag.mean(axis=0) if len(bag) else np.zeros(table.shape[1]) for bag in bags])
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("signatures", [None, ["lookup"]])
+def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
+    run_folder: Path, tmp_path: Path, signatures: list[str] | None
+) -> None:
+    from model_export.export_model import export
+
+    artifact = export(run_folder, tmp_path, table_dtype="int8", signatures=signatures)
+    manifest = Manifest.read(artifact)
+    assert manifest is not None
+    trained = [key for key, entry in read_bundle(artifact / "variables/variables").items() if "trained/" in key]
+    # Only predictions read the trained float32 tables, so an export without predictions does not have them.
+    assert len(trained) == (len(manifest.tables) if signatures is None else 0)
+
+
+def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
+    """Copies a run, but writes the tables in the copy's checkpoint as ShardedVariables."""
+    from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+    from model_export.tensorflow_setup import tf
+    from movielens.loop import restore_weights
+    from movielens.model import RatingTower
+    from movielens.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
+
+    run, model = Run.read(run_folder), tf.Module()
+    model.tower = RatingTower.of_spec(run.spec, run.config, mean_rating=0.0, rating_range=RATING_RANGE)
+    epoch, prefix = restore_weights(run_folder / CHECKPOINTS_FOLDER, model)
+    reader = tf.train.load_checkpoint(str(prefix))
+    model.embedding = tf.Module()
+    model.embedding._tpu_embedding = tf.Module()
+    for table in run.spec.tables:
+        rows = reader.get_tensor(f"model/embedding/_tpu_embedding/{table.name}{SUFFIX}")
+        parts = [tf.Variable(part) for part in np.array_split(rows, shards)]
+        setattr(model.embedding._tpu_embedding, table.name, ShardedVariable(parts, name=table.name))
+    target.mkdir()
+    run.write(target)
+    saved = tf.train.Checkpoint(model=model, epoch=tf.Variable(epoch, dtype=tf.int64))
+    saved.save(str(target / CHECKPOINTS_FOLDER / "ckpt"))
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("is_large", [False, True])
+def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
+    artifact: Path, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    from model_export.export_model import export
+    from model_export.exporter import artifact as module
+    from model_export.graphs.source import RECORDED_PATH
+    from model_export.parity.prediction_log import read_predictions
+
+    shard_checkpoint(run_folder, tmp_path / "run", 3)
+    if is_large:
+        # A table counts as large here, so TensorFlow runs the graph of a copy with only 5 rows per table.
+        monkeypatch.setattr(module, "WHOLE_CHECK_BYTES", 1)
+        monkeypatch.setattr(module, "COMPARED_ROWS", 5)
+    made = export(tmp_path / "run", tmp_path / "models", lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,))
+    whole, shards = (read_bundle(folder / "variables/variables") for folder in (artifact, made))
+    assert not any(entry.is_sliced for entry in shards.values())
+    compared = 0
+    for key, entry in whole.items():
+        if key.endswith(SUFFIX):
+            data = [e.file.read_bytes()[e.offset : e.offset + e.nbytes] for e in (entry, shards[key])]
+            assert (entry.shape, data[0]) == (shards[key].shape, data[1]), key
+            compared += 1
+    assert compared == 4 + 9
+    answers = [list(read_predictions(folder / RECORDED_PATH)) for folder in (artifact, made)]
+    assert len(answers[0]) == len(answers[1]) == 6
+    for before, after in zip(*answers, strict=True):
+        assert before.outputs is not None and after.outputs is not None
+        assert before.outputs["rating"].tobytes() == after.outputs["rating"].tobytes()
+    manifest = Manifest.read(made)
+    assert manifest is not None
+    assert manifest.provenance.get(module.COMPARED_ROWS_KEY) == (5 if is_large else None)
+    assert set(manifest.signatures) == {"serving_default", "serve_examples", "lookup", "lookup_tpu_tensor_core"}
