@@ -96,8 +96,8 @@ def norms(rows: Array) -> Array:
     return found
 
 
-def _same(old: Array, new: Array) -> Array:
-    same: Array = ((old == new) | (np.isnan(old) & np.isnan(new))).all(axis=1)
+def _same(before: Array, after: Array) -> Array:
+    same: Array = ((before == after) | (np.isnan(before) & np.isnan(after))).all(axis=1)
     return same
 
 

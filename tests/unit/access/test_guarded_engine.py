@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from service.access.callers import RIGHTS, Grant, Right, Rule
-from service.access.guarded_engine import GuardedEngine
+from service.access.guarded_engine import OPEN, RIGHT_OF, GuardedEngine
 from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.neighbors import Named, Nearest, NeighborQuery
@@ -109,8 +109,10 @@ def test_a_stranger_is_told_by_table_rows_and_not_before(engine: Engine, observe
 
 def test_every_public_method_of_the_engine_is_guarded() -> None:
     public = {name for name, _ in inspect.getmembers(Engine) if not name.startswith("_")}
-    # GuardedEngine must define each public method itself, because an inherited method would check no right.
+    # GuardedEngine must have each public method itself, because an inherited method would check no right.
     assert public <= vars(GuardedEngine).keys()
+    assert {*RIGHT_OF, *OPEN} <= public | {"admission", "searches", "clock", "tracing"}
+    assert {name: right for name, (right, _) in CALLS.items() if name != "reload"}.items() <= RIGHT_OF.items()
 
 
 @pytest.mark.parametrize("right", RIGHTS)
