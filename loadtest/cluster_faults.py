@@ -195,7 +195,6 @@ class _Connection:
             return 0, "", {"error": f"{type(error).__name__}: {error}"}
 
     def close(self) -> None:
-        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -260,7 +259,6 @@ def kill_primary(stage: Stage) -> None:
 
 
 def kill_replica(stage: Stage) -> None:
-    """Kills a replica."""
     number = stage.replica()
     stage.cluster.nodes[number].kill()
     stage.wait()

@@ -176,7 +176,6 @@ class SignatureSpec:
 
 
 def runnable(signatures: Mapping[str, SignatureSpec]) -> dict[str, SignatureSpec]:
-    """Returns the signatures that requests can run: all but the one that initializes the graph."""
     return {name: spec for name, spec in signatures.items() if name != INIT_SIGNATURE}
 
 

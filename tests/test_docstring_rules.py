@@ -166,6 +166,53 @@ def test_a_functions_docstring_opens_with_a_verb() -> None:
     )
 
 
+# Words that say nothing about a function by themselves.
+EMPTY_WORDS = """a all an and are as at be been by each every for from gives given had has have in is it its makes
+    object of on one or own reads returns says sets text that the these this to value values was were what where whether
+    which with writes yields"""
+
+
+def stems(text: str) -> set[str]:
+    """Returns the words of a text without their common endings; a name such as `KeyIndex.of_rows` has three.
+
+    >>> sorted(stems("Encodes rows, KeyIndex"))
+    ['encod', 'index', 'key', 'row']
+    """
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", text)
+    return {re.sub(r"(?<=..[a-z])(ings?|ied|ies|e?d|e?s|e)$", "", word.lower()) for word in words}
+
+
+def says_nothing(function: ast.FunctionDef | ast.AsyncFunctionDef, context: str) -> bool:
+    """Says whether each word of a function's docstring is in the function's signature or in `context`, or is empty.
+
+    >>> def parsed(text): return ast.parse(text).body[0]
+    >>> says_nothing(parsed("def encode(delta: Delta) -> bytes: 'Encodes a delta as bytes.'"), "")
+    True
+    >>> says_nothing(parsed("def encode(delta: Delta) -> bytes: 'Encodes a delta; raises DeltaFault.'"), "")
+    False
+    """
+    returned = ast.unparse(function.returns) if function.returns else ""
+    known = f"{function.name} {ast.unparse(function.args)} {returned} {context} {EMPTY_WORDS}"
+    return stems(ast.get_docstring(function) or "") <= stems(known)
+
+
+def test_a_functions_docstring_says_more_than_its_signature() -> None:
+    classes = {
+        method: node.name
+        for file in PLAIN_WORDS
+        for node in nodes(file)
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+    }
+    faultless(
+        f"{one.place}: {one.text!r}"
+        for file in PLAIN_WORDS
+        for one in described([file])
+        if isinstance(one.node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and says_nothing(one.node, f"{classes.get(one.node, '')} {file.parent.name} {file.stem}")
+    )
+
+
 def test_no_two_names_have_the_same_first_line() -> None:
     # Methods of the same name in several classes may share a first line, because they do the same.
     found: dict[str, dict[str, str]] = {}

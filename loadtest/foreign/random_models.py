@@ -152,7 +152,6 @@ class Construction:
     has_variant: bool = False
 
     def table(self, feature: Feature) -> Table:
-        """Returns the table of a feature."""
         return next(table for table in self.tables if table.name == feature.table)
 
     @property
@@ -177,7 +176,6 @@ class Construction:
 
 
 def random_name(seed: int, number: int) -> str:
-    """Returns the name of a random model."""
     return f"random_{seed}_{number}"
 
 

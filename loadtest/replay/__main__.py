@@ -258,7 +258,6 @@ class _Writer:
         self._file = file
 
     def write(self, request: Request, answers: Sequence[Stored]) -> None:
-        """Writes a request and its answers."""
         entry = asdict(request) | {"body": base64.b64encode(request.body).decode(), "answers": list(answers)}
         self._file.write(json.dumps(entry) + "\n")
 

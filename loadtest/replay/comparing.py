@@ -114,7 +114,6 @@ def without_nan_signs(part: str) -> str:
 
 
 def _parts(request: Request, answer: Stored) -> dict[str, str]:
-    """Returns the compared parts of an answer by name."""
     if "lost" in answer:
         return {"lost": str(answer["lost"])}
     parts: dict[str, str] = {}

@@ -66,7 +66,6 @@ class Drawing:
         ]
 
     def draw(self, form: str, number: int) -> Request:
-        """Draws the request of this number."""
         rng = Random(f"{self._seed} {form} {number}")
         request = replace(self._plain(rng, form), name=f"random {number}")
         if rng.random() < _MISDIRECTED:

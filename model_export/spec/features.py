@@ -231,11 +231,9 @@ class ModelSpec:
         return feature.combiner or self.table(feature.table).combiner
 
     def table_of(self, feature: str) -> TableSpec:
-        """Returns the TableSpec of the table that a feature of the model reads."""
         return self.table(self.feature(feature).table)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
         return dataclasses.asdict(self)
 
     @staticmethod

@@ -28,14 +28,10 @@ class Counters(Protocol):
     """The counters of requests and of reloads of --auth_config; observe.metrics implements this protocol."""
 
     @property
-    def requests(self) -> Observer:
-        """The observer that adds finished requests to the metrics."""
-        ...
+    def requests(self) -> Observer: ...
 
     @property
-    def auth(self) -> ReloadCounter:
-        """The counter of reloads of --auth_config."""
-        ...
+    def auth(self) -> ReloadCounter: ...
 
 
 @dataclass(frozen=True, slots=True)

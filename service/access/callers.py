@@ -153,7 +153,6 @@ class Callers:
         return grant
 
     def of_digest(self, digest: bytes) -> Grant | None:
-        """Returns the grant (rights) of the caller that has a token with this SHA-256 now; None if no caller has it."""
         return self._known.of_digest(digest)
 
     @contextmanager

@@ -126,7 +126,6 @@ class Sessions:
         self._callers.on_change()
 
     def close(self, cookie: str) -> None:
-        """Ends the console session of a cookie; does nothing if the session has ended."""
         if (found := self.find(cookie)) is not None:
             credential = _credential(cookie, found[0].csrf)
             with self._lock:

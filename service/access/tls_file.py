@@ -76,7 +76,6 @@ class TlsFile:
         connection.context = self._now.context
 
     def config(self) -> SslConfig:
-        """Returns the TLS configuration that was last read from the TLS file and accepted."""
         return self._now.config
 
     def poll_once(self) -> None:

@@ -65,7 +65,6 @@ class BundleEntry:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether the checkpoint stores the tensor of this entry in slices, and not in one piece."""
         return bool(self.slices)
 
 
@@ -147,7 +146,6 @@ def read_string(prefix: Path, name: str) -> bytes:
 
 
 def is_slice_key(key: bytes) -> bool:
-    """Says whether the key of a checkpoint's record belongs to a slice of a tensor, and not to a whole tensor."""
     return key.startswith(b"\0")
 
 

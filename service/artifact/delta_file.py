@@ -109,7 +109,6 @@ def fingerprint_of(artifact: Path) -> bytes:
 
 
 def encode(delta: Delta) -> bytes:
-    """Encodes a delta as the bytes of a delta file."""
     name = delta.table.encode()
     count, dim = delta.rows.shape
     flags = _IS_FORCED if delta.is_forced else 0

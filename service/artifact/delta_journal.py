@@ -45,7 +45,6 @@ def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> 
 
 
 def model_folder(folder: Path, model: str) -> Path:
-    """Returns the folder that holds the journals of all versions of a model."""
     return folder / quote(model, safe="").replace(".", "%2E")
 
 
@@ -137,7 +136,6 @@ class Journal:
         return self._end, self._max_bytes
 
     def close(self) -> None:
-        """Closes the journal's file; a later read() or append() opens it again."""
         with self._mine:
             self._close()
 

@@ -37,38 +37,31 @@ class DictVocabulary:
 
     @property
     def key_dtype(self) -> KeyDtype:
-        """The dtype of the vocabulary's keys: "string" or "int64"."""
         return self._entry.key_dtype
 
     @property
     def has_keys(self) -> bool:
-        """Whether the vocabulary has a list of its keys, and does not only hash keys to buckets."""
         return bool(self._keys)
 
     @property
     def lines(self) -> range:
-        """The rows of the keys in the vocabulary's file."""
         return range(self._entry.first_id, self._entry.first_id + len(self._keys))
 
     def keys_at(self, ids: Array) -> Array:
-        """Returns the keys of [N] row ids in `lines`."""
         return _array([self._keys[row - self._entry.first_id] for row in ids.tolist()], self.key_dtype)
 
     def rows_of(self, keys: Array) -> Array:
-        """Returns the [N] int64 row ids in `lines` of [N] keys; -1 for a key that is not in the file."""
         found = [self._lines.get(key, -1) for key in keys.tolist()]
         return np.array(found, np.int64)
 
     @property
     def example_key(self) -> bytes | int:
-        """A key that the vocabulary maps to a row."""
         if not self._keys:
             return b"key" if self.key_dtype == "string" else 0
         example: bytes | int = self._keys[0]
         return example
 
     def key_of(self, row: int) -> bytes | int | None:
-        """Returns the key in the line that stands for a row; None for a row without a line."""
         return self._keys[row - self._entry.first_id] if row in self.lines else None
 
     def ids_of(self, keys: Array, input_name: str) -> Array:

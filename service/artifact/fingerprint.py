@@ -18,7 +18,6 @@ _MAX = 2**64 - 1
 
 
 def fingerprint64(text: bytes) -> int:
-    """Returns the FarmHash Fingerprint64 of some bytes."""
     if len(text) <= 16:
         return _up_to_16(text)
     if len(text) <= 32:

@@ -241,7 +241,6 @@ class SignatureEntry:
 
     @property
     def output_names(self) -> set[str]:
-        """The names of the outputs that a lookup signature returns."""
         return {f.output for f in self.features.values() if f.output is not None} | set(self.concatenated)
 
 
@@ -263,7 +262,6 @@ class Manifest:
     parity: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Returns the manifest as JSON text."""
         return json.dumps({"format_version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
 
     @staticmethod

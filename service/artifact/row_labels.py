@@ -50,7 +50,6 @@ class RowLabels:
         return [line + self.first_row for line in lines[:most]]
 
     def row_of(self, label: str) -> int | None:
-        """Returns the first row with exactly this label; None if there is no such row."""
         lines = self._lines_with(re.compile(b"^" + re.escape(label.encode()) + rb"\r?$", re.MULTILINE), 1)
         return lines[0] + self.first_row if label and lines else None
 

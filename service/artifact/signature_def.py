@@ -78,7 +78,6 @@ def encode_metadata(name: str, version: int, signatures: Mapping[str, SignatureS
 
 
 def metadata_json(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
-    """Returns a model's signatures as the JSON body of `GET .../metadata`."""
     signature_defs = {}
     for signature_name, spec in signatures.items():
         message = message_class("tensorflow.SignatureDef")()

@@ -42,7 +42,6 @@ def fill_from_text(message: Any, text: str) -> None:
 
 
 def text_of(full_name: str, data: bytes) -> str:
-    """Returns the text form of a serialized protobuf message, given the name of the message's type."""
     return text_format.MessageToString(message_class(full_name).FromString(data))
 
 

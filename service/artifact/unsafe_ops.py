@@ -131,7 +131,6 @@ def _is_descriptor_within(source: bytes) -> bool:
 
 
 def _tensors(infos: Iterable[Any]) -> Iterator[str]:
-    """Yields the names of the tensors that a signature's inputs or outputs consist of."""
     for info in infos:
         match info.WhichOneof("encoding"):
             case "coo_sparse":

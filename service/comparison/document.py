@@ -178,7 +178,6 @@ class VersionDiff:
         return max(judged, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns this comparison of two versions as plain JSON values; a number that is not finite is null."""
         fields: dict[str, Any] = _plain(self)
         return {**fields, "drift_percent": _plain(self.drift_percent), "drifted_cosine": DRIFTED_COSINE}
 

@@ -78,11 +78,9 @@ class ById:
     labels: tuple[RowLabels, RowLabels] = (NO_LABELS, NO_LABELS)
 
     def new_ids(self, old_ids: Array) -> Array:
-        """Returns the given old ids, with NO_ROW in place of each id that the new table lacks."""
         return np.where(old_ids < self.new.stop, old_ids, NO_ROW)
 
     def old_ids(self, new_ids: Array) -> Array:
-        """Returns the given new ids, with NO_ROW in place of each id that the old table lacks."""
         return np.where(new_ids < self.old.stop, new_ids, NO_ROW)
 
     def name(self, id: int, *, is_new: bool) -> str:
@@ -99,15 +97,12 @@ class ByKey:
         self.old, self.new = old.lines, new.lines
 
     def new_ids(self, old_ids: Array) -> Array:
-        """Returns the ids that rows with the keys of the given old rows have in the new version."""
         return self._new.rows_of(self._old.keys_at(old_ids))
 
     def old_ids(self, new_ids: Array) -> Array:
-        """Returns the ids that rows with the keys of the given new rows have in the old version."""
         return self._old.rows_of(self._new.keys_at(new_ids))
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns the key of a row of one version (the new one if is_new) in that version's vocabulary, as text."""
         key = (self._new if is_new else self._old).key_of(id)
         return key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
 

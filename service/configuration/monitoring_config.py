@@ -14,7 +14,6 @@ DEFAULT_PATH = "/monitoring/prometheus/metrics"
 
 
 def read_monitoring_config(path: Path) -> PrometheusConfig:
-    """Reads and parses a --monitoring_config_file; raises InvalidRequest."""
     return parse_monitoring_text(read_proto_text(path), str(path))
 
 

@@ -230,12 +230,10 @@ class ServerSettings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The addresses of the HTTP and the gRPC port, without brackets."""
         return _hosts(self.host)
 
     @property
     def admin_hosts(self) -> tuple[str, ...]:
-        """The addresses of the admin port, without brackets."""
         return _hosts(self.admin_host)
 
     @property
@@ -248,7 +246,6 @@ class ServerSettings:
 
     @property
     def load_retry_interval_s(self) -> float:
-        """Seconds between two attempts to load a version that failed to load."""
         return max(self.load_retry_interval_micros, 0) / 1e6
 
     @property
@@ -266,5 +263,4 @@ class ServerSettings:
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags of the MetaGraph that is loaded of each SavedModel, from --saved_model_tags."""
         return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())

@@ -171,7 +171,6 @@ class Settings(ListenerSettings):
 
     @property
     def neighbor_limits(self) -> NeighborLimits:
-        """The limits that the settings neighbors_* put on searches for nearest rows."""
         return NeighborLimits(
             self.neighbors_max_k, self.neighbors_max_queries, self.neighbors_threads, self.neighbors_index_rows
         )

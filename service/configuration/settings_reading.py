@@ -228,7 +228,6 @@ class _ShowVersion(argparse.Action):
 
 
 def installed_version() -> str:
-    """Returns the version of the installed package embedding-server."""
     # importlib.metadata is imported only here: it imports email, which takes 13 ms of the server's start.
     import importlib.metadata
 

@@ -40,7 +40,6 @@ class _Journal(NamedTuple):
 
     @classmethod
     def of(cls, name: str, found: os.stat_result) -> _Journal:
-        """Returns the _Journal of a journal file, from the file's name and its os.stat result."""
         return cls(name, found.st_ino, found.st_mtime_ns, found.st_size)
 
 

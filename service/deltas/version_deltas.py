@@ -215,7 +215,6 @@ class VersionDeltas:
         return UpsertReceipt(target.model, target.version, table, delta.sequence, ids.size, is_visible)
 
     def origin(self, table: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a table's row last; None if no delta of this version did."""
         order = self._overlay.order_of(table, row)
         if not order:
             return None
@@ -223,7 +222,6 @@ class VersionDeltas:
         return RowOrigin(order // 2, None if made_us is None else made_us / 1e6)
 
     def status(self) -> DeltaStatus:
-        """Returns how many of the version's deltas are applied, wait or were refused, as Deltas.status declares."""
         since_s = self._behind_since_s
         return DeltaStatus(
             last_sequence=self._numbers.last,

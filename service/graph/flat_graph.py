@@ -70,7 +70,6 @@ class FlatGraph:
         return tensor
 
     def data_inputs(self, name: str) -> list[str]:
-        """Returns the names of the tensors that a node reads as data inputs."""
         return [i for i in self.nodes[name].input if not i.startswith("^")]
 
     def ancestors(

@@ -97,9 +97,7 @@ class GraphSession(Protocol):
         """Returns the shape of a tensor as far as the graph says it: None in place of a size, or of the whole shape."""
         ...
 
-    def close(self) -> None:
-        """Closes the TensorFlow session, which frees the variables of its graph."""
-        ...
+    def close(self) -> None: ...
 
 
 class PythonSession:
@@ -146,18 +144,15 @@ class PythonSession:
         return run
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
-        """Computes the fetched tensors once by tf.compat.v1.Session.run."""
         with _as_graph_errors():
             found: list[Array] = self.session.run(list(fetch), dict(feed))
         return found
 
     def shape(self, tensor: str) -> Shape | None:
-        """Returns the shape that the tf.Graph has for a tensor."""
         shape = self.session.graph.get_tensor_by_name(tensor).shape
         return None if shape.rank is None else tuple(shape.as_list())
 
     def close(self) -> None:
-        """Closes the tf.compat.v1.Session, which frees its variables."""
         self.session.close()
 
 
@@ -191,14 +186,12 @@ class CoreSession:
         return run
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
-        """Computes the fetched tensors once in the native core; a tensor that is also fed is returned unchanged."""
         # Fed tensors are not fetched from the session, because TensorFlow refuses to fetch a fed tensor.
         computed = [tensor for tensor in fetch if tensor not in feed]
         found = dict(zip(computed, self.call([*feed], computed)(*feed.values()), strict=True)) if computed else {}
         return [found[tensor] if tensor in found else feed[tensor] for tensor in fetch]
 
     def shape(self, tensor: str) -> Shape | None:
-        """Returns the shape that TensorFlow's C API has for a tensor."""
         sizes = self._session.shape(tensor)
         return None if sizes is None else tuple(sizes)
 

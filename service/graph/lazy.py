@@ -23,13 +23,11 @@ class LazyBackend(Generic[Opened]):
         self._opening = threading.Lock()
 
     def opened(self) -> Opened:
-        """Returns the wrapped backend, which the first call opens; raises ArtifactError."""
         with self._opening:
             if self._backend is None:
                 self._backend = self._open_backend()
             return self._backend
 
     def close(self) -> None:
-        """Closes the wrapped backend, if it is open."""
         if self._backend is not None:
             self._backend.close()

@@ -89,7 +89,6 @@ def needed_variables(meta_graph: Any, roots: Iterable[str]) -> tuple[dict[str, S
 
 
 def signature_tensors(meta_graph: Any) -> list[str]:
-    """Returns the names of all tensors that are outputs of a MetaGraph's signatures."""
     found, todo = [], [info for one in meta_graph.signature_def.values() for info in one.outputs.values()]
     while todo:
         info = todo.pop()

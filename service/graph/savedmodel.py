@@ -28,7 +28,6 @@ class SavedModelBackend:
     sparse: Mapping[str, Mapping[str, SparseNames]]
 
     def close(self) -> None:
-        """Closes the TensorFlow session of this backend, which frees the graph's variables."""
         self.session.close()
 
 

@@ -55,7 +55,6 @@ class TowerBackend:
     sparse: Mapping[str, Mapping[str, SparseNames]]
 
     def close(self) -> None:
-        """Closes the TensorFlow session of the tower, which frees the tower's variables."""
         self.session.close()
 
 

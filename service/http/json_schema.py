@@ -36,5 +36,4 @@ def map_of(values: Json, description: str = "") -> Json:
 
 
 def enum_of(*values: str) -> Json:
-    """Returns a JSON schema for a string that is one of the given values."""
     return {"type": "string", "enum": list(values)}

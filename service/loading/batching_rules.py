@@ -55,5 +55,4 @@ def read_rules(parameters_file: str, is_per_model: bool) -> BatchingRules:
 
 
 def read_parameters(path: Path) -> BatchingParameters:
-    """Reads TensorFlow Serving's batching parameters from a file; raises InvalidRequest."""
     return parse_batching_text(read_proto_text(path), str(path))

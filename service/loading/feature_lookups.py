@@ -57,7 +57,6 @@ class SingleFeature:
     vocabulary: Vocabulary | None = None
 
     def spec(self) -> SignatureSpec:
-        """Returns a lookup signature of the feature alone."""
         feature, size = self.feature, self.table.info.vocabulary_size
         names = [name for name in (feature.ids, feature.row_splits, feature.weights) if name is not None]
         alone = {name: replace(self.inputs[name], shape=(None,), is_optional=True, default=None) for name in names}
@@ -72,7 +71,6 @@ class SingleFeature:
         )
 
     def plan(self) -> SignaturePlan:
-        """Returns the plan of that signature."""
         return SignaturePlan(
             {_ROWS: FeaturePlan(self.feature, self.table)}, {_ROWS: OutputRule((_ROWS,), self._shape, "float32")}
         )

@@ -39,14 +39,12 @@ class GraphOpening:
     has_towers: bool
 
     def whole(self, path: Path) -> Backend:
-        """Returns the backend of a version's whole graph, opened now or, if is_lazy, later; raises ArtifactError."""
         open_now = partial(self._open_now, path)
         return LazyBackend(open_now) if self.is_lazy else open_now()
 
     def predicts(
         self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]
     ) -> dict[str, Backend]:
-        """Returns the backends of a version's graph signatures; raises ArtifactError."""
         specs = {name: lookups.signatures[name] for name in names}
         if self.is_lazy:
             # A graph that a client's first request opens (a lazy graph) runs whole: its lookups are not taken out,

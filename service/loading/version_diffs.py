@@ -125,7 +125,6 @@ def _refuse_drifted(found: VersionDiff, max_drift: float) -> None:
 
 
 def _mapped(servable: Servable) -> dict[str, Any]:
-    """Returns the tables of a loaded version that are mapped from files, and not remote."""
     return {name: table for name, table in servable.tables.items() if name not in servable.remote_tables}
 
 

@@ -32,7 +32,6 @@ class Batcher:
         self._pool = thread_pool_name
 
     def counts(self) -> Batches:
-        """Returns the counts of batches since the start of the server."""
         found = json.loads(self.core.counts())
         waits = Times(QUEUE)
         if found["num_runs"]:

@@ -18,7 +18,6 @@ _HOW_TO_GET_IT = (
 
 
 def has_core() -> bool:
-    """Says whether the native core is installed and can be loaded in this process."""
     try:
         importlib.import_module("service._native")
     except ImportError:

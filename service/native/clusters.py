@@ -38,13 +38,11 @@ class Clusters:
 
     @property
     def holds_rows(self) -> bool:
-        """Whether the native core's cache of remote tables' rows may hold rows at all: its size is not 0."""
         return self._cache_bytes > 0
 
     def open(
         self, subject: Subject, layout: TableLayout, address: StoreAddress, default_rows: Sequence[int]
     ) -> OpenTable:
-        """Opens a table and reads its default rows; raises OSError if one can not be read."""
         description = json.dumps(remote_description(layout, address, default_rows))
         return OpenTable(self.core.open(*subject, layout.vocabulary_size, description), layout.row_bytes)
 
@@ -56,7 +54,6 @@ class Clusters:
         self.core.forget(*subject, None if ids is None else ids.tolist())
 
     def heard(self, subject: Subject) -> None:
-        """Extends the time for which cached rows of a table are valid: the server has read all changes of the table."""
         self.core.heard(*subject)
 
     def lost(self, subject: Subject) -> tuple[list[int], int, int]:
@@ -66,11 +63,9 @@ class Clusters:
         return self.core.lost(*subject)
 
     def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Lets the native core read rows of the given replicas for `seconds` from now."""
         self.core.set_in_sync(list(nodes), seconds)
 
     def refresh(self) -> None:
-        """Asks each Valkey or Redis cluster for its map of hash slots to nodes; blocks until the nodes reply."""
         self.core.refresh()
 
     def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
@@ -81,7 +76,6 @@ class Clusters:
         return self.core.fill(layout.tag, version, ids.tolist(), seconds)
 
     def counts(self) -> RemoteCounts:
-        """Returns the counts of all reads from the remote tables of loaded versions."""
         tables, cache = json.loads(self.core.counts())
         found = {}
         for one in tables:
@@ -99,7 +93,6 @@ class OpenTable:
     row_bytes: int
 
     def read(self, ids: Array) -> Found:
-        """Reads the rows of [N] int64 ids, each from 0 to V - 1; blocks for at most the address's timeout_s."""
         octets, left, why = self.core.read(ids.tolist())
         is_missing = np.zeros(ids.shape[0], bool)
         is_missing[left] = True

@@ -194,7 +194,6 @@ class _Writer:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """The names of the version's tables, in the order of their numbers."""
         return tuple(self._table_numbers)
 
     @property
@@ -203,11 +202,9 @@ class _Writer:
         return tuple(self._key_tables[id(one)] for one in self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:
-        """Returns the JSON list of tables in the description of a servable for the native core."""
         return [self._table(self._tables[name]) for name in self._table_numbers]
 
     def vocabularies(self) -> list[dict[str, Any]]:
-        """Returns the JSON list of vocabularies in the description of a servable for the native core."""
         return [self._vocabulary(one) for one in self._vocabularies]
 
     def signature(
@@ -240,7 +237,6 @@ class _Writer:
         }
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
-        """Returns the entry of one predict signature in the JSON that describes a servable to the native core."""
         # A feature in the description names its ids by a number: first the signature's inputs are numbered, then the
         # ids that the graph computes.
         inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
@@ -300,7 +296,6 @@ class _Writer:
         return {"dtype": dtype, "shape": array.shape, "data": data, "lengths": lengths}
 
     def _buffer(self, array: Array) -> int | None:
-        """Returns the place of an array in the list of buffers; None if it is empty."""
         if not array.size:
             return None
         self.buffers.append(array)

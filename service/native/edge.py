@@ -112,11 +112,9 @@ class Edge:
         return self._server.take_records(timeout_s)
 
     def retire(self, model: str, version: int) -> str:
-        """Removes a version's counters from the native core, and returns them as JSON."""
         return self._server.retire(model, version)
 
     def forget(self, model: str) -> None:
-        """Removes all counters of a model from the native core."""
         self._server.forget(model)
 
     def drain(self, timeout_s: float) -> bool:

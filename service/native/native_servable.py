@@ -109,7 +109,6 @@ class CompiledServable:
         return counts if self.earlier is None else summed(counts, self.earlier.feature_counts())
 
     def hot_rows(self, table: str, most: int) -> SampledRows | None:
-        """Returns the hottest rows of a table since the version is AVAILABLE; None if the core samples no ids of it."""
         if table not in self.described.tables:
             return None
         found = self.compiled.hot_rows(self.described.tables.index(table), most)

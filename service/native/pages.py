@@ -21,7 +21,6 @@ class Pages:
         self.core = _native.Pager(max_bytes)
 
     def counts(self) -> PageCounts:
-        """Returns the counts of reads and drops of tables' pages since the start of the server."""
         found = json.loads(self.core.counts())
         return PageCounts(
             rows=found["rows"],

@@ -41,7 +41,6 @@ class SampledRequests:
         self._thread: threading.Thread | None = None
 
     def start(self, edge: Edge) -> None:
-        """Starts the thread."""
         self._thread = threading.Thread(target=self._run, args=(edge.take_records,), name="native-records", daemon=True)
         self._thread.start()
 

@@ -20,9 +20,7 @@ Route = tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], 
 class TakesRoutes(Protocol):
     """The receiver of the routes of all models: the native core's server, or an object of a test."""
 
-    def change_routes(self, models: Sequence[Route], removed: Sequence[str]) -> None:
-        """Changes the native core's routes of some models, and removes those of others."""
-        ...
+    def change_routes(self, models: Sequence[Route], removed: Sequence[str]) -> None: ...
 
 
 class RoutePublisher:

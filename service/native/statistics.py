@@ -41,17 +41,11 @@ class _Numbers(NamedTuple):
 class Events(Protocol):
     """The observer that counts refused requests, waiting times and dropped connections."""
 
-    def connection_dropped(self, reason: str) -> None:
-        """Counts a connection that the native core refused or closed."""
-        ...
+    def connection_dropped(self, reason: str) -> None: ...
 
-    def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Counts requests for a model that the native core refused before it ran them."""
-        ...
+    def refused(self, model: str, reason: str, count: int = 1) -> None: ...
 
-    def waits_counted(self, model: str, times: Times) -> None:
-        """Counts the times that requests waited for a thread before they ran."""
-        ...
+    def waits_counted(self, model: str, times: Times) -> None: ...
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
         """Stores how many bytes the requests in flight of each model hold in the native core."""
@@ -62,17 +56,11 @@ class CoreNumbers(Protocol):
     """The source of the native core's statistics, such as native.edge.Edge; edge/snapshot.rs makes the JSON."""
 
     @property
-    def statistics(self) -> str:
-        """All statistics of the native core, as JSON."""
-        ...
+    def statistics(self) -> str: ...
 
-    def retire(self, model: str, version: int) -> str:
-        """Removes a version's counts from the native core, and returns them as JSON."""
-        ...
+    def retire(self, model: str, version: int) -> str: ...
 
-    def forget(self, model: str) -> None:
-        """Removes all counts of a model from the native core."""
-        ...
+    def forget(self, model: str) -> None: ...
 
 
 class NativeStatistics:
@@ -126,7 +114,6 @@ class NativeStatistics:
             self._tell_failures(document["failures"])
 
     def retire(self, model: str, version: int) -> None:
-        """Adds a version's last counts to the server's counters, and drops them from the native core."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -180,7 +167,6 @@ class NativeStatistics:
         return found
 
     def read(self) -> Document:
-        """Returns the native core's statistics for the status page."""
         with self._lock:
             found = {name: _counts(value) for name, value in self._last.items() if name not in _APART}
             refused: dict[str, int] = {}

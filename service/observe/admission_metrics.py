@@ -45,7 +45,6 @@ class AdmissionCounter:
             logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
 
     def waited(self, model: str, seconds: float) -> None:
-        """Counts the time that one request waited for a thread."""
         key = (get_ident(), model)
         cell = self._waits.get(key)
         if cell is None:
@@ -53,22 +52,18 @@ class AdmissionCounter:
         cell.add(seconds)
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """Adds a histogram of the times that requests waited in the native core, as the core counted them."""
         self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
 
     def forget(self, model: str) -> None:
-        """Drops the counts of a removed model."""
         for refused in [key for key in self._refused.copy() if key[1] == model]:
             self._refused.pop(refused, None)
         for waits in [key for key in self._waits.copy() if key[1] == model]:
             self._waits.pop(waits, None)
 
     def connection_dropped(self, reason: str) -> None:
-        """Counts a connection that the server refused or closed. Concurrency: one thread at a time."""
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """Stores, for metrics, model -> bytes that its requests in flight have reserved in the native core now."""
         self._held_by_core = held
 
     def in_flight(self, held: Mapping[str, int]) -> Mapping[str, int]:
@@ -79,18 +74,15 @@ class AdmissionCounter:
         return found
 
     def dropped(self) -> dict[str, int]:
-        """Returns reason -> number of connections that the server refused or closed."""
         return self._dropped.copy()
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """Returns the numbers of refused requests by model and reason of the refusal."""
         totals: dict[tuple[str, str], int] = {}
         for (_, model, reason), count in self._refused.copy().items():
             totals[model, reason] = totals.get((model, reason), 0) + count[0]
         return totals
 
     def waits(self) -> dict[str, Times]:
-        """Returns model -> histogram of the times that its requests waited for a thread."""
         found: dict[str, Times] = {}
         for (_, model), cell in self._waits.copy().items():
             found.setdefault(model, Times(QUEUE)).merge(cell)

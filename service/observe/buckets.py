@@ -85,7 +85,6 @@ class Times:
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """Counts one duration."""
         self.counts[bisect_left(self._limits_s, seconds)] += 1
         self.seconds += seconds
 

@@ -45,7 +45,6 @@ class LogWriter:
 
     @property
     def dropped(self) -> int:
-        """Number of lines dropped since the start: the buffer was full, or the system refused to write them."""
         return self._dropped
 
     def write(self, line: bytes) -> None:

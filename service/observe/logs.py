@@ -88,7 +88,6 @@ class LogHandler(logging.Handler):
         writer.report = self._report
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Gives the record to the writer as one line; never waits."""
         try:
             line = self._line(record)
         except Exception:
@@ -97,11 +96,9 @@ class LogHandler(logging.Handler):
             self._writer.write(line)
 
     def flush(self) -> None:
-        """Waits until all lines are written, a moment at most."""
         self._writer.flush(_FLUSH_S)
 
     def counts(self) -> dict[str, int]:
-        """Returns how many lines were dropped for each reason."""
         return {"output": self._writer.dropped, "rate": self._limit.dropped}
 
     def _line(self, record: logging.LogRecord) -> bytes:
@@ -114,7 +111,6 @@ class LogHandler(logging.Handler):
 
 
 def configure_logging(level: str, log_format: str, writer: LogWriter) -> None:
-    """Sets up the process's log, as lines of text or JSON, which `writer` writes."""
     as_text = log_format == "text" or (log_format == "auto" and os.isatty(writer.descriptor))
     root = logging.getLogger()
     handler = LogHandler(writer, _TextFormatter() if as_text else _JsonFormatter())
@@ -128,7 +124,6 @@ def configure_logging(level: str, log_format: str, writer: LogWriter) -> None:
 
 
 def dropped_line_metrics() -> list[str]:
-    """Returns the lines of the metric that counts lines dropped from the process's log."""
     name = "embedding_server_log_lines_dropped_total"
     about = "Log lines not written: standard error takes no more (output), or too many lines in a short time (rate)."
     counts = [handler.counts() for handler in logging.getLogger().handlers if isinstance(handler, LogHandler)]

@@ -87,7 +87,6 @@ class Metrics:
         return ReadFiles(self.tls.ends_s(), self.auth.is_current)
 
     def render(self) -> tuple[bytes, str]:
-        """Returns all metrics as Prometheus text, and the text's content type."""
         self._gone.note(self._models(), scrapes=1)
         now, ever = self.requests.read()
         lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
@@ -105,7 +104,6 @@ class Metrics:
 
     @cached_property
     def _process_text(self) -> Callable[[], bytes]:
-        """A function that returns the metrics of the process and of the interpreter."""
         # prometheus_client is imported only here: it imports an HTTP server, and takes 13 ms of the server's start.
         from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 

@@ -51,7 +51,6 @@ class ModelLog:
         self._put(len(log), lambda: self._metadata(version, signature_name, answered_s) + log)
 
     def note_dropped(self, count: int) -> None:
-        """Counts requests that the native core chose for the log and dropped."""
         with self._news:
             self._dropped += count
 

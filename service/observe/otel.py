@@ -56,13 +56,10 @@ class OtelTracing:
         return self._spans.call(name)
 
     def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:
-        """Makes the trace spans of requests that the native core has answered."""
         for request in requests:
             self._spans.answered(request)
 
     def loading(self, load: Callable[[str, int, Path], Servable]) -> Callable[[str, int, Path], Servable]:
-        """Wraps a loader of versions, so that each load has a trace span."""
-
         def traced(name: str, version: int, path: Path) -> Servable:
             attributes = {"model": name, "version": version, "path": str(path)}
             with self._spans.spanned("load", attributes, SpanKind.INTERNAL, Context()):
@@ -71,7 +68,6 @@ class OtelTracing:
         return traced
 
     def http_spans(self, app: ASGIApp) -> ASGIApp:
-        """Wraps an ASGI application, so that each request for a model has a trace span."""
         return HttpSpans(app, self._spans)
 
     def stop(self) -> None:

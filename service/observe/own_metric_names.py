@@ -20,7 +20,6 @@ _PREFIX = "embedding_server_"
 
 
 def request_lines(requests: Requests) -> list[str]:
-    """Returns the lines of this server's own request metrics, for versions that are still served."""
     name = _PREFIX + "requests_total"
     lines = family(name, "counter", "Requests finished, by canonical code; OK: succeeded.")
     found: dict[Subject, Successes] = {}
@@ -65,7 +64,6 @@ def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
 
 
 def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the lines of metrics on loaded versions and their tables."""
     name = _PREFIX + "requests_in_flight"
     lines = family(name, "gauge", "Requests that hold the version now.")
     lines += [
@@ -124,7 +122,6 @@ _TABLE_FAMILIES: tuple[tuple[str, str, Callable[[TableCounts], int]], ...] = (
 
 
 def batch_lines(batches: Batches) -> list[str]:
-    """Returns the lines of this server's own metrics on batches, which TensorFlow Serving lacks."""
     waits = Times(QUEUE)
     for of_pool in batches.waits.values():
         waits.merge(of_pool)

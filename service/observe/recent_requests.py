@@ -91,16 +91,13 @@ class RecentRequests:
         self.noted(subject, code, error.message if isinstance(error, ServiceError) else type(error).__name__)
 
     def noted(self, subject: Subject, code: str, message: str) -> None:
-        """Keeps a failed request for the status page, by the text of its error."""
         noted = Noted(self._now(), _own_id(), *subject, code=code, message=message[:_MAX_TEXT])
         (self._own_failures if code in _OURS else self._refusals).append(noted)
 
     def slowest(self) -> list[Noted]:
-        """Returns the slow requests that are kept, the slowest first."""
         return sorted(self._slow.copy(), key=lambda noted: -noted.seconds)
 
     def failures(self) -> list[Noted]:
-        """Returns the kept failed requests, the newest first."""
         # Failures of the server are kept apart from errors of clients, so that a client's many errors displace none.
         kept = [*reversed(self._own_failures.copy()), *reversed(self._refusals.copy())]
         return sorted(kept, key=lambda noted: noted.at_s, reverse=True)

@@ -19,7 +19,6 @@ class ReloadCounter:
         self._is_current = False
 
     def accepted(self) -> None:
-        """Counts a reload of the --auth_config file whose new content is in force now."""
         self._count("taken")
 
     def refused(self) -> None:

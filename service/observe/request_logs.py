@@ -74,7 +74,6 @@ class RequestLogs:
             log.wait(max(end_s - time.monotonic(), 0.0))
 
     def read(self) -> dict[str, dict[str, object]]:
-        """Returns model -> configuration and counts of its running request log."""
         with self._changing:
             logs = dict(self._logs)
         return {
@@ -83,12 +82,10 @@ class RequestLogs:
         }
 
     def forget(self, model: str) -> None:
-        """Drops the counts of the ended request logs of a removed model."""
         with self._changing:
             self._ended.pop(model, None)
 
     def metric_lines(self) -> list[str]:
-        """Returns the lines of the metrics about request logs."""
         with self._changing:
             ending, self._ending = self._ending, []
             for name, log in ending:

@@ -37,11 +37,9 @@ class Successes:
 
     @property
     def count(self) -> int:
-        """Number of the successful requests that this object counts."""
         return sum(self.times.counts)
 
     def merge(self, other: Successes) -> None:
-        """Adds the counts of another Successes (successful requests) to the counts of this one."""
         self.rows += other.rows
         self.times.merge(other.times)
         self.run_times.merge(other.run_times)
@@ -57,14 +55,12 @@ class Requests:
     failures: dict[tuple[Subject, str], int] = field(default_factory=dict)
 
     def add_successes(self, subject: Subject, more: Successes) -> None:
-        """Adds counts of successful requests to the counts with the same labels."""
         known = self.successes.get(subject)
         if known is None:
             known = self.successes[subject] = Successes(more.kind, more.examples is not None)
         known.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds `count` to the number of requests with the given labels that failed with an error code."""
         self.failures[subject, code] = self.failures.get((subject, code), 0) + count
 
 
@@ -92,17 +88,11 @@ class Notes(Protocol):
 class CountsElsewhere(Protocol):
     """A source of counts of requests that Python does not see, because the native core answers them."""
 
-    def collect(self) -> None:
-        """Adds the requests that the native core has answered since the last collect() to the RequestCounter."""
-        ...
+    def collect(self) -> None: ...
 
-    def retire(self, model: str, version: int) -> None:
-        """Adds the native core's last counts of a version to the RequestCounter, and makes the core drop them."""
-        ...
+    def retire(self, model: str, version: int) -> None: ...
 
-    def forget(self, model: str) -> None:
-        """Makes the native core drop all its counts of a removed model."""
-        ...
+    def forget(self, model: str) -> None: ...
 
 
 class RequestCounter:
@@ -130,7 +120,6 @@ class RequestCounter:
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:
-        """Counts, for metrics, a finished request, which has succeeded or failed."""
         subject = request.subject
         if request.error is not None:
             self._failed(subject, request.error)
@@ -155,7 +144,6 @@ class RequestCounter:
         cell.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds counts of failed requests that the native core has answered; one caller at a time."""
         self._failures.setdefault((0, subject, code), [0])[0] += count
 
     def _failed(self, subject: Subject, error: BaseException) -> None:

@@ -61,7 +61,6 @@ class Statusz:
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
-        """Returns the content of the status page as a dict that can be written as JSON."""
         counted = self.requests()
         loaded = self.registry.loaded()
         document = {
@@ -191,7 +190,6 @@ def _time(at_s: float) -> str:
 
 
 def _process() -> Document:
-    """Returns memory, threads, open files and CPU time of this process, as far as the kernel shows them."""
     document: Document = {}
     try:
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)

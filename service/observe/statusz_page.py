@@ -23,7 +23,6 @@ Row = Mapping[str, Any]
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Returns the status page as HTML."""
     server = document["server"]
     sections = [
         _section("Needs attention", document["attention"]),

@@ -34,7 +34,6 @@ class TlsCounter:
             self._ends_s[api] = end_s
 
     def refused(self, api: str) -> None:
-        """Counts a new TLS file that was refused because of a fault."""
         with self._lock:
             self._reloads[api, "refused"] += 1
 

@@ -46,8 +46,6 @@ class TrafficHistory:
         self._step_s = _STEP_S
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts a thread that adds points until `stop` is set."""
-
         def run() -> None:
             while not stop.wait(self._step_s):
                 self.add_point()
@@ -55,7 +53,6 @@ class TrafficHistory:
         threading.Thread(target=run, name="traffic", daemon=True).start()
 
     def add_point(self) -> None:
-        """Adds the present counts."""
         point = self._now()
         with self._lock:
             self._points.append(point)

@@ -26,7 +26,6 @@ class VersionHistory:
         self._changes: dict[str, deque[dict[str, Any]]] = {}
 
     def note(self, model: str, status: VersionStatus) -> None:
-        """Adds a version's change of state to the history of its model."""
         change = {
             "at_s": round(self._wall_clock(), 3),
             "version": status.version,
@@ -41,6 +40,5 @@ class VersionHistory:
                 del self._changes[next(iter(self._changes))]
 
     def read(self, model: str) -> list[dict[str, Any]]:
-        """Returns the last state changes of a model's versions, oldest first."""
         with self._lock:
             return list(self._changes.get(model, ()))

@@ -45,13 +45,11 @@ class VersionStates:
             self._statuses[key] = status
 
     def forget(self, model: str) -> None:
-        """Drops the states and failed loads of a removed model, also of versions that ended with an error."""
         for counted in (self._statuses, self._failures):
             for key in [key for key in counted.copy() if key[0] == model]:
                 counted.pop(key, None)
 
     def lines(self) -> list[str]:
-        """Returns the lines of metrics on states and failed loads of versions."""
         statuses = sorted(self._statuses.copy().items())
         about = "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END."
         lines = family(STATE, "gauge", about)

@@ -28,7 +28,6 @@ class WarmupCounter:
         self._found: dict[tuple[str, int, str], Warmup] = {}
 
     def warmed_up(self, *, model: str, version: int, path: str, status: str, seconds: float, records: int) -> None:
-        """Counts one replay of a version's warm-up requests."""
         with self._lock:
             old = self._found.get((model, version, status))
             times = old.times if old else Times(REQUEST)
@@ -46,6 +45,5 @@ class WarmupCounter:
             self._found = {key: found for key, found in self._found.items() if key[:2] != (model, version)}
 
     def forget(self, model: str) -> None:
-        """Drops the counts of warm-up replays of a removed model."""
         with self._lock:
             self._found = {key: found for key, found in self._found.items() if key[0] != model}

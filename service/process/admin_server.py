@@ -74,11 +74,9 @@ class AdminServer:
 
     @property
     def port(self) -> int | None:
-        """The number of the port on which the admin server listens."""
         return self._port.number
 
     def start(self) -> None:
-        """Starts the admin server, which answers requests to the admin port."""
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listeners))
 
     async def stop(self) -> None:

@@ -85,12 +85,10 @@ class BoundPort:
 
 
 def http_port(settings: Settings) -> BoundPort:
-    """Returns the HTTP port of the settings, bound but not listening yet; raises StartError."""
     return BoundPort(settings.hosts, settings.rest_api_port)
 
 
 def grpc_port(settings: Settings) -> BoundPort:
-    """Returns the gRPC port of the settings, bound but not listening yet; raises StartError."""
     return BoundPort(settings.hosts, settings.port, "--port or --host", "gRPC")
 
 

@@ -31,7 +31,6 @@ class HealthUpdates:
         self._thread: threading.Thread | None = None
 
     def update(self) -> None:
-        """Updates the health checks now."""
         with self._updating:
             self._update_and_pause()
 

@@ -132,7 +132,6 @@ class NativeServers:
         return ports
 
     async def complete(self) -> None:
-        """Starts the control servers in Python, to which the native core forwards requests."""
         # Garbage collection is off until the control servers are up: it would take a fifth of their imports' time and
         # find no garbage.
         gc.disable()
@@ -284,7 +283,6 @@ class NativeServers:
             port.close()
 
     def stop_now(self) -> None:
-        """Makes stop() cut the requests in flight, in the native core and in the control servers."""
         if self._edge is not None:
             self._edge.close()
         if self._http is not None and self._grpc is not None:

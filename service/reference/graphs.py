@@ -97,7 +97,6 @@ class Graph:
         return call, convert
 
     def close(self) -> None:
-        """Closes the session, which frees the graph's variables."""
         with self._opening:
             if self._session is not None:
                 self._session.close()

@@ -228,7 +228,6 @@ class _ParsedRequest(Request):
     document: dict[str, Any]
 
     async def json(self) -> Any:
-        """Returns the parsed body."""
         return self.document
 
 

@@ -321,7 +321,6 @@ def predict_answer(outputs: Mapping[str, Array], *, by_row: bool, strict: bool) 
 
 
 def lookup_answer(outputs: Mapping[str, Array], *, strict: bool) -> bytes:
-    """Writes {"embeddings": {output: [[...], ...]}}."""
     return dump({"embeddings": {name: _plain(name, array) for name, array in outputs.items()}}, strict=strict)
 
 

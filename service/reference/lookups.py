@@ -37,7 +37,6 @@ class Lookup:
 
     @staticmethod
     def of(entry: SignatureEntry, manifest: Manifest, tables: Mapping[str, Table], rules: LookupRules) -> Lookup:
-        """Returns the lookup of a signature's entry in the manifest."""
         return Lookup(entry, {name: tables[manifest.features[name].table] for name in entry.features}, rules)
 
     def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:

@@ -54,6 +54,5 @@ class Models:
             yield servable
 
     def problems(self) -> dict[str, str]:
-        """Returns model -> the reason why it can not answer requests, for the models that can not."""
         names = self.registry.models()
         return {name: problem for name in names if (problem := self.registry.problem(name))}

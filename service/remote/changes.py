@@ -115,7 +115,6 @@ class _Entry(NamedTuple):
 
     @staticmethod
     def of(told: Any) -> _Entry:
-        """Returns an entry of the stream of changes from its name and fields, as a node sent them."""
         name, fields = told
         return _Entry(name, fields[b"ids"], fields.get(b"history", b""))
 

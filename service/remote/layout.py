@@ -90,12 +90,10 @@ class TableLayout:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks of rows; each block is stored in Valkey under a key of its own."""
         return -(-self.vocabulary_size // self.block_rows)
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that all rows of the table take in the cluster."""
         return self.vocabulary_size * self.row_bytes
 
     @cached_property
@@ -123,11 +121,9 @@ class TableLayout:
 
     @cached_property
     def slots(self) -> Array:
-        """The hash slot of each shard of the table, [S] int64."""
         return np.array([slot_of(f"{self.tag}{shard:04x}}}") for shard in range(self.num_shards)], np.int64)
 
     def key(self, block: int) -> str:
-        """Returns the Valkey key under which a block of the table's rows is stored."""
         return f"{self.tag}{block % self.num_shards:04x}}}{block:08x}"
 
     def rows(self, block: int) -> tuple[int, int]:
@@ -136,7 +132,6 @@ class TableLayout:
         return begin, min(begin + self.block_rows, self.vocabulary_size)
 
     def record_text(self, *, is_whole: bool) -> str:
-        """Returns the JSON text of the record by which a cluster describes the layout of this table."""
         return json.dumps({"layout": LAYOUT, "is_whole": is_whole, **asdict(self)})
 
     def check_record(self, text: str | None, pointer: str | None) -> None:
@@ -186,7 +181,6 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """The JSON text by which the cluster stores this Pointer (the fingerprints of a table's versions)."""
         return json.dumps({"layout": LAYOUT, "fingerprints": self.fingerprints, "others": self.others})
 
 

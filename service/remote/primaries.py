@@ -74,7 +74,6 @@ class Primaries:
         return self._run(commands, end_s, has_copies=True)[1]
 
     def close(self) -> None:
-        """Closes all connections."""
         for node, is_read in list(self._clients):
             self._drop(node, is_read)
 

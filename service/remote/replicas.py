@@ -44,7 +44,6 @@ class Report(NamedTuple):
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> Report:
-        """Returns the Report in a node's answer to the command INFO replication of Redis and Valkey."""
         is_primary, is_linked = found["role"] == "master", found.get("master_link_status") == "up"
         # A replica that was never in sync reports no offset, which is stored as -1.
         offset = int(found.get("master_repl_offset" if is_primary else "slave_repl_offset", -1))

@@ -108,12 +108,10 @@ class Scrub:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of known faulty blocks by fault."""
         return dict(Counter(list(self._faulty.values())))
 
     @property
     def num_checked(self) -> int:
-        """Number of blocks that were compared in turn so far."""
         return self._num_checked
 
     @property
@@ -148,7 +146,6 @@ class Scrub:
         return int(self.layout.slots[block % self.layout.num_shards])
 
     def status(self) -> dict[str, Any]:
-        """Returns the progress and the findings for the status page, as a dict that can be written as JSON."""
         num_blocks = self.layout.num_blocks
         return {
             "blocks": num_blocks,

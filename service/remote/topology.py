@@ -133,7 +133,6 @@ class Topology:
         return None if place < 0 else self._map.primaries[place]
 
     def num_replicas(self, node: Node) -> int:
-        """Returns how many replicas of a primary node are known."""
         return max((len(replicas) for primary, replicas in self.groups() if primary == node), default=0)
 
     def is_down(self, node: Node) -> bool:
@@ -150,7 +149,6 @@ class Topology:
         self._down.pop(node, None)
 
     def all_nodes(self) -> list[Node]:
-        """Returns all known nodes of the cluster: nodes of the map, then nodes of the configured address."""
         return list(dict.fromkeys([node for nodes in self._map.holders for node in nodes] + list(self.address.nodes)))
 
     def uncovered(self) -> str:
@@ -165,7 +163,6 @@ class Topology:
         return ""
 
     def status(self) -> list[NodeStatus]:
-        """Returns the status of each known node of the cluster."""
         places = Counter(self._map.by_slot)
         slots: Counter[Node] = Counter()
         primaries = {primary for primary, _ in self.groups()}

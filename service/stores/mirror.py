@@ -63,7 +63,6 @@ class Arrival:
 
     @property
     def seen(self) -> Fingerprint:
-        """A fingerprint of the version's local folder; the value changes when files are fetched into the folder."""
         return fingerprint(self.folder)
 
     def is_complete(self) -> bool:
@@ -127,7 +126,6 @@ class Mirror:
 
     @property
     def problem(self) -> str:
-        """Why the last listing of the store failed; "" if it did not."""
         return self._listing.problem
 
     @property
@@ -198,7 +196,6 @@ class Mirror:
         return f"no version folder (an integer name such as 1) below {self.store.uri}"
 
     def arrival(self, version: int, path: Path) -> Arrival:
-        """Returns the Arrival of a version, which says whether all files of the version are fetched."""
         return Arrival(self, version, path)
 
     def is_at_hand(self, version: int) -> bool:
@@ -235,7 +232,6 @@ class Mirror:
             logger.info("removed from the cache", extra=self._named(version=number))
 
     def status(self) -> dict[str, Any]:
-        """Returns the mirror's state for the status page, as a dict that can be written as JSON."""
         jobs = sorted(self._jobs.items(), reverse=True)
         return {
             "model": self.model,

@@ -52,5 +52,4 @@ class Stores:
         return [mirror.status() for _, mirror in sorted(self._mirrors.copy().items())]
 
     def counts(self) -> list[tuple[str, Counts, bool]]:
-        """Returns, for each mirror, the model's name, the mirror's counts, and whether its store can be listed."""
         return [(mirror.model, mirror.counts, not mirror.problem) for _, mirror in sorted(self._mirrors.copy().items())]

@@ -63,7 +63,6 @@ class OpenedLookups:
 
     @property
     def lookup_names(self) -> frozenset[str]:
-        """The names of the lookup signatures, which backend answers."""
         return frozenset(self.backend.plans)
 
     def fitting(self, manifest: Manifest) -> Manifest:

@@ -43,7 +43,6 @@ class _PlainMark:
     is_set = False
 
     def set(self) -> None:
-        """Sets the mark, for good."""
         self.is_set = True
 
 
@@ -90,7 +89,6 @@ class GuardedFiles:
 
     @property
     def maps(self) -> list[object]:
-        """The native core's maps of the version's files, without private ones."""
         return [opened.map.obj for opened in self._opened.values()]
 
     @property

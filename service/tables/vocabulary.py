@@ -85,7 +85,6 @@ class StringVocabulary:
         return ids
 
     def rows_of(self, keys: Array) -> Array:
-        """Returns the int64 row ids in `lines` of strings, of the same shape; -1 for one that is not in the file."""
         return self._found(keys, _NO_EMPTY_KEY, (self._oov[0], *_ONLY_KEYS))[0]
 
     def known_ids(self, keys: Array) -> Array:
@@ -108,12 +107,10 @@ class StringVocabulary:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the vocabulary has a list of its keys; one that only hashes keys to OOV buckets has none."""
         return not self._is_hashed
 
     @property
     def lines(self) -> range:
-        """The row ids of the keys in the vocabulary's file."""
         return range(self._oov[0], self._oov[0] + self._starts.size - 1)
 
     def keys_of(self, ids: Array) -> Array:
@@ -121,7 +118,6 @@ class StringVocabulary:
         return _keys_of(ids, self.key_of)
 
     def keys_at(self, ids: Array) -> Array:
-        """Returns the keys of [N] row ids in `lines`, an object array of bytes."""
         data, starts = self._data.data, self._starts
         lines = (ids - self._oov[0]).tolist()
         keys = [bytes(data[starts[line] : starts[line + 1] - 1]).removesuffix(b"\r") for line in lines]
@@ -133,17 +129,14 @@ class StringVocabulary:
 
     @property
     def index(self) -> KeyIndex:
-        """The arrays of the vocabulary, for the native core; their memory is valid while the returned object lives."""
         empty_id = None if self._empty_id == _NO_EMPTY_KEY else self._empty_id
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
     def key_of(self, row: int) -> bytes | None:
-        """Returns the string key that stands for a row; None for a row without a key, such as an OOV row."""
         return self._key(row - self._oov[0]) if row in self.lines else None
 
     @property
     def example_key(self) -> bytes:
-        """A string that the vocabulary maps to a row, for warm-up and example requests."""
         return b"key" if self._is_hashed else self._key(0)
 
 
@@ -175,11 +168,9 @@ class IntegerVocabulary:
         return ids
 
     def rows_of(self, keys: Array) -> Array:
-        """Returns the int64 row ids in `lines` of integers, of the same shape; -1 for one that is not in the file."""
         return self._found(keys, (self._oov[0], *_ONLY_KEYS))[0]
 
     def known_ids(self, keys: Array) -> Array:
-        """Returns what rows_of() does: no integer has a row beside its line's, as the empty string may have."""
         return self.rows_of(keys)
 
     def _found(self, keys: Array, oov: tuple[int, int, int, int]) -> tuple[Array, int | None]:
@@ -190,34 +181,27 @@ class IntegerVocabulary:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the integer vocabulary has a list of its keys; one that only hashes keys has none."""
         return not self._is_hashed
 
     @property
     def lines(self) -> range:
-        """The row ids of the integers in the vocabulary's file."""
         return range(self._oov[0], self._oov[0] + self._keys.size)
 
     def keys_at(self, ids: Array) -> Array:
-        """Returns the keys of [N] row ids in `lines`, [N] int64."""
         return np.ascontiguousarray(self._keys[ids - self._oov[0]])
 
     def keys_of(self, ids: Array) -> Array:
-        """Returns the keys (int) of ids, of the same shape; None for an id without a key."""
         return _keys_of(ids, self.key_of)
 
     @property
     def index(self) -> KeyIndex:
-        """The arrays of this vocabulary by which the native core finds the row of an integer key."""
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
 
     def key_of(self, row: int) -> int | None:
-        """Returns the integer key that stands for a row; None for a row without a key."""
         return int(self._keys[row - self._oov[0]]) if row in self.lines else None
 
     @property
     def example_key(self) -> int:
-        """An integer that the vocabulary maps to a row, for warm-up and example requests."""
         return 0 if self._is_hashed else int(self._keys[0])
 
 
@@ -288,7 +272,6 @@ def _map(path: Path, guarded: GuardedFiles) -> Array:
 
 
 def _new_index(size: int) -> Array:
-    """Returns an empty hash table for the index of a vocabulary with `size` keys."""
     # Between a third and two thirds of the hash table's slots stay empty, so that finding a key takes one or two slots.
     return np.full(1 << (size * 3 // 2).bit_length(), _NO_ROW, np.int32)
 

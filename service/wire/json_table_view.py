@@ -14,7 +14,6 @@ _PLACE_DECIMALS = 5
 
 
 def encode_tables(tables: list[TableInfo]) -> bytes:
-    """Encodes {"tables": [{...}, ...]}."""
     return dump_plain({"tables": tables})
 
 

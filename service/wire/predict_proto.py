@@ -121,7 +121,6 @@ def response_pieces(
 
 
 def encode_model_spec(model: str, version: int, signature_name: str) -> bytes:
-    """Encodes a ModelSpec."""
     name, signature = model.encode(), signature_name.encode()
     # Field numbers of ModelSpec: name = 1, version = 2 (a message with value = 1), signature_name = 3.
     value = tag(1, 0) + varint(version)
