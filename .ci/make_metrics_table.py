@@ -23,18 +23,14 @@ from service.engine.neighbors import RowIndex
 from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError
-from service.observe.batch_metrics import Batches
-from service.observe.buckets import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.logs import dropped_line_metrics
+from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.metrics import Metrics
-from service.observe.neighbor_metrics import neighbor_lines
-from service.observe.page_metrics import page_lines
-from service.observe.remote_metrics import remote_lines
+from service.observe.own_metrics import neighbor_lines, page_lines, readiness_lines, remote_lines, store_lines
 from service.observe.request_logs import RequestLogs
-from service.observe.serving_metric_names import MEANINGS
-from service.observe.store_metrics import store_lines
-from service.observe.version_metrics import readiness_lines
-from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, RemoteState
+from service.observe.request_metrics import Batches
+from service.observe.serving_metrics import MEANINGS
+from service.remote.core_clusters import CacheCounts, ReadCounts, RemoteCounts, RemoteState
 from service.types import State, Table, TableCounts, VersionStatus
 
 HEAD = """\

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import generated_page
 
-from service.configuration.model_server_flags import FOREIGN_FLAGS
-from service.configuration.setting_fields import Port
+from service.configuration.server_settings import Port
 from service.configuration.settings import SECTIONS, Settings
+from service.configuration.settings_reading import FOREIGN_FLAGS
 
 HEAD = """\
 # Settings

@@ -20,7 +20,7 @@ import pytest
 from service.engine.call import Finished
 from service.engine.engine import Engine
 from service.engine.registry import Registry
-from service.graph.tensorflow_import import import_tensorflow
+from service.graph.library import import_tensorflow
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
 from service.native_tables import NATIVE_TABLES

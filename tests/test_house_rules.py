@@ -137,16 +137,16 @@ MAY_IMPORT: dict[str, Row] = {
     "service.observe": Row(
         _FORMATS
         | {"service.configuration", "service.engine"}
-        | {"service.remote.address", "service.remote.counts"}
+        | {"service.remote.address", "service.remote.core_clusters"}
         # The metrics import parts of the tables to report how much of a table is in memory.
-        | {"service.tables.page_table", "service.tables.table"},
+        | {"service.tables.huge_pages", "service.tables.table"},
         {"opentelemetry", "prometheus_client", "starlette.types"},
     ),
     "service.access": Row(
         _BASE
         | {"service.artifact.plain_file", "service.configuration", "service.engine", "service.wire"}
         # service.access counts the reloads of its files (callers, certificates) in metrics.
-        | {"service.observe.reload_metrics", "service.observe.tls_metrics"}
+        | {"service.observe.reload_metrics"}
     ),
     # service.native is the Python side of the native core: it describes models to the core, and reads the core's
     # counts.
@@ -161,7 +161,7 @@ MAY_IMPORT: dict[str, Row] = {
             "service.wire.predict_proto",
             "service.wire.ssl_config_proto",
         }
-        | {"service.observe.batch_metrics", "service.observe.buckets", "service.observe.request_metrics"}
+        | {"service.observe.request_metrics", "service.observe.metric_text"}
         | {f"service.remote.{name}" for name in ("address", "core_clusters", "counts", "layout")},
         {"numpy"},
     ),
@@ -179,13 +179,13 @@ MAY_IMPORT: dict[str, Row] = {
     "service.http": Row(
         _BASE
         | {"service.artifact.signature_def", "service.engine", "service.near_names", "service.wire"}
-        | {"service.access.callers", "service.access.peer", "service.access.sessions", "service.native.forwarded"},
+        | {"service.access.callers", "service.access.sessions", "service.native.forwarded"},
         {"fastapi", "orjson", "starlette", "uvicorn"},
     ),
     "service.grpc": Row(
         _BASE
         | {"service.artifact.protos", "service.artifact.signature_def", "service.engine", "service.wire"}
-        | {"service.access.callers", "service.access.peer", "service.native.forwarded"},
+        | {"service.access.callers", "service.native.forwarded"},
         # The gRPC server catches protobuf's own error for malformed messages of the health and reflection services.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),

@@ -46,7 +46,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"max_part_bytes: (\d[^,]*),",
     ),
     "path and query of a URL (HTTP/1.1)": (f"{ADMISSION}/limits.rs", r"URL_BYTES: usize = ([^;]+);"),
-    "connections of the admin port": ("service/process/admin_server.py", r"MAX_ADMIN_CONNECTIONS = (\d+)"),
+    "connections of the admin port": ("service/process/control_servers.py", r"MAX_ADMIN_CONNECTIONS = (\d+)"),
     "bytes of the admin port's connection that are parsed before the answer to its last request": (
         "service/http/uvicorn_server.py",
         r"_PARSED_BYTES = (\d+)",
@@ -105,7 +105,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     ),
     "sessions of the console": ("service/access/sessions.py", r"MAX_SESSIONS = (\d+)"),
     "closed sessions of `--console_secret_file` that a server keeps in mind": (
-        "service/access/signed_sessions.py",
+        "service/access/sessions.py",
         r"MAX_CLOSED = ([\d_]+)",
     ),
     "time for a connection without a request to end after the server's last answer (HTTP/1.1) or GOAWAY (HTTP/2)": (

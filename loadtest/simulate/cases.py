@@ -21,20 +21,17 @@ from loadtest.simulate.syscalls import Recorder
 from model_export.compaction.compact import compact
 from model_export.compaction.deltas import write_delta
 from model_export.errors import ExportError
-from model_export.exporter.versions import finish
-from model_export.exporter.versions import new_version_folder
+from model_export.exporter.versions import finish, new_version_folder
 from model_export.parity.integrity import integrity_faults
 from model_export.statistics.files import StatisticsFileError, add_to_file, read_statistics
 from model_export.statistics.table_statistics import TableDescription, TableStatistics
-from service.artifact.delta_file import Delta, encode
-from service.artifact.delta_inbox import Inbox
+from service.artifact.delta_file import Delta, Inbox, encode
 from service.artifact.delta_journal import Journal, journal_path
 from service.artifact.manifest import Manifest
 from service.engine.base_paths import find_versions
 from service.errors import DeltaRefused, JournalUnavailable, ServiceError
-from service.loading.hot_rows_files import HotRowsFiles
-from service.stores.cache import Cache
-from service.stores.fetch import RECORD, read_record
+from service.loading.kept_files import HotRowsFiles
+from service.stores.fetch import RECORD, Cache, read_record
 from service.stores.mirror import Mirror
 from service.stores.object_store import StoredObject, StoreError
 from tests.toy_model import write_toy_model

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from service.artifact.delta_journal import journal_path
-from service.deltas.journal_pruning import GONE_S, JournalPruning
+from service.deltas.rules import GONE_S, JournalPruning
 from service.engine.load_rules import LoadRules
 from service.engine.model_config import ModelConfig
 from service.engine.model_set import ModelSet

@@ -12,7 +12,7 @@ from model_export.adoption.key_evaluation import KeyFunction
 from model_export.adoption.key_graph import Fixed, Hashed, Known, NotRead, row_at
 from model_export.parity.oracle import Keys, RefusedError
 from model_export.tensorflow_setup import tf
-from service.artifact.fingerprint import fingerprint64
+from service.artifact.hashes import fingerprint64
 from service.artifact.manifest import KeyDtype, VocabularyEntry
 from service.types import Array
 

@@ -14,8 +14,8 @@ from model_export.adoption.opened_graph import SignatureGraph, open_graph
 from model_export.adoption.summary import Served, Times
 from model_export.graphs.signature_runner import SERVE, without_warnings
 from model_export.tensorflow_setup import tf
+from service.artifact.dict_vocabulary import vocabulary_lines
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
-from service.artifact.vocabulary_lines import vocabulary_lines
 from service.errors import ServiceError
 from service.graph.flat_graph import FlatGraph, canonical
 from service.process.trial import Trial, missing_core

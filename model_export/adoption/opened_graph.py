@@ -21,12 +21,10 @@ from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.dense_session import DenseGraph
 from service.graph.flat_graph import FlatGraph, flatten, node_of
-from service.graph.handles import repair_handles, variable_names
-from service.graph.restoring import Saved, saved_tensors
+from service.graph.restoring import Saved, repair_handles, saved_tensors, variable_names
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import NotProven, acts, bottlenecks, has_effect, needed_nodes, table_reads
-from service.graph.table_rows import rows_of
-from service.graph.tower import request_feed
+from service.graph.tower import request_feed, rows_of
 from service.tables.table import MappedTable
 from service.types import Array, SignatureSpec, TableInfo, runnable
 

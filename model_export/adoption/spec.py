@@ -13,8 +13,8 @@ from model_export.errors import ExportError
 from model_export.graphs.source import DEFAULT_BATCH_SIZES, lookup_devices
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from service.artifact.bundle import BundleEntry
+from service.artifact.dict_vocabulary import vocabulary_lines
 from service.artifact.manifest import LookupDevice
-from service.artifact.vocabulary_lines import vocabulary_lines
 from service.near_names import did_you_mean
 
 _ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"

@@ -39,8 +39,8 @@ from model_export.columns.checks import TENSOR_CORE, innermost
 from model_export.columns.tensorflow_columns import EmbeddingDevice, IdentityColumn
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from model_export.tensorflow_setup import tf
+from service.artifact.dict_vocabulary import lines_of
 from service.artifact.manifest import BadIdPolicy, Combiner
-from service.artifact.vocabulary_lines import lines_of
 
 
 def safe_name(key: str, prefix: str) -> str:

@@ -14,22 +14,22 @@ from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import replace_checksums
 from model_export.folder_checks import check_described
 from service.artifact.bundle import prefix_of
-from service.artifact.crc32c import crc32c_of, masked
-from service.artifact.delta_checks import check_delta
 from service.artifact.delta_file import (
     DELTAS_FOLDER,
     Delta,
     DeltaFault,
+    Inbox,
+    check_delta,
     encode,
     file_name,
     fingerprint_of,
     sequence_of,
 )
-from service.artifact.delta_inbox import Inbox
 from service.artifact.delta_journal import Journal
 from service.artifact.durable_files import write_whole
+from service.artifact.hashes import crc32c_of, masked
 from service.artifact.manifest import Manifest, TableEntry, TableScale
-from service.artifact.rounding import rounded
+from service.artifact.stored_tables import rounded
 from service.types import Array, TableInfo
 
 

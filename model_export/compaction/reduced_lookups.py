@@ -25,8 +25,8 @@ from model_export.graphs.signature_runner import read_saved_model, read_signatur
 from model_export.graphs.tpu_graph import TPU_TAGS, hide_initialiser, initialiser_of, set_initialiser, tpu_call
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
 from model_export.tensorflow_setup import tf
+from service.artifact.dict_vocabulary import vocabulary_lines
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry, TableEntry
-from service.artifact.vocabulary_lines import vocabulary_lines
 from service.graph.restoring import saved_tensors
 from service.types import packed_dim, saved_dtype, stored_columns
 

@@ -21,9 +21,16 @@ from types import TracebackType
 
 import numpy as np
 
-from service.artifact.bundle import DTYPES, HEADER_KEY, BundleEntry, is_slice_key, tensor_records
-from service.artifact.crc32c import crc32c_of, masked, masked_of
-from service.artifact.sorted_table import read_records, read_varint
+from service.artifact.bundle import (
+    DTYPES,
+    HEADER_KEY,
+    BundleEntry,
+    is_slice_key,
+    read_records,
+    read_varint,
+    tensor_records,
+)
+from service.artifact.hashes import crc32c_of, masked, masked_of
 from service.errors import ArtifactError
 from service.types import Array
 

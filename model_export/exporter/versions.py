@@ -94,4 +94,3 @@ def _with_labels(artifact: Path, manifest: Manifest, labels: Mapping[str, LabelS
             )
         entries[table] = write_labels(artifact, table, number, source)
     return replace(manifest, labels=entries, files=file_sizes(artifact))
-

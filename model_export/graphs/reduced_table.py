@@ -22,7 +22,7 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from model_export.errors import ExportError
-from service.artifact.rounding import LARGEST, STEPS, rounded, unpacked
+from service.artifact.stored_tables import LARGEST, STEPS, rounded, unpacked
 from service.types import SCALED_DTYPES, TABLE_DTYPES, Array, stored_columns
 
 TableDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]

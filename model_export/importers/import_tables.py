@@ -45,8 +45,8 @@ from model_export.importers.table_reader import Keys, TableReader, with_keys
 from model_export.parity.comparison import ParityReport
 from model_export.parity.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_sizes
 from model_export.spec.features import ModelSpec, cut_spec
+from service.artifact.dict_vocabulary import lines_of
 from service.artifact.manifest import LookupFeature, Manifest, TableEntry, TableScale
-from service.artifact.vocabulary_lines import lines_of
 from service.types import TABLE_DTYPES, Array, saved_dtype
 
 

@@ -38,7 +38,7 @@ from model_export.errors import ExportError
 from model_export.graphs.reduced_table import widened
 from model_export.importers.address import Address
 from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, missing_library, rows_per_chunk
-from service.artifact.crc32c import crc32c_of, masked
+from service.artifact.hashes import crc32c_of, masked
 from service.types import Array
 
 _RAW_DTYPES = {

@@ -26,9 +26,8 @@ from model_export.importers.address import Address
 from model_export.importers.matrix_files import NumberType, RawMatrix
 from model_export.importers.table_reader import Chunk, Errors, TableReader, decoded, option, rows_per_chunk
 from model_export.parity.integrity import VARIABLES_PREFIX
-from service.artifact.bundle import BundleEntry, read_bundle
-from service.artifact.crc32c import crc32c_of, masked
-from service.artifact.sorted_table import read_varint
+from service.artifact.bundle import BundleEntry, read_bundle, read_varint
+from service.artifact.hashes import crc32c_of, masked
 from service.types import Array
 
 KEYS, VALUES = "-keys", "-values"

@@ -13,9 +13,9 @@ from model_export.graphs.reduced_table import REDUCED_KEY, widened
 from model_export.parity.saved_table import read_scales
 from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
 from service.artifact.delta_file import DELTAS_FOLDER
+from service.artifact.dict_vocabulary import vocabulary_lines
 from service.artifact.manifest import MANIFEST_PATH, Manifest, TableEntry, TableScale
 from service.artifact.row_labels import open_labels
-from service.artifact.vocabulary_lines import vocabulary_lines
 from service.errors import ArtifactError
 from service.types import TABLE_DTYPES, Array, saved_dtype, stored_columns
 

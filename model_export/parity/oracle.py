@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from model_export.parity.saved_table import Rows
-from service.artifact.fingerprint import fingerprint64
+from service.artifact.dict_vocabulary import vocabulary_lines
+from service.artifact.hashes import fingerprint64
 from service.artifact.manifest import LookupFeature, Manifest, VocabularyEntry
-from service.artifact.vocabulary_lines import vocabulary_lines
 from service.types import Array, RaggedIds
 
 # The ids of one feature: an array [B] for one id per row, or RaggedIds. They are row numbers of the table, or keys

@@ -20,14 +20,13 @@ from tqdm import tqdm
 
 from model_export.errors import ExportError
 from model_export.folder_checks import check_described
-from service.artifact.crc32c import crc32c_of, masked
 from service.artifact.delta_file import fingerprint_of
+from service.artifact.hashes import crc32c_of, masked
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.near_names import did_you_mean
 from service.remote.address import StoreAddress
-from service.remote.block_file import BlockFile
-from service.remote.clients import store_client
-from service.remote.layout import NOTES, Pointer, TableLayout, layout_of_record
+from service.remote.layout import NOTES, BlockFile, Pointer, TableLayout, layout_of_record
+from service.remote.topology import store_client
 
 # Number of commands in one batch to the Valkey or Redis cluster. With blocks of 16 KB, a batch has 2 MB.
 _BATCH = 128

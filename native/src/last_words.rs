@@ -1,7 +1,7 @@
 //! Writes the last lines of the log to standard error when the process crashes.
 //!
-//! Two Python threads do so otherwise, which do not run any more after a crash: `service/observe/native_lines.py` reads
-//! the lines of native libraries from a socket, and `service/observe/log_writer.py` writes lines from a ring buffer.
+//! Two Python threads do so otherwise, which do not run any more after a crash: `service/observe/logs.py` reads
+//! the lines of native libraries from a socket, and `service/observe/logs.py` writes lines from a ring buffer.
 //! TensorFlow writes the reason of an abort just before it, so the reason may still be in the socket.
 //!
 //! Source: signal-safety(7), abort(3).

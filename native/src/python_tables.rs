@@ -1,6 +1,6 @@
 //! The Python module `service._native.tables`: reads and searches of tables, key indexes and the guard of mapped files.
 //!
-//! service/tables/table.py, service/tables/vocabulary.py, service/tables/guarded_files.py and service/artifact/crc32c.py
+//! service/tables/table.py, service/tables/vocabulary.py, service/tables/guarded_files.py and service/artifact/hashes.py
 //! call its functions. Arrays are C-contiguous, at any alignment.
 #![allow(
     clippy::too_many_arguments,

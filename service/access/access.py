@@ -1,24 +1,26 @@
-"""Joins the --auth_config file with the engine: the HTTP and gRPC servers get an engine that checks callers' rights."""
+"""Reads the --auth_config file of callers, and gives the HTTP and gRPC servers an engine that checks their rights."""
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
-from service.access.callers import Callers
+from service.access.callers import PARTS, RIGHTS, Caller, Callers, Part, Right, Rule
 from service.access.guarded_engine import GuardedEngine
 from service.access.sessions import Sessions
-from service.configuration.start_error import StartError
+from service.artifact.plain_file import read_plain_file
+from service.configuration.settings import StartError
 from service.engine.call import Observer
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.observe.reload_metrics import ReloadCounter
-
-if TYPE_CHECKING:
-    from service.access.auth_config import AuthFile
 
 Text = tuple[bytes, str]
 T = TypeVar("T")
@@ -95,7 +97,6 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
         return None
     # auth_config is imported here and not at the top: the TOML parser takes 5 ms of the start, and most servers
     # have no --auth_config.
-    from service.access.auth_config import AuthConfigError, AuthFile
 
     try:
         file = AuthFile(Path(path), metrics.auth)
@@ -110,9 +111,208 @@ def _sessions(callers: Callers, secret_path: str) -> Sessions:
     if not secret_path:
         return Sessions(callers)
     # signed_sessions is imported here and not at the top, because most servers have no --console_secret_file.
-    from service.access.signed_sessions import SecretError, SignedSessions, read_secrets
+    from service.access.sessions import SecretError, SignedSessions, read_secrets
 
     try:
         return SignedSessions(callers, read_secrets(Path(secret_path)))
     except SecretError as error:
         raise StartError(f"--console_secret_file={secret_path}: {error}") from error
+
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_OPEN: frozenset[Part] = frozenset({"health", "reflection", "docs", "console"})
+_KEYS = frozenset({"open", "caller"})
+_CALLER_KEYS = frozenset({"name", "token_sha256", "token_file", "certificate", "allow"})
+_ALLOW_KEYS = frozenset({"models", "rights"})
+_NAME = re.compile(r"[\w.@:/-]{1,128}", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# Form of a certificate's name in --auth_config: the kind of the name as callers.py writes it, a colon, the name.
+_CERTIFICATE = re.compile(r"(CN|DNS|URI|IP|email):.+")
+_MIN_TOKEN_BYTES = 16
+
+
+class AuthConfigError(Exception):
+    """The error that the --auth_config file can not be used; the message says where and why, and holds no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthConfig:
+    """Content of the --auth_config file: its callers, and the parts of the server that are open to everybody."""
+
+    callers: tuple[Caller, ...]
+    open_parts: frozenset[Part]
+
+
+def read_auth_config(path: Path) -> AuthConfig:
+    """Reads the --auth_config file and the token files that it names; their paths are relative to its folder.
+
+    Raises:
+      AuthConfigError: the file has a fault; an unknown key is a fault too.
+    """
+    text = _read(path)
+    try:
+        document = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        # The TOML parser's error text may be shown: it quotes keys and single characters of the file, but no value, so
+        # no token.
+        raise AuthConfigError(f"it is not TOML: {error}") from None
+    _no_others(document, _KEYS, "the file")
+    callers = tuple(_caller(entry, path.parent) for entry in _tables(document, "caller"))
+    if not callers:
+        raise AuthConfigError("it has no [[caller]]; leave --auth_config out to let everybody in")
+    _check_unique(callers)
+    parts = _strings(document, "open", "the file", sorted(DEFAULT_OPEN))
+    for part in parts:
+        if part not in PARTS:
+            raise AuthConfigError(f'open: expected some of {", ".join(PARTS)}, got "{part}"')
+    return AuthConfig(callers, cast("frozenset[Part]", frozenset(parts)))
+
+
+class AuthFile:
+    """The watcher of the --auth_config file, which keeps the callers up to date. Concurrency: one caller at a time.
+
+    Args:
+      counter: counts accepted and refused texts of the file.
+
+    Raises:
+      AuthConfigError: the file can not be used.
+    """
+
+    def __init__(self, path: Path, counter: ReloadCounter) -> None:
+        self._path = path
+        self._counter = counter
+        self._current = read_auth_config(path)
+        self._complaint = ""
+        counter.accepted()
+        self.callers = Callers(self._current.callers, self._current.open_parts)
+
+    def poll_once(self) -> None:
+        """Reads the --auth_config file, and replaces the callers if its content changed.
+
+        The fault of an invalid file is logged once, and the callers stay as they are.
+        """
+        try:
+            # The --auth_config file is read at each poll, because its mtime and size do not show every change; reading
+            # it takes microseconds.
+            config = read_auth_config(self._path)
+        except AuthConfigError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._counter.refused()
+                logger.error(
+                    "auth config refused; the one before stays in force",
+                    extra={"path": str(self._path), "reason": str(error)},
+                )
+            return
+        if config == self._current:
+            if self._complaint:
+                # If an invalid --auth_config file is replaced by a file with the content in force, this counts as a
+                # reload, and the callers stay.
+                self._complaint = ""
+                self._counter.accepted()
+            return
+        self.callers.replace(config.callers, config.open_parts)
+        self._current, self._complaint = config, ""
+        self._counter.accepted()
+        logger.info("auth config accepted", extra={"path": str(self._path), "callers": len(config.callers)})
+
+    def run(self, stop: threading.Event, poll_interval_s: float) -> None:
+        """Reads the --auth_config file again at each interval, until stop is set."""
+        while not stop.wait(poll_interval_s):
+            try:
+                self.poll_once()
+            except Exception:
+                # An error must not end this thread: without the thread, tokens that are removed from the --auth_config
+                # file would stay valid.
+                logger.exception("polling failed", extra={"path": str(self._path)})
+
+
+def _caller(entry: Mapping[str, Any], folder: Path) -> Caller:
+    name = entry.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise AuthConfigError("each [[caller]] needs a name: up to 128 letters, digits and _ . @ : / -")
+    where = f'caller "{name}"'
+    _no_others(entry, _CALLER_KEYS, where)
+    digests = []
+    for text in _strings(entry, "token_sha256", where):
+        if not _DIGEST.fullmatch(text):
+            # The error does not quote the value of token_sha256: somebody may have written the token itself there.
+            raise AuthConfigError(f"{where}: token_sha256 must be 64 lower-case hexadecimal digits")
+        digests.append(bytes.fromhex(text))
+    digests += [_digest_of_file(folder / text, where) for text in _strings(entry, "token_file", where)]
+    certificates = _strings(entry, "certificate", where)
+    for text in certificates:
+        if not _CERTIFICATE.fullmatch(text):
+            raise AuthConfigError(
+                f'{where}: certificate "{text}": expected URI:..., DNS:..., CN:..., IP:... or email:...'
+            )
+    if not digests and not certificates:
+        raise AuthConfigError(
+            f"{where} has neither token_sha256 nor token_file nor certificate: it could never authenticate"
+        )
+    rules = tuple(_rule(allow, where) for allow in _tables(entry, "allow", where))
+    return Caller(name, rules, tuple(digests), tuple(certificates))
+
+
+def _rule(entry: Mapping[str, Any], where: str) -> Rule:
+    _no_others(entry, _ALLOW_KEYS, f"{where}, allow")
+    models, rights = (_strings(entry, key, f"{where}, allow") for key in ("models", "rights"))
+    if not models or not rights:
+        raise AuthConfigError(f"{where}: each allow needs models and rights")
+    for model in models:
+        if not model or "*" in model[:-1]:
+            raise AuthConfigError(
+                f'{where}: models: "{model}": expected a name, or the start of names with a "*" at its end'
+            )
+    for right in rights:
+        if right not in RIGHTS:
+            raise AuthConfigError(f'{where}: rights: expected some of {", ".join(RIGHTS)}, got "{right}"')
+    return Rule(tuple(models), cast("frozenset[Right]", frozenset(rights)))
+
+
+def _digest_of_file(path: Path, where: str) -> bytes:
+    # The line break at the end of a token file is no part of the token: editors and `echo` add one.
+    token = _read(path, f"{where}: ").strip()
+    if len(token) < _MIN_TOKEN_BYTES or len(token.split()) != 1:
+        raise AuthConfigError(f"{where}: {path} must hold one token of at least {_MIN_TOKEN_BYTES} bytes")
+    return sha256(token).digest()
+
+
+def _read(path: Path, where: str = "") -> bytes:
+    try:
+        return read_plain_file(path)
+    except OSError as error:
+        raise AuthConfigError(f"{where}cannot read {path}: {error.strerror}") from error
+
+
+def _check_unique(callers: tuple[Caller, ...]) -> None:
+    for what, found in (
+        ("name", [caller.name for caller in callers]),
+        ("token", [digest for caller in callers for digest in caller.digests]),
+        ("certificate", [name for caller in callers for name in caller.certificates]),
+    ):
+        if len(found) != len(set(found)):
+            raise AuthConfigError(f"two callers have the same {what}")
+
+
+def _tables(entry: Mapping[str, Any], key: str, where: str = "the file") -> Iterator[Mapping[str, Any]]:
+    found = entry.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise AuthConfigError(
+            f"{where}: {key} must be tables: [[{'caller' if where == 'the file' else 'caller.allow'}]]"
+        )
+    yield from found
+
+
+def _strings(entry: Mapping[str, Any], key: str, where: str, default: list[str] | None = None) -> list[str]:
+    found = entry.get(key, default or [])
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise AuthConfigError(f'{where}: {key} must be a list of strings: ["..."]')
+    return found
+
+
+def _no_others(entry: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    others = sorted(entry.keys() - known)
+    if others:
+        raise AuthConfigError(f"{where}: not known: {', '.join(others)}; expected {', '.join(sorted(known))}")

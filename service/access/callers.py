@@ -5,6 +5,7 @@ The module reads no file and knows no wire: a transport passes a request's crede
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -97,7 +98,8 @@ class Grant:
 class Caller:
     """One caller of the --auth_config file, with its credentials and rights.
 
-    digests: SHA-256 of the caller's tokens. certificates: names in its client certificates, as access.peer spells them.
+    digests: SHA-256 of the caller's tokens. certificates: names in its client certificates, as
+      names_of_certificate() spells them.
     """
 
     name: str
@@ -209,3 +211,38 @@ class _Known:
         found = {id(grant): grant for name in names if (grant := self._names.get(name)) is not None}
         # A certificate with names of two different callers authenticates neither of them.
         return next(iter(found.values())) if len(found) == 1 else None
+
+
+_KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP", "email": "email"}
+NO_NAMES: frozenset[str] = frozenset()
+
+
+def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str]:
+    """Returns the names in a certificate that Python's ssl has parsed, each with its kind, such as "DNS:a.example".
+
+    >>> sorted(names_of_certificate({"subject": ((("commonName", "a"),),), "subjectAltName": (("DNS", "a.example"),)}))
+    ['CN:a', 'DNS:a.example']
+    """
+    if not certificate:
+        return NO_NAMES
+    names = {f"CN:{value}" for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"}
+    alternatives = certificate.get("subjectAltName", ())
+    return frozenset(names | {f"{_KINDS[kind]}:{value}" for kind, value in alternatives if kind in _KINDS})
+
+
+def names_of_transport(transport: asyncio.BaseTransport) -> frozenset[str]:
+    """Returns the names in a client's verified certificate, from its connection; an empty set without a certificate."""
+    # The names come from a verified certificate: Python and uvloop give a certificate's fields only after they have
+    # verified its chain.
+    return names_of_certificate(transport.get_extra_info("peercert"))
+
+
+def names_of_auth_context(context: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
+    """Returns the names in a client's certificate that grpcio has verified.
+
+    Source: grpc/grpc_security_constants.h of gRPC 1.85, the names of a verified peer's properties.
+    """
+    kinds = {"x509_common_name": "CN", "peer_dns": "DNS", "peer_uri": "URI", "peer_ip": "IP", "peer_email": "email"}
+    return frozenset(
+        f"{kind}:{value.decode('utf-8', 'replace')}" for key, kind in kinds.items() for value in context.get(key, ())
+    )

@@ -118,7 +118,7 @@ class Journal:
                             raise JournalUnavailable(
                                 "The journal of upserts is held by another process; nothing changed."
                             )
-                        # deltas.journal_pruning removes a journal file only while it holds this lock: the file may have
+                        # deltas.rules removes a journal file only while it holds this lock: the file may have
                         # been removed before this process got the lock, but not after that.
                         if not self._is_replaced():
                             self._catch_up()

@@ -1,4 +1,4 @@
-"""Maps the keys that clients send to rows of a table, by a dict of a vocabulary file's lines.
+"""Maps the keys that clients send to rows of a table, by a dict of the lines of a vocabulary file.
 
 Source: the hash of OOV buckets is TensorFlow 2.21's: `IdTableWithHashBuckets` of python/ops/lookup_ops.py with its
 FastHashSpec, over the bytes of a string or the decimal digits of an integer.
@@ -12,11 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from service.artifact.fingerprint import fingerprint64
+from service.artifact.hashes import fingerprint64
 from service.artifact.manifest import KeyDtype, Manifest, VocabularyEntry
-from service.artifact.vocabulary_lines import vocabulary_lines
 from service.errors import ArtifactError, IdOutOfRange
 from service.types import Array
+
+
+def vocabulary_lines(path: Path) -> tuple[bytes, ...]:
+    """Reads the keys of a vocabulary file; raises OSError."""
+    return lines_of(path.read_bytes())
+
+
+def lines_of(content: bytes) -> tuple[bytes, ...]:
+    """Returns the lines of a vocabulary file; only a line feed, or CR LF, ends a line, and the last one may lack it.
+
+    Source: InputBuffer::ReadLine of tsl/lib/io/inputbuffer.cc (TensorFlow 2.21).
+
+    >>> lines_of(b"new\\x0byork\\r\\na\\rb\\n")
+    (b'new\\x0byork', b'a\\rb')
+    """
+    if not content:
+        return ()
+    return tuple(line.removesuffix(b"\r") for line in content.removesuffix(b"\n").split(b"\n"))
+
 
 _INTEGER = re.compile(rb"-?[0-9]+")
 _INT64 = np.iinfo(np.int64)

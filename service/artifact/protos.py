@@ -1,22 +1,68 @@
-"""Makes the protobuf message classes of TensorFlow Serving and of the Open Inference Protocol, without TensorFlow.
+"""Makes, parses and prints protobuf messages of TensorFlow Serving and the Open Inference Protocol, without TensorFlow.
 
 `serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0 and of saved_model.proto, which
 `.ci/make_serving_protos.py` writes; `open_inference.pb` is that of open_inference.proto, from
 `.ci/make_inference_protos.py`. They are in a descriptor pool of their own, because TensorFlow registers the same file
 names in protobuf's default pool. Messages of the two pools differ in type; pass bytes between them.
+
+Encodes and decodes varints, tags and lengths of protobuf's wire format, for messages written without the library.
+
+Source: protobuf's encoding guide, "Base 128 Varints" and "Length-Delimited Records".
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from google.protobuf import descriptor_pool, message_factory
+from google.protobuf import descriptor_pool, message_factory, text_format
 
-from service.artifact.protobuf_wire import length_prefix
+from service.errors import ArtifactError
+
+_SMALL = 128
+
+
+def varint(value: int) -> bytes:
+    """Encodes an integer, 0 <= value < 2**64, as a protobuf varint.
+
+    >>> varint(1), varint(300)
+    (b'\\x01', b'\\xac\\x02')
+    """
+    if value < _SMALL:
+        return bytes((value,))
+    out = bytearray()
+    while value >= _SMALL:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+@cache
+def tag(field: int, wire_type: int) -> bytes:
+    """Encodes the tag of a protobuf field; wire_type 0 is a varint, 2 a length-delimited value."""
+    return varint(field << 3 | wire_type)
+
+
+def length_prefix(data: bytes, position: int) -> tuple[int | None, int]:
+    """Reads a varint of up to ten bytes.
+
+    Returns its value and the next position; the value is None if the data end within the varint, or it is longer.
+    """
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            return None, position
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < _SMALL:
+            return value, position
+    return None, position
+
 
 _DESCRIPTORS = tuple(Path(__file__).with_name(name) for name in ("serving_protos.pb", "open_inference.pb"))
 
@@ -75,3 +121,181 @@ def message_class(full_name: str) -> MessageClass:
 @cache
 def _shared_pool() -> descriptor_pool.DescriptorPool:
     return new_pool()
+
+
+# Most fields, those of nested messages included, that a protobuf file of a version may have. Parsed, an empty message
+# takes 88 bytes and its field in the file two, so 120 MB of empty MetaGraphs took 5.3 GB. A graph has some 25 fields
+# for each of its nodes.
+MAX_FIELDS = 4_000_000
+# Fewest bytes of a field: its tag, and the shortest value or the length.
+_LEAST_BYTES = 2
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_MORE = 128
+
+
+def check_num_fields(what: object, data: bytes, full_name: str) -> None:
+    """Raises ArtifactError if a serialized message has more than MAX_FIELDS fields; takes no time for short messages.
+
+    The function does not say whether the bytes are a message.
+
+    Args:
+      what: names the file, for the error.
+      full_name: name of the message's type.
+    """
+    if len(data) <= _LEAST_BYTES * MAX_FIELDS:
+        return
+    if num_fields(data, full_name, MAX_FIELDS) > MAX_FIELDS:
+        raise ArtifactError(
+            f"{what} has {len(data)} bytes with more than {MAX_FIELDS} protobuf fields, the most that are parsed: "
+            "their messages would take many times as much memory. Export the model with a smaller graph"
+        )
+
+
+def num_fields(data: bytes, full_name: str, most: int) -> int:
+    """Counts the fields of a serialized message and of all messages in it, up to one more than `most`.
+
+    >>> num_fields(bytes.fromhex("0801 12021200 1200"), "tensorflow.SavedModel", 100)
+    4
+    """
+    count = position = 0
+    end, messages = len(data), _messages(message_class(full_name).DESCRIPTOR)
+    outer: list[tuple[int, Any]] = []
+    while count <= most:
+        if position >= end:
+            if not outer:
+                break
+            end, messages = outer.pop()
+            continue
+        count += 1
+        key = data[position]
+        position += 1
+        if key >= _MORE:
+            key, position = _varint(data, position - 1)
+        wire_type = key & 7
+        if wire_type == _DELIMITED:
+            length, position = _varint(data, position)
+            nested = messages.get(key >> 3)
+            if nested is None:
+                position += length
+            else:
+                outer.append((end, messages))
+                end, messages = min(position + length, end), _messages(nested)
+        elif wire_type == _VARINT:
+            position = _varint(data, position)[1]
+        elif wire_type in (_FIXED32, _FIXED64):
+            position += 4 if wire_type == _FIXED32 else 8
+    return count
+
+
+@cache
+def _messages(descriptor: Any) -> dict[int, Any]:
+    """Returns field number -> descriptor of the messages in it, for the fields that hold messages."""
+    return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Reads a varint; returns its value and the next position, which lies behind the data if they end within it."""
+    value = shift = 0
+    for place in range(position, min(position + 10, len(data))):
+        byte = data[place]
+        value |= (byte & 127) << shift
+        if byte < _MORE:
+            return value, place + 1
+        shift += 7
+    return 0, len(data) if position + 10 >= len(data) else position + 10
+
+
+class TextFormError(Exception):
+    """The error that a text is no valid text form of a protobuf message; the error's message may quote the text.
+
+    line: the number of the line at fault, if it is known.
+    """
+
+    def __init__(self, text: str, line: int | None) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+class Field(NamedTuple):
+    """The declaration of one protobuf field: declared_class() makes a message class from such declarations.
+
+    kind: "string", "bool" or "int64", or the full name of a message, such as "google.protobuf.Int64Value".
+    """
+
+    name: str
+    number: int
+    kind: str
+    is_repeated: bool = False
+
+
+def fill_from_text(message: Any, text: str) -> None:
+    """Sets the fields of a protobuf message from its text form; raises TextFormError, UnicodeError."""
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise TextFormError(str(error), error.GetLine()) from error
+
+
+def text_of(full_name: str, data: bytes) -> str:
+    return text_format.MessageToString(message_class(full_name).FromString(data))
+
+
+def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> MessageClass:
+    """Declares protobuf messages in the package tensorflow.serving, and returns the class of one of them.
+
+    Args:
+      messages: message name without its package -> the message's fields.
+    """
+    # descriptor_pb2 is imported here and not at the top: this takes 7 ms of the start, and most servers read no
+    # file whose message declared_class() declares.
+    from google.protobuf import descriptor_pb2
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    package, _, name = full_name.rpartition(".")
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"embedding_server/{name}.proto",
+        package=package,
+        syntax="proto3",
+        dependency=["google/protobuf/wrappers.proto"],
+    )
+    for message, fields in messages.items():
+        declared = file.message_type.add(name=message)
+        for field in fields:
+            is_message = "." in field.kind
+            declared.field.add(
+                name=field.name,
+                number=field.number,
+                label=kinds.LABEL_REPEATED if field.is_repeated else kinds.LABEL_OPTIONAL,
+                type=kinds.TYPE_MESSAGE if is_message else getattr(kinds, f"TYPE_{field.kind.upper()}"),
+                type_name=f".{field.kind}" if is_message else None,
+            )
+    pool = new_pool([file.SerializeToString()])
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(full_name))
+
+
+def extended_class(full_name: str, message: str, fields: Sequence[Field]) -> MessageClass:
+    """Returns a copy of a protobuf message class in which a message of the same proto file has more fields.
+
+    Args:
+      full_name: the class's message. message: the name of the message that gets the fields.
+    """
+    from google.protobuf import descriptor_pb2
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    package, _, name = full_name.rpartition(".")
+    file = descriptor_pb2.FileDescriptorProto()
+    message_class(full_name).DESCRIPTOR.file.CopyToProto(file)
+    # The copied messages need a package of their own, because a descriptor pool accepts each full name only once.
+    file.name, file.package = f"embedding_server/extended_{name}.proto", "embedding_server"
+    own = tuple(f".{package}.{declared.name}" for declared in file.message_type)
+    for declared in file.message_type:
+        for field in declared.field:
+            if field.type_name in own or field.type_name.startswith(tuple(f"{each}." for each in own)):
+                field.type_name = f".embedding_server{field.type_name.removeprefix(f'.{package}')}"
+        if declared.name == message:
+            for more in fields:
+                label = kinds.LABEL_REPEATED if more.is_repeated else kinds.LABEL_OPTIONAL
+                kind = getattr(kinds, f"TYPE_{more.kind.upper()}")
+                declared.field.add(name=more.name, number=more.number, label=label, type=kind)
+    pool = new_pool([file.SerializeToString()])
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"embedding_server.{name}"))

@@ -1,11 +1,16 @@
-"""Reads the signatures of a SavedModel from saved_model.pb, and writes them as GetModelMetadata's message and JSON.
+"""Reads the signatures and options of a SavedModel, and writes signatures as GetModelMetadata's message and JSON.
 
 Source: tensorflow/core/protobuf/{saved_model,meta_graph}.proto (2.21);
 tensorflow_serving/apis/get_model_metadata.proto and model_servers/http_rest_api_util.cc ToJsonString (9d981c5).
+
+Checks assets.extra/saved_model_config.pb, the file with TensorFlow Serving's options to rewrite a model's graph.
+
+Source: tensorflow_serving/servables/tensorflow/saved_model_config_util.cc (9d981c5).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,12 +21,10 @@ import orjson
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from service.artifact import dtypes
+from service.artifact import tensor_proto
 from service.artifact.plain_file import read_plain_file
-from service.artifact.proto_fields import check_num_fields
-from service.artifact.protos import message_class
+from service.artifact.protos import check_num_fields, message_class, text_of
 from service.artifact.tensor_proto import decode_tensor, encode_tensor
-from service.artifact.text_form import text_of
 from service.errors import ArtifactError, InvalidRequest
 from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array, SignatureSpec, TensorSpec, ragged_features
 
@@ -131,7 +134,7 @@ def _read_sparse_matrix(name: str, info: Any) -> dict[str, TensorSpec]:
     # ragged ids, which service.graph converts.
     values = TensorSpec(
         name=name + VALUES_SUFFIX,
-        dtype=dtypes.dtype_name(info.dtype),
+        dtype=tensor_proto.dtype_name(info.dtype),
         shape=(None,),
         tensor_name=info.coo_sparse.values_tensor_name,
     )
@@ -143,7 +146,7 @@ def _read_tensor(name: str, info: Any) -> TensorSpec:
     shape = info.tensor_shape
     return TensorSpec(
         name=name,
-        dtype=dtypes.dtype_name(info.dtype),
+        dtype=tensor_proto.dtype_name(info.dtype),
         shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
         # The name in a TensorInfo is empty for composite tensors, and for sparse tensors that are no COO matrix,
         # because these have several tensors. Such an input can not be fed.
@@ -157,7 +160,7 @@ def _fill_signature(signature: Any, spec: SignatureSpec) -> None:
         for key, tensor in tensors.items():
             info = infos[key]
             info.name = tensor.tensor_name
-            info.dtype = dtypes.dtype_number(tensor.dtype)
+            info.dtype = tensor_proto.dtype_number(tensor.dtype)
             # SetInParent() makes tensor_shape present even for a scalar, whose shape has no dims.
             info.tensor_shape.SetInParent()
             if tensor.shape is None:
@@ -170,3 +173,35 @@ def _fill_signature(signature: Any, spec: SignatureSpec) -> None:
 
 def _join(tags: Iterable[str]) -> str:
     return "{" + ", ".join(sorted(tags)) + "}"
+
+
+SAVED_MODEL_CONFIG = Path("assets.extra/saved_model_config.pb")
+# Largest file that is read; it holds a few options.
+_MAX_CONFIG_BYTES = 16 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def check_saved_model_config(artifact: Path) -> None:
+    """Raises ArtifactError if a version's saved_model_config.pb is no protobuf message, as TensorFlow Serving does.
+
+    Its fields are options of the graph optimizer, which change no answer: the server does not apply them.
+    """
+    path = artifact / SAVED_MODEL_CONFIG
+    try:
+        data = read_plain_file(path, _MAX_CONFIG_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ArtifactError(f"cannot read {path}: {error}") from error
+    # empty_pb2 is imported only here: this takes 5 ms of the start, and few versions have a saved_model_config.pb.
+    from google.protobuf.empty_pb2 import Empty
+
+    try:
+        # Parsing as protobuf's message Empty checks the wire format only: Empty skips all fields, because it knows
+        # none.
+        Empty.FromString(data)
+    except DecodeError as error:
+        raise ArtifactError(f"Unable to parse SavedModelConfig: {path}") from error
+    if data:
+        logger.info("saved_model_config is not applied", extra={"path": str(path)})

@@ -1,6 +1,10 @@
-"""Converts TensorProto messages to numpy arrays and back.
+"""Converts TensorProto messages to numpy arrays and back, and TensorFlow's dtypes to numpy's.
 
 Source: tensorflow/core/framework/tensor.proto and Tensor::FromProto in tensor.cc (2.21).
+
+Maps TensorFlow's dtypes between DataType numbers, names in protos, and this server's names (numpy's, or "string").
+
+Source: tensorflow/core/framework/types.proto (2.21).
 """
 
 from __future__ import annotations
@@ -11,11 +15,99 @@ from typing import Any
 
 import numpy as np
 
-from service.artifact import dtypes
-from service.artifact.protobuf_wire import length_prefix, tag, varint
-from service.artifact.protos import message_class
+from service.artifact.protos import length_prefix, message_class, tag, varint
 from service.errors import InputMismatch, MalformedPayload
 from service.types import Array
+
+try:
+    # numpy gets the dtype bfloat16 from the package ml_dtypes, which is installed with TensorFlow.
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None  # type: ignore[assignment]
+
+# DataType number -> this server's dtype name: numpy's name; for a type that numpy lacks, the proto's name in lower
+# case.
+_NAMES: dict[int, str] = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    7: "string",
+    8: "complex64",
+    9: "int64",
+    10: "bool",
+    11: "qint8",
+    12: "quint8",
+    13: "qint32",
+    14: "bfloat16",
+    15: "qint16",
+    16: "quint16",
+    17: "uint16",
+    18: "complex128",
+    19: "float16",
+    20: "resource",
+    21: "variant",
+    22: "uint32",
+    23: "uint64",
+    24: "float8_e5m2",
+    25: "float8_e4m3fn",
+    26: "float8_e4m3fnuz",
+    27: "float8_e4m3b11fnuz",
+    28: "float8_e5m2fnuz",
+    29: "int4",
+    30: "uint4",
+    31: "int2",
+    32: "uint2",
+    33: "float4_e2m1fn",
+}
+_NUMBERS = {name: number for number, name in _NAMES.items()}
+_PROTO_NAMES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
+# A reference type of TensorFlow 1 (a variable) has the DataType number of its plain type plus 100; only graphs use it.
+REF_OFFSET = 100
+
+# DataType number -> numpy dtype of arrays. Strings are not in this dict: they are object arrays of bytes.
+NUMPY_DTYPES: dict[int, np.dtype[Any]] = {
+    number: np.dtype(name)
+    for number, name in _NAMES.items()
+    if name in ("bool", "complex64", "complex128", "float16", "float32", "float64")
+    or name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+if ml_dtypes is not None:
+    NUMPY_DTYPES[14] = np.dtype(ml_dtypes.bfloat16)
+NUMBER_OF_DTYPE = {dtype: number for number, dtype in NUMPY_DTYPES.items()}
+STRING = 7
+
+
+def dtype_name(number: int) -> str:
+    """Returns this server's dtype name for a DataType number; for a reference type, the name of its plain type.
+
+    >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
+    ('float32', 'float32', 'string', 'invalid')
+    """
+    if number > REF_OFFSET:
+        number -= REF_OFFSET
+    return _NAMES.get(number, "invalid")
+
+
+def dtype_number(name: str) -> int:
+    """Returns the DataType number of a dtype name; 0 (DT_INVALID) if TensorFlow has no such type.
+
+    >>> dtype_number("float16"), dtype_number("datetime64[s]")
+    (19, 0)
+    """
+    return _NUMBERS.get(name, 0)
+
+
+def proto_name(name: str) -> str:
+    """Returns the name that TensorFlow's protos give a dtype.
+
+    >>> proto_name("float32"), proto_name("int64")
+    ('DT_FLOAT', 'DT_INT64')
+    """
+    return _PROTO_NAMES.get(name, f"DT_{name.upper()}")
+
 
 # Maximum number of elements, 4 MiB of float32, up to which TensorProto's last value is repeated to fill a tensor's
 # shape: a short request must not make the server allocate a huge array.
@@ -70,11 +162,11 @@ def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENT
       InputMismatch: the dtype has no numpy arrays here.
     """
     number = tensor.dtype
-    if number != dtypes.STRING and number not in dtypes.NUMPY_DTYPES:
+    if number != STRING and number not in NUMPY_DTYPES:
         _refuse_dtype(name, number)
     shape, size = _shape(name, tensor.tensor_shape, max_elements)
     content = tensor.tensor_content
-    if number == dtypes.STRING:
+    if number == STRING:
         flat = _decode_strings(name, tensor, content, size)
     elif content:
         flat = _decode_content(name, content, number, size)
@@ -94,16 +186,16 @@ def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[
       InputMismatch: TensorProto has no such dtype.
     """
     # NUMBER_OF_DTYPE has the dtype object and not its name as key, because reading dtype.name alone costs 3 us.
-    number = dtypes.NUMBER_OF_DTYPE.get(array.dtype)
+    number = NUMBER_OF_DTYPE.get(array.dtype)
     if number is None:
         if array.dtype.kind not in "OSU":
             raise InputMismatch(f'output "{name}": dtype {array.dtype.name} has no TensorProto form.')
-        number = dtypes.STRING
+        number = STRING
     pieces: list[Any] = [tensor_head(number, array.shape)]
     if array.size == 0:
         return pieces
     field = _TENSOR_CONTENT if as_content else _RAW_FIELDS.get(number)
-    if number == dtypes.STRING:
+    if number == STRING:
         items = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
         if as_content:
             return [*pieces, *_joined_strings(items)]
@@ -134,9 +226,9 @@ def _undecodable(name: str) -> MalformedPayload:
 
 
 def _refuse_dtype(name: str, number: int) -> None:
-    if number == 0 or number > dtypes.REF_OFFSET:
+    if number == 0 or number > REF_OFFSET:
         raise _undecodable(name)
-    raise InputMismatch(f'input "{name}": dtype {dtypes.proto_name(dtypes.dtype_name(number))} is not supported.')
+    raise InputMismatch(f'input "{name}": dtype {proto_name(dtype_name(number))} is not supported.')
 
 
 def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], int]:
@@ -158,7 +250,7 @@ def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], i
 
 
 def _decode_content(name: str, content: bytes, number: int, size: int) -> Array:
-    dtype = dtypes.NUMPY_DTYPES[number]
+    dtype = NUMPY_DTYPES[number]
     if len(content) != size * dtype.itemsize:
         raise _undecodable(name)
     if number == _BOOL:
@@ -170,7 +262,7 @@ def _decode_content(name: str, content: bytes, number: int, size: int) -> Array:
 
 
 def _decode_values(name: str, tensor: Any, number: int, size: int) -> Array:
-    dtype = dtypes.NUMPY_DTYPES[number]
+    dtype = NUMPY_DTYPES[number]
     field = getattr(tensor, _VALUE_FIELDS[number])
     if len(field) <= _FEW_VALUES and number in _PLAIN:
         return _spread(name, np.array(field[:], dtype), size)

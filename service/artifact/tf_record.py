@@ -22,7 +22,7 @@ MAX_WARMUP_RECORDS = 1000
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
-# Type of a function that returns the masked CRC-32C of bytes; artifact.crc32c has one.
+# Type of a function that returns the masked CRC-32C of bytes; artifact.hashes has one.
 Checksum = Callable[[bytes], int]
 # Largest record of a TFRecord file that is read, in bytes: a wrong length with a valid checksum must not make the
 # server allocate all memory.

@@ -11,8 +11,19 @@ from service.artifact import dict_vocabulary
 from service.artifact.manifest import Manifest
 from service.artifact.row_labels import NO_LABELS, RowLabels, open_labels
 from service.comparison.document import TableDiff, VersionDiff
-from service.comparison.matching import ById, ByKey, KeyedRows, Matching, can_match
-from service.comparison.tables import ROWS_PER_DIM, Budget, drift_of, neighbours_of, pair_rows, row_cosines
+from service.comparison.tables import (
+    ROWS_PER_DIM,
+    Budget,
+    ById,
+    ByKey,
+    KeyedRows,
+    Matching,
+    can_match,
+    drift_of,
+    neighbours_of,
+    pair_rows,
+    row_cosines,
+)
 from service.errors import DataLoss, InvalidRequest, TableNotFound
 from service.native_tables import NATIVE_TABLES
 from service.tables.guarded_files import GuardedFiles

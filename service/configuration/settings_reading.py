@@ -1,24 +1,175 @@
-"""Reads each setting from its flag, else from the variable EMB_<NAME>, else takes its default.
+"""Reads each setting from its flag, else from the variable EMB_<NAME>, else its default; finds faults in them.
 
 No other file of the server reads environment variables.
+
+Lists the flags of tensorflow_model_server that this server lacks: it ignores or refuses each, and says why.
+
+A command line of tensorflow_model_server works unchanged. Each of these flags either has no effect, which a warning
+says, or is refused, because the server would do something else than the flag asks for.
+
+Source: tensorflow_serving/model_servers/main.cc, server.h (9d981c5).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import ipaddress
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from service.configuration.model_server_flags import FOREIGN_FLAGS
-from service.configuration.setting_fields import Port
+from service.configuration.server_settings import Port
 from service.configuration.settings import COMMON, ENV_PREFIX, SECTIONS, Settings
-from service.configuration.settings_faults import faults_of
+from service.engine.model_config import is_in_store
 from service.near_names import did_you_mean
+from service.remote.address import remote_tables, without_password
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFlag:
+    """A flag of tensorflow_model_server that this server does not have.
+
+    kind: type of the flag's value: bool, int, float or str.
+    why: what this server does instead.
+    is_refused: the flag stops the start; else it has no effect.
+    idle: the value that asks for what the server does anyway, without a warning; None: 0, false or "".
+    """
+
+    kind: type
+    why: str
+    is_refused: bool = False
+    idle: Any = None
+
+    def asks_for_nothing(self, value: Any) -> bool:
+        """Says whether this value of tensorflow_model_server's flag asks only for what this server always does."""
+        return bool(value == (self.kind() if self.idle is None else self.idle))
+
+
+_NO_TFLITE = "only SavedModels are served"
+_NO_XLA = "a graph runs as TensorFlow compiles it by default"
+
+# Name of a flag of tensorflow_model_server -> how this server treats it. Flags that are settings of this server are not
+# here.
+FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
+    "enable_grpc_healthcheck_service": ForeignFlag(bool, "the health service is always there", idle=True),
+    "enable_profiler": ForeignFlag(bool, "there is no profiler service"),
+    "enable_signature_method_name_check": ForeignFlag(bool, "a signature's method name is not checked"),
+    "flush_filesystem_caches": ForeignFlag(
+        bool, "tables are read through the file system's cache while they are served"
+    ),
+    "mixed_precision": ForeignFlag(str, "a graph runs in the precision it was exported in"),
+    "num_tflite_interpreters_per_pool": ForeignFlag(int, _NO_TFLITE),
+    "num_tflite_pools": ForeignFlag(int, _NO_TFLITE),
+    "num_unload_threads": ForeignFlag(int, "an unload that waits for its requests delays no other model"),
+    "per_process_gpu_memory_fraction": ForeignFlag(float, "graphs run on the CPU"),
+    "platform_config_file": ForeignFlag(str, "the only platform is tensorflow", is_refused=True),
+    "prefer_tflite_model": ForeignFlag(bool, _NO_TFLITE),
+    "remove_unused_fields_from_bundle_metagraph": ForeignFlag(bool, "a MetaGraph is not kept in memory"),
+    "rest_api_num_threads": ForeignFlag(int, "--threads sets the threads for both wires"),
+    "skip_initialize_tpu": ForeignFlag(bool, "no TPU is used", idle=True),
+    "tensorflow_session_config_file": ForeignFlag(
+        str, "the session's threads are set by --tensorflow_intra_op_parallelism and --tensorflow_inter_op_parallelism"
+    ),
+    "thread_pool_factory_config_file": ForeignFlag(str, "TensorFlow's own thread pools are used"),
+    "use_alts_credentials": ForeignFlag(bool, "ALTS is not supported", is_refused=True),
+    "xla_cpu_compilation_enabled": ForeignFlag(bool, _NO_XLA),
+    "xla_gpu_compilation_enabled": ForeignFlag(bool, _NO_XLA),
+}
+
+_MAX_THREADS = 1024
+_ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
+
+
+def faults_of(settings: Settings) -> list[str]:
+    """Returns an error text for each wrong setting; an empty list if the settings can be used."""
+    found = []
+    sources = ("models", "model_base_path", "model_config_file")
+    given = [f"--{name}" for name in sources if getattr(settings, name).strip(" ,")]
+    if not given:
+        found.append(
+            "name a folder of models, or of the versions of one model, for example: embedding-server models/movielens"
+        )
+    if settings.models and len(given) > 1:
+        found.append(f"models are named in two ways, by the folder {settings.models} and by {given[-1]}: give one")
+    paths = [] if settings.model_config_file else [settings.model_base_path, *settings.model_folders]
+    if not settings.store_cache_dir:
+        found += [
+            f"{path} is in an object store, so --store_cache_dir must name a folder for its versions"
+            for path in paths
+            if is_in_store(path)
+        ]
+    if not settings.model_name or "/" in settings.model_name:
+        found.append(f"--model_name is {settings.model_name!r}: it must not be empty or hold a '/'")
+    if settings.port == settings.rest_api_port not in (0, "auto"):
+        found.append(f"--port and --rest_api_port are both {settings.port}: gRPC and HTTP need one each")
+    if settings.port == settings.rest_api_port == 0 and not settings.grpc_socket_path:
+        found.append("--port and --rest_api_port are both 0 and there is no --grpc_socket_path: nothing can be asked")
+    if settings.admin_port not in (0, "auto") and settings.admin_port in (settings.port, settings.rest_api_port):
+        found.append(f"--admin_port is {settings.admin_port}: it must differ from --port and --rest_api_port")
+    for name, hosts in (("host", settings.hosts), ("admin_host", settings.admin_hosts)):
+        found += [
+            f"--{name}: {host!r}: expected an address, such as 127.0.0.1 or ::" for host in hosts if not _is_host(host)
+        ]
+    if settings.admin_port != 0 and not settings.auth_config and not all(map(_is_loopback, settings.admin_hosts)):
+        found.append(f"--admin_host is {settings.admin_host!r}: where others can reach it, --auth_config is required")
+    if settings.rest_api_enable_cors_support and settings.cors_origins:
+        found.append("--rest_api_enable_cors_support is for all origins, --rest_api_cors_origins for some: give one")
+    for origin in settings.cors_origins:
+        if not re.fullmatch(_ORIGIN, origin):
+            found.append(f"--rest_api_cors_origins: {origin!r}: expected https://host or https://host:port")
+    if settings.workers and settings.threads != "auto":
+        found.append("--workers is another name of --threads: give one")
+    elif not 1 <= settings.num_threads <= _MAX_THREADS:
+        name = "workers" if settings.workers else "threads"
+        found.append(f"--{name} is {getattr(settings, name)!r}: expected 1 to {_MAX_THREADS}, or 'auto'")
+    try:
+        remote_tables(settings.remote_tables)
+    except ValueError as error:
+        found.append(f"--remote_tables: {error}")
+    if settings.paged_tables == "on" and (settings.table_prefault or settings.table_lock != "off"):
+        found.append("--paged_tables=on drops pages of tables, --table_prefault and --table_lock keep all: give one")
+    if not settings.tags:
+        found.append("--saved_model_tags names no tag")
+    own = (settings.tensorflow_intra_op_parallelism, settings.tensorflow_inter_op_parallelism)
+    if settings.tensorflow_session_parallelism and all(own):
+        found.append(
+            "--tensorflow_session_parallelism is for both of --tensorflow_intra_op_parallelism and "
+            "--tensorflow_inter_op_parallelism: give it or them"
+        )
+    if not all(pair.partition("=")[0] and "=" in pair for pair in settings.grpc_channel_arguments.split(",") if pair):
+        found.append(f"--grpc_channel_arguments is {settings.grpc_channel_arguments!r}: expected name=value,...")
+    if settings.max_bytes_in_flight < settings.max_request_bytes:
+        found.append(
+            f"--max_bytes_in_flight is {settings.max_bytes_in_flight}: expected at least --max_request_bytes, "
+            f"{settings.max_request_bytes}"
+        )
+    for setting in dataclasses.fields(settings):
+        value, low, high = getattr(settings, setting.name), setting.metadata["low"], setting.metadata["high"]
+        if low is not None and value != "auto" and not low <= value <= high:
+            found.append(f"--{setting.name} is {value}: expected {low} to {high}")
+    return found
+
+
+def _is_host(text: str) -> bool:
+    """Says whether a text is an IP address, or may be the name of a machine."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", text) is not None
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 # Patterns of the variables that Kubernetes puts into every pod for each Service of its namespace, and of their values.
 # Those of a Service named emb or emb-... begin with EMB_, and a Service emb-admin even sets EMB_ADMIN_PORT.
@@ -258,3 +409,19 @@ def _parse(kind: Any, text: str) -> Any:
     except ValueError:
         wanted = {int: "a whole number", Port: "a whole number, or 'auto'"}.get(kind, "a number")
         raise ValueError(f"expected {wanted}") from None
+
+
+_SECRET = re.compile(r"token|secret|passw|credential|private|api_?key", re.IGNORECASE)
+_HIDDEN = "(hidden)"
+
+
+def shown_settings(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Returns all settings by name, each with whether it has its default; secret values are hidden."""
+    shown = {}
+    for one in dataclasses.fields(settings):
+        value = getattr(settings, one.name)
+        is_secret = bool(value) and _SECRET.search(one.name) is not None and isinstance(value, str)
+        if isinstance(value, str):
+            value = without_password(value)
+        shown[one.name] = {"value": _HIDDEN if is_secret else value, "is_default": value == one.default}
+    return shown

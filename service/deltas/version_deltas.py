@@ -9,29 +9,123 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.artifact.delta_checks import check_delta
-from service.artifact.delta_file import Delta, DeltaFault, encode
-from service.artifact.delta_inbox import Inbox
+from service.artifact.delta_file import Delta, DeltaFault, Inbox, check_delta, check_rows, encode
 from service.artifact.delta_journal import Journal
 from service.deltas.overlay import Ordered, Overlay
-from service.deltas.remote_upsert import upsert_remote
-from service.deltas.sequences import Sequences
-from service.deltas.upsert_rows import resolved_rows
 from service.engine.deltas import AppliedDelta, DeltaStatus, JournalSize, RowOrigin, Upsert, UpsertReceipt
+from service.engine.registry import Registry
 from service.engine.servable import Holder, Servable
-from service.errors import DeltaRefused
-from service.tables.table_keys import TableKeys
-from service.types import TableInfo
+from service.errors import DeltaRefused, IdOutOfRange, IdsTooMany, InputMismatch, TableNotFound, TableUnreachable
+from service.tables.vocabulary import TableKeys
+from service.types import Array, TableInfo
 
 if TYPE_CHECKING:
-    # service.remote is imported at run time only if a table is remote, because redis-py is an optional extra.
     from service.remote.changes import TableChanges
+
+
+class Sequences:
+    """A set of the sequence numbers of deltas, which start at 1. Concurrency: one caller at a time.
+
+    >>> seen = Sequences()
+    >>> [seen.add(number) for number in (1, 2, 5, 5)], seen.last, seen.missing
+    ([True, True, True, False], 5, 2)
+    """
+
+    def __init__(self) -> None:
+        # The set of sequence numbers is kept as ranges of consecutive numbers: _starts has the first number of each
+        # range and _ends the last one, both ascending.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._count = 0
+
+    def add(self, number: int) -> bool:
+        """Adds a delta's sequence number to this set of numbers; returns False if the set has it already."""
+        place = bisect_right(self._starts, number)
+        if place and self._ends[place - 1] >= number:
+            return False
+        self._count += 1
+        joins_left = place > 0 and self._ends[place - 1] == number - 1
+        joins_right = place < len(self._starts) and self._starts[place] == number + 1
+        if joins_left and joins_right:
+            self._ends[place - 1] = self._ends.pop(place)
+            del self._starts[place]
+        elif joins_left:
+            self._ends[place - 1] = number
+        elif joins_right:
+            self._starts[place] = number
+        else:
+            self._starts.insert(place, number)
+            self._ends.insert(place, number)
+        return True
+
+    @property
+    def last(self) -> int:
+        """The highest of the deltas' sequence numbers in this set; 0 if the set is empty."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def missing(self) -> int:
+        """How many of the deltas' sequence numbers, from 1 to the highest one in this set, the set lacks."""
+        return self.last - self._count
+
+
+def resolved_rows(
+    tables: Mapping[str, TableInfo],
+    keys: Mapping[str, TableKeys],
+    table: str,
+    upsert: Upsert,
+    max_rows: int,
+) -> Array:
+    """Checks an upsert, and returns the [N] int64 ids of the rows that it changes.
+
+    Raises:
+      TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the upsert does not fit.
+    """
+    info = tables.get(table)
+    if info is None:
+        known = ", ".join(sorted(tables)) or "none"
+        raise TableNotFound(f'There is no table "{table}". Tables: {known}.')
+    named = upsert.ids if upsert.ids is not None else upsert.keys
+    assert named is not None  # the parser of upserts refuses an upsert that has neither ids nor keys
+    if len(named) != len(upsert.rows) or not len(named):
+        raise InputMismatch(f'table "{table}": {len(named)} ids or keys for {len(upsert.rows)} rows.')
+    if len(named) > max_rows:
+        raise IdsTooMany(f'table "{table}": {len(named)} rows, the limit is {max_rows} per request.')
+    if upsert.ids is not None:
+        ids = upsert.ids
+    else:
+        ids = (keys.get(table) or TableKeys(table, {})).ids_of(named, upsert.feature)
+    try:
+        check_rows(info, ids, upsert.rows)
+    except DeltaFault as fault:
+        error = IdOutOfRange if fault.reason == "ids" else InputMismatch
+        raise error(f"{fault}.") from fault
+    return ids
+
+
+def upsert_remote(target: Target, table: str, make: Callable[[int], tuple[Delta, bytes]], floor: int) -> UpsertReceipt:
+    """Writes an upsert into a table's cluster, as Deltas.upsert declares; the cluster keeps it, and no journal does.
+
+    Raises:
+      TableUnreachable: the cluster takes no writes now.
+    """
+    # service.remote is imported here and not at the top: redis-py, which it needs, is an optional extra.
+    from service.remote.topology import Refused, Unreachable
+
+    try:
+        delta, is_visible = target.remote[table].upsert(make, floor)
+    except (Unreachable, Refused) as error:
+        why = str(error).rstrip(".")
+        raise TableUnreachable(f'Rows of table "{table}" can not be changed now: {why}.') from error
+    return UpsertReceipt(target.model, target.version, table, delta.sequence, delta.ids.size, is_visible)
+
 
 logger = logging.getLogger(__name__)
 
@@ -349,3 +443,50 @@ class VersionDeltas:
 def _copied_text(copied: tuple[str, ...]) -> str:
     names = ", ".join(f'"{name}"' for name in copied)
     return f"Signature {names} answers from tables that would not change: TensorFlow has a copy of its own."
+
+
+# Seconds until the next attempt to apply deltas, if requests still read the copy of the tables to which the deltas must
+# be written.
+_AGAIN_S = 0.005
+
+
+class Follower:
+    """The loop that applies new deltas to all served versions. Concurrency: wake and stop from any thread.
+
+    Args:
+      poll_s: seconds between scans for deltas of other programs; an upsert of this process wakes the follower.
+    """
+
+    def __init__(self, registry: Registry, poll_s: float) -> None:
+        self._registry = registry
+        self._poll_s = poll_s
+        self._news = threading.Event()
+        self._is_stopped = False
+
+    def wake(self) -> None:
+        """Wakes the thread that applies deltas, so that it looks for new ones now and not at the next scan."""
+        self._news.set()
+
+    def stop(self) -> None:
+        """Makes the thread that applies deltas end, once it has applied the deltas that it is working on."""
+        self._is_stopped = True
+        self._news.set()
+
+    def run(self) -> None:
+        """Scans for new deltas and applies them, again and again, until stop() is called; blocks."""
+        while not self._is_stopped:
+            is_done = all([self._look(holder) for holder in self._registry.holders()])
+            self._news.wait(self._poll_s if is_done else min(_AGAIN_S, self._poll_s))
+            self._news.clear()
+
+    def _look(self, holder: Holder) -> bool:
+        deltas = holder.servable.deltas
+        if not isinstance(deltas, VersionDeltas):
+            return True
+        try:
+            return deltas.catch_up(holder, self._registry.replace)
+        except Exception:
+            # An error in one version's deltas must not end the loop: this one thread applies the deltas of all other
+            # versions too.
+            logger.exception("deltas can not be applied", extra={"model": holder.servable.name})
+            return True

@@ -15,8 +15,7 @@ from service.graph.graph_session import (
     prepare,
     session_config,
 )
-from service.graph.preparation import Step, asset_paths, checkpoint_prefix, init_op
-from service.graph.restoring import Saved, add_restore
+from service.graph.restoring import Saved, Step, add_restore, asset_paths, checkpoint_prefix, init_op
 from service.graph.table_reads import NotProven
 
 # Ops of TensorFlow 1 (control flow, reference variables) that TensorFlow's single-threaded executor can not run.

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from service.artifact import dtypes
+from service.artifact import tensor_proto
 from service.artifact.protos import message_class
-from service.graph.library import find_core
-from service.graph.tensorflow_import import import_tensorflow
+from service.graph.library import find_core, import_tensorflow
 from service.types import Array
 
 if TYPE_CHECKING:
@@ -251,21 +250,21 @@ def _sent(array: Array) -> tuple[int, tuple[int, ...], object]:
     array = np.asarray(array)
     if array.dtype.kind in "OSU":
         strings = [s.encode() if isinstance(s, str) else s for s in array.reshape(-1).tolist()]
-        return dtypes.STRING, array.shape, strings
-    number = dtypes.NUMBER_OF_DTYPE.get(array.dtype)
+        return tensor_proto.STRING, array.shape, strings
+    number = tensor_proto.NUMBER_OF_DTYPE.get(array.dtype)
     if number is None:
         raise GraphError(INVALID_ARGUMENT, f"TensorFlow has no tensors of dtype {array.dtype.name}")
     return number, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _array(tensor: _native.GraphTensor) -> Array:
-    if tensor.dtype == dtypes.STRING:
+    if tensor.dtype == tensor_proto.STRING:
         # Without the None at the end, which is cut off again, np.array() would make fixed-size strings and not Python
         # objects of a list of bytes.
         return np.array([*tensor.strings(), None], object)[:-1].reshape(tensor.shape)
-    dtype = dtypes.NUMPY_DTYPES.get(tensor.dtype)
+    dtype = tensor_proto.NUMPY_DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise GraphError(UNIMPLEMENTED, f"no answer can hold a tensor of dtype {dtypes.dtype_name(tensor.dtype)}")
+        raise GraphError(UNIMPLEMENTED, f"no answer can hold a tensor of dtype {tensor_proto.dtype_name(tensor.dtype)}")
     if 0 in tensor.shape:
         return np.empty(tensor.shape, dtype)
     # The array is copied, because a fetched tensor may share memory with a variable that the next run changes.

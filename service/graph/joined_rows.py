@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from service.graph.constants import constant_of
-from service.graph.flat_graph import FlatGraph, node_of
+from service.graph.flat_graph import FlatGraph, constant_of, node_of
 
 
 class JoinedRows(NamedTuple):

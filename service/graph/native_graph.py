@@ -10,8 +10,7 @@ from service.graph.joined_rows import JoinedRows
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.sparse import fed_inputs
-from service.graph.table_rows import ComputedRows, FeatureRows, RowSource
-from service.graph.tower import TowerBackend
+from service.graph.tower import ComputedRows, FeatureRows, RowSource, TowerBackend
 from service.tables.plan import FeaturePlan
 from service.types import SignatureSpec, Vocabulary
 

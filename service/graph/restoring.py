@@ -1,13 +1,29 @@
-"""Finds the checkpoint tensor of each variable of a graph, and adds nodes that restore chosen variables."""
+"""Prepares the session of a SavedModel: finds the checkpoint tensor of each variable, restores it, fills vocabularies.
+
+Repairs variable handles of a graph, so that every read uses a variable that the SavedModel restores.
+
+tf.saved_model.save of a Keras 3 model writes two handles for each variable: the functions read one, and the checkpoint
+restores the other. tf.saved_model.load knows from the object graph that both are one variable. A TensorFlow session,
+such as TensorFlow Serving's, does not, and fails with "Could not find variable".
+
+Reads a SavedModel's graph, and lists the operations that prepare its session: restore variables, fill vocabularies.
+
+Source: tensorflow/cc/saved_model/loader.cc and loader_util.cc, RunRestore, GetInitOp, GetAssetFileDefs (2.21).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from service.artifact.bundle import read_string
+from service.artifact.protos import message_class
+from service.artifact.signature_def import read_meta_graph
+from service.artifact.tpu_lowering import TPU_TAG, lower
 from service.errors import ArtifactError
-from service.graph.constants import add_strings, constant_of
-from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
+from service.graph.flat_graph import FlatGraph, add_strings, canonical, constant_of, flatten, node_of
+from service.types import INIT_SIGNATURE
 
 _ASSIGNS = frozenset({"AssignVariableOp", "Assign"})
 _PASS_ON = frozenset({"Identity"})
@@ -129,3 +145,128 @@ def _strings(node: Any) -> list[str] | None:
     if node.op != "Const":
         return None
     return [value.decode() for value in constant_of(node).reshape(-1).tolist()]
+
+
+def repair_handles(meta_graph: Any, artifact: Path) -> int:
+    """Replaces, in place, variable handles that no checkpoint restores by restored handles of the same variables.
+
+    Args:
+      meta_graph: a MetaGraphDef.
+      artifact: the folder that it was read from.
+
+    Returns:
+      How many handles were replaced.
+    """
+    saved = saved_tensors(meta_graph)
+    handles = {node.name for node in meta_graph.graph_def.node if node.op == "VarHandleOp"}
+    lost = handles - saved.keys()
+    captured = [(handle, node) for handle, node in _captured(meta_graph) if handle in lost]
+    if not captured:
+        return 0
+    keys = object_keys(artifact)
+    restored = {entry.key: handle for handle, entry in saved.items()}
+    replaced = {handle: restored[keys[node]] for handle, node in captured if keys.get(node) in restored}
+    for node in meta_graph.graph_def.node:
+        for number, reference in enumerate(node.input):
+            if node_of(reference) in replaced and not reference.startswith("^"):
+                node.input[number] = replaced[node_of(reference)]
+    return len(replaced)
+
+
+def _captured(meta_graph: Any) -> Iterator[tuple[str, int]]:
+    """Yields each tensor that a function of the SavedModel captures, with its object's number in the object graph."""
+    functions: Mapping[str, Any] = meta_graph.object_graph_def.concrete_functions
+    for node in meta_graph.graph_def.node:
+        name = node.attr["f"].func.name if "f" in node.attr else ""
+        # The key is tested first, because reading a missing key of a protobuf map adds the key.
+        if name not in functions:
+            continue
+        bound = list(functions[name].bound_inputs)
+        given = [node_of(reference) for reference in node.input if not reference.startswith("^")]
+        if bound:
+            yield from zip(given[-len(bound) :], bound, strict=False)
+
+
+def variable_names(meta_graph: Any, artifact: Path) -> dict[str, str]:
+    """Returns variable's key in the checkpoint -> the variable's name in the Python program that exported it.
+
+    Empty for exports of TensorFlow 1.
+    """
+    nodes = meta_graph.object_graph_def.nodes
+    return {key: nodes[number].variable.name for number, key in object_keys(artifact).items()} if nodes else {}
+
+
+def object_keys(artifact: Path) -> dict[int, str]:
+    """Returns number of a node in the object graph -> the checkpoint key of the node's variable.
+
+    The checkpoint numbers its objects as the SavedModel does.
+
+    Source: tensorflow/python/saved_model/load.py, Loader._restore_checkpoint (2.21).
+    """
+    data = read_string(artifact / "variables" / "variables", "_CHECKPOINTABLE_OBJECT_GRAPH")
+    objects = message_class("tensorflow.TrackableObjectGraph").FromString(data)
+    return {
+        number: attribute.checkpoint_key
+        for number, node in enumerate(objects.nodes)
+        for attribute in node.attributes
+        if attribute.name == "VARIABLE_VALUE"
+    }
+
+
+Step = tuple[str, Mapping[str, bytes]]
+
+
+def prepared(artifact: Path, tags: frozenset[str]) -> tuple[Any, list[Step]]:
+    """Reads the MetaGraph of a SavedModel with the given tags; returns it for a CPU, and the steps of its session.
+
+    One tagged "tpu" is lowered. Only variables that a signature or the init node reads are restored: a SavedModel of
+    Keras 3 holds a second copy of each variable, and one of tf_keras the optimizer's variables.
+
+    Raises:
+      ArtifactError: the graph can not be read, or needs a TPU.
+    """
+    meta_graph = read_meta_graph(artifact / "saved_model.pb", tags)
+    if TPU_TAG in tags:
+        lower(meta_graph)
+    repair_handles(meta_graph, artifact)
+    init = init_op(meta_graph)
+    needed = needed_variables(meta_graph, [*signature_tensors(meta_graph), *([init] if init else [])])
+    if needed is None:
+        steps = restore_steps(meta_graph, artifact)
+    else:
+        saved, variables = needed
+        steps = [(add_restore(meta_graph.graph_def, saved, variables, checkpoint_prefix(artifact)), {})]
+    return meta_graph, steps + ([(init, asset_paths(meta_graph, artifact))] if init else [])
+
+
+def restore_steps(meta_graph: Any, artifact: Path) -> list[Step]:
+    """Returns the step that restores all variables of a MetaGraphDef; none if the graph has no variables."""
+    saver = meta_graph.saver_def
+    if not saver.restore_op_name:
+        return []
+    return [(saver.restore_op_name, {saver.filename_tensor_name: checkpoint_prefix(artifact).encode()})]
+
+
+def checkpoint_prefix(artifact: Path) -> str:
+    """Returns the path of a SavedModel's checkpoint without ".index"."""
+    return str(artifact / "variables" / "variables")
+
+
+def init_op(meta_graph: Any) -> str:
+    """Returns the name of the init node, which fills the graph's vocabularies; "" if the graph has none."""
+    # Reading a missing key of a protobuf map adds the key, so the key is tested first.
+    if INIT_SIGNATURE in meta_graph.signature_def:
+        return node_of(meta_graph.signature_def[INIT_SIGNATURE].outputs[INIT_SIGNATURE].name)
+    for key in ("saved_model_main_op", "legacy_init_op"):
+        if key in meta_graph.collection_def and meta_graph.collection_def[key].node_list.value:
+            return node_of(meta_graph.collection_def[key].node_list.value[0])
+    return ""
+
+
+def asset_paths(meta_graph: Any, artifact: Path) -> dict[str, bytes]:
+    """Returns, for each tensor to which the init node is fed an asset, the path of the asset's file."""
+    assets = list(meta_graph.asset_file_def)
+    if not assets and "saved_model_assets" in meta_graph.collection_def:
+        packed = meta_graph.collection_def["saved_model_assets"].any_list.value
+        assets = [message_class("tensorflow.AssetFileDef").FromString(each.value) for each in packed]
+    return {asset.tensor_info.name: str(artifact / "assets" / asset.filename).encode() for asset in assets}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from service.errors import ArtifactError
 from service.graph.graph_session import GraphError, GraphProgram, GraphSession, open_session, session_config
-from service.graph.preparation import prepared
+from service.graph.restoring import prepared
 from service.graph.sparse import SparseNames, read_sparse_names
 
 _NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from service.artifact import dtypes
-from service.graph.constants import constant_of
-from service.graph.flat_graph import FlatGraph, node_of
-from service.graph.op_definitions import op_definition
+from service.artifact import tensor_proto
+from service.graph.flat_graph import FlatGraph, constant_of, node_of
+from service.graph.library import op_definition
 
 _PURE_READS = frozenset(
     {
@@ -189,6 +188,6 @@ def _is_row_splits_check(flat: FlatGraph, node: Any) -> bool:
 
 
 def _says(constant: Any) -> bool:
-    if constant.attr["dtype"].type != dtypes.STRING:
+    if constant.attr["dtype"].type != tensor_proto.STRING:
         return False
     return any(_ROW_SPLITS_CHECK in value for value in constant_of(constant).reshape(-1).tolist())

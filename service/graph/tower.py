@@ -1,4 +1,4 @@
-"""Declares signatures that were cut into lookups on mapped tables and the rest of the graph (the tower) in TensorFlow.
+"""Declares signatures that were cut into rows of tables, with their sources, and the rest of the graph (the tower).
 
 TensorFlow loads no table: the native core feeds looked-up rows to the session in place of the graph's own reads.
 """
@@ -8,11 +8,80 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from service.artifact.manifest import LookupFeature
 from service.graph.graph_session import GraphSession
 from service.graph.joined_rows import JoinedRows
 from service.graph.sparse import SparseNames, feed_with_sparse
-from service.graph.table_rows import RowSource
-from service.types import Array, SignatureSpec, Tensors
+from service.types import Array, SignatureSpec, Table, Tensors, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim by the manifest that must be proven: a feature's lookup in a mapped table equals a tensor of the graph.
+
+    name: names the claim among those of all signatures.
+    is_described: the manifest describes the feature for this signature, so the core refuses ids without a row.
+    vocabulary: maps the keys in the feature's input, and the lookup does so too; None: the input holds ids.
+    keys: some of the vocabulary's keys, enough to tell it from another vocabulary.
+    """
+
+    name: str
+    feature: LookupFeature
+    table: str
+    is_described: bool
+    vocabulary: Vocabulary | None = None
+    keys: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """A source of rows: a whole feature's lookup."""
+
+    claim: Claim
+    table: Table
+
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """Shape of the vectors for one row of a request: [D], or [L, D] for a sequence."""
+        length, dim = self.claim.feature.max_sequence_length, self.table.info.embedding_dim
+        return (dim,) if length is None else (length, dim)
+
+
+@dataclass(frozen=True, slots=True)
+class InputRows:
+    """A source of rows: the table row of each id in one input of the request.
+
+    row_shape: (D,), or (K, D) for ids of shape [B, K]; None if K differs between requests.
+    """
+
+    input_name: str
+    table: Table
+    row_shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRows:
+    """A source of rows: the table row of each id that the graph itself computes, from tf.Examples or from keys.
+
+    tensor: the graph's tensor of the ids.
+    row_shape: as in InputRows.
+    """
+
+    tensor: str
+    table: Table
+    row_shape: tuple[int, ...] | None
+
+
+RowSource = FeatureRows | InputRows | ComputedRows
+
+
+def rows_of(ids: Array, table: Table) -> Array:
+    """Returns the stored rows of a table's ids, [..., D]; raises IdOutOfRange."""
+    flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
+    return table.stored_rows(flat).reshape(*ids.shape, table.info.embedding_dim)
+
 
 Feed = Callable[[Tensors], list[Array]]
 

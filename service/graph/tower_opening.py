@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.artifact import dtypes
+from service.artifact import tensor_proto
 from service.artifact.signature_def import read_meta_graph
-from service.errors import ArtifactError
+from service.errors import ArtifactError, InvalidRequest
 from service.graph.dense_session import DenseGraph, DenseSession
-from service.graph.feature_cut import find_lookup
-from service.graph.flat_graph import FlatGraph, canonical, flatten, node_of
-from service.graph.handles import repair_handles
+from service.graph.flat_graph import FlatGraph, canonical, constant_of, flatten, node_of
+from service.graph.graph_session import GraphError, GraphSession
 from service.graph.joined_rows import joined_rows
-from service.graph.restoring import saved_tensors
+from service.graph.library import op_definition
+from service.graph.probes import Constants, has_same_bits, requests
+from service.graph.restoring import repair_handles, saved_tensors
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import (
     NotProven,
@@ -32,9 +33,109 @@ from service.graph.table_reads import (
     needed_nodes,
     table_reads,
 )
-from service.graph.table_rows import Claim, ComputedRows, FeatureRows, InputRows, RowSource
-from service.graph.tower import CutSignature, TowerBackend, request_feed
+from service.graph.tower import (
+    Claim,
+    ComputedRows,
+    CutSignature,
+    FeatureRows,
+    InputRows,
+    RowSource,
+    TowerBackend,
+    request_feed,
+    rows_of,
+)
 from service.types import Array, SignatureSpec, Table, Tensors, TensorSpec
+
+# Maximum number of elements in a constant between a feature's inputs and its lookup. A larger constant may map ids to
+# other ids, which the probe requests could miss.
+_MOST_NUMBERS = 8
+# Ops that hold a regular expression.
+REGEX_OPS = frozenset({"StaticRegexReplace", "StaticRegexFullMatch"})
+# DataType numbers of the constants that have a form in numpy.
+_READ_DTYPES = frozenset({tensor_proto.STRING, *tensor_proto.NUMPY_DTYPES})
+_VOCABULARIES = frozenset({"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"})
+
+
+def find_lookup(
+    claim: Claim,
+    read: TableRead,
+    candidates: Sequence[str],
+    *,
+    flat: FlatGraph,
+    spec: SignatureSpec,
+    table: Table,
+    session: GraphSession,
+    feed: Callable[[Tensors], dict[str, Array]],
+    look_up: Callable[[str, Tensors], Array],
+) -> str | None:
+    """Returns the last candidate tensor whose bits equal those of a feature's lookup on all probes.
+
+    Returns None if there is no such tensor: a sum that is added up in another order stays with the graph.
+
+    Args:
+      candidates: tensors that depend on the read, nearest first.
+      feed: converts a request to values of the graph's tensors.
+      look_up: looks up the feature of a claim, by the claim's name, for a request; raises InvalidRequest.
+    """
+    has_keys = claim.vocabulary is not None
+    known = [(t, found) for t in candidates if (found := _constants(flat, t, read, has_keys=has_keys)) is not None]
+    if not known:
+        return None
+    tensors = [tensor for tensor, _ in known]
+    alive = list(tensors)
+    for request in requests(spec, claim.feature, table.info.vocabulary_size, known[-1][1], claim.keys):
+        fed = feed(request)
+        try:
+            ids = session.run([read.ids], fed)[0]
+            computed = session.run(tensors, fed | {read.rows: rows_of(ids, table)})
+            wanted = look_up(claim.name, request)
+        except (GraphError, InvalidRequest, ValueError):
+            return None
+        arrays = dict(zip(tensors, computed, strict=True))
+        alive = [tensor for tensor in alive if has_same_bits(wanted, arrays[tensor])]
+    return alive[-1] if alive else None
+
+
+def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
+    """Returns the constants that the graph uses when it computes a tensor from a feature's inputs.
+
+    Returns None if an op between the inputs and the tensor is no arithmetic, or a constant has too many numbers.
+
+    Args:
+      has_keys: whether a vocabulary may lie there too; the probe requests hold all its keys.
+    """
+    integers: set[int] = set()
+    floats: set[float] = set()
+    texts: set[bytes] = set()
+    between = flat.ancestors([tensor], cut=frozenset({read.rows})) | flat.ancestors([read.ids])
+    for name in between:
+        node = flat.nodes[name]
+        if node.op == "Const":
+            if node.attr["dtype"].type not in _READ_DTYPES:
+                return None
+            numbers = constant_of(node)
+            if numbers.size > _MOST_NUMBERS and numbers.dtype != object:
+                return None
+            if numbers.dtype.kind == "i":
+                integers.update(numbers.reshape(-1).tolist())
+            elif numbers.dtype.kind == "f":
+                floats.update(numbers.reshape(-1).tolist())
+            elif numbers.dtype == object and numbers.size <= _MOST_NUMBERS:
+                texts.update(numbers.reshape(-1).tolist())
+        elif node.op in REGEX_OPS:
+            texts.update((node.attr["pattern"].s, node.attr["rewrite"].s))
+        elif has_keys and node.op in _VOCABULARIES:
+            continue
+        elif node.op != "Placeholder" and not _is_arithmetic(node):
+            return None
+    return Constants(tuple(sorted(integers)), tuple(sorted(floats)), tuple(sorted(texts)))
+
+
+def _is_arithmetic(node: Any) -> bool:
+    op = op_definition(node.op)
+    calls = any(value.func.name or value.list.func for value in node.attr.values())
+    return op is not None and not op.is_stateful and not calls
+
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +148,7 @@ class MappedTables:
     """An artifact's mapped tables, and the manifest's claims on the lookups of its graphs.
 
     tables: by name. keys: key in the checkpoint -> table. claims: signature -> the features that its graph may look up.
-    look_up: looks up the feature of a claim, as feature_cut.find_lookup takes it.
+    look_up: looks up the feature of a claim, as find_lookup() takes it.
     """
 
     tables: Mapping[str, Table]
@@ -101,7 +202,7 @@ def open_tower(
         dense = DenseGraph(meta_graph, handles)
         for candidate in candidates:
             of_rows = {read.rows: mapped.tables[read.table].info.dtype for read in candidate.reads}
-            placeholders = {node_of(rows): dtypes.dtype_number(dtype) for rows, dtype in of_rows.items()}
+            placeholders = {node_of(rows): tensor_proto.dtype_number(dtype) for rows, dtype in of_rows.items()}
             dense.add(candidate.flat, _left(candidate), placeholders, candidate.follow)
         side_by_side = threads if inter_op_threads is None else inter_op_threads
         opened = dense.open(artifact, saved, threads=threads, inter_op_threads=side_by_side)
@@ -172,7 +273,7 @@ def _is_ragged_part(spec: SignatureSpec, name: str) -> bool:
 
 def _passed_on(flat: FlatGraph, needed: set[str], tensor: str, name: str, spec: TensorSpec) -> str:
     node = type(flat.nodes[node_of(tensor)])(name=name, op="Identity", input=[tensor])
-    node.attr["T"].type = dtypes.dtype_number(spec.dtype)
+    node.attr["T"].type = tensor_proto.dtype_number(spec.dtype)
     flat.nodes[name] = node
     needed.add(name)
     return f"{name}:0"

@@ -7,8 +7,7 @@ from typing import Any
 
 import grpc
 
-from service.access.callers import Grant
-from service.access.peer import names_of_auth_context
+from service.access.callers import Grant, names_of_auth_context
 from service.errors import Unauthenticated
 from service.grpc.guard import Guard, HealthFor
 from service.grpc.health import SERVICE_NAME, Health

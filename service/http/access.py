@@ -9,8 +9,7 @@ from typing import Any
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.access.callers import Callers, Grant, Part
-from service.access.peer import NO_NAMES, names_of_transport
+from service.access.callers import NO_NAMES, Callers, Grant, Part, names_of_transport
 from service.access.sessions import COOKIE, CSRF_HEADER, Sessions
 from service.errors import PermissionDenied, Unauthenticated
 from service.http.errors import service_error_response

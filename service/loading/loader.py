@@ -1,44 +1,159 @@
-"""Loads a version folder into a servable: lookups on mapped tables, other signatures in TensorFlow if installed."""
+"""Loads a version folder into a servable by rules from the settings, and rebuilds a servable on tables with deltas."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from service.artifact.completeness import check_tree
+from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import NOTICE, Manifest
 from service.artifact.row_labels import RowLabels, open_labels
-from service.artifact.saved_model_config import check_saved_model_config
-from service.artifact.signature_def import SERVE_TAGS, read_signatures
-from service.artifact.version_tree import check_tree
-from service.deltas.rules import DeltaRules
+from service.artifact.signature_def import SERVE_TAGS, check_saved_model_config, read_signatures
+from service.configuration.config_files import read_proto_text
+from service.configuration.settings import Settings, StartError
+from service.deltas.overlay import Overlay, PrivateMaps
+from service.deltas.rules import DeltaRules, JournalPruning
+from service.deltas.version_deltas import Target
 from service.engine.batching_parameters import BatchingParameters
+from service.engine.load_rules import LoadRules
+from service.engine.model_config import ModelConfig, Origin
 from service.engine.servable import Servable
-from service.errors import ArtifactError, DataLoss, ServiceError
+from service.engine.version_source import OpenStore
+from service.errors import ArtifactError, DataLoss, InvalidRequest, ServiceError
 from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
-from service.loading.batching_rules import BatchingRules
 from service.loading.feature_lookups import CompileNative
-from service.loading.paged_tables import PagedTables
-from service.loading.rebuilding import with_deltas
-from service.loading.recorded_warmup import replay_requests
-from service.loading.table_pages import TablePages
-from service.loading.table_verification import TableVerification
-from service.loading.warmup import warm_up
+from service.loading.table_pages import PagedTables, TablePages, TableVerification
+from service.loading.warmup import replay_requests, warm_up
+from service.observe.metrics import Metrics
 from service.tables.backend import OpenedLookups, open_lookups
+from service.tables.guarded_files import Stored, nothing_before
 from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
-from service.tables.verification import Stored, nothing_before
+from service.tables.table import MappedTable
 from service.types import Array, runnable
+from service.wire.batching_proto import parse_batching_text
 
 if TYPE_CHECKING:
     from service.loading.graph_opening import GraphOpening
 
+
+# Name of the file with one version's batching parameters, in the version's folder beside saved_model.pb.
+PER_MODEL_FILE = "batching_params.pbtxt"
+# The batching parameters of a server without a file of them; the thread_pool_name is TensorFlow Serving's default.
+DEFAULT = BatchingParameters(thread_pool_name="model_server_batch_threads")
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingRules:
+    """The rules by which the native core batches the graph runs of each version. Concurrency: any thread.
+
+    parameters: for every model, unless is_per_model.
+    is_per_model: only a version with a PER_MODEL_FILE is batched, with the parameters of that file alone.
+    """
+
+    parameters: BatchingParameters
+    is_per_model: bool
+
+    def parameters_of(self, artifact: Path) -> BatchingParameters | None:
+        """Returns a version's batching parameters; None: its requests run by themselves.
+
+        Raises ArtifactError for a wrong PER_MODEL_FILE.
+        """
+        if not self.is_per_model:
+            return self.parameters
+        path = artifact / PER_MODEL_FILE
+        if not path.exists():
+            return None
+        try:
+            parameters = read_parameters(path)
+        except InvalidRequest as error:
+            raise ArtifactError(error.message) from error
+        if parameters.num_batch_threads is not None:
+            logger.info("num_batch_threads is the server's, not a model's", extra={"path": str(path)})
+        return parameters
+
+
+def read_rules(parameters_file: str, is_per_model: bool) -> BatchingRules:
+    """Returns the rules of batching for --enable_batching; raises InvalidRequest for a wrong parameters file."""
+    return BatchingRules(read_parameters(Path(parameters_file)) if parameters_file else DEFAULT, is_per_model)
+
+
+def read_parameters(path: Path) -> BatchingParameters:
+    return parse_batching_text(read_proto_text(path), str(path))
+
+
+def with_deltas(
+    servable: Servable, lookups: OpenedLookups, artifact: Path, rules: DeltaRules, residency: Residency
+) -> Servable:
+    """Returns a servable whose tables have all present deltas, and will get later deltas.
+
+    Raises:
+      ArtifactError: the version's files are gone.
+    """
+    manifest = Manifest.read(artifact)
+    if manifest is None or not (lookups.tables or lookups.remote):
+        return servable
+    manifest = lookups.fitting(manifest)
+    # The private maps, which have the changed rows, are not locked in memory, because that would copy them whole. Locks
+    # on the version's own maps keep the shared pages in memory.
+    residency = replace(residency, lock="off", bytes_per_s=0.0)
+
+    def rebuilt(tables: Mapping[str, MappedTable]) -> Servable:
+        residency.apply(artifact, tables)
+        return on_tables(followed, lookups, tables)
+
+    target = Target(
+        model=servable.name,
+        version=servable.version,
+        artifact=artifact,
+        fingerprint=fingerprint_of(artifact),
+        tables={
+            **{name: table.info for name, table in lookups.tables.items()},
+            **{name: table.info for name, table in lookups.remote.items()},
+        },
+        keys=lookups.keys,
+        copied=_copied(servable, lookups),
+        remote={name: table.changes for name, table in lookups.remote.items()},
+    )
+    deltas = rules.follow(target, Overlay(PrivateMaps(artifact, manifest, lookups.files), lookups.tables, rebuilt))
+    followed = replace(servable, deltas=deltas)
+    return deltas.at_load(followed)
+
+
+def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, MappedTable]) -> Servable:
+    """Returns a copy of a servable that reads the given tables, which have the names and shapes of its own.
+
+    Both servables add to the same counts of reads, and only one of them is closed.
+    """
+    native = None if servable.native is None else servable.native.on_tables(tables)
+    return replace(servable, tables={**tables, **lookups.remote}, native=native)
+
+
+def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
+    """Returns the signatures whose graphs have copies of the tables, and so would not see changed rows."""
+    # The module of towers is imported here and not at the top, because a version that has only lookups does not need
+    # it.
+    from service.graph.tower import TowerBackend
+
+    return tuple(
+        sorted(
+            name
+            for name, backend in servable.backends.items()
+            if backend is not lookups.backend and not isinstance(backend, TowerBackend)
+        )
+    )
 
 
 class WarmupObserver(Protocol):
@@ -295,7 +410,7 @@ def _native_graphs(
         return {}
     # native_graphs is imported here and not at the top, so that a version's lookups are answered before the modules of
     # graphs are imported.
-    from service.loading.native_graphs import native_graphs
+    from service.loading.graph_opening import native_graphs
 
     return native_graphs(servable, batching)
 
@@ -317,3 +432,129 @@ def _labels(path: Path, manifest: Manifest, lookups: OpenedLookups) -> Mapping[s
     """Returns table -> labels of its rows: those of a file, else the keys of its vocabulary."""
     from_keys = {table: labels for table, keys in lookups.keys.items() if (labels := keys.labels) is not None}
     return {**from_keys, **open_labels(path, manifest, lookups.files.map)}
+
+
+def create_load_rules(
+    settings: Settings,
+    metrics: Metrics,
+    *,
+    batching: BatchingRules | None,
+    pages: TablePages | None,
+    verification: TableVerification | None,
+    wake_follower: Callable[[], None],
+    compile_native: CompileNative,
+    show_lookups: Callable[[Servable], None] | None = None,
+    open_store: OpenStore | None = None,
+    open_remote: OpenRemote | None = None,
+    hot_rows: HotRows = no_hot_rows,
+    fill_caches: FillCaches = fill_nothing,
+    paged_tables: PagedTables | None = None,
+    origin_of: Callable[[str], Origin] = lambda model: "operator",
+    on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
+) -> LoadRules:
+    """Returns the LoadRules of the settings, by which a ModelSet loads versions.
+
+    Args:
+      batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
+      wake_follower: called when this server changed rows.
+      compile_native: compiles versions for the native core.
+      show_lookups, open_remote, hot_rows, fill_caches, paged_tables: as in ServableLoader.
+      origin_of: returns who chose a model's base path.
+      open_store, on_list: as in LoadRules.
+    """
+    threads, inter_op_threads = settings.parallelism
+    pruning = journal_pruning(settings)
+    return LoadRules(
+        load=ServableLoader(
+            settings.tags,
+            settings.graph_signatures,
+            threads,
+            partial(compile_native, has_hot_rows=settings.hot_rows, strict_shapes=settings.strict_shapes),
+            settings.warmup_iterations,
+            inter_op_threads,
+            on_warmup=metrics.warmups.warmed_up,
+            batching=batching,
+            has_towers=settings.graph_towers,
+            residency=residency_of(settings),
+            paged_tables=paged_tables,
+            pages=pages,
+            verification=verification,
+            deltas=delta_rules(settings, wake_follower),
+            show_lookups=show_lookups,
+            open_remote=open_remote,
+            hot_rows=hot_rows,
+            fill_caches=fill_caches,
+            refuses_ops=partial(_refuses_ops, settings.refuse_unsafe_ops, origin_of),
+            is_strict=settings.strict,
+        ),
+        max_retries=settings.max_num_load_retries,
+        retry_interval_s=settings.load_retry_interval_s,
+        settle_s=settings.version_settle_s,
+        slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
+        load_timeout_s=settings.load_timeout_s,
+        on_look=pruning.looked if pruning is not None else lambda model, versions: None,
+        open_store=open_store,
+        on_list=on_list,
+        reloads_replaced=settings.reload_replaced_versions,
+    )
+
+
+def _refuses_ops(choice: str, origin_of: Callable[[str], Origin], model: str) -> bool:
+    return choice == "on" or (choice == "auto" and origin_of(model) != "operator")
+
+
+def batching_of(settings: Settings) -> BatchingRules | None:
+    """Returns the rules for batching graph runs; None without --enable_batching. Raises StartError."""
+    if not settings.enable_batching:
+        if settings.batching_parameters_file:
+            raise StartError("--batching_parameters_file is set without setting --enable_batching to true.")
+        return None
+    try:
+        return read_rules(settings.batching_parameters_file, settings.enable_per_model_batching_parameters)
+    except InvalidRequest as error:
+        raise StartError(f"--batching_parameters_file={settings.batching_parameters_file}: {error.message}") from error
+
+
+def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:
+    """Returns the settings for deltas (files of changed rows of a version); None if the settings turn deltas off."""
+    if not settings.delta_poll_wait_seconds:
+        return None
+    return DeltaRules(
+        journal_folder=_journal_folder(settings),
+        max_rows=settings.delta_max_rows,
+        max_file_bytes=settings.delta_max_file_mib << 20,
+        max_journal_bytes=settings.delta_journal_max_mib << 20,
+        wake=wake,
+    )
+
+
+def journal_pruning(settings: Settings) -> JournalPruning | None:
+    """Returns the JournalPruning, which removes journals of versions that are gone.
+
+    None if the server keeps no journals, or does not look for deltas (--delta_poll_wait_seconds=0).
+    """
+    folder = _journal_folder(settings)
+    return JournalPruning(folder) if folder is not None and settings.delta_poll_wait_seconds else None
+
+
+def _journal_folder(settings: Settings) -> Path | None:
+    return Path(settings.delta_journal_dir).absolute() if settings.delta_journal_dir else None
+
+
+def residency_of(settings: Settings) -> Residency:
+    """Returns how the settings prepare the memory pages of tables before a version answers.
+
+    For --table_pages=auto, loading.table_pages makes pages huge later.
+    """
+    pages = settings.table_pages
+    if pages == "auto":
+        # With --table_pages=auto, huge pages are asked for before a version answers only if --table_prefault reads
+        # every page then anyway.
+        pages = "huge" if settings.table_prefault else "normal"
+    return Residency(
+        is_prefaulted=settings.table_prefault,
+        bytes_per_s=settings.table_prefault_mib_per_s * 2**20,
+        lock=settings.table_lock,
+        advice=pages,
+        is_warmed=settings.warm,
+    )

@@ -1,6 +1,4 @@
-"""Opens the remote tables of versions, follows changes of their rows, and checks regularly whether their clusters can
-be reached.
-"""
+"""Opens the remote tables of versions, follows changes of their rows, and checks their blocks and clusters."""
 
 from __future__ import annotations
 
@@ -8,31 +6,201 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry
-from service.artifact.table_files import table_info
+from service.artifact.stored_tables import table_info
 from service.engine.model_config import ModelConfig
+from service.engine.servable import Servable
 from service.errors import ArtifactError, TableUnreachable
-from service.loading.remote_names import RemoteNames
-from service.loading.remote_scrubbing import RemoteScrubbing
-from service.remote.address import StoreAddress
-from service.remote.core_clusters import CoreClusters
-from service.remote.counts import RemoteState, Subject
+from service.near_names import did_you_mean
+from service.remote.address import StoreAddress, remote_tables
+from service.remote.core_clusters import CoreClusters, RemoteState, Subject
 from service.remote.layout import TableLayout
 from service.tables.remote_table import RemoteTable
+from service.tables.residency import hottest_rows
+from service.types import Array
 
 if TYPE_CHECKING:
     from service.remote.changes import TableChanges
-    from service.remote.primaries import Primaries
     from service.remote.replicas import Replicas
-    from service.remote.topology import Topology
+    from service.remote.scrub import Scrub
+    from service.remote.topology import Primaries, Topology
+
+
+class RemoteNames:
+    """The tables that --remote_tables and the list of models make remote, with addresses. Concurrency: any thread.
+
+    Args:
+      flag: addresses by table, or by model/table, as --remote_tables has them.
+    """
+
+    def __init__(self, flag: Mapping[str, StoreAddress]) -> None:
+        self._flag = flag
+        self._changing = threading.Lock()
+        # Model -> remote table -> address of its cluster, as the list of models gives them.
+        self._listed: Mapping[str, Mapping[str, StoreAddress]] = {}
+        # Model -> names of all tables of its version that was opened last.
+        self._tables: dict[str, frozenset[str]] = {}
+
+    def configure(self, configs: Sequence[ModelConfig]) -> None:
+        """Stores the addresses of remote tables in the list of models; the parser of the list has checked them."""
+        listed = {config.name: remote_tables(";".join(config.remote_tables)) for config in configs}
+        with self._changing:
+            self._listed = listed
+            self._tables = {model: tables for model, tables in self._tables.items() if model in listed}
+
+    def addresses_of(self, model: str, tables: Collection[str]) -> dict[str, StoreAddress]:
+        """Returns the addresses of a version's remote tables: from the list of models, else from --remote_tables.
+
+        Raises:
+          ArtifactError: a table is named that the model does not have, or that no model has.
+        """
+        with self._changing:
+            self._tables[model] = frozenset(tables)
+            listed, seen = dict(self._listed), dict(self._tables)
+        own = listed.setdefault(model, {})
+        for name in own:
+            if name not in tables:
+                raise ArtifactError(_unknown(f"remote_tables of model {model!r}", name, f"model {model!r}", tables))
+        for name in self._flag:
+            self._check_flag(name, listed, seen)
+        found = {table: self._address(model, table, own) for table in tables}
+        return {table: address for table, address in found.items() if address is not None}
+
+    def _address(self, model: str, table: str, own: Mapping[str, StoreAddress]) -> StoreAddress | None:
+        return own.get(table) or self._flag.get(f"{model}/{table}") or self._flag.get(table)
+
+    def _check_flag(self, name: str, models: Collection[str], seen: Mapping[str, Collection[str]]) -> None:
+        """Raises ArtifactError if no table has a name of --remote_tables; a model that was not opened yet may still
+        have the table.
+        """
+        if any(name in (table, f"{model}/{table}") for model, tables in seen.items() for table in tables):
+            return
+        for model, tables in seen.items():
+            table = name.removeprefix(f"{model}/")
+            if table != name:
+                raise ArtifactError(_unknown("--remote_tables", table, f"model {model!r}", tables))
+        if seen.keys() >= set(models):
+            everywhere = {table for tables in seen.values() for table in tables}
+            raise ArtifactError(_unknown("--remote_tables", name, "no model", everywhere))
+
+
+def unserved_models(flag: Mapping[str, StoreAddress], models: Collection[str]) -> str:
+    """Returns an error text if --remote_tables names a MODEL/TABLE of no model in the list of models, else ""."""
+    for name in flag:
+        model, separator, _ = name.partition("/")
+        if separator and not any(name.startswith(f"{each}/") for each in models):
+            listed = ", ".join(sorted(models)) or "none"
+            near = did_you_mean(model, models)
+            return f"--remote_tables names model {model!r}, which is not served{near}; served: {listed}"
+    return ""
+
+
+def _unknown(source: str, table: str, owner: str, tables: Collection[str]) -> str:
+    lacks = "has" if owner == "no model" else "does not have"
+    listed = ", ".join(sorted(tables)) or "none"
+    return f"{source} names table {table!r}, which {owner} {lacks}{did_you_mean(table, tables)}; tables: {listed}"
+
 
 logger = logging.getLogger(__name__)
+
+_STEP_S = 1.0
+# A finding that changes is logged at most once in this many seconds for each table.
+_TELL_S = 60.0
+
+
+class RemoteScrubbing:
+    """The scrubs of the remote tables of one server. Concurrency: any thread.
+
+    Args:
+      is_loaded: says whether a table's version is loaded. core: counts the reads of the native core.
+      on_change: called when a table can answer no more, or can answer again.
+    """
+
+    def __init__(self, is_loaded: Callable[[Subject], bool], core: CoreClusters, on_change: Callable[[], None]) -> None:
+        self._is_loaded = is_loaded
+        self._core = core
+        self._on_change = on_change
+        self._scrubs: dict[Subject, tuple[StoreAddress, Scrub]] = {}
+        # Table -> when its problem was logged last, and the problem then.
+        self._told: dict[Subject, tuple[float, str]] = {}
+        self._failing: frozenset[Subject] = frozenset()
+
+    def add(self, subject: Subject, address: StoreAddress, scrub: Scrub) -> None:
+        """Compares the table of a version from now on, until the version is unloaded."""
+        self._scrubs[subject] = address, scrub
+
+    def watch(self, stop: threading.Event) -> None:
+        """Compares some blocks of each table each second, in a thread, until stop is set."""
+
+        def run() -> None:
+            while not stop.wait(_STEP_S):
+                self.step()
+
+        threading.Thread(target=run, name="remote-scrub", daemon=True).start()
+
+    def step(self) -> None:
+        """Compares some blocks of each table; logs a table whose rows are lost, or are whole again."""
+        for subject, (address, scrub) in list(self._scrubs.items()):
+            if not self._is_loaded(subject):
+                self._scrubs.pop(subject, None)
+                self._told.pop(subject, None)
+                continue
+            try:
+                suspects, reads, errors = self._core.lost(subject)
+                scrub.step(suspects, reads, errors)
+            except Exception:
+                # One thread compares all tables, so an error at one table must not end the thread.
+                logger.exception("a remote table can not be compared", extra=_named(subject, address))
+            self._tell(subject, address, scrub.problem)
+        failing = frozenset(subject for subject, (_, scrub) in list(self._scrubs.items()) if not scrub.can_answer)
+        if failing != self._failing:
+            self._failing = failing
+            self._on_change()
+
+    def _tell(self, subject: Subject, address: StoreAddress, problem: str) -> None:
+        told_s, told = self._told.get(subject, (float("-inf"), ""))
+        now_s = time.monotonic()
+        if problem == told or (problem and told and now_s < told_s + _TELL_S):
+            return
+        self._told[subject] = now_s, problem
+        if problem:
+            logger.warning("rows of a remote table are lost", extra=_named(subject, address) | {"reason": problem})
+        else:
+            logger.info("rows of a remote table are whole again", extra=_named(subject, address))
+
+    def problem(self, model: str) -> str:
+        """Returns one line on a table of the model with on_unavailable=error that can not answer; "" without one."""
+        for (name, version, table), (address, scrub) in list(self._scrubs.items()):
+            if name == model and address.on_unavailable == "error" and not scrub.can_answer:
+                return f"rows of table {table!r} of version {version} are lost: {scrub.problem}"
+        return ""
+
+    def of(self, address: StoreAddress, refusals: Mapping[Subject, str]) -> list[dict[str, Any]]:
+        """Returns the status of each table in a cluster, for the status page; refusals: why it takes no upserts."""
+        return [
+            {"model": model, "version": version, "table": table}
+            | scrub.status()
+            | {"refusal": refusals.get((model, version, table), "")}
+            for (model, version, table), (its, scrub) in sorted(self._scrubs.items(), key=lambda item: item[0])
+            if its == address
+        ]
+
+    def counts(self) -> Mapping[Subject, tuple[int, Mapping[str, int]]]:
+        """Returns for each table the number of compared blocks, and of faulty blocks by fault."""
+        return {subject: (scrub.num_checked, scrub.counts) for subject, (_, scrub) in list(self._scrubs.items())}
+
+
+def _named(subject: Subject, address: StoreAddress) -> dict[str, Any]:
+    model, version, table = subject
+    return {"model": model, "version": version, "table": table, "cluster": str(address)}
+
 
 # Seconds that the load of a version waits for a cluster, seconds between two checks whether a cluster answers, seconds
 # between two checks for rows that other servers changed, and seconds between two checks whether replicas are in sync.
@@ -121,12 +289,10 @@ class RemoteTables:
     ) -> RemoteTable:
         # service.remote is imported only if a table is remote, because it needs redis-py, an optional extra.
         try:
-            from service.remote.block_file import BlockFile
             from service.remote.changes import TableChanges
-            from service.remote.primaries import Primaries, Refused
-            from service.remote.records import check_records
+            from service.remote.layout import BlockFile
             from service.remote.scrub import Scrub
-            from service.remote.topology import Unreachable
+            from service.remote.topology import Primaries, Refused, Unreachable, check_records
         except ModuleNotFoundError as error:
             raise ArtifactError(f"table {name!r} is remote, which needs the extra [remote]: {error}") from error
 
@@ -327,3 +493,38 @@ def _default_rows(manifest: Manifest, table: str) -> tuple[int, ...]:
     return tuple(
         sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFilling:
+    """The filler of the cache of remote tables' rows, for versions that are being loaded. Concurrency: any thread.
+
+    seconds: longest time for one version; rows that are not read by then are
+    left out.
+    hot_rows: returns table -> its hot rows, [n] int64, the hottest first, of a model and version.
+    """
+
+    cache: CoreClusters
+    seconds: float
+    hot_rows: Callable[[str, int], Mapping[str, Array]]
+
+    def __call__(self, servable: Servable, path: Path) -> None:
+        """Reads rows of each remote table of a version into the native core's cache, the hottest first.
+
+        Args:
+          path: the version's folder. For tables that hot_rows lacks, the statistics in this folder name the hot rows.
+        """
+        tables = {name: table for name, table in servable.tables.items() if isinstance(table, RemoteTable)}
+        if not self.cache.holds_rows or not tables or self.seconds <= 0:
+            return
+        end_s = time.monotonic() + self.seconds
+        known = {**dict(hottest_rows(path)), **self.hot_rows(servable.name, servable.version)}
+        for name, table in tables.items():
+            begin_s = time.monotonic()
+            if (ids := known.get(name)) is None or begin_s >= end_s:
+                continue
+            inside = ids[(ids >= 0) & (ids < table.info.vocabulary_size)]
+            count = self.cache.fill(table.layout, servable.version, inside, end_s - begin_s)
+            names = {"model": servable.name, "version": servable.version, "table": name}
+            seconds = round(time.monotonic() - begin_s, 3)
+            logger.info("hot rows are cached", extra={**names, "rows": count, "of": inside.size, "seconds": seconds})

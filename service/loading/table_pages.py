@@ -1,17 +1,100 @@
-"""Makes the memory pages of a version's tables huge, before the version answers or while it answers already."""
+"""Handles the memory of tables: pages made huge, tables larger than memory, checksums verified.
+
+Reads from Linux how much memory this process may use, and still use, by the system's and its control groups' limits.
+
+Pages of the page cache count as available, because the kernel can free them. MemAvailable includes most of them; they
+are subtracted from a control group's usage here.
+
+Source: proc_meminfo(5); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst (Linux 6.18).
+"""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from service.configuration.settings import Settings
-from service.loading.available_memory import available_bytes
-from service.tables.guarded_files import GuardedFiles
+from service.errors import DataLoss
+from service.tables.backend import Paging
+from service.tables.guarded_files import GuardedFiles, Stored, Verifier, nothing_before
 from service.tables.huge_pages import HugePages
+from service.tables.table import MappedTable
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Returns the bytes of memory that this process may still use.
+
+    Returns None if the kernel does not show them. root: the folder above /proc and /sys.
+    """
+    found = []
+    meminfo = _numbers(root / "proc/meminfo")
+    if "MemAvailable:" in meminfo:
+        found.append(meminfo["MemAvailable:"] * 1024)
+    for folder, limit, usage, prefix in _groups(root):
+        most, used = _number(folder / limit), _number(folder / usage)
+        if most is not None and used is not None:
+            held = _numbers(folder / "memory.stat")
+            of_files = sum(held.get(f"{prefix}{kind}", 0) for kind in ("inactive_file", "active_file"))
+            found.append(max(most - max(used - of_files, 0), 0))
+    return min(found, default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Returns the bytes of memory that this process may use in all: the least of the system's memory and its control
+    groups' limits.
+
+    Returns None if the kernel does not show them. root: the folder above /proc and /sys.
+    """
+    found = []
+    meminfo = _numbers(root / "proc/meminfo")
+    if "MemTotal:" in meminfo:
+        found.append(meminfo["MemTotal:"] * 1024)
+    limits = (_number(folder / limit) for folder, limit, _, _ in _groups(root))
+    return min((*found, *(most for most in limits if most is not None)), default=None)
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
+    """Yields, for each memory control group of this process and its parents: folder, names of the files of limit and
+    usage, and the prefix of keys in memory.stat.
+    """
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        else:
+            continue
+        # In a container, /proc/self/cgroup may show the host's path of the control group, while the container sees the
+        # group as the top folder: then only the top folder exists.
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder == top or top in folder.parents:
+                yield folder, *names
+
+
+def _number(file: Path) -> int | None:
+    # If a control group has no limit, its limit file says "max" in place of a number.
+    lines = _lines(file)
+    return int(lines[0]) if lines and lines[0].isdigit() else None
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    parts = [line.split() for line in _lines(file)]
+    return {words[0]: int(words[1]) for words in parts if len(words) > 1 and words[1].isdigit()}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
 
 logger = logging.getLogger(__name__)
 
@@ -82,3 +165,106 @@ def table_pages(settings: Settings) -> TablePages | None:
         available=available_bytes,
     )
     return TablePages(huge_pages, is_before=rule == "huge")
+
+
+# Share of the process's memory limit that pages of tables larger than memory may take. The rest is for the server
+# itself (measured: 150 MB, with TensorFlow 600 MB), and for the page cache of other files that the server reads.
+_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class PagedTables:
+    """The rule that decides how the native core reads pages of a version's tables. Concurrency: any thread.
+
+    rule: "on": all tables are larger than memory; "off": the core reads no pages; "auto": the tables of a version are
+      larger than memory if the tables of all loaded versions together exceed max_bytes, else they fit.
+    max_bytes: the most bytes of paged tables that stay in memory.
+    other_bytes: returns the bytes of mapped tables of all loaded versions.
+    """
+
+    rule: Literal["auto", "on", "off"]
+    max_bytes: int
+    other_bytes: Callable[[], int] = lambda: 0
+
+    def paging(self, path: Path, tables: Mapping[str, MappedTable]) -> Paging:
+        """Returns how the native core reads pages of a version's tables; logs it if they are larger than memory."""
+        num_bytes = mapped_bytes(tables)
+        other = self.other_bytes()
+        if self.rule == "off" or not num_bytes:
+            return "off"
+        if self.rule == "auto" and num_bytes + other <= self.max_bytes:
+            return "fits"
+        told = {"path": str(path), "table_bytes": num_bytes, "other_bytes": other, "max_bytes": self.max_bytes}
+        logger.info("tables are larger than memory: their pages are read when lookups need them", extra=told)
+        return "larger"
+
+
+def mapped_bytes(tables: Mapping[str, object]) -> int:
+    """Returns the size in bytes of the mapped ones among the given tables, with their scales."""
+    mapped = (table for table in tables.values() if isinstance(table, MappedTable))
+    return sum(table.weights.nbytes + table.scales.nbytes for table in mapped)
+
+
+def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path = Path("/")) -> PagedTables:
+    """Makes, from the settings, the rule by which the native core reads tables' pages. root: the folder above /proc and
+    /sys.
+    """
+    limit = memory_limit_bytes(root)
+    max_bytes = settings.paged_tables_mib << 20
+    rule = settings.paged_tables
+    if not max_bytes:
+        max_bytes = int(limit * _SHARE) if limit is not None else 1 << 62
+    if rule == "auto" and (settings.table_prefault or settings.table_lock != "off"):
+        # With --table_prefault or --table_lock, all pages of the tables shall be in memory, so --paged_tables=auto does
+        # not let the core read single pages.
+        rule = "off"
+    return PagedTables(rule, max_bytes, other_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class TableVerification:
+    """The rule by which the tables of each version are verified at its load. Concurrency: any thread.
+
+    rule: "background", "before_available" or "auto", as in Settings.
+    is_served: says whether a model has a version that answers.
+    on_damage: called with the model's name if tables are found wrong after the version has begun to answer.
+    """
+
+    rule: str
+    verifier: Verifier
+    is_served: Callable[[str], bool]
+    on_damage: Callable[[str], None]
+
+    def check(
+        self,
+        model: str,
+        files: GuardedFiles,
+        stored: Sequence[Stored],
+        behind: Callable[[], object] = nothing_before,
+    ) -> None:
+        """Verifies a version's tables now or in a thread; raises DataLoss if a checksum differs, NotReady if stopped.
+
+        Args:
+          behind: waits for work that must be done before the verification in the thread.
+        """
+        # --verify_tables=auto verifies a new version before it answers only if an older version answers meanwhile:
+        # otherwise all requests would wait.
+        if self.rule == "before_available" or (self.rule == "auto" and self.is_served(model)):
+            self.verifier.verify(files, stored)
+            if why := files.look():
+                raise DataLoss(why)
+        else:
+            self.verifier.verify_later(files, stored, lambda: self.on_damage(model), behind)
+
+    def stop(self) -> None:
+        """Ends running and waiting verifications of table checksums, so that they do not delay a shutdown."""
+        self.verifier.stop()
+
+
+def table_verification(
+    settings: Settings, is_served: Callable[[str], bool], on_damage: Callable[[str], None]
+) -> TableVerification | None:
+    """Returns the object that compares tables with their checksums; None if the settings turn this off."""
+    rule = settings.verify_tables
+    verifier = Verifier(settings.verify_tables_mib_per_s * 2**20)
+    return None if rule == "off" else TableVerification(rule, verifier, is_served, on_damage)

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from service.configuration.settings import Settings
-from service.configuration.start_error import StartError
+from service.configuration.settings import Settings, StartError
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from service.remote.address import StoreAddress
-from service.remote.core_clusters import Found
-from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, Subject
+from service.remote.core_clusters import CacheCounts, Found, ReadCounts, RemoteCounts, Subject
 from service.remote.layout import TableLayout
 from service.types import Array
 

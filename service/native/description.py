@@ -2,6 +2,11 @@
 
 Arrays are named by their places in `Described.buffers`, which the core keeps as long as it reads them. A signature that
 the core does not run is named with the reason (left_out.py).
+
+Finds the signatures that the native core does not run: it refuses their requests.
+
+The core answers all lookups. Here are reasons in the tensors of a predict; service.loading.graph_opening has reasons in
+its graph.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,16 +25,99 @@ from service.artifact.manifest import LookupFeature
 from service.artifact.row_labels import RowLabels
 from service.artifact.signature_rules import OutputRule
 from service.engine.hot_rows import FeatureIds, summed
-from service.graph.native_form import NativeGraph
-from service.native.left_out import LeftOut
-from service.native.table_places import ServedTable, octets_of, remote_place
+from service.graph.native_form import NativeGraph, PythonOnly
+from service.native.clusters import remote_description
 from service.tables.backend import OpenedLookups, Paging
 from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import FeaturePlan, SignaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
-from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, Array, SignatureSpec, TableCounts, TensorSpec, Vocabulary
+from service.types import (
+    DEFAULT_SIGNATURE,
+    INIT_SIGNATURE,
+    VALUES_SUFFIX,
+    Array,
+    SignatureSpec,
+    TableCounts,
+    TensorSpec,
+    Vocabulary,
+)
+
+# The dtypes of tensors that the native core can read and write, as in native/src/plan/inputs.rs.
+CORE_DTYPES = frozenset(
+    {
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool", "string"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    }
+)
+
+
+class LeftOut(NamedTuple):
+    """Why the native core does not run a signature, as native/src/plan/description.rs reads it.
+
+    why: which error its requests get.
+    reason: in one line.
+    """
+
+    why: Literal["initializes", "no_tensorflow", "can_not_run", "loading"]
+    reason: str
+
+
+def left_out(
+    lookups: OpenedLookups | None,
+    signatures: Mapping[str, SignatureSpec],
+    graphs: Mapping[str, NativeGraph | PythonOnly],
+    faults: Mapping[str, str] = MappingProxyType({}),
+    *,
+    is_loading: bool = False,
+) -> dict[str, LeftOut]:
+    """Returns the signatures that the native core does not run.
+
+    Args:
+      lookups: the lookups of the version's manifest, if it has one.
+      signatures, graphs: the version's signatures and the graphs of those predicts that have a backend, by name.
+      faults: signature -> what contradicts its entry in the manifest.
+      is_loading: the graphs are not open yet.
+    """
+    found = {}
+    for name, spec in signatures.items():
+        if name == INIT_SIGNATURE:
+            found[name] = LeftOut("initializes", "")
+        elif lookups is not None and name in lookups.lookup_names:
+            continue
+        elif (graph := graphs.get(name)) is None:
+            why = f" (its lookup manifest does not fit: {faults[name]})" if name in faults else ""
+            found[name] = LeftOut("loading" if is_loading else "no_tensorflow", why)
+        elif fault := graph.reason if isinstance(graph, PythonOnly) else predict_fault(spec):
+            found[name] = LeftOut("can_not_run", fault)
+    return found
+
+
+def predict_fault(spec: SignatureSpec) -> str:
+    """Returns the reason why no request can run a predict signature; "" if the dtypes of its tensors are no reason."""
+    for name, tensor in (*spec.inputs.items(), *spec.outputs.items()):
+        if tensor.dtype not in CORE_DTYPES:
+            return f'"{name}" is {tensor.dtype}, which no request or answer can carry'
+    return ""
+
+
+ServedTable = MappedTable | RemoteTable
+_NO_OCTETS = np.empty(0, np.uint8)
+
+
+def remote_place(table: RemoteTable) -> dict[str, Any]:
+    """Returns the place of a table's rows in a cluster, as native/src/clusters/description.rs reads it."""
+    return remote_description(table.layout, table.address, table.default_rows)
+
+
+def octets_of(table: ServedTable) -> tuple[Array, Array]:
+    """Returns the bytes of a table's rows and of their scales; none for a table in a cluster."""
+    if isinstance(table, RemoteTable):
+        return _NO_OCTETS, _NO_OCTETS
+    _, rows, scales, _, _ = table.place
+    return rows, scales
+
 
 # The native core's counts of one feature: signature, number of the feature in it, ids that were sent, ids without a
 # row.

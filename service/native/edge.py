@@ -1,10 +1,17 @@
-"""Starts the native core on the public ports, and keeps its certificates and routes up to date."""
+"""Starts the native core on the public ports, keeps its certificates and routes up to date, and takes its samples.
+
+Reads the sampling rates of OpenTelemetry's sampler for the native core, which tells Python of sampled requests.
+
+Source: opentelemetry.io/docs/specs/otel/trace/sdk, the descriptions of the built-in samplers.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -12,16 +19,48 @@ from typing import Any
 
 from service import _native
 from service.access.callers import Caller, Callers
-from service.access.tls_ports import Wires
-from service.configuration.settings import Settings
-from service.configuration.start_error import StartError
+from service.access.tls import Wires
+from service.configuration.settings import Settings, StartError
+from service.engine.recording import Recorder
+from service.engine.tracing import Tracing
 from service.errors import InvalidRequest
-from service.native.route_publisher import RoutePublisher
-from service.native.sampling import trace_shares
-from service.observe.buckets import EXAMPLES, QUEUE, REQUEST
+from service.native.native_servable import RoutePublisher
+from service.observe.metric_text import EXAMPLES, QUEUE, REQUEST
 from service.wire.ssl_config_proto import SslConfig
 
 logger = logging.getLogger(__name__)
+
+_LEAF = r"AlwaysOnSampler|AlwaysOffSampler|TraceIdRatioBased\{[^{}]*\}"
+_PARENT_BASED = re.compile(
+    rf"ParentBased\{{root:({_LEAF}),remoteParentSampled:({_LEAF}),remoteParentNotSampled:({_LEAF}),local.*\}}"
+)
+_NAMES = ("root", "sampled_parent", "unsampled_parent")
+
+
+def trace_shares(description: str) -> dict[str, float]:
+    """Returns the sampling rates in an OpenTelemetry sampler's description, named like the fields of Tracing in
+    native/src/edge/sampling.rs.
+
+    For a sampler that the core does not know all rates are 1: the core tells Python of all requests, and the sampler
+    decides.
+
+    >>> trace_shares("TraceIdRatioBased{0.25}")
+    {'root': 0.25, 'sampled_parent': 0.25, 'unsampled_parent': 0.25}
+    """
+    if found := _PARENT_BASED.fullmatch(description):
+        return dict(zip(_NAMES, map(_share, found.groups()), strict=True))
+    if re.fullmatch(_LEAF, description):
+        return dict.fromkeys(_NAMES, _share(description))
+    extra = {"sampler": description}
+    logger.warning("the native core does not know the sampler: it records the spans of all requests", extra=extra)
+    return dict.fromkeys(_NAMES, 1.0)
+
+
+def _share(leaf: str) -> float:
+    if leaf.startswith("TraceIdRatioBased"):
+        return float(leaf.partition("{")[2].rstrip("}"))
+    return float(leaf == "AlwaysOnSampler")
+
 
 # Type of the native core's listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
@@ -216,3 +255,60 @@ def describe_callers(
         }
         for caller in callers
     ]
+
+
+_WAIT_S = 10.0
+_STOP_S = 5.0
+
+
+class SampledRequests:
+    """The thread that takes the native core's records. Concurrency: any thread; call start() and stop() once each.
+
+    dropped_spans: number of requests for traces that the core has dropped.
+
+    Args:
+      recorders: the request logs, by model.
+      tracing: makes the spans; None: nothing is traced.
+      on_damage: called with a model's name when a request found the model's files damaged.
+    """
+
+    def __init__(
+        self, recorders: Mapping[str, Recorder], tracing: Tracing | None, on_damage: Callable[[str], None]
+    ) -> None:
+        self._on_damage = on_damage
+        self._recorders = recorders
+        self._tracing = tracing
+        self.dropped_spans = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self, edge: Edge) -> None:
+        self._thread = threading.Thread(target=self._run, args=(edge.take_records,), name="native-records", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Waits until the records of the last requests are taken, a few seconds at most; the core must be closed."""
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+
+    def _run(self, take: Callable[[float], Records | None]) -> None:
+        while (taken := take(_WAIT_S)) is not None:
+            try:
+                self._pass_on(taken)
+            except Exception:
+                # One bad batch must not end the thread, because records of later requests would be lost silently.
+                logger.exception("records of sampled requests could not be passed on")
+
+    def _pass_on(self, taken: Records) -> None:
+        entries, spans, dropped, dropped_spans, damaged = taken
+        for model in damaged:
+            self._on_damage(model)
+        self.dropped_spans += dropped_spans
+        for model, version, signature_name, answered_s, log in entries:
+            # A log may have ended since the core answered the request.
+            if (recorder := self._recorders.get(model)) is not None:
+                recorder.answered(version, signature_name, answered_s, log)
+        for model, count in dropped.items():
+            if (recorder := self._recorders.get(model)) is not None:
+                recorder.note_dropped(count)
+        if self._tracing is not None and spans != "[]":
+            self._tracing.answered(json.loads(spans))

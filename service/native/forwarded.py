@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from service.access.peer import NO_NAMES
+from service.access.callers import NO_NAMES
 
 # The prefix and the endings of the headers that the native core adds to the requests that it forwards. The file
 # native/src/edge/shared.rs has the same names.

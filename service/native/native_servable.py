@@ -1,13 +1,16 @@
-"""Compiles servables for the native core, and wraps the compiled ones for Python."""
+"""Compiles servables for the native core, and tells the core which of them requests can reach."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from service.engine.hot_rows import FeatureCounts, SampledRows, summed
+from service.engine.recording import Recorder
+from service.engine.registry import ModelRoutes
 from service.engine.servable import NativeServable, Servable, sums_of_counts
 from service.errors import (
     BackendFailure,
@@ -22,8 +25,7 @@ from service.errors import (
     Unimplemented,
 )
 from service.graph.native_form import NativeGraph, PythonOnly
-from service.native.description import Described, describe
-from service.native.left_out import left_out
+from service.native.description import Described, describe, left_out
 from service.tables.backend import OpenedLookups
 from service.tables.table import MappedTable
 from service.types import INIT_SIGNATURE, Array, TableCounts, Tensors, runnable
@@ -31,6 +33,7 @@ from service.wire.predict_proto import decode_response, encode_request
 
 if TYPE_CHECKING:
     from service import _native
+
 
 logger = logging.getLogger(__name__)
 
@@ -179,3 +182,69 @@ def compile_native(
         level = logging.WARNING if servable.can_not_run else logging.INFO
         logger.log(level, "the native core does not run signatures", extra=names | {"signatures": not_run})
     return servable
+
+
+# A model's name, its versions, its labels, the fraction of its requests that are logged, and why no version answers.
+Route = tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, int], float, str]
+
+
+class TakesRoutes(Protocol):
+    """The receiver of the routes of all models: the native core's server, or an object of a test."""
+
+    def change_routes(self, models: Sequence[Route], removed: Sequence[str]) -> None: ...
+
+
+class RoutePublisher:
+    """The registry's callback that sends routes to the core. Concurrency: one caller at a time; attach by any thread.
+
+    Args:
+      recorders: the request recorders, by model; the core draws the requests to record.
+    """
+
+    def __init__(self, recorders: Mapping[str, Recorder]) -> None:
+        self.recorders = recorders
+        self._lock = threading.Lock()
+        self._routes: dict[str, Route] = {}
+        self._server: TakesRoutes | None = None
+
+    def __call__(self, models: Sequence[ModelRoutes], removed: Collection[str]) -> None:
+        """Publishes to the native core the versions of some models that requests can lease now; removes other models.
+
+        Only changed models are sent: sending all of a thousand models after each load would take longer than the loads.
+        """
+        changed: list[Route] = [
+            (
+                model.model,
+                [(one.version, _compiled(one.native)) for one in model.servables],
+                dict(model.labels),
+                self._log_rate(model.model),
+                model.problem,
+            )
+            for model in models
+        ]
+        with self._lock:
+            self._routes.update({route[0]: route for route in changed})
+            gone = [name for name in removed if self._routes.pop(name, None) is not None]
+            if self._server is not None and (changed or gone):
+                self._server.change_routes(changed, gone)
+
+    def _log_rate(self, model: str) -> float:
+        recorder = self.recorders.get(model)
+        return 0.0 if recorder is None else recorder.rate
+
+    def attach(self, server: TakesRoutes) -> None:
+        """Stores the native core's server as the receiver of routes, and sends it the current routes at once."""
+        with self._lock:
+            self._server = server
+            server.change_routes(list(self._routes.values()), [])
+
+    def detach(self) -> None:
+        """Withdraws all routes from the native core's server; called after the server has answered its last request."""
+        with self._lock:
+            if self._server is not None:
+                self._server.change_routes([], list(self._routes))
+            self._server, self._routes = None, {}
+
+
+def _compiled(native: object) -> _native.Servable | None:
+    return native.compiled if isinstance(native, CompiledServable) else None

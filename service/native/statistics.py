@@ -1,4 +1,4 @@
-"""Adds the native core's counts of requests to the counters of the server's metrics.
+"""Adds the native core's counts of requests, batches and pages to the counters of the server's metrics.
 
 The core's counts only grow. Each collect() adds the increase since the last collect(), so that the server's counters
 keep the counts of unloaded versions.
@@ -7,15 +7,19 @@ keep the counts of unloaded versions.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from service.configuration.settings import Settings
 from service.engine import request_context
+from service.engine.batching_parameters import BatchingParameters
 from service.engine.call import Subject
-from service.observe.buckets import QUEUE, REQUEST, Durations, Times
-from service.observe.request_metrics import RequestCounter, Successes
+from service.engine.page_counts import PageCounts
+from service.observe.metric_text import BATCH_ROWS, QUEUE, REQUEST, Durations, Rows, Times
+from service.observe.request_metrics import Batches, RequestCounter, Successes
 from service.types import SignatureKind
 
 Document = dict[str, Any]
@@ -68,8 +72,8 @@ class NativeStatistics:
 
     Args:
       requests: the counter that the core's answered requests are added to.
-      slow: called for each new slow request; was_slow() of service.observe.recent_requests.
-      failed: called for each new refused request; noted() of service.observe.recent_requests.
+      slow: called for each new slow request; was_slow() of service.observe.history.
+      failed: called for each new refused request; noted() of service.observe.history.
       events: called for refusals, waits and dropped connections.
       handshake_failed: called with the wire of a connection whose handshake, of TLS or of HTTP/2, failed.
       now: seconds since 1970.
@@ -276,3 +280,84 @@ def _new(now: list[int], before: list[int]) -> list[int]:
 def _counts(value: Any) -> Any:
     # A list of (label, count) pairs becomes a dict, which the status page shows as a JSON object.
     return dict(value) if isinstance(value, list) else value
+
+
+logger = logging.getLogger(__name__)
+
+
+class Batcher:
+    """The native core's batcher: the queues of all models' requests, and the threads that run their batches.
+
+    Concurrency: any thread.
+
+    Args:
+      num_threads: the most batches that run at a time. thread_pool_name: the beginning of the threads' names.
+    """
+
+    def __init__(self, num_threads: int, thread_pool_name: str) -> None:
+        # service._native is imported here and not at the top, because the native core may not be installed.
+        from service import _native
+
+        limits = {"wait_s": QUEUE.limits_s, "rows": [int(limit) for limit in BATCH_ROWS]}
+        self.core = _native.Batcher(num_threads, thread_pool_name, json.dumps(limits))
+        self._pool = thread_pool_name
+
+    def counts(self) -> Batches:
+        found = json.loads(self.core.counts())
+        waits = Times(QUEUE)
+        if found["num_runs"]:
+            waits.counts, waits.seconds = found["waits"]["counts"], found["waits"]["sum"]
+        return Batches(
+            found["num_runs"],
+            found["num_requests"],
+            {self._pool: waits} if found["num_runs"] else {},
+            {int(size): _rows(rows) for size, rows in found["padding"].items()},
+            _rows(found["arrived"]),
+            _rows(found["run"]),
+            found["rejected"],
+        )
+
+
+def create_batcher(settings: Settings, parameters: BatchingParameters | None) -> Batcher | None:
+    """Returns the native core's batcher; None without parameters, and, with a warning, if the servers in Python answer,
+    which do not batch.
+    """
+    if parameters is None:
+        return None
+    if settings.data_plane != "core":
+        logger.warning("--enable_batching has no effect: the servers in Python answer each request by itself")
+        return None
+    return Batcher(parameters.num_batch_threads or settings.graph_threads, parameters.thread_pool_name)
+
+
+def _rows(found: dict[str, Any]) -> Rows:
+    rows = Rows(BATCH_ROWS)
+    if found["counts"]:
+        rows.counts, rows.total = found["counts"], found["sum"]
+    return rows
+
+
+class Pages:
+    """The native core's pager, which reads the pages of mapped tables. Concurrency: any thread.
+
+    Args:
+      max_bytes: the most bytes of tables that stay in memory.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        # service._native is imported here and not at the top, because the native core may not be installed.
+        from service import _native
+
+        self.core = _native.Pager(max_bytes)
+
+    def counts(self) -> PageCounts:
+        found = json.loads(self.core.counts())
+        return PageCounts(
+            rows=found["rows"],
+            reads=found["reads"],
+            drops=found["drops"],
+            losses=found["losses"],
+            seconds=found["nanos"] / 1e9,
+            bytes=found["bytes"],
+            max_bytes=found["max_bytes"],
+        )

@@ -1,23 +1,143 @@
-"""Writes the process's log, in lines of text for a person or of JSON for machines.
+"""Writes the log of the process and of its native libraries, in lines of text for a person or of JSON for machines.
 
 A record's attribute `told` is the text for a person in place of its message and extras; "" hides the record. JSON lines
 have no `told`.
+
+Turns lines that native libraries, such as TensorFlow, write to standard output or standard error into records of the
+server's log.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import logging
+import mmap
 import os
+import re
+import select
+import socket
+import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from service.observe.log_writer import LogWriter
 from service.observe.metric_text import family, labels, sample
+
+# Size in bytes of the buffer for lines that are not written yet: some 4,000 lines.
+BUFFER_BYTES = 1 << 20
+# The buffer's head: how many bytes were ever written to the descriptor, and how many were ever put into the buffer.
+# native/src/last_words.rs reads the same.
+_HEAD = struct.Struct("=QQ")
+_WRITE_BYTES = 1 << 16
+_LOOK_AGAIN_S = 0.02
+
+
+class LogWriter:
+    """A thread that writes lines to a file descriptor, and the bounded ring buffer of lines that wait for it.
+
+    While the descriptor accepts no bytes, lines beyond the buffer are dropped and counted. Once the buffer is empty
+    again, `report` gets the number of lines dropped. The buffer is shared memory and no Python object, so that the
+    native core can write its lines when the process crashes. Concurrency: any thread, also from a finalizer.
+
+    Args:
+      descriptor: where the lines go. The writer does not close it.
+      report: returns the line that says how many lines were dropped.
+    """
+
+    def __init__(self, descriptor: int, report: Callable[[int], bytes] = lambda dropped: b"") -> None:
+        self.descriptor = descriptor
+        self.report = report
+        self.memory = mmap.mmap(-1, _HEAD.size + BUFFER_BYTES)
+        # The lock is re-entrant, because a finalizer that logs can run in a thread that holds the lock.
+        self._news = threading.Condition(threading.RLock())
+        self._written = self._put = 0
+        self._dropped = self._unreported = 0
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        return self._dropped
+
+    def write(self, line: bytes) -> None:
+        """Puts a line, with its end, into the buffer, or drops it if the buffer is full; never waits."""
+        with self._news:
+            # After a dropped line, all lines are dropped until the buffer is empty: the report stands where they would.
+            if self._unreported or self._put - self._written + len(line) > BUFFER_BYTES:
+                self._unreported += 1
+                self._dropped += 1
+                return
+            self._append(line)
+            self._news.notify()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until all lines are written, at most timeout_s seconds; returns whether they are."""
+        end_s = time.monotonic() + timeout_s
+        while self._put > self._written or self._unreported:
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(_LOOK_AGAIN_S)
+        return True
+
+    def stop(self, timeout_s: float) -> bool:
+        """Writes the lines that wait, for at most timeout_s seconds, and ends the thread; returns whether it ended."""
+        self.flush(timeout_s)
+        with self._news:
+            self._is_stopped = True
+            self._news.notify()
+        self._thread.join(_LOOK_AGAIN_S if self._put > self._written else timeout_s)
+        return not self._thread.is_alive()
+
+    def _append(self, line: bytes) -> None:
+        start = self._put % BUFFER_BYTES
+        first = line[: BUFFER_BYTES - start]
+        for place, part in ((start, first), (0, line[len(first) :])):
+            self.memory[_HEAD.size + place : _HEAD.size + place + len(part)] = part
+        self._put += len(line)
+        self._show()
+
+    def _show(self) -> None:
+        _HEAD.pack_into(self.memory, 0, self._written, self._put)
+
+    def _run(self) -> None:
+        view = memoryview(self.memory)[_HEAD.size :]
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._put > self._written or self._unreported or self._is_stopped)
+                if self._put == self._written and self._unreported:
+                    self._append(self.report(self._unreported))
+                    self._unreported = 0
+                start = self._written % BUFFER_BYTES
+                size = min(self._put - self._written, BUFFER_BYTES - start, _WRITE_BYTES)
+                if self._is_stopped and not size:
+                    return
+            done, refused = self._write(view[start : start + size])
+            with self._news:
+                self._written += done
+                self._dropped += refused
+                self._show()
+
+    def _write(self, part: memoryview) -> tuple[int, int]:
+        """Returns how many bytes need no further write, and how many lines of them the system refused to write."""
+        try:
+            return os.write(self.descriptor, part), 0
+        except BlockingIOError:
+            # Another program has made the descriptor non-blocking: its open file is shared.
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLOUT)
+            poll.poll(1000)
+            return 0, 0
+        except OSError:
+            # The reader is gone, or its disk is full: these lines are lost, and there is no place to say so.
+            return len(part), bytes(part).count(b"\n")
+
 
 # Largest number of log lines that one logger may write at one level: in a burst, and then per second. Without these
 # limits, a client that sends bad requests without pause would fill a disk with tens of megabytes of log a second.
@@ -186,3 +306,105 @@ class _TextFormatter(logging.Formatter):
         extras = "".join(f" {key}={value}" for key, value in _extras(record).items())
         text = f"{time} {record.levelname.lower():<7} {record.getMessage()}{extras}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+logger = logging.getLogger("native")
+
+# Pattern of log lines of absl ("I0000 00:00:1795448396.756353   30164 port.cc:153] text") and of TensorFlow
+# ("2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] text").
+_LINE = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: )?([IWEF])(?:\d{4} [\d:.]+ +\d+)? (\S+:\d+)\] (.*)")
+# Libraries note at level I what no operator acts on, such as that TensorFlow found no GPU.
+_LEVELS = {"I": logging.DEBUG, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+# What absl writes before its first line.
+_PREAMBLE = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
+# Size of the socket buffer for lines that are not logged yet. If it is full, the socket refuses further bytes: a native
+# library that waited while it holds the interpreter's lock would wait for ever, because the thread that empties the
+# buffer needs the lock.
+_BUFFER_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+# Pause before the lines of one burst are read, so that a traceback, which is written line by line, is one record.
+_BURST_S = 0.01
+_END_S = 2.0
+
+
+@contextlib.contextmanager
+def native_lines_in_log(writer: LogWriter) -> Iterator[None]:
+    """Redirects standard output and standard error into the server's log; `writer` has the former standard error.
+
+    No write to them waits. Consecutive lines without a level of their own are one warning. If the process crashes, the
+    native core writes the lines that are not logged or not written yet.
+    """
+    _flush()
+    own = (1, 2)
+    former = [os.dup(descriptor) for descriptor in own]
+    # The descriptors lead to a socket and not to a pipe, because the thread that logs their lines can peek at the bytes
+    # in a socket, and leave them there until they are logged.
+    reader, end = socket.socketpair()
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    end.setblocking(False)
+    for descriptor in own:
+        os.dup2(end.fileno(), descriptor)
+    end.close()
+    _keep_last_words(reader.fileno(), writer)
+    thread = threading.Thread(target=_log_lines, args=(reader,), name="native-lines", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        _flush()
+        # The socket stays open if the log's reader takes no bytes: the interpreter, which may still write a traceback,
+        # would wait for that reader.
+        if writer.flush(_END_S):
+            for descriptor, before in zip(own, former, strict=True):
+                os.dup2(before, descriptor)
+            # The wait for the thread's end is limited: a child process may have inherited standard error, so that the
+            # thread never sees the end of the socket's bytes.
+            thread.join(_END_S)
+            writer.flush(_END_S)
+            _keep_last_words(-1, None)
+            reader.close()
+        for descriptor in former:
+            os.close(descriptor)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+
+
+def _keep_last_words(lines: int, writer: LogWriter | None) -> None:
+    with contextlib.suppress(ImportError):
+        core = importlib.import_module("service._native")
+        core.keep_last_words(lines, *((-1, None) if writer is None else (writer.descriptor, writer.memory)))
+
+
+def _log_lines(reader: socket.socket) -> None:
+    rest = b""
+    while reader.recv(1, socket.MSG_PEEK):
+        time.sleep(_BURST_S)
+        data = reader.recv(_READ_BYTES, socket.MSG_PEEK)
+        end = data.rfind(b"\n") + 1
+        _log((rest + data[:end]).splitlines())
+        rest = b"" if end else rest + data
+        reader.recv(end or len(data))
+    _log([rest])
+
+
+def _log(lines: list[bytes]) -> None:
+    plain: list[str] = []
+    for line in lines:
+        text = line.decode("utf-8", "backslashreplace").rstrip()
+        if found := _LINE.fullmatch(text.strip()):
+            _warn(plain)
+            plain = []
+            level, source, message = found.groups()
+            logger.log(_LEVELS[level], "%s", message, extra={"source": source})
+        elif text and text != _PREAMBLE:
+            plain.append(text)
+    _warn(plain)
+
+
+def _warn(lines: list[str]) -> None:
+    if lines:
+        logger.warning("%s", "\n".join(lines))

@@ -1,12 +1,18 @@
-"""Writes lines of metrics in Prometheus' text format, version 0.0.4.
+"""Writes lines of metrics in Prometheus' text format, version 0.0.4, and declares the buckets of histograms.
 
 Source: prometheus.io/docs/instrumenting/exposition_formats; TensorFlow Serving's peculiarities (no HELP lines, braces
   without labels, limits of six digits) are from util/prometheus_exporter.cc (9d981c5).
+
+Declares the buckets of histograms, with this server's limits in seconds and TensorFlow Serving's in microseconds.
+
+Source: tensorflow_serving/servables/tensorflow/util.cc, batching/{batching_session.cc,batching_util.h} (9d981c5).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
@@ -69,3 +75,106 @@ def histogram(
     lines.append(sample(f"{name}_sum", labelled, total))
     lines.append(sample(f"{name}_count", labelled, sums[-1]))
     return lines
+
+
+def _exponential(scale: float, factor: float, count: int) -> tuple[float, ...]:
+    # Each bucket limit is computed as the previous limit times the factor, as in TensorFlow; factor**n would differ in
+    # the last bit.
+    limits = [scale]
+    while len(limits) < count:
+        limits.append(limits[-1] * factor)
+    return tuple(limits)
+
+
+# This server's bucket limits in seconds, from 20 us to 10 s in about 2.5-fold steps, because lookups take microseconds
+# and first graph runs seconds.
+SECONDS = (2e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+# TensorFlow Serving's bucket limits of latencies, in microseconds.
+MICROSECONDS = _exponential(10, 1.8, 33)
+QUEUE_MICROSECONDS = _exponential(100, 1.2, 52)
+# TensorFlow Serving's bucket limits of numbers of rows, in a request and in a batch.
+EXAMPLES = _exponential(1, 2, 15)
+BATCH_ROWS = _exponential(1, 2, 14)
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Bucket limits of durations: this server's and TensorFlow Serving's merged, so that one histogram serves both.
+
+    limits_s: all limits. seconds, microseconds: positions in limits_s of this server's limits and of TensorFlow
+      Serving's.
+    """
+
+    limits_s: tuple[float, ...]
+    seconds: tuple[int, ...]
+    microseconds: tuple[int, ...]
+
+
+def _joined(microseconds: tuple[float, ...]) -> Durations:
+    theirs = tuple(us / 1e6 for us in microseconds)
+    limits_s = tuple(sorted({*SECONDS, *theirs}))
+    return Durations(limits_s, tuple(map(limits_s.index, SECONDS)), tuple(map(limits_s.index, theirs)))
+
+
+REQUEST = _joined(MICROSECONDS)
+QUEUE = _joined(QUEUE_MICROSECONDS)
+
+
+def quantile_s(counts: Sequence[int], limits_s: Sequence[float], share: float) -> float | None:
+    """Returns a quantile of a histogram of durations in seconds; within a bucket, durations count as spread evenly.
+
+    Returns None without durations; the last limit if the quantile is above it. Source: Prometheus, histogram_quantile.
+
+    >>> quantile_s([0, 4, 0], [1.0, 2.0], 0.5)
+    1.5
+    """
+    wanted, below = share * sum(counts), 0
+    for at, (count, limit_s) in enumerate(zip(counts, limits_s, strict=False)):
+        if count and below + count >= wanted:
+            begin_s = limits_s[at - 1] if at else 0.0
+            return begin_s + (limit_s - begin_s) * max(wanted - below, 0) / count
+        below += count
+    return limits_s[-1] if wanted else None
+
+
+class Times:
+    """A histogram of durations in seconds. Concurrency: one caller at a time.
+
+    counts: number of durations in each bucket; the last bucket is above all limits. seconds: sum of all durations.
+    """
+
+    __slots__ = ("limits", "counts", "seconds", "_limits_s")
+
+    def __init__(self, limits: Durations) -> None:
+        self.limits = limits
+        self._limits_s = limits.limits_s
+        self.counts = [0] * (len(limits.limits_s) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self._limits_s, seconds)] += 1
+        self.seconds += seconds
+
+    def merge(self, other: Times) -> None:
+        """Adds the counts of another histogram of durations with the same limits, to which another thread may add."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.seconds += other.seconds
+
+
+class Rows:
+    """A histogram of numbers of rows, with TensorFlow Serving's bucket limits. Concurrency: one caller at a time.
+
+    counts: counts in each bucket; the last bucket is above all limits. total: sum of all numbers of rows.
+    """
+
+    __slots__ = ("limits", "counts", "total")
+
+    def __init__(self, limits: Sequence[float]) -> None:
+        self.limits = limits
+        self.counts = [0] * (len(limits) + 1)
+        self.total = 0
+
+    def merge(self, other: Rows) -> None:
+        """Adds the counts of another histogram of rows with the same limits, to which another thread may add."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total

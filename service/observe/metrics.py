@@ -2,25 +2,68 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 
 from service.engine.admission_limits import Limits
 from service.engine.servable import LoadedServable
-from service.observe.admission_metrics import AdmissionCounter
 from service.observe.attention import ReadFiles
-from service.observe.batch_metrics import Batches
-from service.observe.gone_models import GoneModels
-from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.metric_text import CONTENT_TYPE, family, sample
-from service.observe.own_metric_names import batch_lines, request_lines, servable_lines
-from service.observe.reload_metrics import ReloadCounter
-from service.observe.request_metrics import Notes, RequestCounter
-from service.observe.serving_metric_names import Counted, serving_lines
-from service.observe.tls_metrics import TlsCounter
-from service.observe.version_metrics import VersionStates, core_lines, delta_lines
-from service.observe.warmup_metrics import WarmupCounter
+from service.observe.own_metrics import (
+    VersionStates,
+    batch_lines,
+    core_lines,
+    delta_lines,
+    hot_rows_lines,
+    request_lines,
+    servable_lines,
+)
+from service.observe.reload_metrics import ReloadCounter, TlsCounter
+from service.observe.request_metrics import AdmissionCounter, Batches, Notes, RequestCounter, WarmupCounter
+from service.observe.serving_metrics import Counted, serving_lines
 from service.types import State, VersionStatus
+
+# Number of scrapes that still show a removed model's counters, so that a few Prometheus servers get its last counts.
+SHOWN_SCRAPES = 10
+# Largest number of removed models whose counters are shown; the one that was removed first is forgotten first. Without
+# this limit, a server that nobody scrapes would keep all of them.
+MOST_SHOWN = 1000
+
+
+class GoneModels:
+    """The removed models whose counters are still shown. Concurrency: any thread.
+
+    Args:
+      forget: drops all counters of a model.
+    """
+
+    def __init__(self, forget: Callable[[str], None]) -> None:
+        self._forget = forget
+        self._lock = threading.Lock()
+        self._present: frozenset[str] = frozenset()
+        # Removed model -> number of the last scrape that has shown its counters, from 0; -1: none has. In the order of
+        # the removals.
+        self._scrapes: dict[str, int] = {}
+
+    def note(self, models: Collection[str], scrapes: int = 0) -> None:
+        """Forgets models that were removed some scrapes ago.
+
+        Args:
+          models: the models that are served now, or whose versions are not unloaded yet.
+          scrapes: number of scrapes since the last call.
+        """
+        with self._lock:
+            for name in self._present.difference(models):
+                # The next scrape, or this one, is scrape number 0 of the model.
+                self._scrapes[name] = -1
+            self._present = frozenset(models)
+            shown = {name: last + scrapes for name, last in self._scrapes.items() if name not in self._present}
+            newest = list(shown)[-MOST_SHOWN:]
+            self._scrapes = {name: shown[name] for name in newest if shown[name] < SHOWN_SCRAPES}
+            forgotten = shown.keys() - self._scrapes.keys()
+        for name in forgotten:
+            self._forget(name)
 
 
 class Metrics:

@@ -1,19 +1,244 @@
-"""Starts and ends the models' request logs, as the list of models configures them."""
+"""Writes the models' request logs: a bounded queue for each, a thread, and TFRecord files."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
 
+from service.artifact.hashes import masked_of
+from service.artifact.protos import message_class
+from service.artifact.tf_record import MAX_WARMUP_RECORDS, encode_record
 from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.recording import Recorder
 from service.observe.metric_text import family, labels, sample
-from service.observe.model_log import LogCounts, ModelLog
-from service.observe.record_files import RecordFiles
+
+SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
+
+
+class RecordFiles:
+    """The writer of one request log's TFRecord files, with names <prefix>-<UTC time>-<process>-<number>.tfrecord.
+
+    The open file's name ends in .part; it too holds only complete records. No file has more records than a warm-up file
+    may have, so that any file can be copied into a version as its warm-up file.
+
+    Concurrency: one caller at a time.
+
+    Args:
+      max_bytes: size of a file beyond which the next file is begun.
+      max_files: number of files that are kept, of all processes with this prefix.
+      now: seconds since 1970.
+    """
+
+    def __init__(self, prefix: str, *, max_bytes: int, max_files: int, now: Callable[[], float]) -> None:
+        self._prefix = Path(prefix)
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._now = now
+        self._path: Path | None = None
+        self._descriptor = -1
+        self._num_bytes = self._num_records = self._number = 0
+
+    def append(self, records: Sequence[bytes]) -> None:
+        """Appends records to the open file, or to a new one if it is full; raises OSError, and then leaves no part of a
+        record in the file.
+        """
+        for record in records:
+            data = encode_record(record, masked_of)
+            if self._path is not None and (
+                self._num_records >= MAX_WARMUP_RECORDS or self._num_bytes + len(data) > self._max_bytes
+            ):
+                self.close()
+            if self._path is None:
+                self._open()
+            self._write(data)
+
+    def close(self) -> None:
+        """Closes the open file and renames it to its final name, or removes it if it is empty, and removes files beyond
+        max_files; raises OSError.
+        """
+        if self._path is None:
+            return
+        path, self._path = self._path, None
+        os.close(self._descriptor)
+        if self._num_records:
+            path.rename(path.with_name(path.name.removesuffix(OPEN_SUFFIX) + SUFFIX))
+            self._remove_oldest()
+        else:
+            path.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        time = datetime.fromtimestamp(self._now(), UTC).strftime("%Y%m%dT%H%M%S")
+        while True:
+            self._number += 1
+            path = self._prefix.with_name(f"{self._prefix.name}-{time}-{os.getpid()}-{self._number:04d}{OPEN_SUFFIX}")
+            # Another log of this process, which ends, may have files of the same prefix and the same second.
+            with contextlib.suppress(FileExistsError):
+                if path.with_name(path.name.removesuffix(OPEN_SUFFIX) + SUFFIX).exists():
+                    continue
+                # Mode 0o640 keeps users outside the file's group from reading the recorded requests, which may be
+                # private.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+                self._descriptor = os.open(path, flags, 0o640)
+                break
+        self._path, self._num_bytes, self._num_records = path, 0, 0
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self._num_bytes)
+            raise
+        self._num_bytes += len(data)
+        self._num_records += 1
+
+    def _remove_oldest(self) -> None:
+        # The names of a request log's files contain the time, so their order by name is their order by age.
+        done = sorted(self._prefix.parent.glob(f"{self._prefix.name}-*{SUFFIX}"), key=lambda path: path.name)
+        for path in done[: -self._max_files]:
+            path.unlink(missing_ok=True)
+
 
 logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 10_000
+MAX_QUEUED_BYTES = 64 << 20
+
+
+class LogCounts(NamedTuple):
+    """Numbers of requests that a request log has written or dropped. is_disabled: an error has ended the log."""
+
+    written: int
+    dropped: int
+    is_disabled: bool
+
+
+class ModelLog:
+    """The request log of one model; implements engine.recording.Recorder. Concurrency: any thread.
+
+    Args:
+      tags: tags of the MetaGraph, which records contain.
+    """
+
+    def __init__(self, model: str, config: RequestLogConfig, files: RecordFiles, *, tags: tuple[str, ...]) -> None:
+        self.rate = config.sampling_rate
+        self._model = model
+        self._files = files
+        self._tags = tags
+        self._queue: deque[tuple[int, Callable[[], bytes]]] = deque()
+        self._queued_bytes = 0
+        self._news = threading.Condition()
+        self._is_stopped = self._is_disabled = False
+        self._written = self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"request-log-{model}", daemon=True)
+        self._thread.start()
+
+    def answered(self, version: int, signature_name: str, answered_s: int, log: bytes) -> None:
+        """Queues a log record of a request that the native core has answered."""
+        self._put(len(log), lambda: self._metadata(version, signature_name, answered_s) + log)
+
+    def note_dropped(self, count: int) -> None:
+        with self._news:
+            self._dropped += count
+
+    def counts(self) -> LogCounts:
+        """Returns how many of the requests sampled for the log were written and dropped, and whether an error has ended
+        the log.
+        """
+        return LogCounts(self._written, self._dropped, self._is_disabled)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request log has ended: its queue is written and its file is closed."""
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Makes the request log's thread write its queue and close the file; does not wait for it."""
+        with self._news:
+            self._is_stopped = True
+            self._news.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until the request log has ended after stop(), at most timeout_s seconds."""
+        self._thread.join(timeout_s)
+
+    def _metadata(self, version: int, signature_name: str, answered_s: int) -> bytes:
+        """Returns a PredictionLog with only its log_metadata: the bytes of the other fields may follow it."""
+        message = message_class("tensorflow.serving.PredictionLog")()
+        metadata = message.log_metadata
+        spec = metadata.model_spec
+        spec.name, spec.version.value, spec.signature_name = self._model, version, signature_name
+        metadata.sampling_config.sampling_rate = self.rate
+        metadata.saved_model_tags.extend(self._tags)
+        metadata.timestamp_secs = answered_s
+        return bytes(message.SerializeToString())
+
+    def _put(self, size: int, make: Callable[[], bytes]) -> None:
+        with self._news:
+            if (
+                self._is_stopped
+                or self._is_disabled
+                or len(self._queue) >= MAX_QUEUED
+                or self._queued_bytes + size > MAX_QUEUED_BYTES
+            ):
+                self._dropped += 1
+                return
+            self._queue.append((size, make))
+            self._queued_bytes += size
+            if len(self._queue) == 1:
+                self._news.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._queue or self._is_stopped)
+                if not self._queue:
+                    break
+                size, make = self._queue[0]
+            # A record of the request log leaves the queue only after it was written, so that it counts towards the
+            # queue's limit until then.
+            self._write(make)
+            with self._news:
+                self._queue.popleft()
+                self._queued_bytes -= size
+        self._close()
+
+    def _write(self, make: Callable[[], bytes]) -> None:
+        if self._is_disabled:
+            self._dropped += 1
+            return
+        try:
+            self._files.append([make()])
+        except OSError as error:
+            self._dropped += 1
+            self._is_disabled = True
+            # A failed write of a request log is reported only once, because the request log stays disabled until a
+            # restart or a change of the model's logging_config.
+            logger.error(
+                "request log is disabled",
+                extra={"model": self._model, "reason": f"{error.strerror}: {error.filename or 'its file'}"},
+            )
+        except Exception:
+            self._dropped += 1
+            logger.exception("a request could not be logged", extra={"model": self._model})
+        else:
+            self._written += 1
+
+    def _close(self) -> None:
+        try:
+            self._files.close()
+        except OSError as error:
+            logger.warning("request log is not closed", extra={"model": self._model, "reason": str(error)})
+
 
 _STOP_S = 5.0
 _PREFIX = "embedding_server_request_log_"

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from service.configuration.settings import Settings
-from service.configuration.shown_settings import shown_settings
+from service.configuration.settings_reading import shown_settings
 from service.engine.admission_limits import Limits
 from service.engine.deltas import DeltaStatus
 from service.engine.registry import Registry
 from service.engine.servable import LoadedServable
-from service.observe.admission_metrics import AdmissionCounter
 from service.observe.attention import ReadFiles, attention
-from service.observe.buckets import Times, quantile_s
-from service.observe.recent_requests import Noted, RecentRequests
-from service.observe.request_metrics import Requests, Successes
-from service.tables.page_table import huge_bytes, resident_bytes
+from service.observe.history import Noted, RecentRequests
+from service.observe.metric_text import Times, quantile_s
+from service.observe.request_metrics import AdmissionCounter, Requests, Successes
+from service.tables.huge_pages import huge_bytes, resident_bytes
 from service.tables.table import MappedTable
 from service.types import runnable
 

@@ -6,61 +6,193 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.access.access import create_access
-from service.access.tls_ports import TlsError, Wires
-from service.configuration.settings import Settings
+from service.access.tls import TlsError, Wires
+from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
-from service.configuration.start_error import StartError
-from service.deltas.follower import Follower
+from service.deltas.version_deltas import Follower
+from service.engine.admission import Admission
+from service.engine.admission_limits import Limits
 from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
-from service.engine.servable import Servable
+from service.engine.servable import LoadedServable, Servable
 from service.graph.library import load_early
-from service.loading.hot_rows_files import HotRowsFiles
-from service.loading.load_rules import batching_of, create_load_rules
-from service.loading.neighbor_index_files import indexing_of
-from service.loading.remote_filling import RemoteFilling
-from service.loading.remote_tables import RemoteTables
-from service.loading.table_pages import table_pages
-from service.loading.table_verification import table_verification
+from service.loading.feature_lookups import CompileNative
+from service.loading.kept_files import HotRowsFiles, indexing_of
+from service.loading.loader import batching_of, create_load_rules
+from service.loading.remote_tables import RemoteFilling, RemoteTables
+from service.loading.table_pages import mapped_bytes, paged_tables, table_pages, table_verification
 from service.loading.version_diffs import VersionDiffs
-from service.native.batches import create_batcher
 from service.native.clusters import Clusters
-from service.native.route_publisher import RoutePublisher
-from service.observe.batch_metrics import Batches
+from service.native.native_servable import RoutePublisher, compile_native
+from service.native.statistics import Batcher, Pages, create_batcher
+from service.observe.history import RecentRequests, TrafficHistory, VersionHistory
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
-from service.observe.neighbor_metrics import neighbor_lines
-from service.observe.recent_requests import RecentRequests
-from service.observe.remote_metrics import remote_lines, remote_status
+from service.observe.own_metrics import (
+    neighbor_lines,
+    page_lines,
+    readiness_lines,
+    remote_lines,
+    remote_status,
+    store_lines,
+)
 from service.observe.request_logs import RequestLogs
+from service.observe.request_metrics import Batches
 from service.observe.statusz import Statusz, overload
-from service.observe.store_metrics import store_lines
-from service.observe.traffic_history import TrafficHistory
-from service.observe.version_history import VersionHistory
-from service.observe.version_metrics import readiness_lines
-from service.process.admission import create_admission
+from service.observe.tracing import TracingUnavailable, start_tracing
 from service.process.bound_ports import Ports, log_listening
-from service.process.health_updates import HealthUpdates
 from service.process.http_parts import HttpParts, metrics_paths_of
 from service.process.model_lists import ModelLists
-from service.process.object_stores import open_stores
-from service.process.own_thread import UnjoinedThreads, in_own_thread
-from service.process.signals import handle_signals, write_last
-from service.process.table_paging import TablePaging
-from service.process.tracing_start import tracing_of
+from service.process.resources import UnjoinedThreads, handle_signals, in_own_thread, write_last
 from service.remote.address import remote_tables
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from service.process.admin_server import AdminServer
+    from service.observe.otel import OtelTracing
+    from service.process.control_servers import AdminServer
     from service.process.native_servers import NativeServers
+    from service.stores.mirror import Stores
+
+
+def open_stores(settings: Settings) -> Stores | None:
+    """Returns the Stores object of the server; None without --store_cache_dir. Raises StartError."""
+    if not settings.store_cache_dir:
+        return None
+    try:
+        # service.stores is imported here and not at the top, because it imports obstore, an optional extra.
+        from service.stores.fetch import CacheInUse
+        from service.stores.mirror import Stores
+    except ImportError as error:
+        raise StartError(
+            f"--store_cache_dir needs a package that is not installed ({error}): in a checkout, pip install '.[stores]'"
+        ) from error
+    folder = Path(settings.store_cache_dir).absolute()
+    try:
+        return Stores(
+            folder,
+            settings.store_cache_mib << 20,
+            poll_s=settings.store_poll_wait_seconds,
+            settle_s=settings.version_settle_s,
+        )
+    except CacheInUse as error:
+        raise StartError(f"--store_cache_dir: {error}") from error
+    except OSError as error:
+        raise StartError(f"--store_cache_dir={folder} can not be used: {error.strerror}") from error
+
+
+def tracing_of(settings: Settings) -> OtelTracing | None:
+    """Starts tracing; returns None if the settings ask for none. Raises StartError if tracing can not start."""
+    try:
+        return start_tracing(settings)
+    except TracingUnavailable as error:
+        raise StartError(str(error)) from error
+
+
+def create_admission(settings: Settings, metrics: Metrics) -> Admission:
+    """Returns the admission control with the limits of the settings; it counts refused requests in the metrics."""
+    limits = Limits(
+        bytes=settings.max_bytes_in_flight,
+        queued=settings.max_queued_requests,
+        wait_s=settings.max_queue_ms / 1e3,
+    )
+    return Admission(limits, metrics.admission)
+
+
+# Times its own duration that an update is followed by a pause. An update reads the state of all models, and a thousand
+# loading models change their state some thousand times.
+_PAUSES = 9
+
+
+class HealthUpdates:
+    """Runs an update at once, or within the pause after the update before. Concurrency: any thread.
+
+    Args:
+      update: reads the readiness of the server and its models, and sets the health checks to it.
+      clock: seconds, monotonic.
+    """
+
+    def __init__(self, update: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._update = update
+        self._clock = clock
+        # Lock that is held from reading readiness until the health checks are set, so that no older state replaces a
+        # newer one.
+        self._updating = threading.Lock()
+        self._is_wanted = threading.Event()
+        self._next_s = 0.0
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def update(self) -> None:
+        with self._updating:
+            self._update_and_pause()
+
+    def note(self) -> None:
+        """Updates the health checks now, or later in another thread if the last update is not long ago."""
+        if self._clock() >= self._next_s and self._updating.acquire(blocking=False):
+            try:
+                self._update_and_pause()
+            finally:
+                self._updating.release()
+            return
+        self._is_wanted.set()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+                self._thread.start()
+
+    def _update_and_pause(self) -> None:
+        begun_s = self._clock()
+        self._update()
+        now_s = self._clock()
+        self._next_s = now_s + _PAUSES * (now_s - begun_s)
+
+    def _run(self) -> None:
+        while True:
+            self._is_wanted.wait()
+            time.sleep(max(self._next_s - self._clock(), 0))
+            self._is_wanted.clear()
+            self.update()
+
+
+class TablePaging:
+    """The parts by which the native core reads pages of tables. Concurrency: any thread.
+
+    Args:
+      clusters: the clusters of the core.
+      loaded: returns the loaded versions.
+      batcher: batches graph runs; None: each request runs by itself.
+
+    rule: decides how the pages of a version are read. compile: compiles servables for the core.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clusters: Clusters,
+        loaded: Callable[[], Sequence[LoadedServable]],
+        batcher: Batcher | None,
+    ) -> None:
+        self.rule = paged_tables(settings, lambda: sum(mapped_bytes(one.servable.tables) for one in loaded()))
+        self._pages = Pages(self.rule.max_bytes)
+        batches = None if batcher is None else batcher.core
+        self.compile: CompileNative = partial(
+            compile_native, clusters=clusters.core, pager=self._pages.core, batcher=batches
+        )
+
+    def lines(self) -> list[str]:
+        """Returns the pager's counts as lines of metrics."""
+        return page_lines(self._pages.counts())
+
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +385,7 @@ class App:
 
     def _create_admin(self) -> AdminServer:
         # http_transport is imported here and not at the top, because it imports FastAPI, which takes long.
-        from service.process.http_transport import create_admin_server
+        from service.process.control_servers import create_admin_server
 
         return create_admin_server(self._http_parts, self._lists.reload_config)
 

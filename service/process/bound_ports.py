@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from service.configuration.setting_fields import Port
-from service.configuration.settings import Settings
-from service.configuration.start_error import StartError
+from service.configuration.server_settings import Port
+from service.configuration.settings import Settings, StartError
 
 logger = logging.getLogger(__name__)
 

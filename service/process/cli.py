@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from service.configuration.settings import Settings
+from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import (
     SettingsError,
     flags_without_effect,
@@ -21,13 +21,10 @@ from service.configuration.settings_reading import (
     prepare_libraries,
     read_settings,
     service_links,
+    shown_settings,
 )
-from service.configuration.shown_settings import shown_settings
-from service.configuration.start_error import StartError
 from service.native.choice import with_data_plane
-from service.observe.log_writer import LogWriter
-from service.observe.logs import configure_logging, name_requests_in_log
-from service.observe.native_lines import native_lines_in_log
+from service.observe.logs import LogWriter, configure_logging, name_requests_in_log, native_lines_in_log
 from service.process.resources import keep_freed_memory, raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -142,7 +139,7 @@ def set_signals(log: int) -> None:
 def _base_path_faults(settings: Settings) -> list[str]:
     # model_config is imported here and not at the top, because it imports numpy, and _serve() must first set the number
     # of numpy's threads.
-    from service.configuration.model_config import base_path_faults
+    from service.configuration.config_files import base_path_faults
 
     return base_path_faults(settings)
 

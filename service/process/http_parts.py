@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from service.access.access import Access
-from service.access.tls_ports import Wires
-from service.configuration.monitoring_config import metrics_paths, read_monitoring_config
-from service.configuration.settings import Settings
-from service.configuration.start_error import StartError
+from service.access.tls import Wires
+from service.configuration.config_files import metrics_paths, read_monitoring_config
+from service.configuration.settings import Settings, StartError
 from service.engine.engine import Engine
 from service.errors import ServiceError
 from service.observe.metrics import Metrics
@@ -25,7 +24,7 @@ class HttpParts:
     metrics_paths: the paths that serve metrics, see monitoring_config.
     statusz: gathers the content of the status page. spans: wraps the application so that its requests are traced.
     version: returns the server's version. labels, history, folders: of a model; see
-      observe.version_history. traffic: see observe.traffic_history.
+      observe.history. traffic: see observe.history.
     """
 
     settings: Settings

@@ -20,21 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from service.access.access import Access
-from service.access.tls_ports import Wires
-from service.configuration.settings import Settings
-from service.configuration.start_error import StartError
+from service.access.tls import Wires
+from service.configuration.settings import Settings, StartError
 from service.engine.engine import Engine
-from service.native.edge import Edge, Listeners
+from service.native.edge import Edge, Listeners, SampledRequests
 from service.native.forwarded import Forwarding
-from service.native.records import SampledRequests
-from service.native.route_publisher import RoutePublisher
+from service.native.native_servable import RoutePublisher
 from service.native.statistics import NativeStatistics
+from service.observe.history import RecentRequests
 from service.observe.metrics import Metrics
-from service.observe.recent_requests import RecentRequests
 from service.process.bound_ports import BACKLOG, BoundPort, Ports, check_socket_path, grpc_port, http_port
 from service.process.http_parts import HttpParts
-from service.process.own_thread import in_own_thread
-from service.process.resources import FreedMemory, max_connections
+from service.process.resources import FreedMemory, in_own_thread, max_connections
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
 if TYPE_CHECKING:
@@ -147,8 +144,7 @@ class NativeServers:
     async def _start_control(self) -> None:
         # The control servers are imported only now, while the native core already serves: FastAPI and grpcio take as
         # long to import as all other modules that lookups need.
-        from service.process.grpc_transport import create_control_grpc_server
-        from service.process.http_transport import create_control_http_server
+        from service.process.control_servers import create_control_grpc_server, create_control_http_server
 
         forwarding = Forwarding(self._seal)
         self._grpc = create_control_grpc_server(

@@ -8,18 +8,15 @@ import threading
 import time
 from functools import partial
 
-from service.configuration.settings import Settings
-from service.configuration.start_error import StartError
+from service.configuration.settings import Settings, StartError
 from service.errors import ServiceError
 from service.http.uvicorn_server import HttpServer
 from service.process.bound_ports import Ports, bracketed, check_socket_path, grpc_port, http_port, log_listening
 from service.process.model_lists import ModelLists
-from service.process.own_thread import in_own_thread
-from service.process.signals import handle_signals
-from service.reference.flags import check_settings
+from service.process.resources import handle_signals, in_own_thread
 from service.reference.grpc_methods import create_grpc_server, open_port
 from service.reference.http_app import http_config
-from service.reference.models import Models
+from service.reference.models import Models, check_settings
 
 logger = logging.getLogger(__name__)
 

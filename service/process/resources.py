@@ -1,4 +1,4 @@
-"""Sets this process's limits on file descriptors and connections, and on the freed memory that malloc keeps.
+"""Handles what the system gives the process: signals, threads for blocking work, limits of descriptors and memory.
 
 By default, glibc gets the memory of an answer of 2.6 MB from the kernel and returns it each time, and the kernel clears
 640 pages for it: half of the processor time of such a request (docs/performance.md).
@@ -8,9 +8,18 @@ Source: mallopt(3) and the constants of glibc's malloc.h; malloc's DEFAULT_MMAP_
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
+import logging
+import os
 import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 # Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
 # half of all.
@@ -103,3 +112,91 @@ class FreedMemory:
             # Errors and their tracebacks refer to each other, and may hold the last parsed documents.
             gc.collect()
             self._trim(0)
+
+
+T = TypeVar("T")
+
+
+async def in_own_thread(work: Callable[[], T], name: str) -> T:
+    """Calls `work` in a new thread and returns its result.
+
+    asyncio.to_thread would wait for a free thread of the event loop's pool, all of which may wait for a disk.
+    """
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    await done.wait()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+class UnjoinedThreads(ThreadPoolExecutor):
+    """A pool of threads for asyncio.to_thread, whose shutdown does not wait for running work."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Starts no more work; never waits, because the work may wait for a disk that never answers."""
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
+
+
+logger = logging.getLogger(__name__)
+
+# Longest wait, in seconds, for each kind of file that the server writes at its end.
+_WRITE_S = 5.0
+
+
+def handle_signals(
+    stop: asyncio.Event, *, force: Callable[[], None], on_hangup: Callable[[], None], end_s: float
+) -> None:
+    """Makes SIGTERM and SIGINT set `stop`, and end the process after end_s seconds, whatever it waits for then.
+
+    Concurrency: event loop only.
+
+    Args:
+      force: called at a second signal, and must not block.
+      on_hangup: called in a thread at each SIGHUP.
+    """
+
+    def on_signal(number: int) -> None:
+        name = signal.Signals(number).name
+        if stop.is_set():
+            logger.warning("second signal: not waiting for requests in flight", extra={"signal": name})
+            force()
+            return
+        logger.info("draining", extra={"signal": name})
+        threading.Thread(target=_end_after, args=(end_s,), name="end-in-time", daemon=True).start()
+        stop.set()
+
+    def hang_up() -> None:
+        logger.info("SIGHUP: the list of models is read again")
+        threading.Thread(target=on_hangup, name="hangup", daemon=True).start()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+
+def _end_after(seconds: float) -> None:
+    time.sleep(seconds)
+    logger.error("the shutdown takes too long: the process ends without it", extra={"seconds": seconds})
+    logging.shutdown()
+    os._exit(0)
+
+
+async def write_last(work: Mapping[str, Callable[[], object]]) -> None:
+    """Calls functions that write files at the server's end, one after the other, and waits for each a few seconds."""
+    for name, write in work.items():
+        try:
+            await asyncio.wait_for(in_own_thread(write, name), _WRITE_S)
+        except TimeoutError:
+            logger.warning("not waiting for a disk", extra={"written": name, "seconds": _WRITE_S})

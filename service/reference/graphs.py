@@ -23,7 +23,7 @@ from service.errors import (
     ServiceError,
     Unimplemented,
 )
-from service.graph.preparation import prepared
+from service.graph.restoring import prepared
 from service.graph.sparse import feed_with_sparse, read_sparse_names
 from service.types import Array, SignatureSpec, Tensors
 

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 from service.artifact.protos import message_class
 from service.artifact.signature_def import encode_metadata
 from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor, encode_tensor
-from service.configuration.start_error import StartError
+from service.configuration.settings import StartError
 from service.errors import InvalidRequest, MalformedPayload, NotFound, ServiceError
 from service.reference.models import Models
 from service.types import Array, ModelRef

@@ -1,6 +1,10 @@
 """Builds the FastAPI application of the reference: lookups, rows of tables, predicts, statuses, health.
 
 Source of paths and texts: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
+
+Declares the bodies of the data routes' requests and answers, from which FastAPI makes the OpenAPI document.
+
+Lists of ids and numbers stay JSON here, because only the signature of a request has their dtypes.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
@@ -17,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.artifact.signature_def import metadata_json
 from service.configuration.settings import Settings
@@ -31,7 +36,6 @@ from service.errors import (
     UnfitSignature,
     Unimplemented,
 )
-from service.reference import bodies
 from service.reference.json_tensors import (
     dump,
     lookup_answer,
@@ -43,6 +47,81 @@ from service.reference.json_tensors import (
 from service.reference.model import Model
 from service.reference.models import Models
 from service.types import ModelRef
+
+Numbers = Annotated[Any, Field(description="A number, or nested lists of numbers.", examples=[[0.5, 1.5]])]
+
+
+class LookupBody(BaseModel):
+    """A lookup of features: ids, or keys of a vocabulary, one per row or one list per row."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    features: dict[str, Any] = Field(
+        description="Feature -> one id for each row, or one list of ids for each row.",
+        examples=[{"user_id": [1, 2], "genres": [["Comedy", "Drama"], []]}],
+    )
+    weights: dict[str, Any] = Field(
+        {}, description="Feature with lists of ids -> one list of factors for each row.", examples=[{}]
+    )
+    signature_name: str = Field("lookup", description="The lookup signature.")
+
+
+class PredictBody(BaseModel):
+    """A run of a signature, on rows ("instances") or on columns ("inputs"); TensorFlow Serving ignores other keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    signature_name: str = Field("", description="The signature; serving_default if it is missing or empty.")
+    instances: Any = Field(
+        None, description="One object for each row: input -> value; plain values for a signature with one input."
+    )
+    inputs: Any = Field(None, description="Input -> values of all rows; plain values for a signature with one input.")
+
+
+class RowsBody(BaseModel):
+    """A request for rows of a table."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    ids: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(description="Row numbers.", examples=[[0, 1]])
+    labels: bool = Field(False, description="Labels beside the rows; this server has none and refuses true.")
+
+
+class LookupAnswer(BaseModel):
+    """The answer to a lookup: one vector for each row, or one sequence of vectors."""
+
+    embeddings: dict[str, Numbers]
+
+
+class PredictAnswer(BaseModel):
+    """The answer to a predict: "predictions" to rows, "outputs" to columns."""
+
+    predictions: list[Any] | None = None
+    outputs: Any = None
+
+
+class RowsAnswer(BaseModel):
+    """The answer to a request for rows of a table."""
+
+    rows: list[list[float]]
+
+
+class VersionState(BaseModel):
+    """The state of one version of a model, newest version first."""
+
+    version: str
+    state: Literal["UNKNOWN", "START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+    status: dict[str, str]
+
+
+class StatusAnswer(BaseModel):
+    """The states of a model's versions."""
+
+    model_version_status: list[VersionState]
+
+
+class ErrorAnswer(BaseModel):
+    """The answer to a request that is refused; the header X-Error-Code has the canonical code."""
+
+    error: str
+
 
 logger = logging.getLogger(__name__)
 
@@ -94,14 +173,14 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
     app.router.route_class = _json_route(max_body_bytes, strict_json)
     json_answer = partial(Response, media_type="application/json")
 
-    def lookup(body: bodies.LookupBody, request: Request) -> Response:
+    def lookup(body: LookupBody, request: Request) -> Response:
         """Returns, for each feature that was sent, one combined vector for each row of ids."""
         with models.lease(_ref(request)) as model:
             spec = model.signature(body.signature_name or "lookup")
             outputs = model.run(spec, lambda: lookup_inputs(body.features, body.weights, spec))
         return json_answer(lookup_answer(outputs, strict=strict_json), headers=_version(model))
 
-    def predict(body: bodies.PredictBody, request: Request) -> Response:
+    def predict(body: PredictBody, request: Request) -> Response:
         """Runs a signature on tensors in JSON, given by row ("instances") or by column ("inputs")."""
         with models.lease(_ref(request)) as model:
             try:
@@ -116,7 +195,7 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
         answer = predict_answer(outputs, by_row="instances" in document, strict=strict_json)
         return json_answer(answer, headers=_version(model))
 
-    def rows(body: bodies.RowsBody, request: Request) -> Response:
+    def rows(body: RowsBody, request: Request) -> Response:
         """Returns the rows of a table for the ids in the request, not combined."""
         if body.labels:
             raise _not_here('"labels" of rows')
@@ -165,11 +244,11 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
 
     for where in _WHERE:
         path = "/v1/models/{model}" + where
-        _add(app, path + ":lookup", lookup, bodies.LookupAnswer, "POST")
+        _add(app, path + ":lookup", lookup, LookupAnswer, "POST")
         _add(app, path + "/tables", tables, None, "GET")
-        _add(app, path + "/tables/{table}:rows", rows, bodies.RowsAnswer, "POST")
-        _add(app, path + ":predict", predict, bodies.PredictAnswer, "POST")
-        _add(app, path, status, bodies.StatusAnswer, "GET")
+        _add(app, path + "/tables/{table}:rows", rows, RowsAnswer, "POST")
+        _add(app, path + ":predict", predict, PredictAnswer, "POST")
+        _add(app, path, status, StatusAnswer, "GET")
         _add(app, path + "/metadata", metadata, None, "GET")
     _add(app, "/healthz", healthz, None, "GET")
     _add(app, "/readyz", readyz, None, "GET")
@@ -182,7 +261,7 @@ def create_app(models: Models, *, max_body_bytes: int, strict_json: bool) -> Fas
 
 
 def _add(app: FastAPI, path: str, endpoint: Callable[..., Response], answer: type[Any] | None, method: str) -> None:
-    answers: dict[int | str, dict[str, Any]] = {"4XX": {"model": bodies.ErrorAnswer}}
+    answers: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}}
     if answer is not None:
         answers[200] = {"model": answer}
     app.add_api_route(path, endpoint, methods=[method], response_class=Response, responses=answers)

@@ -15,7 +15,7 @@ import numpy as np
 
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 from service.artifact.signature_rules import LookupRules
-from service.artifact.stored_rows import flushed
+from service.artifact.stored_tables import flushed
 from service.errors import IdsTooMany, InputMismatch, id_out_of_range
 from service.reference.rows import Table, bounded, combined, places
 from service.types import Array, Tensors

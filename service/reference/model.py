@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from service.artifact.completeness import check_tree
 from service.artifact.delta_file import DELTAS_FOLDER
 from service.artifact.dict_vocabulary import open_vocabularies
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import SERVE_TAGS, read_signatures
 from service.artifact.signature_rules import described, lookup_rules, signature_faults
 from service.artifact.unsafe_ops import check_ops
-from service.artifact.version_tree import check_tree
 from service.configuration.settings import Settings
 from service.engine.servable import Servable
 from service.errors import (

@@ -1,6 +1,6 @@
 """Reads rows of embedding tables from the files of a SavedModel, and adds rows up in the order of a manifest.
 
-All arithmetic is float32, with denormal numbers as artifact.stored_rows has them.
+All arithmetic is float32, with denormal numbers as artifact.stored_tables has them.
 
 Source: `_ragged_embedding_lookup_with_reduce` of python/tpu/tpu_embedding_for_serving.py and
 `sparse_embedding_aggregate_slice` of python/tpu/feature_column_v2.py (combiners), `clip_by_norm` of
@@ -18,8 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from service.artifact.manifest import Manifest, Summation, TableEntry, TableScale
-from service.artifact.stored_rows import float32_rows, flushed, product
-from service.artifact.table_files import SavedTables, check_files, stored_shape, table_info
+from service.artifact.stored_tables import (
+    SavedTables,
+    check_files,
+    float32_rows,
+    flushed,
+    product,
+    stored_shape,
+    table_info,
+)
 from service.errors import ArtifactError
 from service.types import TABLE_DTYPES, Array, TableInfo
 

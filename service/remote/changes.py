@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from service.artifact.delta_file import Delta, DeltaFault, decode
-from service.artifact.rounding import rounded
+from service.artifact.stored_tables import rounded
 from service.remote.layout import TableLayout, slot_of
-from service.remote.primaries import Command, Primaries, Refused
-from service.remote.topology import Unreachable
+from service.remote.topology import Command, Primaries, Refused, Unreachable
 from service.types import Array
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from service.remote.clients import Node, node_client
-from service.remote.topology import Topology, Unreachable
+from service.remote.topology import Node, Topology, Unreachable, node_client
 
 # For how many seconds the rows of a replica may be read after the server began to compare it with its primary.
 SYNC_S = 1.0

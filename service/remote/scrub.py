@@ -12,10 +12,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from service.remote.block_file import BlockFile
-from service.remote.layout import TableLayout
-from service.remote.primaries import Command, Primaries, Refused
-from service.remote.topology import Unreachable
+from service.remote.layout import BlockFile, TableLayout
+from service.remote.topology import Command, Primaries, Refused, Unreachable
 
 # Blocks of at most 16 KiB that one step reads next, and faulty ones that it reads again.
 _NEW_BLOCKS = 16

@@ -1,13 +1,18 @@
-"""Mirrors one model's versions from an object store: lists all, fetches wanted versions, removes unwanted local copies.
+"""Mirrors models' versions from object stores: lists all, fetches wanted versions, removes unwanted local copies.
 
 A version in the cache folder is whole and was checked when it was fetched, so it is served at once: threads of the
 mirror ask the store meanwhile. A listing or a fetch that fails takes nothing away: the watcher goes on with what is
 loaded, and the mirror tries again.
+
+Lists the versions below one URI of an object store at intervals, in threads, so that no request of a store is waited
+for while the cache folder has versions.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,14 +22,116 @@ from typing import Any
 
 from service.artifact.completeness import Fingerprint, fingerprint
 from service.artifact.durable_files import remove_folder, restore_folders
-from service.engine.base_paths import find_versions, version_number
+from service.engine.base_paths import find_versions, same_number, version_number
 from service.errors import ArtifactError, NotReady, ServiceError
-from service.stores.cache import Cache
-from service.stores.fetch import Fetch, Outcome, bring_deltas, read_record
-from service.stores.listing import Counts, Listing, jittered, wait_s
+from service.stores.fetch import Cache, Fetch, Outcome, bring_deltas, read_record
 from service.stores.object_store import ObjectStore, StoredObject, StoreError
 
 logger = logging.getLogger(__name__)
+
+_FIRST_WAIT_S = 1.0
+_MAX_WAIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of what one model's mirror did in its object store. read_bytes: bytes that were read from objects."""
+
+    read_bytes: int = 0
+    listings: int = 0
+    failures: int = 0
+    fetched: int = 0
+
+
+@dataclass(eq=False)
+class Listing:
+    """The last listing of a model's versions in an object store. Concurrency: the watcher's thread calls.
+
+    An empty listing counts as a failure while versions are known: if a portal or a proxy sends a web page in place of
+    the store's listing, obstore reads the page as an empty listing, and this must not unload the model's versions.
+
+    Args:
+      cached: returns the versions in the cache folder. wake: called when a listing has ended.
+      poll_s: seconds between two listings. clock: seconds, monotonic. named: what log lines say of the mirror.
+
+    Attributes:
+      names: version -> name of its folder, by the last listing that did not fail; None before it.
+      notes: version -> one line on folders for the same number. problem: why the last listing failed; "" if it did not.
+      is_new: set by a listing that did not fail; whoever reads the listing clears the flag.
+    """
+
+    store: ObjectStore
+    cached: Callable[[], Collection[int]]
+    wake: Callable[[], None]
+    poll_s: float
+    clock: Callable[[], float]
+    counts: Counts
+    named: Mapping[str, Any]
+    names: Mapping[int, str] | None = None
+    notes: Mapping[int, str] = field(default_factory=dict)
+    problem: str = ""
+    is_new: bool = False
+    _due_s: float = 0.0
+    _failures: int = 0
+    _thread: threading.Thread | None = None
+
+    def begin_if_due(self) -> None:
+        """Begins to list the store in a thread, unless a listing runs or was made less than poll_s ago."""
+        if self._thread is None and self.clock() >= self._due_s:
+            self._thread = threading.Thread(target=self._run, name=f"list-{self.store.uri}", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Waits until the listing that runs has ended."""
+        if (thread := self._thread) is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except Exception as error:
+            is_known = isinstance(error, StoreError)
+            problem = error.text if isinstance(error, StoreError) else f"the store can not be listed: {error}"
+            if self.problem != problem:
+                extra = {**self.named, "reason": problem}
+                logger.warning("store can not be listed", exc_info=None if is_known else error, extra=extra)
+            self.problem = problem
+            self._failures += 1
+            self.counts.failures += 1
+            self._due_s = self.clock() + wait_s(self._failures, self.poll_s)
+        finally:
+            self._thread = None
+            self.wake()
+
+    def _read(self) -> None:
+        self.counts.listings += 1
+        folders: dict[int, list[str]] = {}
+        for name in sorted(self.store.folders()):
+            if (version := version_number(name)) is not None:
+                folders.setdefault(version, []).append(name)
+        if not folders and (self.names or self.cached()):
+            raise StoreError(errno.ENOENT, "the store lists no versions any more; the versions before stay")
+        if self.problem:
+            logger.info("store is listed again", extra=self.named)
+        self.problem, self._failures = "", 0
+        self.names = {version: given[-1] for version, given in folders.items()}
+        self.notes = {version: same_number(given) for version, given in folders.items() if len(given) > 1}
+        self._due_s = self.clock() + jittered(self.poll_s)
+        self.is_new = True
+
+
+def wait_s(attempts: int, poll_s: float) -> float:
+    """Returns the seconds between a failed attempt to read the store and the next one."""
+    return jittered(min(_FIRST_WAIT_S * 2 ** (attempts - 1), _MAX_WAIT_S, max(poll_s, _FIRST_WAIT_S)))
+
+
+def jittered(seconds: float) -> float:
+    """Returns a wait that is up to 20 % shorter or longer at random.
+
+    Otherwise all servers that read one bucket could send their requests at the same moment.
+    """
+    return seconds * random.uniform(0.8, 1.2)
+
 
 # Seconds after which the log tells of a fetch that goes on, the first time and then each time.
 _TELL_FIRST_S, _TELL_EACH_S = 2.0, 10.0
@@ -348,3 +455,45 @@ class Mirror:
     def _named(self, version: int | None = None, reason: str = "", **more: object) -> dict[str, Any]:
         named = {"model": self.model, "uri": self.store.uri, "version": version, "reason": reason}
         return {name: value for name, value in named.items() if value not in (None, "")} | more
+
+
+class Stores:
+    """The mirrors of one server's models, which share one cache folder. Concurrency: any thread.
+
+    Args:
+      poll_s, settle_s: as in Mirror.
+
+    Raises:
+      OSError, CacheInUse: the cache folder can not be used.
+    """
+
+    def __init__(self, cache_folder: Path, max_bytes: int, *, poll_s: float, settle_s: float) -> None:
+        self._cache = Cache(cache_folder, max_bytes)
+        self._poll_s = poll_s
+        self._settle_s = settle_s
+        self._opening = threading.Lock()
+        self._mirrors: dict[tuple[str, str], Mirror] = {}
+
+    def open(self, model: str, base_path: str, wake: Callable[[], None]) -> Mirror:
+        """Returns or opens the mirror of a model's base path; raises InvalidRequest for a URI that can not be used."""
+        with self._opening:
+            mirror = self._mirrors.get((model, base_path))
+            if mirror is None:
+                store = ObjectStore(base_path)
+                folder = self._cache.folder_of(model, store.uri)
+                mirror = Mirror(model, store, folder, self._cache, wake, self._poll_s, self._settle_s)
+                self._mirrors[model, base_path] = mirror
+            mirror.wake = wake
+            return mirror
+
+    def forget(self, model: str) -> None:
+        """Drops the mirrors of a removed model, with their counts; the model's cache folder stays."""
+        with self._opening:
+            self._mirrors = {key: mirror for key, mirror in self._mirrors.items() if key[0] != model}
+
+    def status(self) -> list[dict[str, Any]]:
+        """Returns the state of each mirror for the status page, sorted by model and URI."""
+        return [mirror.status() for _, mirror in sorted(self._mirrors.copy().items())]
+
+    def counts(self) -> list[tuple[str, Counts, bool]]:
+        return [(mirror.model, mirror.counts, not mirror.problem) for _, mirror in sorted(self._mirrors.copy().items())]

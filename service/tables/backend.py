@@ -15,8 +15,7 @@ from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import SignaturePlan, signature_plan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable, open_tables
-from service.tables.table_keys import TableKeys
-from service.tables.vocabulary import OpenedVocabulary, open_vocabularies
+from service.tables.vocabulary import OpenedVocabulary, TableKeys, open_vocabularies
 from service.types import SignatureSpec
 
 # How the native core reads pages of mapped tables. "off": a thread that needs a page reads it. "fits": the core reads

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from service.artifact.manifest import Manifest, TableEntry, TableScale
-from service.artifact.stored_rows import float32_rows
-from service.artifact.table_files import SavedTables, check_files, stored_shape, table_info
+from service.artifact.stored_tables import SavedTables, check_files, float32_rows, stored_shape, table_info
 from service.engine.neighbors import Nearest, RowSearch
 from service.errors import ArtifactError, DeadlineExceeded, id_out_of_range
 from service.native_tables import NATIVE_TABLES, core_tables

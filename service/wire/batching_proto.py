@@ -10,8 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from service.artifact.protos import MessageClass
-from service.artifact.text_form import Field, TextFormError, declared_class, fill_from_text
+from service.artifact.protos import Field, MessageClass, TextFormError, declared_class, fill_from_text
 from service.engine.batching_parameters import BatchingParameters
 from service.errors import InvalidRequest
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from service.artifact.protos import message_class
-from service.artifact.text_form import Field, TextFormError, extended_class, fill_from_text
+from service.artifact.protos import Field, TextFormError, extended_class, fill_from_text, message_class
 from service.engine.model_config import PLATFORM, ModelConfig, RequestLogConfig
 from service.engine.version_policy import All, Latest, Specific, VersionPolicy
 from service.errors import InvalidRequest

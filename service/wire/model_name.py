@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from service.artifact.protobuf_wire import length_prefix
+from service.artifact.protos import length_prefix
 
 # The byte that is protobuf's tag of field 1 with a length-delimited value.
 _FIRST = 0x0A

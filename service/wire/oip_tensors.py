@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.artifact import dtypes
+from service.artifact import tensor_proto
 
 BYTES = "BYTES"
 
@@ -30,4 +30,4 @@ def datatype_name(dtype: str) -> str:
     >>> datatype_name("float32"), datatype_name("string"), datatype_name("complex64")
     ('FP32', 'BYTES', 'DT_COMPLEX64')
     """
-    return DATATYPES.get(dtype) or dtypes.proto_name(dtype)
+    return DATATYPES.get(dtype) or tensor_proto.proto_name(dtype)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.artifact.protobuf_wire import tag, varint
-from service.artifact.protos import message_class
+from service.artifact.protos import message_class, tag, varint
 from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor, encode_tensor
 from service.errors import InvalidRequest
 from service.types import Array, ModelRef

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from service.artifact.fingerprint import fingerprint64
+from service.artifact.hashes import fingerprint64
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
 from service.engine.servable import Servable

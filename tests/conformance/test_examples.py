@@ -18,8 +18,7 @@ import grpc
 import numpy as np
 import pytest
 
-from service.artifact.protobuf_wire import tag, varint
-from service.artifact.protos import message_class
+from service.artifact.protos import message_class, tag, varint
 from service.artifact.tf_record import WARMUP_PATH
 from tests.conformance.contract_calls import METHODS, Refused
 from tests.conformance.wires import HttpClient

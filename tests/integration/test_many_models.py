@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from service.observe.gone_models import SHOWN_SCRAPES
+from service.observe.metrics import SHOWN_SCRAPES
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until

@@ -16,7 +16,7 @@ from service.loading.remote_tables import RemoteTables
 from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
-from service.remote.primaries import Refused
+from service.remote.topology import Refused
 from service.tables.remote_table import RemoteTable
 from service.types import Array
 from tests.deltas import delta_bytes, drop

@@ -18,7 +18,7 @@ from service.loading import remote_tables
 from service.loading.remote_tables import RemoteTables
 from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
-from service.remote.clients import node_client, store_client
+from service.remote.topology import node_client, store_client
 from tests.certificates import Authority
 from tests.integration.process import ServerProcess
 from tests.integration.remote_readers import Readers

@@ -10,16 +10,14 @@ MAY_READ_THE_WALL = {
     # It computes the age of a file, whose time is from the file system's clock.
     "engine/load_rules.py",
     # The end of a certificate is a time of the calendar.
-    "access/tls_file.py",
+    "access/tls.py",
     # A session of the console ends at the same wall-clock time on all replicas.
-    "access/signed_sessions.py",
+    "access/sessions.py",
     # These modules put times into the names of files, or show them to people.
     "native/statistics.py",
     "observe/request_logs.py",
     "observe/statusz.py",
-    "observe/recent_requests.py",
-    "observe/version_history.py",
-    "observe/traffic_history.py",
+    "observe/history.py",
     # It reads the time at which a row is changed, for the console.
     "deltas/version_deltas.py",
 }

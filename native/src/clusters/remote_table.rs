@@ -16,7 +16,7 @@ use super::cache::Cache;
 use super::description::RemoteDescription;
 use super::topology::{ForgetSlots, Topology};
 
-/// Counts of the reads of one table's rows; fields as in `ReadCounts` of service/remote/counts.py.
+/// Counts of the reads of one table's rows; fields as in `ReadCounts` of service/remote/core_clusters.py.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TableCounts {
     /// Name of the model to which the table belongs.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.access.auth_config import DEFAULT_OPEN, AuthConfigError, AuthFile, read_auth_config
+from service.access.access import DEFAULT_OPEN, AuthConfigError, AuthFile, read_auth_config
 from service.access.callers import RIGHTS, Rule
 from service.errors import Unauthenticated
 from service.observe.reload_metrics import ReloadCounter

@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from service.access.certificates import first_end_s
+from service.access.tls import first_end_s
 from tests.certificates import Authority
 
 AUTHORITY = Authority()

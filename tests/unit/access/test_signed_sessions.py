@@ -10,9 +10,8 @@ import pytest
 
 from service.access.access import create_access
 from service.access.callers import Caller, Callers, Rule
-from service.access.sessions import SESSION_S
-from service.access.signed_sessions import MAX_CLOSED, SecretError, SignedSessions, read_secrets
-from service.configuration.start_error import StartError
+from service.access.sessions import MAX_CLOSED, SESSION_S, SecretError, SignedSessions, read_secrets
+from service.configuration.settings import StartError
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.errors import PermissionDenied, Unauthenticated

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from service.access.tls_file import TlsFile
+from service.access.tls import TlsFile
 from service.errors import InvalidRequest
-from service.observe.tls_metrics import TlsCounter
+from service.observe.reload_metrics import TlsCounter
 from service.wire.ssl_config_proto import SslConfig
 from tests.certificates import LONG_AGO, Authority, Issued, key_pem, ssl_config
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.artifact import sorted_table
+from service.artifact import bundle
 from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
 from service.errors import ArtifactError
 from tests.toy_model import INDEX, SHARD, proto_field, table_block, toy_tables, variable_name, varint, write_bundle
@@ -140,7 +140,7 @@ def test_records_that_share_a_long_key_are_refused_before_they_take_all_memory(
     block = varint(0) + varint(0) + varint(2) + HEADER[1] + varint(0) + varint(len(key)) + varint(0) + key
     # Each further record of eight bytes has the first 10,000 bytes of its key from the record before.
     block += b"".join(varint(len(key)) + varint(4) + varint(0) + n.to_bytes(4, "big") for n in range(200))
-    monkeypatch.setattr(sorted_table, "_MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(bundle, "_MAX_BYTES", 1_000_000)
     with pytest.raises(ArtifactError, match="its records take more than 1000000 bytes of memory"):
         read_index(scratch, index_around(block + RESTARTS))
 

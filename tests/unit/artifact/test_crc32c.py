@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.artifact.crc32c import crc32c, masked
+from service.artifact.hashes import crc32c, masked
 from tests.toy_model import masked_crc32c
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.artifact.fingerprint import fingerprint64
+from service.artifact.hashes import fingerprint64
 
 pytestmark = pytest.mark.tf
 

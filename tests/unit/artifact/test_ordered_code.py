@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.artifact.ordered_code import slice_key
+from service.artifact.bundle import slice_key
 
 
 @pytest.mark.parametrize(

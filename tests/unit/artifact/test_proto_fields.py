@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from service.artifact import proto_fields
-from service.artifact.proto_fields import MAX_FIELDS, check_num_fields, num_fields
-from service.artifact.protos import message_class
+from service.artifact import protos
+from service.artifact.protos import MAX_FIELDS, check_num_fields, message_class, num_fields
 from service.artifact.signature_def import read_meta_graph
 from service.errors import ArtifactError
 from tests.toy_model import proto_field, saved_model, toy_signatures
@@ -66,7 +65,7 @@ def test_a_saved_model_of_millions_of_empty_messages_is_refused_before_it_is_par
     path.write_bytes(proto_field(2, b"") * 1000 + saved_model(toy_signatures()))
     assert read_meta_graph(path).signature_def
     # With the real limit, the test would take seconds.
-    monkeypatch.setattr(proto_fields, "MAX_FIELDS", 1000)
+    monkeypatch.setattr(protos, "MAX_FIELDS", 1000)
     with pytest.raises(ArtifactError, match=r"saved_model\.pb has .* bytes with more than 1000 protobuf fields"):
         read_meta_graph(path)
     path.write_bytes(saved_model(toy_signatures()))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.artifact.protobuf_wire import length_prefix, tag, varint
-from service.artifact.protos import message_class
+from service.artifact.protos import length_prefix, message_class, tag, varint
 
 
 @given(st.integers(0, 2**63 - 1))

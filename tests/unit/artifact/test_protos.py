@@ -19,7 +19,7 @@ request.inputs["x"].float_val.append(1.5)
 assert message_class("tensorflow.TensorProto").FromString(request.inputs["x"].SerializeToString()).float_val == [1.5]
 """
 _TENSORFLOW = """
-from service.graph.tensorflow_import import import_tensorflow
+from service.graph.library import import_tensorflow
 import_tensorflow()
 from tensorflow_serving.apis import predict_pb2
 theirs = predict_pb2.PredictRequest()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.artifact.saved_model_config import SAVED_MODEL_CONFIG, check_saved_model_config
+from service.artifact.signature_def import SAVED_MODEL_CONFIG, check_saved_model_config
 from service.errors import ArtifactError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.artifact.snappy import decompress
+from service.artifact.bundle import decompress
 from tests.toy_model import snappy, varint
 
 LONG = bytes(range(256)) * 300

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from service.artifact.dtypes import NUMPY_DTYPES, dtype_number
 from service.artifact.protos import message_class
-from service.artifact.tensor_proto import decode_tensor, encode_tensor
+from service.artifact.tensor_proto import NUMPY_DTYPES, decode_tensor, dtype_number, encode_tensor
 from service.errors import InputMismatch, MalformedPayload
 from service.types import Array
 

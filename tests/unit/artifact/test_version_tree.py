@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.artifact.version_tree import check_tree
+from service.artifact.completeness import check_tree
 from service.errors import ArtifactError
 
 

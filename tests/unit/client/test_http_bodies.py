@@ -10,7 +10,7 @@ import pytest
 from embedding_client.errors import InvalidRequest
 from embedding_client.http_bodies import lookup_body, predict_body, rows_body
 from embedding_client.types import RaggedIds
-from service.reference.bodies import LookupBody, RowsBody
+from service.reference.http_app import LookupBody, RowsBody
 from service.reference.json_tensors import parse_object, predict_inputs
 from service.types import Array, SignatureSpec, TensorSpec
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embedding_client.protobuf import field, tag, varint
 from embedding_client.tensor_proto import DTYPE_NUMBERS, decode_shape, decode_tensor, dtype_name, dtype_of_proto_name
-from service.artifact import dtypes
+from service.artifact import tensor_proto
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import encode_tensor
 
@@ -57,11 +57,11 @@ def test_strings(strings: list[bytes], as_content: bool) -> None:
 
 
 def test_dtypes_have_the_servers_names() -> None:
-    assert DTYPE_NUMBERS == dtypes.NUMBER_OF_DTYPE
+    assert DTYPE_NUMBERS == tensor_proto.NUMBER_OF_DTYPE
     for number in range(140):
-        name = dtypes.dtype_name(number)
+        name = tensor_proto.dtype_name(number)
         assert dtype_name(number) == name
-        assert dtype_of_proto_name(dtypes.proto_name(name)) == name
+        assert dtype_of_proto_name(tensor_proto.proto_name(name)) == name
 
 
 def test_values_may_come_one_by_one() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.configuration.model_config import ConfigFile, models_of
+from service.configuration.config_files import ConfigFile, models_of
 from service.configuration.settings import Settings
 from service.engine.model_config import ModelConfig
 from service.errors import ConfigConflict, InvalidRequest, ReloadFailed, ServiceError

@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from service.configuration.model_server_flags import FOREIGN_FLAGS
 from service.configuration.settings import Settings
-from service.configuration.settings_reading import SettingsError, flags_without_effect, read_settings
+from service.configuration.settings_reading import FOREIGN_FLAGS, SettingsError, flags_without_effect, read_settings
 
 BASE = ["--model_base_path=models/m"]
 SETTINGS = {setting.name for setting in dataclasses.fields(Settings)}

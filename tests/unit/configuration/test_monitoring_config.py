@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.configuration.monitoring_config import metrics_paths, read_monitoring_config
+from service.configuration.config_files import metrics_paths, read_monitoring_config
 from service.errors import InvalidRequest
 from service.http.http_app import DEFAULT_METRICS_PATHS
 from service.wire.monitoring_config_proto import PrometheusConfig

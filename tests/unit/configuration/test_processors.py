@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.configuration.processors import num_processors
+from service.configuration.server_settings import num_processors
 
 V1 = "4:cpu,cpuacct:/docker/abc\n3:cpuset:/\n0::/\n"
 

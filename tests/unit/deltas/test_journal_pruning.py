@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.artifact.delta_journal import journal_path
-from service.deltas.journal_pruning import GONE_S, JournalPruning
+from service.deltas.rules import GONE_S, JournalPruning
 from service.engine.registry import Registry
 from service.engine.repository import ModelWatcher
 from tests.conftest import Clock

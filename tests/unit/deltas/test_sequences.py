@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from service.deltas.sequences import Sequences
+from service.deltas.version_deltas import Sequences
 
 
 def test_as_a_set_would() -> None:

@@ -24,8 +24,7 @@ from service.engine.servable import Servable
 from service.errors import InvalidRequest
 from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
-from service.graph.table_rows import FeatureRows
-from service.graph.tower import TowerBackend
+from service.graph.tower import FeatureRows, TowerBackend
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
 from service.types import Array

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.graph.library import find_core
-from service.graph.op_definitions import op_definition
+from service.graph.library import find_core, op_definition
 
 pytestmark = pytest.mark.tf
 

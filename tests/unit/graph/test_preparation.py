@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.graph.preparation import asset_paths, init_op, restore_steps
+from service.graph.restoring import asset_paths, init_op, restore_steps
 
 pytestmark = pytest.mark.tf
 

@@ -287,7 +287,7 @@ def _saved_by_tf1(tf: Any, folder: Path, *, has_slot: bool) -> None:
 
 @pytest.mark.parametrize("save", [_saved_by_tf2, _saved_by_tf1])
 def test_a_variable_that_no_signature_reads_is_not_restored(tf: Any, tmp_path: Path, save: Any) -> None:
-    from service.graph.preparation import prepared
+    from service.graph.restoring import prepared
 
     for has_slot in (True, False):
         folder = tmp_path / f"{has_slot}"

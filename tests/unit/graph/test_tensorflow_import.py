@@ -10,7 +10,7 @@ import pytest
 # Prints whether a garbage collection met a half-imported TensorFlow, and what is left of the import's settings.
 IMPORT = """
 import gc, sys
-from service.graph.tensorflow_import import import_tensorflow
+from service.graph.library import import_tensorflow
 if {is_off}:
     gc.disable()
 met = set()

@@ -12,10 +12,10 @@ import pytest
 from service.engine.servable import Servable
 from service.errors import InvalidRequest
 from service.graph.library import find_core
-from service.graph.run_comparison import compare_runs
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
+from service.process.trial import compare_runs
 from service.types import Array
 from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.loading.available_memory import available_bytes, memory_limit_bytes
+from service.loading.table_pages import available_bytes, memory_limit_bytes
 
 V1_STAT = "total_inactive_file 3000\ntotal_active_file 1000\ninactive_file 1\n"
 MEMINFO = "MemTotal:       24000 kB\nMemAvailable:   20000 kB\n"

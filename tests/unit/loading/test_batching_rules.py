@@ -8,7 +8,7 @@ import pytest
 
 from service.engine.batching_parameters import BatchingParameters
 from service.errors import ArtifactError, InvalidRequest
-from service.loading.batching_rules import DEFAULT, PER_MODEL_FILE, BatchingRules, read_rules
+from service.loading.loader import DEFAULT, PER_MODEL_FILE, BatchingRules, read_rules
 
 
 @pytest.mark.parametrize("text", [None, "max_batch_size { value: 2 }"])

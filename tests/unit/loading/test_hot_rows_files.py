@@ -11,7 +11,7 @@ import pytest
 
 from service.engine.hot_rows import FeatureCounts, FeatureIds, SampledRows
 from service.engine.servable import LoadedServable, NativeServable, Servable
-from service.loading.hot_rows_files import HotRowsFiles
+from service.loading.kept_files import HotRowsFiles
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
 from service.tables.residency import Residency

@@ -9,8 +9,7 @@ import pytest
 
 from service.configuration.settings_reading import read_settings
 from service.errors import ArtifactError
-from service.loading.load_rules import residency_of
-from service.loading.loader import ServableLoader
+from service.loading.loader import ServableLoader, residency_of
 from service.native.native_servable import compile_native
 from service.tables import residency
 from service.tables.residency import Residency

@@ -13,7 +13,7 @@ import pytest
 from service.engine.admission_limits import NeighborLimits
 from service.engine.engine import Engine
 from service.engine.neighbor_indexes import Indexing
-from service.loading.neighbor_index_files import NeighborIndexFiles
+from service.loading.kept_files import NeighborIndexFiles
 from service.tables.row_index import RowLists, build_index, tune_index
 from tests.conftest import RecordingObserver
 from tests.integration.process import until
@@ -125,7 +125,7 @@ def test_a_bad_file_is_ignored_with_one_line_and_replaced(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING):
         after = Restarted(tmp_path)
     assert after.was_built and find(after.engine).ids.tolist() == [nearest(rows)]
-    (line,) = (record for record in caplog.records if record.name == "service.loading.neighbor_index_files")
+    (line,) = (record for record in caplog.records if record.name == "service.loading.kept_files")
     assert line.getMessage() == "file of an index is ignored" and line.__dict__["reason"] == "its checksum does not fit"
     assert kept(tmp_path) == path and not Restarted(tmp_path).was_built
 
@@ -137,7 +137,7 @@ def test_a_folder_that_can_not_be_written_costs_one_line(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING):
         found = find(Restarted(tmp_path).engine)
     assert found.ids.tolist() == [nearest(rows)] and found.recall is not None
-    (line,) = (record for record in caplog.records if record.name == "service.loading.neighbor_index_files")
+    (line,) = (record for record in caplog.records if record.name == "service.loading.kept_files")
     assert line.getMessage() == "index is not kept"
 
 

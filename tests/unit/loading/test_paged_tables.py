@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from service.configuration.settings_reading import read_settings
-from service.loading.paged_tables import PagedTables, mapped_bytes, paged_tables
+from service.loading.table_pages import PagedTables, mapped_bytes, paged_tables
 from service.tables.table import MappedTable
 from tests.stored_tables import store
 

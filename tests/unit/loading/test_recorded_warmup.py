@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.artifact import proto_fields
+from service.artifact import protos
 from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
 from service.engine.servable import Servable
 from service.errors import ArtifactError, InputMismatch
 from service.loading.loader import ServableLoader
-from service.loading.recorded_warmup import replay_requests
+from service.loading.warmup import replay_requests
 from service.native.choice import has_core
 from service.native.native_servable import compile_native
 from service.types import ModelRef
@@ -102,7 +102,7 @@ def test_a_record_of_too_many_fields_is_refused_before_it_is_parsed(
     path = tmp_path / WARMUP_PATH
     path.parent.mkdir(parents=True)
     path.write_bytes(record(log))
-    monkeypatch.setattr(proto_fields, "MAX_FIELDS", 150)
+    monkeypatch.setattr(protos, "MAX_FIELDS", 150)
     with pytest.raises(ArtifactError, match="warmup record number 1 has .* bytes with more than 150 protobuf fields"):
         replay_requests(servable(1), tmp_path, 1)
 

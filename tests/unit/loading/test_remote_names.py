@@ -6,7 +6,7 @@ import pytest
 
 from service.engine.model_config import ModelConfig
 from service.errors import ArtifactError
-from service.loading.remote_names import RemoteNames, unserved_models
+from service.loading.remote_tables import RemoteNames, unserved_models
 from service.remote.address import remote_tables
 
 

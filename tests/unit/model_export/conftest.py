@@ -14,7 +14,7 @@ import pytest
 def short_timings() -> Iterator[None]:
     """Shortens each timing of an adopted signature from 60 to 2 ms, because no test looks at measured speeds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.graph.run_comparison._TURN_S", 0.002)
+        patch.setattr("service.process.trial._TURN_S", 0.002)
         yield
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.configuration.settings import Settings
-from service.configuration.start_error import StartError
+from service.configuration.settings import Settings, StartError
 from service.native.choice import with_data_plane
 
 

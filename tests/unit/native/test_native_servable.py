@@ -13,10 +13,10 @@ from service.configuration.settings import Settings
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.loading.loader import CompileNative, ServableLoader
-from service.observe.recent_requests import RecentRequests
+from service.observe.history import RecentRequests
+from service.observe.own_metrics import core_lines
 from service.observe.request_metrics import Requests
 from service.observe.statusz import Statusz
-from service.observe.version_metrics import core_lines
 from service.tables.backend import LookupBackend, OpenedLookups
 from tests.toy_model import write_toy_model
 

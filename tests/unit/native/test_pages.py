@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from service.engine.page_counts import PageCounts
-from service.observe.page_metrics import page_lines
+from service.observe.own_metrics import page_lines
 
 
 def test_a_pager_without_tables_has_read_nothing() -> None:
     pytest.importorskip("service._native")
-    from service.native.pages import Pages
+    from service.native.statistics import Pages
 
     counts = Pages(10 << 20).counts()
     assert counts == PageCounts(rows=0, reads=0, drops=0, losses=0, seconds=0.0, bytes=0, max_bytes=10 << 20)

@@ -8,7 +8,7 @@ from typing import Any
 
 from service.engine.registry import Registry
 from service.engine.servable import Holder
-from service.native.route_publisher import RoutePublisher
+from service.native.native_servable import RoutePublisher
 from service.types import TableCounts
 from tests.unit.engine.fakes import servable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.native.sampling import trace_shares
+from service.native.edge import trace_shares
 
 sampling = pytest.importorskip("opentelemetry.sdk.trace.sampling")
 ratio = sampling.TraceIdRatioBased
@@ -31,7 +31,7 @@ def test_shares_are_the_samplers(sampler: object, shares: tuple[float, ...]) -> 
 
 
 def test_a_trace_has_the_id_that_the_core_drew() -> None:
-    from service.observe.spans import DrawnIds
+    from service.observe.otel import DrawnIds
 
     ids = DrawnIds()
     ids.trace_id.set(7)

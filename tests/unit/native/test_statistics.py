@@ -8,7 +8,7 @@ from typing import Any
 
 from service.engine.call import Finished, Subject
 from service.native.statistics import NativeStatistics
-from service.observe.buckets import REQUEST, Times
+from service.observe.metric_text import REQUEST, Times
 from service.observe.request_metrics import RequestCounter
 
 SUBJECT = Subject("grpc", "Predict", "m", 1, "lookup")
@@ -71,15 +71,15 @@ class Seen:
         self.held = held
 
     def handshake_failed(self, wire: str) -> None:
-        """See service.observe.tls_metrics."""
+        """See service.observe.reload_metrics."""
         self.told.append(("handshake", wire))
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """Stands for the method of service.observe.recent_requests; keeps the request."""
+        """Stands for the method of service.observe.history; keeps the request."""
         self.told.append(("slow", subject.signature, rows))
 
     def noted(self, subject: Subject, code: str, message: str) -> None:
-        """Stands for the method of service.observe.recent_requests; keeps the refusal."""
+        """Stands for the method of service.observe.history; keeps the refusal."""
         self.told.append(("failed", subject.model, code, message))
 
 

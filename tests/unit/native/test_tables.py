@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from service.artifact import dict_vocabulary
-from service.artifact.crc32c import numpy_crc32c
+from service.artifact.hashes import numpy_crc32c
 from service.artifact.manifest import Manifest, VocabularyEntry
 from service.errors import ServiceError
 from service.tables.vocabulary import open_vocabularies

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Any
 
 from service.engine.call import Finished, Subject
-from service.observe.buckets import EXAMPLES
+from service.observe.metric_text import EXAMPLES
 from service.observe.metrics import Metrics
 from service.observe.request_metrics import Successes
 from tests.exposition import Family, read_exposition

@@ -12,7 +12,7 @@ import pytest
 from service.configuration.settings import Settings
 from service.engine.registry import Registry
 from service.observe.attention import CERTIFICATE_S, ReadFiles, attention
-from service.observe.recent_requests import RecentRequests
+from service.observe.history import RecentRequests
 from service.observe.request_metrics import Requests
 from service.observe.statusz import Statusz
 from service.observe.statusz_page import page

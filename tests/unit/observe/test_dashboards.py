@@ -18,16 +18,18 @@ from service.engine.model_config import ModelConfig
 from service.engine.neighbor_indexes import IndexName
 from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable
-from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
-from service.observe.neighbor_metrics import neighbor_lines
-from service.observe.page_metrics import page_lines
-from service.observe.remote_metrics import remote_lines
+from service.observe.own_metrics import (
+    hot_rows_lines,
+    neighbor_lines,
+    page_lines,
+    readiness_lines,
+    remote_lines,
+    store_lines,
+)
 from service.observe.request_logs import RequestLogs
-from service.observe.store_metrics import store_lines
-from service.observe.version_metrics import readiness_lines
-from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, RemoteState
+from service.remote.core_clusters import CacheCounts, ReadCounts, RemoteCounts, RemoteState
 from service.types import State, VersionStatus
 from tests.exposition import Family, read_exposition
 from tests.toy_model import write_toy_model

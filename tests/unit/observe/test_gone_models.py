@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.observe.gone_models import MOST_SHOWN, SHOWN_SCRAPES, GoneModels
+from service.observe.metrics import MOST_SHOWN, SHOWN_SCRAPES, GoneModels
 
 
 def test_a_removed_model_is_forgotten_after_some_scrapes() -> None:

@@ -19,8 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from service.errors import ArtifactError, BackendFailure, InvalidRequest
-from service.observe.http_spans import HttpSpans
-from service.observe.spans import DrawnIds, Spans
+from service.observe.otel import DrawnIds, HttpSpans, Spans
 
 
 class Recorded:

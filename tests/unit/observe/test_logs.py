@@ -11,11 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from service.engine import request_context
-from service.observe.log_writer import BUFFER_BYTES, LogWriter
 from service.observe.logs import (
+    BUFFER_BYTES,
     LINES_AT_ONCE,
     LINES_PER_S,
     LineLimit,
+    LogWriter,
     configure_logging,
     dropped_line_metrics,
     name_requests_in_log,

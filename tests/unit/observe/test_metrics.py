@@ -8,9 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.engine.admission_limits import Limits
 from service.engine.servable import LoadedServable
 from service.errors import IdOutOfRange, Overloaded
-from service.observe.batch_metrics import Batches
-from service.observe.buckets import QUEUE, Times
+from service.observe.metric_text import QUEUE, Times
 from service.observe.metrics import Metrics
+from service.observe.request_metrics import Batches
 from service.tables.guarded_files import GuardedFiles
 from service.types import State, TableCounts, VersionStatus
 from tests.unit.engine.fakes import FakeNative, servable

@@ -16,9 +16,9 @@ from tests.integration.process import ROOT
 
 _PROGRAM = """
 import logging, os, sys
-from service.observe.log_writer import LogWriter
+from service.observe.logs import LogWriter
 from service.observe.logs import configure_logging
-from service.observe.native_lines import native_lines_in_log
+from service.observe.logs import native_lines_in_log
 
 writer = LogWriter(os.dup(2))
 configure_logging("{level}", "json", writer)

@@ -7,7 +7,7 @@ import pytest
 from service.engine import request_context
 from service.engine.call import Finished, Subject
 from service.errors import IdOutOfRange, Overloaded
-from service.observe.recent_requests import RecentRequests
+from service.observe.history import RecentRequests
 from service.observe.request_metrics import RequestCounter
 from tests.conftest import Clock
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, read_records
-from service.observe.record_files import RecordFiles
+from service.observe.request_logs import RecordFiles
 from tests.toy_model import masked_crc32c
 
 

@@ -9,10 +9,8 @@ from typing import Any
 from service.artifact.protos import message_class
 from service.artifact.tf_record import read_records
 from service.engine.model_config import ModelConfig, RequestLogConfig
-from service.observe import model_log
-from service.observe.model_log import ModelLog
-from service.observe.record_files import RecordFiles
-from service.observe.request_logs import RequestLogs
+from service.observe import request_logs
+from service.observe.request_logs import ModelLog, RecordFiles, RequestLogs
 from tests.exposition import read_exposition
 from tests.toy_model import masked_crc32c
 
@@ -82,20 +80,20 @@ def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -
     files = Slow(str(tmp_path / "m"), max_bytes=1 << 20, max_files=9, now=lambda: 0.0)
     config = RequestLogConfig(str(tmp_path / "m"), 1.0)
     log = ModelLog("m", config, files, tags=())
-    for _ in range(model_log.MAX_QUEUED + 5):
+    for _ in range(request_logs.MAX_QUEUED + 5):
         log.answered(1, "sig", 0, b"")
     assert begun.wait(60)
     assert log.counts() == (0, 5, False)
     gate.set()
     log.stop()
     log.wait(60)
-    assert log.counts() == (model_log.MAX_QUEUED, 5, False)
+    assert log.counts() == (request_logs.MAX_QUEUED, 5, False)
 
 
 def test_a_record_that_is_too_large_is_dropped(tmp_path: Path) -> None:
     own = logs()
     own.configure([model(tmp_path)])
-    own.recorders["m"].answered(1, "sig", 0, bytes(model_log.MAX_QUEUED_BYTES + 1))
+    own.recorders["m"].answered(1, "sig", 0, bytes(request_logs.MAX_QUEUED_BYTES + 1))
     own.stop()
     assert messages(tmp_path) == []
     found = read_exposition("".join(f"{line}\n" for line in own.metric_lines()))

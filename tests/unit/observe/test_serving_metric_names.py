@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import BackendFailure, IdOutOfRange, NotReady, Overloaded
-from service.observe.batch_metrics import Batches
-from service.observe.buckets import BATCH_ROWS, QUEUE, Rows, Times
+from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.metrics import Metrics
+from service.observe.request_metrics import Batches
 from service.types import State, VersionStatus
 from tests.unit.observe.reports import finish, new_metrics, read
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from service.configuration.settings import Settings
-from service.configuration.shown_settings import shown_settings
-from service.observe.buckets import REQUEST, Times
+from service.configuration.settings_reading import shown_settings
+from service.observe.metric_text import REQUEST, Times
 from service.observe.statusz import quantile_ms
-from service.tables.page_table import resident_bytes
+from service.tables.huge_pages import resident_bytes
 
 
 def test_settings_are_shown_and_secrets_are_not() -> None:

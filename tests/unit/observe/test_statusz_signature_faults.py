@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from service.configuration.settings import Settings
-from service.observe.recent_requests import RecentRequests
+from service.observe.history import RecentRequests
 from service.observe.request_metrics import Requests
 from service.observe.statusz import Statusz
 from service.observe.statusz_page import page

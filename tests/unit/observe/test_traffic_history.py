@@ -7,9 +7,9 @@ import doctest
 import pytest
 
 from service.engine.call import Subject
-from service.observe import buckets
+from service.observe import metric_text
+from service.observe.history import MAX_MODELS, MAX_POINTS, OTHERS, TrafficHistory
 from service.observe.request_metrics import Requests, Successes
-from service.observe.traffic_history import MAX_MODELS, MAX_POINTS, OTHERS, TrafficHistory
 
 
 class Server:
@@ -73,11 +73,11 @@ def test_it_stays_within_its_bounds() -> None:
 
 
 def test_the_example_of_quantiles_holds() -> None:
-    result = doctest.testmod(buckets)
+    result = doctest.testmod(metric_text)
     assert result.attempted and not result.failed
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(0.0, 0.5), (1.0, 2.0)])
 def test_edges_of_quantiles(share: float, wanted: float) -> None:
-    found = buckets.quantile_s([0, 2, 3], [0.5, 2.0], share)
+    found = metric_text.quantile_s([0, 2, 3], [0.5, 2.0], share)
     assert found == wanted

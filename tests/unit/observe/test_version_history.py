@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.observe.version_history import MAX_CHANGES, MAX_MODELS, VersionHistory
+from service.observe.history import MAX_CHANGES, MAX_NAMES, VersionHistory
 from service.types import State, VersionStatus
 
 
@@ -24,6 +24,6 @@ def test_changes_and_models_are_limited() -> None:
     for version in range(MAX_CHANGES + 5):
         history.note("m", VersionStatus(version, State.START))
     assert [change["version"] for change in history.read("m")] == list(range(5, MAX_CHANGES + 5))
-    for number in range(MAX_MODELS):
+    for number in range(MAX_NAMES):
         history.note(f"model-{number}", VersionStatus(1, State.START))
     assert history.read("m") == [] and history.read("model-0")

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import service.process.cli
-from service.configuration.settings import Settings
+from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
-from service.configuration.start_error import StartError
 
 
 class FakeApp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from service.process.health_updates import HealthUpdates
+from service.process.app import HealthUpdates
 from tests.conftest import Clock
 from tests.unit.engine.test_model_set import until
 

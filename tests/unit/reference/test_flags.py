@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from service.configuration.settings import Settings
-from service.configuration.start_error import StartError
+from service.configuration.settings import Settings, StartError
 from service.engine.model_config import ModelConfig, RequestLogConfig
-from service.reference.flags import FOLLOWED, REFUSED, check_models, check_settings
+from service.reference.models import FOLLOWED, REFUSED, check_models, check_settings
 
 
 def settings(**given: Any) -> Settings:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from service.errors import ArtifactError
-from service.stores.cache import Cache, CacheInUse, num_bytes_of
+from service.stores.fetch import Cache, CacheInUse, num_bytes_of
 
 MIB = 1 << 20
 

@@ -19,10 +19,8 @@ if importlib.util.find_spec("obstore") is None:
     pytest.skip("obstore is not installed", allow_module_level=True)
 
 import service.stores.fetch as fetch_module
-from service.stores.cache import Cache
-from service.stores.fetch import RECORD, Fetch, Outcome, bring_deltas, read_record
+from service.stores.fetch import PROGRESS, RECORD, Cache, Fetch, Outcome, bring_deltas, read_record
 from service.stores.object_store import StoredObject, StoreError
-from service.stores.progress import PROGRESS
 
 if TYPE_CHECKING:
     from service.stores.object_store import ObjectStore

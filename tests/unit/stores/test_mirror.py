@@ -12,8 +12,7 @@ import pytest
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("obstore is not installed", allow_module_level=True)
 
-from service.stores.cache import Cache
-from service.stores.fetch import RECORD
+from service.stores.fetch import RECORD, Cache
 from service.stores.mirror import Mirror
 from service.stores.object_store import StoreError
 

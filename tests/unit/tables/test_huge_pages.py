@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.tables import huge_pages, page_table
+from service.tables import huge_pages
 from service.tables.guarded_files import GuardedFiles
-from service.tables.huge_pages import HugePages
-from service.tables.page_table import PageTable, huge_bytes, pages_in_memory
+from service.tables.huge_pages import HugePages, PageTable, huge_bytes, pages_in_memory
 from tests.large_folios import HUGE, drop, need_large_folios, smaps_bytes, write_in_pieces
 
 # Each test writes and reads files of several megabytes.
@@ -392,7 +391,7 @@ def test_a_map_that_lies_elsewhere_than_its_file_is_left(opened: Opened, caplog:
 def test_a_kernel_that_does_not_tell_is_named(
     opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    monkeypatch.setattr(page_table, "_PAGEMAP_SCAN", 3 << 30 | 96 << 16 | ord("f") << 8 | 99)
+    monkeypatch.setattr(huge_pages, "_PAGEMAP_SCAN", 3 << 30 | 96 << 16 | ord("f") << 8 | 99)
 
     def open_none() -> PageTable:
         raise FileNotFoundError(2, "No such file or directory", "/proc/self/pagemap")

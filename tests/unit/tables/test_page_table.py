@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.tables import page_table
-from service.tables.page_table import PageTable, huge_bytes, pages_in_memory
+from service.tables import huge_pages
+from service.tables.huge_pages import PageTable, huge_bytes, pages_in_memory
 from tests.large_folios import HUGE, LIBC, drop, need_large_folios, smaps_bytes, write_in_pieces
 
 PAGE = mmap.PAGESIZE
@@ -37,13 +37,13 @@ def test_huge_pages_are_told_from_small_ones(tmp_path: Path) -> None:
 
 
 def test_more_ranges_than_one_call_tells_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_table, "_NUM_RANGES", 1)
+    monkeypatch.setattr(huge_pages, "_NUM_RANGES", 1)
     test_huge_pages_are_told_from_small_ones(tmp_path)
 
 
 def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     # No kernel knows this ioctl number, so it stands for a kernel before Linux 6.7, which lacks PAGEMAP_SCAN.
-    monkeypatch.setattr(page_table, "_PAGEMAP_SCAN", 3 << 30 | 96 << 16 | ord("f") << 8 | 99)
+    monkeypatch.setattr(huge_pages, "_PAGEMAP_SCAN", 3 << 30 | 96 << 16 | ord("f") << 8 | 99)
     assert huge_bytes(np.zeros(PAGE, np.uint8)) is None
     with PageTable() as table, pytest.raises(OSError):
         table.huge_bytes(0, PAGE)
@@ -63,5 +63,5 @@ def test_pages_in_memory_are_those_that_were_read(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_does_not_tell_what_is_in_memory_says_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_table._libc, "mincore", lambda *_: -1)
+    monkeypatch.setattr(huge_pages._libc, "mincore", lambda *_: -1)
     assert pages_in_memory(0, 3 * PAGE).all()

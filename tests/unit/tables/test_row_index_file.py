@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.artifact.crc32c import masked_of
+from service.artifact.hashes import masked_of
 from service.engine.neighbors import Metric
-from service.tables.row_index import Lists, RowLists
-from service.tables.row_index_file import decode, encode
+from service.tables.row_index import Lists, RowLists, decode, encode
 
 ROWS, LISTS = 600, 5
 IDENTITY = {"manifest": "00ff", "table": "tag", "metric": "l2"}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.artifact.bundle import slice_key
 from service.artifact.manifest import LookupFeature, Manifest
-from service.artifact.ordered_code import slice_key
 from service.errors import ArtifactError, IdOutOfRange
 from service.process.trial import lookup_of
 from service.tables.table import MappedTable, open_tables

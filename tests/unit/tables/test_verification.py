@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.artifact.crc32c import crc32c, masked
+from service.artifact.hashes import crc32c, masked
 from service.errors import NotReady
-from service.tables.guarded_files import GuardedFiles
-from service.tables.verification import Stored, Verifier
+from service.tables.guarded_files import GuardedFiles, Stored, Verifier
 from tests.conftest import Clock
 from tests.toy_model import masked_crc32c
 

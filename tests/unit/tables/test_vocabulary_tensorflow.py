@@ -10,8 +10,8 @@ import pytest
 
 from model_export.parity.oracle import Keys
 from model_export.spec.features import line_fault
+from service.artifact.dict_vocabulary import vocabulary_lines
 from service.artifact.manifest import Manifest, VocabularyEntry
-from service.artifact.vocabulary_lines import vocabulary_lines
 from service.tables.vocabulary import open_vocabularies
 from service.types import Vocabulary
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.artifact.protos import message_class
-from service.artifact.text_form import fill_from_text
+from service.artifact.protos import fill_from_text, message_class
 from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.version_policy import All, Latest, Specific, VersionPolicy
 from service.errors import InvalidRequest, MalformedPayload

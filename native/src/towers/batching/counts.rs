@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::faults::Code;
 
-/// The limits of the histograms' buckets, ascending, from `service/observe/buckets.py`.
+/// The limits of the histograms' buckets, ascending, from `service/observe/metric_text.py`.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Limits {
     /// Limits of waits, in seconds; a wait of a limit belongs to the limit's own bucket.

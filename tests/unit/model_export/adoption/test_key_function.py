@@ -10,7 +10,7 @@ import pytest
 
 from model_export.adoption.key_evaluation import Evaluation, KeyFunction
 from model_export.adoption.key_graph import Fixed, Hashed, Known, NotRead, Shifted, Within
-from service.artifact.fingerprint import fingerprint64
+from service.artifact.hashes import fingerprint64
 from service.graph.flat_graph import flatten
 from service.types import Array
 

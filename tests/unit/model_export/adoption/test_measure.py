@@ -15,11 +15,10 @@ from model_export.adoption.summary import Served
 from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
-from service.graph.run_comparison import Rates
 from service.native.choice import has_core
 from service.native.native_servable import compile_native
 from service.process import trial
-from service.process.trial import Answer
+from service.process.trial import Answer, Rates
 
 pytestmark = [pytest.mark.tf, pytest.mark.skipif(not has_core(), reason="the native core is not built")]
 

@@ -22,7 +22,7 @@ from model_export.report.build import build_report
 from model_export.report.text import to_text
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
-from service.artifact.rounding import rounded
+from service.artifact.stored_tables import rounded
 from tests.core_lookups import CoreLookups
 from tests.unit.model_export.adoption.test_adopt import (
     FILMS,

@@ -14,7 +14,7 @@ from model_export.compaction.reduction import (
     sample_rows,
 )
 from model_export.graphs.reduced_table import widened
-from service.artifact.rounding import rounded
+from service.artifact.stored_tables import rounded
 
 
 def test_errors_by_hand() -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.exporter.bundle_writer import BundleWriter
-from service.artifact.bundle import read_bundle
-from service.artifact.sorted_table import read_records
+from service.artifact.bundle import read_bundle, read_records
 from tests.toy_model import masked_crc32c, stored_numbers, write_bundle
 
 TABLE = np.arange(30, dtype=np.float32).reshape(10, 3) - 4

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from model_export.errors import ExportError
 from model_export.graphs.reduced_table import ReducedTable, TableDtype, chosen_dtypes, reduced, widened
-from service.artifact.rounding import STEPS, packed, unpacked
+from service.artifact.stored_tables import STEPS, packed, unpacked
 from tests.stored_tables import nibbles
 
 DTYPES: tuple[TableDtype, ...] = ("float16", "bfloat16", "int8", "int4")
