@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,7 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from service.access.callers import PARTS, RIGHTS, Caller, Callers, Part, Right, Rule
 from service.access.guarded_engine import GuardedEngine
-from service.access.sessions import Sessions
+from service.access.sessions import SecretError, Sessions, SignedSessions, read_secrets
 from service.artifact.plain_file import read_plain_file
 from service.configuration.settings import StartError
 from service.engine.call import Observer
@@ -95,9 +94,6 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
         if secret_path:
             raise StartError("--console_secret_file is given: only a server with --auth_config has sessions")
         return None
-    # auth_config is imported here and not at the top: the TOML parser takes 5 ms of the start, and most servers
-    # have no --auth_config.
-
     try:
         file = AuthFile(Path(path), metrics.auth)
     except AuthConfigError as error:
@@ -110,9 +106,6 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
 def _sessions(callers: Callers, secret_path: str) -> Sessions:
     if not secret_path:
         return Sessions(callers)
-    # signed_sessions is imported here and not at the top, because most servers have no --console_secret_file.
-    from service.access.sessions import SecretError, SignedSessions, read_secrets
-
     try:
         return SignedSessions(callers, read_secrets(Path(secret_path)))
     except SecretError as error:
@@ -150,6 +143,10 @@ def read_auth_config(path: Path) -> AuthConfig:
     Raises:
       AuthConfigError: the file has a fault; an unknown key is a fault too.
     """
+    # The TOML parser is imported here and not at the top: it takes 5 ms of the start, and most servers have no
+    # --auth_config.
+    import tomllib
+
     text = _read(path)
     try:
         document = tomllib.loads(text.decode())

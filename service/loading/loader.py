@@ -408,7 +408,7 @@ def _native_graphs(
     """Returns signature -> graph for the native core; empty if the version has only lookup signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # native_graphs is imported here and not at the top, so that a version's lookups are answered before the modules of
+    # graph_opening is imported here and not at the top, so that a version's lookups are answered before the modules of
     # graphs are imported.
     from service.loading.graph_opening import native_graphs
 

@@ -384,7 +384,7 @@ class App:
         )
 
     def _create_admin(self) -> AdminServer:
-        # http_transport is imported here and not at the top, because it imports FastAPI, which takes long.
+        # control_servers is imported here and not at the top, because it imports FastAPI, which takes long.
         from service.process.control_servers import create_admin_server
 
         return create_admin_server(self._http_parts, self._lists.reload_config)

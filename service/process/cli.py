@@ -137,7 +137,7 @@ def set_signals(log: int) -> None:
 
 
 def _base_path_faults(settings: Settings) -> list[str]:
-    # model_config is imported here and not at the top, because it imports numpy, and _serve() must first set the number
+    # config_files is imported here and not at the top, because it imports numpy, and _serve() must first set the number
     # of numpy's threads.
     from service.configuration.config_files import base_path_faults
 
