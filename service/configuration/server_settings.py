@@ -181,7 +181,6 @@ class ServerSettings:
         "Threads of the native core that serve connections; 'auto' is one for each processor, or as many as the CPU "
         "quota allows.",
     )
-    workers: str = setting("", "Former name of threads; not used with threads.")
     file_system_poll_wait_seconds: float = setting(
         1.0, "Seconds between scans for new versions; 0 scans once, at the start.", 0, 86400
     )
@@ -241,10 +240,12 @@ class ServerSettings:
         100,
     )
     saved_model_tags: str = setting("serve", "Comma-separated tags of the MetaGraph to load.")
-    graph_signatures: Literal["auto", "lazy", "off"] = setting(
+    graph_signatures: Literal["auto", "whole", "lazy", "off"] = setting(
         "auto",
-        "Signatures that need TensorFlow: 'auto' loads their graph with the version if TensorFlow is installed, "
-        "'lazy' at the first request for one of them, 'off' never.",
+        "Signatures that need TensorFlow: 'auto' loads their graph with the version if TensorFlow is installed, and "
+        "looks rows up in the mapped tables, outside the graph, where the graph can be cut; 'whole' runs the whole "
+        "graph, on tables that TensorFlow loads; 'lazy' loads the graph at the first request for one of them, 'off' "
+        "never.",
     )
     refuse_unsafe_ops: Literal["auto", "on", "off"] = setting(
         "auto",
@@ -258,11 +259,6 @@ class ServerSettings:
         1,
         1024,
         default_about="as --threads=auto",
-    )
-    graph_towers: bool = setting(
-        True,
-        "Whether a predict looks rows up in the mapped tables and runs only the rest of its graph in TensorFlow, if "
-        "the graph can be cut; else TensorFlow loads the tables and runs the whole graph.",
     )
     tensorflow_session_parallelism: int = setting(
         0,
@@ -309,10 +305,9 @@ class ServerSettings:
     @property
     def num_threads(self) -> int:
         """Number of the native core's threads for connections; one per processor for "auto", 0 if it is no number."""
-        text = self.workers or self.threads
-        if text == "auto":
+        if self.threads == "auto":
             return num_processors()
-        return int(text) if text.isascii() and text.isdigit() else 0
+        return int(self.threads) if self.threads.isascii() and self.threads.isdigit() else 0
 
     @property
     def load_retry_interval_s(self) -> float:

@@ -122,11 +122,8 @@ def faults_of(settings: Settings) -> list[str]:
     for origin in settings.cors_origins:
         if not re.fullmatch(_ORIGIN, origin):
             found.append(f"--rest_api_cors_origins: {origin!r}: expected https://host or https://host:port")
-    if settings.workers and settings.threads != "auto":
-        found.append("--workers is another name of --threads: give one")
-    elif not 1 <= settings.num_threads <= _MAX_THREADS:
-        name = "workers" if settings.workers else "threads"
-        found.append(f"--{name} is {getattr(settings, name)!r}: expected 1 to {_MAX_THREADS}, or 'auto'")
+    if not 1 <= settings.num_threads <= _MAX_THREADS:
+        found.append(f"--threads is {settings.threads!r}: expected 1 to {_MAX_THREADS}, or 'auto'")
     try:
         remote_tables(settings.remote_tables)
     except ValueError as error:

@@ -193,7 +193,7 @@ def fill_nothing(servable: Servable, path: Path) -> None:
 class ServableLoader:
     """The loader, which turns a version folder into a servable. Concurrency: any thread.
 
-    graph_signatures: "auto", "lazy" or "off", as in Settings.
+    graph_signatures: "auto", "whole", "lazy" or "off", as in Settings.
     compile_native: compiles versions for the native core.
     graph_threads: TensorFlow's threads; inter_op_threads: TensorFlow's threads for simultaneous operations; None: as
       many as graph_threads.
@@ -474,7 +474,7 @@ def create_load_rules(
             inter_op_threads,
             on_warmup=metrics.warmups.warmed_up,
             batching=batching,
-            has_towers=settings.graph_towers,
+            has_towers=settings.graph_signatures != "whole",
             residency=residency_of(settings),
             paged_tables=paged_tables,
             pages=pages,

@@ -153,6 +153,6 @@ def open_model(settings: Settings, name: str, version: int, path: Path, manifest
                 lookups[one] = Lookup.of(entry, manifest, tables, lookup_rules(signatures[one], entry, manifest))
         model = make(signatures=specs, rows_of=tables, lookups=lookups)
     needs_graph = model.signatures.keys() - model.lookups.keys() - {INIT_SIGNATURE}
-    if graph is not None and needs_graph and settings.graph_signatures == "auto":
+    if graph is not None and needs_graph and settings.graph_signatures != "lazy":
         graph.open()
     return model

@@ -53,7 +53,6 @@ REFUSED: Mapping[str, str] = {
     "max_drift": "the comparison of versions",
     "table_lock": "tables locked in memory",
     "verify_tables": "the comparison of tables with their checksums",
-    "workers": "several threads for connections",
 }
 
 

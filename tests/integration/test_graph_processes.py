@@ -102,14 +102,14 @@ def test_a_model_of_lookups_loads_no_tensorflow_and_copies_no_table(serve: Serve
 
 def test_a_predict_behind_lookups_loads_the_library_and_no_table(serve: Serve, items: Callable[[str], Path]) -> None:
     own = {}
-    for has_towers in ("true", "false"):
-        server = serve(model_base_path=items("score/adopted"), graph_signatures="auto", graph_towers=has_towers).ready()
+    for signatures in ("auto", "whole"):
+        server = serve(model_base_path=items("score/adopted"), graph_signatures=signatures).ready()
         assert score(server, [3, 0, ROWS - 1]) == scores([3, 0, ROWS - 1])
         assert libraries(server) == {"libtensorflow_cc"}
-        own[has_towers] = own_bytes(server)
+        own[signatures] = own_bytes(server)
         assert server.http.get("/v1/statusz").json()["models"]["default"]["versions"][0]["not_run"] == {}
     # The whole graph restores the table into memory, the graph without its lookups only its layer.
-    assert own["false"] - own["true"] > TABLE_BYTES / 2, own
+    assert own["whole"] - own["auto"] > TABLE_BYTES / 2, own
 
 
 @pytest.mark.parametrize("flags", [(), ("--enable_batching",)], ids=["alone", "batched"])

@@ -122,7 +122,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "graph_signatures": ("off", "off"),
     "data_plane": ("reference", "reference"),
     "threads": ("3", "3"),
-    "workers": ("3", "3"),
     "graph_threads": ("3", 3),
     "grpc_max_threads": ("3", 3),
     "max_request_bytes": ("2048", 2048),
@@ -139,7 +138,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
     "models": ("a,b", "a,b"),
-    "graph_towers": ("0", False),
     "max_bytes_in_flight": ("100000000", 100_000_000),
     "strict": ("true", True),
     "strict_readiness": ("true", True),
@@ -272,24 +270,22 @@ def test_all_faults_are_told_at_once() -> None:
         ("--enable_model_warmup=yes", "--enable_model_warmup is 'yes': expected true or false"),
         ("--rest_api_strict_json=maybe", "--rest_api_strict_json is 'maybe': expected true or false"),
         ("--grpc_channel_arguments=a", "--grpc_channel_arguments is 'a': expected name=value,..."),
-        ("--graph_signatures=on", "--graph_signatures is 'on': expected one of auto, lazy, off"),
+        ("--graph_signatures=on", "--graph_signatures is 'on': expected one of auto, whole, lazy, off"),
     ],
 )
 def test_each_bad_value_is_named_with_what_was_wanted(argument: str, message: str) -> None:
     assert faults_of([*BASE, argument]) == [message]
 
 
-def test_workers_are_another_name_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_thread_for_each_processor_unless_a_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    given = ([], ["--threads=3"], ["--workers=3"], ["--workers=auto"])
-    assert [read_settings([*BASE, *more], {}).num_threads for more in given] == [8, 3, 3, 8]
-    assert faults_of([*BASE, "--workers=2", "--threads=2"]) == ["--workers is another name of --threads: give one"]
+    given = ([], ["--threads=3"], ["--threads=auto"])
+    assert [read_settings([*BASE, *more], {}).num_threads for more in given] == [8, 3, 8]
 
 
-@pytest.mark.parametrize("name", ["threads", "workers"])
 @pytest.mark.parametrize("number", ["0", "1025", "-1", "two", "1.5"])
-def test_a_number_of_threads_that_makes_no_sense_is_refused(name: str, number: str) -> None:
-    assert faults_of([*BASE, f"--{name}={number}"]) == [f"--{name} is {number!r}: expected 1 to 1024, or 'auto'"]
+def test_a_number_of_threads_that_makes_no_sense_is_refused(number: str) -> None:
+    assert faults_of([*BASE, f"--threads={number}"]) == [f"--threads is {number!r}: expected 1 to 1024, or 'auto'"]
 
 
 @pytest.mark.parametrize(
