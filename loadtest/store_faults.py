@@ -263,7 +263,6 @@ def running(folder: Path, models: Mapping[str, str], **settings: object) -> Iter
 
 
 def seeing(server: ServerProcess, models: Iterable[str]) -> OperatorView:
-    """Returns the view of an operator on models of a server."""
     return OperatorView(str(server.http.base_url), server.records, models)
 
 

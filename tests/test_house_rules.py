@@ -119,7 +119,7 @@ MAY_IMPORT: dict[str, Row] = {
         _FORMATS
         | {"service.configuration"}
         | {f"service.engine.{name}" for name in ("load_rules", "model_config", "model_set", "registry", "servable")}
-        | {f"service.graph.{name}" for name in ("preparation", "sparse")},
+        | {f"service.graph.{name}" for name in ("restoring", "sparse")},
         {
             "fastapi",
             "google.protobuf.message",

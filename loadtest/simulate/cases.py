@@ -285,7 +285,6 @@ class _Bucket:
         self.reads_left = _ALL
 
     def put(self, version: str, files: dict[str, bytes]) -> None:
-        """Writes objects of a version."""
         self.versions.setdefault(version, {}).update(files)
         plain = {path: data for path, data in self.versions[version].items() if not path.startswith("deltas/")}
         self.past.setdefault(version, []).append(plain)

@@ -231,9 +231,11 @@ class ModelSpec:
         return feature.combiner or self.table(feature.table).combiner
 
     def table_of(self, feature: str) -> TableSpec:
+        """Returns the table that a feature of the model reads."""
         return self.table(self.feature(feature).table)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the object that from_json() takes."""
         return dataclasses.asdict(self)
 
     @staticmethod
