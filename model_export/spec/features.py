@@ -231,7 +231,7 @@ class ModelSpec:
         return feature.combiner or self.table(feature.table).combiner
 
     def table_of(self, feature: str) -> TableSpec:
-        """Returns the table that a feature of the model reads."""
+        """Returns the table whose rows a feature's ids name."""
         return self.table(self.feature(feature).table)
 
     def to_json(self) -> dict[str, Any]:
