@@ -202,7 +202,10 @@ class _Connection:
 
 @dataclass
 class Stage:
-    """A cluster, and the model versions in it. seconds: for how long a fault lasts. secret: file of its password."""
+    """A cluster, and the model versions in it.
+
+    seconds: for how long a fault lasts at least. view: sees the present fault. secret: file of the cluster's password.
+    """
 
     cluster: Cluster
     servers: Sequence[LiveServer]
@@ -212,10 +215,13 @@ class Stage:
     secret: Path
     address: StoreAddress
     seconds: float
+    view: OperatorView | None = None
 
     def wait(self) -> None:
-        """Waits until the fault has lasted `seconds`."""
+        """Waits until the fault has lasted `seconds`, and until an operator has seen it or ought to have seen it."""
         time.sleep(self.seconds)
+        if self.view is not None:
+            self.view.wait()
 
     def mend(self, number: int) -> None:
         """Starts a killed node again, and waits until the cluster is whole."""
@@ -476,11 +482,11 @@ def run_on(
         for name, fault in faults:
             load.tally = tally = Tally(begin_s=time.monotonic())
             server = stage.servers[0]
-            with OperatorView(server.http, server.records, ["toy"], seen_within_s) as view:
+            with OperatorView(server.http, server.records, ["toy"], seen_within_s) as stage.view:
                 fault(stage)
                 time.sleep(settled_s)
-                view.wait()
-            tally.seen = view.told_of("toy")
+                stage.view.wait()
+            tally.seen = stage.view.told_of("toy")
             # The old tally stays open for a while: requests that are under way when the fault ends count for this
             # fault.
             load.tally = Tally(begin_s=time.monotonic())
