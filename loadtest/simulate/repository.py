@@ -17,7 +17,6 @@ Once nothing changes any more, all good versions that the policy wants are serve
 
 from __future__ import annotations
 
-import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable
@@ -323,7 +322,6 @@ def run_seed(seed: int, *, is_shortened: bool = False) -> str:
     Args:
       is_shortened: the text of a failure has the shortest way to it that hypothesis finds, which takes a while.
     """
-    logging.disable(logging.CRITICAL)
     rules = settings(
         max_examples=EXAMPLES,
         stateful_step_count=60,
