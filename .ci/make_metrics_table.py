@@ -65,7 +65,7 @@ class Family(NamedTuple):
 def exposition() -> str:
     """Returns the metrics page of a server that has counted each kind of event once."""
     with tempfile.TemporaryDirectory() as folder:
-        logs = RequestLogs(tags=[], max_bytes=1, max_files=1, has_answers=True)
+        logs = RequestLogs(tags=[], max_bytes=1, max_files=1)
         logs.configure([ModelConfig("m", "/m", request_log=RequestLogConfig(str(Path(folder) / "log"), 1.0))])
         counts = SimpleNamespace(read_bytes=0, listings=0, failures=0, fetched=0)
         more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]

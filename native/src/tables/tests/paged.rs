@@ -292,5 +292,10 @@ fn threads_read_and_drop_together() {
             });
         }
     });
-    assert_eq!(pager.counts().bytes, table.num_kept() as u64 * 4096);
+    // The audit may be between its two notes of a page that the kernel dropped.
+    let is_counted = || {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        pager.counts().bytes == table.num_kept() as u64 * 4096
+    };
+    assert!((0..3000).any(|_| is_counted()), "{:?}, {} kept", pager.counts(), table.num_kept());
 }
