@@ -107,12 +107,12 @@ def _sampled() -> Servable:
 def _report(metrics: Metrics) -> None:
     for method in ("Predict", "Classify"):
         subject = Subject("grpc", method, "m", 1, "s")
-        metrics.requests.finished(Finished(subject, "predict", None, 0.001, 0.001, 1))
+        metrics.requests.finished(Finished(subject, None, 0.001, 0.001, 1))
     # The END is of another version, because a version's counts are dropped when the version ends.
     metrics.version_changed("m", VersionStatus(2, State.LOADING))
     metrics.version_changed("m", VersionStatus(2, State.END, ArtifactError.code, "why"))
     rows, waits = Rows(BATCH_ROWS), Times(QUEUE)
-    rows.add(1)
+    rows.counts[0] = rows.total = 1
     waits.add(0.0)
     metrics.batches = lambda: Batches(1, 1, {"": waits}, {1: rows}, rows, rows, {"UNAVAILABLE": 1})
     metrics.admission.held_by_core({"m": 1})
