@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import generated_page
 
 from service.engine.admission_limits import Limits
-from service.engine.call import Finished, Subject
+from service.engine.call import Subject
 from service.engine.deltas import Deltas, DeltaStatus
 from service.engine.hot_rows import SampledRows
 from service.engine.model_config import ModelConfig, RequestLogConfig
@@ -28,7 +28,7 @@ from service.observe.metric_text import BATCH_ROWS, QUEUE, Rows, Times
 from service.observe.metrics import Metrics
 from service.observe.own_metrics import neighbor_lines, page_lines, readiness_lines, remote_lines, store_lines
 from service.observe.request_logs import RequestLogs
-from service.observe.request_metrics import Batches
+from service.observe.request_metrics import Batches, Successes
 from service.observe.serving_metrics import MEANINGS
 from service.remote.core_clusters import CacheCounts, ReadCounts, RemoteCounts, RemoteState
 from service.types import State, Table, TableCounts, VersionStatus
@@ -106,8 +106,13 @@ def _sampled() -> Servable:
 
 def _report(metrics: Metrics) -> None:
     for method in ("Predict", "Classify"):
-        subject = Subject("grpc", method, "m", 1, "s")
-        metrics.requests.finished(Finished(subject, None, 0.001, 0.001, 1))
+        counted = Successes("predict", has_examples=method == "Classify")
+        counted.times.add(0.001)
+        counted.run_times.add(0.001)
+        counted.rows = 1
+        if counted.examples is not None:
+            counted.examples.counts[0] = counted.examples.total = 1
+        metrics.requests.add(Subject("grpc", method, "m", 1, "s"), counted)
     # The END is of another version, because a version's counts are dropped when the version ends.
     metrics.version_changed("m", VersionStatus(2, State.LOADING))
     metrics.version_changed("m", VersionStatus(2, State.END, ArtifactError.code, "why"))
