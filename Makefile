@@ -45,7 +45,7 @@ $(READY): pyproject.toml client/pyproject.toml requirements.lock
 $(CORE): $(READY) $(CORE_SOURCES)
 	@rm -f $@
 	@! command -v cargo >/dev/null || { \
-	  echo "Building the native core (a minute at first, then some seconds after each change) ..."; \
+	  echo "Building the native core (some minutes at first) ..."; \
 	  $(BIN)/python -W ignore -c 'import setuptools; setuptools.setup()' --quiet build_rust --inplace; }
 	@touch -c $@
 

@@ -352,7 +352,7 @@ def _export_tpu_only(source: EstimatorSource, target: Path, assets_extra: Mappin
             copy = artifact / "assets.extra" / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
-        publish_folder(artifact, target)
+        publish_folder(artifact, target, is_new=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

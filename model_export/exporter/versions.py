@@ -75,7 +75,7 @@ def finish(
     # The server's user must be able to read all files.
     for each in [artifact, *artifact.rglob("*")]:
         each.chmod(0o755 if each.is_dir() else 0o644)
-    publish_folder(artifact, target)
+    publish_folder(artifact, target, is_new=True)
 
 
 def _with_labels(artifact: Path, manifest: Manifest, labels: Mapping[str, LabelSource]) -> Manifest:

@@ -36,15 +36,19 @@ def write_whole(path: Path, data: bytes, *, is_new: bool = False) -> None:
     sync_names(path.parent)
 
 
-def publish_folder(staging: Path, target: Path) -> None:
+def publish_folder(staging: Path, target: Path, *, is_new: bool = False) -> None:
     """Syncs all that is in a folder, and gives the folder its name; a folder of that name is replaced.
 
     While a folder is replaced, it has the name outdated(target) for a moment, and restore_folders() gives it back.
+
+    Args:
+      is_new: raise OSError if there is a folder of that name that holds anything, also if another program has just
+        made it.
     """
     for path in [staging, *staging.rglob("*")]:
         sync(path)
     old = outdated(target)
-    if is_replaced := target.exists():
+    if is_replaced := not is_new and target.exists():
         shutil.rmtree(old, ignore_errors=True)
         os.rename(target, old)
     os.rename(staging, target)

@@ -27,3 +27,15 @@ def test_a_replaced_folder_comes_back_if_the_new_one_never_got_its_name(tmp_path
     assert (target / "file").read_text() == "old"
     publish_folder(staging, target)
     assert [(path.name, (path / "file").read_text()) for path in tmp_path.iterdir()] == [("1", "new")]
+
+
+def test_a_new_folder_replaces_none(tmp_path: Path) -> None:
+    staging, target = tmp_path / "staging", tmp_path / "1"
+    for folder in (staging, target):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    with pytest.raises(OSError, match="not empty"):
+        publish_folder(staging, target, is_new=True)
+    assert (target / "file").read_text() == "1"
+    publish_folder(staging, target)
+    assert (target / "file").read_text() == "staging"
