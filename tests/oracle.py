@@ -44,8 +44,10 @@ def combine(
             pairs = pairs[:max_ids]
         vectors, factors = [], []
         for row_id, weight in pairs:
+            if positive_only and not weight > 0:
+                continue
             row = _row_of(row_id, len(table), on_bad_id, default_row)
-            if row is None or (positive_only and not weight > 0):
+            if row is None:
                 continue
             vectors.append(table[row].astype(np.float64) * weight)
             factors.append(float(weight))

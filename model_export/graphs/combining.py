@@ -41,9 +41,14 @@ def placed(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> tuple[Any, 
     return tf.where(is_inside, ids, tf.zeros([], ids.dtype)), is_inside
 
 
-def bad_id_checks(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> list[Any]:
-    """Returns assertions that fail for a refused id. Without them, a gather that XLA compiled would clamp bad ids."""
+def bad_id_checks(lookup: LookupFeature, ids: Any, weights: Any, vocabulary_size: int) -> list[Any]:
+    """Returns assertions that fail for a refused id. Without them, a gather that XLA compiled would clamp bad ids.
+
+    An id that its weight drops is not checked, as in TensorFlow's safe lookup.
+    """
     checks = []
+    if lookup.on_nonpositive_weight == "drop" and weights is not None:
+        ids = tf.boolean_mask(ids, weights > 0)
     if lookup.on_bad_id == "error":
         checks.append(tf.debugging.assert_non_negative(ids, f"{lookup.ids}: an id is negative"))
     if lookup.on_bad_id == "wrap":
@@ -111,7 +116,7 @@ def _vectors(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, weig
 
 
 def _one_per_row(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any) -> Any:
-    with tf.control_dependencies(bad_id_checks(lookup, ids, shape.vocabulary_size)):
+    with tf.control_dependencies(bad_id_checks(lookup, ids, None, shape.vocabulary_size)):
         inside, is_kept = placed(lookup, ids, shape.vocabulary_size)
         vectors = gathered(table, inside)
     return vectors if is_kept is None else tf.where(is_kept[:, None], vectors, 0.0)
@@ -121,7 +126,7 @@ def _sequence(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any) -> 
     length = lookup.max_sequence_length
     # Only ids that remain after the cut are checked: a bad id that is cut off is no error.
     ids = ids[:, :length]
-    with tf.control_dependencies(bad_id_checks(lookup, ids.flat_values, shape.vocabulary_size)):
+    with tf.control_dependencies(bad_id_checks(lookup, ids.flat_values, None, shape.vocabulary_size)):
         inside, is_kept = placed(lookup, ids.flat_values, shape.vocabulary_size)
         vectors = gathered(table, inside)
     if is_kept is not None:
@@ -136,12 +141,13 @@ def _combined(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, wei
     if lookup.max_ids_per_row is not None and lookup.on_too_many_ids == "truncate":
         ids = ids[:, : lookup.max_ids_per_row]
         weighted = None if weighted is None else weighted[:, : lookup.max_ids_per_row]
-    checks += bad_id_checks(lookup, ids.flat_values, shape.vocabulary_size)
+    factors = None if weighted is None else weighted.flat_values
+    checks += bad_id_checks(lookup, ids.flat_values, factors, shape.vocabulary_size)
     with tf.control_dependencies(checks):
         inside, is_kept = placed(lookup, ids.flat_values, shape.vocabulary_size)
         inside = ids.with_flat_values(tf.identity(inside))
-    if lookup.on_nonpositive_weight == "drop" and weighted is not None:
-        is_positive = weighted.flat_values > 0
+    if lookup.on_nonpositive_weight == "drop" and factors is not None:
+        is_positive = factors > 0
         is_kept = is_positive if is_kept is None else tf.logical_and(is_kept, is_positive)
     if is_kept is not None:
         mask = ids.with_flat_values(is_kept)
@@ -242,12 +248,14 @@ def padded_lookup(
     for name, lookup in entry.features.items():
         same = f"{name}: all features must have the same number of rows"
         checks.append(tf.debugging.assert_equal(_num_rows(ids[name]), count, same))
-        used = ids[name]
+        used, factors = ids[name], weights.get(name)
         if lookup.row_splits is not None:
             checks += too_many_checks(lookup, used)
             # Only ids that remain after the cut are checked: a bad id that is cut off is no error.
-            used = used[:, : _width(lookup)].flat_values
-        checks += bad_id_checks(lookup, used, shapes[name].vocabulary_size)
+            width = _width(lookup)
+            factors = None if factors is None else used.with_values(factors)[:, :width].flat_values
+            used = used[:, :width].flat_values
+        checks += bad_id_checks(lookup, used, factors, shapes[name].vocabulary_size)
     with tf.control_dependencies(checks):
         # The number of rows, `count`, depends on the checks, and the padding uses `count`, so the padding waits until
         # the checks have passed.
@@ -294,6 +302,8 @@ def _prepared(lookup: LookupFeature, ids: Any, weights: Any, vocabulary_size: in
     inside, is_kept = placed(lookup, ids.flat_values, vocabulary_size)
     mask = tf.ones(tf.shape(inside)) if weights is None else weights
     if lookup.on_nonpositive_weight == "drop":
+        # A dropped id is not checked, so it may lie outside the table.
+        inside = tf.where(mask > 0, inside, tf.zeros([], inside.dtype))
         mask = tf.where(mask > 0, mask, 0.0)
     if is_kept is not None:
         mask = tf.where(is_kept, mask, 0.0)

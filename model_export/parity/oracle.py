@@ -176,9 +176,11 @@ def _combined(
         rows = rows[:most]
     total, squares, weight_sum, count = np.zeros(table.shape[1]), 0.0, 0.0, 0
     for position, row in enumerate(rows):
-        vector = _vector(table, feature, int(row))
         weight = 1.0 if weights is None else float(weights[position])
-        if vector is None or (feature.on_nonpositive_weight == "drop" and not weight > 0):
+        if feature.on_nonpositive_weight == "drop" and not weight > 0:
+            continue
+        vector = _vector(table, feature, int(row))
+        if vector is None:
             continue
         total += weight * vector
         weight_sum += weight

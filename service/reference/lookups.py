@@ -1,7 +1,7 @@
 """Looks up the features of a lookup signature in its tables, by the policies of the manifest.
 
-A row of ids is cut at its limit first, and ids behind the limit are never checked. Then an id is compared with the size
-of the table, then its weight with 0. The first fault in the order of the rows refuses the request.
+A row of ids is cut at its limit first, and ids behind the limit are never checked. Then an id's weight is compared with
+0, then the id with the size of the table. The first fault in the order of the rows refuses the request.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def look_up(lookup: LookupFeature, table: Table, inputs: Tensors, dtype: str = "
     return _combined(lookup, table, ids, splits, inputs.get(lookup.weights or ""))
 
 
-def _rows_read(lookup: LookupFeature, ids: Array, at: Array, table: Table) -> Array:
+def _rows_read(lookup: LookupFeature, ids: Array, at: Array, table: Table, counts: Array | None = None) -> Array:
     """Returns the row that each of the ids at some positions reads, by the feature's policy for ids without a row.
 
-    Raises IdOutOfRange for the first id that the policy refuses.
+    Raises IdOutOfRange for the first id that the policy refuses, among those that count.
     """
     size = table.info.vocabulary_size
     ids_read = ids[at]
@@ -127,7 +127,7 @@ def _rows_read(lookup: LookupFeature, ids: Array, at: Array, table: Table) -> Ar
         case "wrap":
             is_refused = (ids_read < -size) | (ids_read >= size)
             rows = np.where(ids_read < 0, ids_read + size, ids_read)
-    for place in np.flatnonzero(is_refused)[:1]:
+    for place in np.flatnonzero(is_refused if counts is None else is_refused & counts)[:1]:
         position = int(at[place])
         raise id_out_of_range(lookup.ids, int(ids[position]), position, size)
     return rows
@@ -165,18 +165,20 @@ def _combined(lookup: LookupFeature, table: Table, ids: Array, splits: Array, we
     # The ids of the first row that is too long, and those behind it, are not checked: the row is the first fault.
     of_row, place = places(lengths[: too_long[0]] if too_long.size else lengths)
     at = splits[of_row] + place
-    rows = _rows_read(lookup, ids, at, table)
+    # An empty array of weights is the signature's default, and means weight 1 for every id.
+    factors = weights[at] if weights is not None and weights.size else None
+    counts = np.full(at.shape, True)
+    if factors is not None and lookup.on_nonpositive_weight == "drop":
+        counts = flushed(factors) > 0
+    rows = _rows_read(lookup, ids, at, table, counts)
     if too_long.size:
         row = int(too_long[0])
         raise IdsTooMany(
             f'input "{lookup.ids}": row {row} has {splits[row + 1] - splits[row]} ids, '
             f"this signature takes at most {most}."
         )
-    # An empty array of weights is the signature's default, and means weight 1 for every id.
-    factors = weights[at] if weights is not None and weights.size else None
-    counts = rows >= 0
-    if factors is not None and lookup.on_nonpositive_weight == "drop":
-        counts &= flushed(factors) > 0
+    # A refused id that does not count may be left among the rows.
+    counts &= rows >= 0
     lengths = np.bincount(of_row[counts], minlength=splits.size - 1)
     combine = partial(
         combined,

@@ -56,13 +56,9 @@ impl FeatureInputs<'_> {
         let weights = self.weights.as_deref().map(Weights::new).filter(|_| how.positive_only);
         (start..end).any(|i| {
             let id = ids.get(i);
-            let replaced = if id.cast_unsigned() < size { Ok(Some(id)) } else { feature.policy.replacement(id, size) };
-            match replaced {
-                Ok(None) => false,
-                Err(_) => true,
-                // A denormal weight is zero, as in the kernels.
-                Ok(Some(_)) => weights.is_none_or(|weights| weights.get(i) >= f32::MIN_POSITIVE),
-            }
+            // A denormal weight is zero, as in the kernels.
+            weights.is_none_or(|weights| weights.get(i) >= f32::MIN_POSITIVE)
+                && (id.cast_unsigned() < size || !matches!(feature.policy.replacement(id, size), Ok(None)))
         })
     }
 }

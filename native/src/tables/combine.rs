@@ -104,16 +104,18 @@ impl Combine<'_> {
         for i in start..end {
             self.table.prefetch_nth_row::<S>(self.ids, i + PREFETCH_DISTANCE);
             let mut id = self.ids.get(i);
-            if !self.table.has_row(id) {
-                *missing += 1;
+            let has_row = self.table.has_row(id);
+            *missing += usize::from(!has_row);
+            let weight = self.weights.map_or(1.0, |weights| weights.get(i));
+            // Before the policy: as in TensorFlow's safe lookup, an id that its weight drops is not checked.
+            if self.options.positive_only && !is_above_0(weight) {
+                continue;
+            }
+            if !has_row {
                 match self.table.replacement(id, i)? {
                     Some(row) => id = row,
                     None => continue,
                 }
-            }
-            let weight = self.weights.map_or(1.0, |weights| weights.get(i));
-            if self.options.positive_only && !is_above_0(weight) {
-                continue;
             }
             sums.add(weight);
             kept.rows.push(id);

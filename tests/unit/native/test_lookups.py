@@ -214,6 +214,11 @@ BY_HAND: dict[str, tuple[list[list[int]], dict[str, Any], list[list[float]]]] = 
         {"combiner": "sum", "weights": [[float("nan"), 2]], "on_nonpositive_weight": "drop"},
         [[4, 8, 2]],
     ),
+    "an id that its weight leaves out is not checked": (
+        [[9, 2], [-1, 1]],
+        {"combiner": "mean", "weights": [[0, 2], [float("nan"), 1]], "on_nonpositive_weight": "drop"},
+        [[2, 4, 1], [1, 1, 1]],
+    ),
     "no weights, none left out": ([[1, 2]], {"combiner": "sum", "on_nonpositive_weight": "drop"}, [[3, 5, 2]]),
 }
 
@@ -241,6 +246,11 @@ def test_combines_as_worked_out_by_hand(
         ),
         ([[1, 2, 3], [9]], {"combiner": "sum", "max_ids_per_row": 2}, "row 0 has 3 ids"),
         ([[9], [1, 2, 3]], {"combiner": "sum", "max_ids_per_row": 2}, "id 9 at position 0"),
+        (
+            [[9], [8]],
+            {"combiner": "sum", "weights": [[0], [1]], "on_nonpositive_weight": "drop"},
+            "id 8 at position 1",
+        ),
         ([[1], [0, 4]], {"max_sequence_length": 2}, "id 4 at position 2"),
         ([[-1, 1], [4]], {"max_sequence_length": 2, "on_bad_id": "drop_negative"}, "id 4 at position 2"),
     ],

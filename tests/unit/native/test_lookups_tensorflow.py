@@ -86,15 +86,25 @@ def without_zeros(rows: oracle.Rows) -> list[list[int]]:
     return [[row_id if row_id else -1 for row_id in row] for row in rows]
 
 
+def beyond_where_left_out(rows: oracle.Rows, weights: oracle.Weights) -> list[list[int]]:
+    """Returns rows with an id beyond the table in place of each id whose weight is not positive."""
+    pairs = [zip(row, factors, strict=True) for row, factors in zip(rows, weights, strict=True)]
+    return [[row_id if weight > 0 else V + 3 for row_id, weight in row] for row in pairs]
+
+
 @cache
 def safe_lookup(
     tf: Any, seed: int, combiner: str, is_weighted: bool, *, positive: bool, has_negative: bool = False
 ) -> np.ndarray:
     """Returns the answer of TensorFlow's safe sparse lookup for a seed."""
     table, rows, weights = draw(seed, positive=positive)
+    if has_negative:
+        rows = without_zeros(rows)
+    if is_weighted and combiner != "sum":
+        rows = beyond_where_left_out(rows, weights)
     found: np.ndarray = tf.nn.safe_embedding_lookup_sparse(
         [tf.constant(table)],
-        ragged_tensor(tf, without_zeros(rows) if has_negative else rows).to_sparse(),
+        ragged_tensor(tf, rows).to_sparse(),
         sparse_weights=ragged_tensor(tf, weights, "float32").to_sparse() if is_weighted else None,
         combiner=combiner,
     ).numpy()
@@ -115,7 +125,7 @@ def test_dropping_negative_ids_is_what_the_safe_lookup_does(where: Where, tf: An
 def test_leaving_weights_out_is_what_the_safe_lookup_does_unless_it_sums(where: Where, tf: Any, combiner: str) -> None:
     for seed in range(CASES):
         table, rows, weights = draw(seed, positive=False)
-        rows = without_zeros(rows)
+        rows = beyond_where_left_out(without_zeros(rows), weights)
         expected = safe_lookup(tf, seed, combiner, True, positive=False, has_negative=True)
         found = combine(
             where,

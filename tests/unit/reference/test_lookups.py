@@ -58,6 +58,9 @@ def test_weights() -> None:
     assert found([[1, 2]], [1, -1], combiner="mean") == [[0, 0]]
     assert found([[2]], [0.5], combiner="mean", mean_divisor="at_least_one") == [[1, 2]]
     assert found([[2], [3]], [0, 1], on_nonpositive_weight="drop", combiner="mean") == [[0, 0], [3, 9]]
+    assert found([[9], [3, -1]], [0, 1, -1], on_nonpositive_weight="drop") == [[0, 0], [3, 9]]
+    with pytest.raises(IdOutOfRange, match="id 8 at position 1"):
+        found([[9], [8]], [0, 1], on_nonpositive_weight="drop")
 
 
 def test_ids_without_a_row() -> None:

@@ -72,6 +72,31 @@ def test_a_lookup_in_a_v1_graph(tmp_path: Path, device: LookupDevice, parts: int
     assert definition.inputs["bag__values"].dtype == (tf.int32 if device == "tpu_tensor_core" else tf.int64)
 
 
+@pytest.mark.parametrize("device", ["cpu", "tpu_tensor_core"])
+def test_an_id_that_its_weight_leaves_out_is_not_checked(device: LookupDevice) -> None:
+    from model_export.graphs.lookup_graph import build_lookup
+    from model_export.tensorflow_setup import tf
+
+    bag = FeatureSpec("bag", "t", is_ragged=True, max_ids_per_row=3, on_bad_id="error", on_nonpositive_weight="drop")
+    spec = ModelSpec(SPEC.tables, (bag,))
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        entry = lookup_entry(spec, device, batch_sizes=(4,))
+        assert entry.features["bag"].on_nonpositive_weight == "drop"
+        definition = build_lookup(entry, spec, {"t": placed(tf, 1)}).signature_def("s")
+        session.run(v1.global_variables_initializer())
+
+        def looked_up(*weights: float) -> Any:
+            values = {"bag__values": [1, 99, -5, 3], "bag__row_splits": [0, 2, 4], "bag__weights": list(weights)}
+            feeds = {definition.inputs[name].name: value for name, value in values.items()}
+            return session.run(definition.outputs["bag"].name, feeds).tolist()
+
+        assert looked_up(2, 0, -1, 1) == [[2, 3], [6, 7]]
+        for place in (1, 2):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="an id is"):
+                looked_up(*(1 if place == at or at in (0, 3) else 0 for at in range(4)))
+
+
 def test_keys_need_a_vocabulary_table() -> None:
     from model_export.graphs.lookup_graph import build_lookup
 

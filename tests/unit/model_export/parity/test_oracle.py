@@ -93,6 +93,8 @@ def test_a_row_is_cut_before_its_ids_are_looked_at() -> None:
 def test_weights_of_0_or_less_can_be_dropped() -> None:
     ids = row(1, 2, 3, weights=[2, 0, -4])
     assert looked_up(TABLE, bag("mean", on_nonpositive_weight="drop"), ids).tolist() == [[1, 2]]
+    beyond = row(1, 99, -7, weights=[2, 0, -4])
+    assert looked_up(TABLE, bag("mean", on_nonpositive_weight="drop"), beyond).tolist() == [[1, 2]]
     # (2 * (1, 2) + 8, 0) / (2 - 4)
     assert looked_up(TABLE, bag("mean"), ids).tolist() == [[-5, -2]]
 
