@@ -77,6 +77,7 @@ check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(BIN)/python .ci/make_settings_table.py --check
 	$(BIN)/python .ci/make_metrics_table.py --check
 	$(BIN)/python .ci/make_errors_table.py --check
+	$(BIN)/python .ci/make_claims.py --check
 	$(BIN)/python .ci/make_pictures.py --check
 	$(BIN)/python .ci/make_notices.py --check
 	$(if $(shell command -v npm),@$(MAKE) --no-print-directory console-check,\
@@ -108,6 +109,7 @@ generated: $(READY)  ## rebuild the generated files
 	$(BIN)/python .ci/make_settings_table.py
 	$(BIN)/python .ci/make_metrics_table.py
 	$(BIN)/python .ci/make_errors_table.py
+	$(BIN)/python .ci/make_claims.py
 	$(BIN)/python .ci/make_pictures.py
 	$(BIN)/python .ci/make_notices.py
 

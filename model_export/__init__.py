@@ -1,6 +1,6 @@
 """Trains TPU-embedding models and exports them as stock SavedModels. It imports no module of the server's wire formats.
 
-The public names are listed here and imported on first use (docs/adr/0008), because most of them need TensorFlow, whose
+The public names are listed here and imported on first use (docs/adr/0043), because most of them need TensorFlow, whose
 import takes seconds.
 """
 

@@ -269,7 +269,7 @@ MAY_IMPORT: dict[str, Row] = {
     # model_export.remote writes what the server reads, so it imports the server's layout of keys.
     "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     # model_export.stores writes with the server's own client of object stores. obstore is an optional extra, so the
-    # commands import the folder late (docs/adr/0055).
+    # commands import the folder late (docs/adr/0044).
     "model_export.stores": Row(
         _SHARED | {"model_export.folder_checks", "service.engine.model_config", "service.stores.object_store"}, {"tqdm"}
     ),
@@ -370,7 +370,7 @@ ALSO_KNOWN: dict[str, set[str]] = {
     "loadtest/replay/*.py": {"tests"},
 }
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use
-# (docs/adr/0008).
+# (docs/adr/0043).
 PUBLIC_PACKAGES = [Path("model_export"), CLIENT / "embedding_client"]
 
 

@@ -1,4 +1,4 @@
-"""Prepares the workloads, measures the service and its baselines, and prints the tables of docs/performance.md.
+"""Prepares the workloads, measures the service and its baselines, and prints the tables of docs/benchmark.md.
 
 python -m loadtest.bench                         all of it, some 20 minutes
 python -m loadtest.bench --quick                 once through, 5 minutes
@@ -24,7 +24,7 @@ from loadtest.bench.workloads import FULL, TINY, Data
 from loadtest.live_server import ROOT
 
 START = "start/10GB"
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENT = ROOT / "docs" / "benchmark.md"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="names the cases and ends")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="keeps models between runs")
     parser.add_argument("--out", type=Path, help="JSON of the results (default: results.json in that folder)")
-    parser.add_argument("--write_docs", action="store_true", help="puts the tables into docs/performance.md")
+    parser.add_argument("--write_docs", action="store_true", help="puts the tables into docs/benchmark.md")
     return parser
 
 
