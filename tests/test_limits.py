@@ -144,7 +144,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
 WORDS = {
     "as many as processors",
     "half of the limit on open files",
-    "twice that, or twice `--graph_threads` if that is more",
+    "twice that, or twice TensorFlow's threads if that is more",
 }
 # Limits that are rules of a protocol, so the code has no number for them.
 RULES = {

@@ -72,11 +72,8 @@ class Access:
         return guarded
 
     def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread that reloads the --auth_config file when it changes; starts none if poll_interval_s is 0."""
-        if poll_interval_s > 0:
-            threading.Thread(
-                target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True
-            ).start()
+        """Starts a thread that reloads the --auth_config file when it changes."""
+        threading.Thread(target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True).start()
 
 
 def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:

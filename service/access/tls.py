@@ -296,11 +296,9 @@ class Wires:
         self.http = self._file("rest_api_ssl_config_file", HTTP_API, "http/1.1")
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread that reads the TLS files again at each interval; starts none if the interval is 0 or no port
-        has TLS.
-        """
+        """Starts a thread that reads the TLS files again at each interval; starts none if no port has TLS."""
         files = [file for file in (self.grpc, self.http) if file is not None]
-        if files and poll_interval_s > 0:
+        if files:
             threading.Thread(target=_poll, args=(files, stop, poll_interval_s), name="tls-files", daemon=True).start()
 
     def _file(self, flag: str, api: str, protocol: str) -> TlsFile | None:

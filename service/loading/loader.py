@@ -522,7 +522,7 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
     return DeltaRules(
         journal_folder=_journal_folder(settings),
         max_rows=settings.delta_max_rows,
-        max_file_bytes=settings.delta_max_file_mib << 20,
+        max_file_bytes=settings.delta_journal_max_mib << 18,
         max_journal_bytes=settings.delta_journal_max_mib << 20,
         wake=wake,
     )
@@ -548,13 +548,13 @@ def residency_of(settings: Settings) -> Residency:
     """
     pages = settings.table_pages
     if pages == "auto":
-        # With --table_pages=auto, huge pages are asked for before a version answers only if --table_prefault reads
-        # every page then anyway.
-        pages = "huge" if settings.table_prefault else "normal"
+        # With --table_pages=auto, huge pages are asked for before a version answers only if --warm=tables reads every
+        # page then anyway.
+        pages = "huge" if settings.warm == "tables" else "normal"
     return Residency(
-        is_prefaulted=settings.table_prefault,
-        bytes_per_s=settings.table_prefault_mib_per_s * 2**20,
+        is_prefaulted=settings.warm == "tables",
+        bytes_per_s=settings.warm_mib_per_s * 2**20,
         lock=settings.table_lock,
         advice=pages,
-        is_warmed=settings.warm,
+        is_warmed=settings.warm == "hot_rows",
     )

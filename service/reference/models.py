@@ -26,7 +26,7 @@ FOLLOWED = frozenset(
         *("allow_version_labels_for_unavailable_models", "host", "port", "rest_api_port", "grpc_socket_path"),
         *("file_system_poll_wait_seconds", "max_num_load_retries", "load_retry_interval_micros", "load_timeout_s"),
         *("first_loads_timeout_s", "version_settle_s", "reload_replaced_versions", "saved_model_tags"),
-        *("graph_signatures", "graph_threads", "tensorflow_session_parallelism"),
+        *("graph_signatures", "tensorflow_session_parallelism"),
         *("tensorflow_intra_op_parallelism", "tensorflow_inter_op_parallelism", "grpc_max_threads"),
         *("max_request_bytes", "max_response_bytes", "rest_api_strict_json", "rest_api_keep_alive_s"),
         *("grpc_channel_arguments", "enable_serialization_as_tensor_content", "shutdown_delay_s", "drain_timeout_s"),
