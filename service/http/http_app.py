@@ -60,7 +60,7 @@ def create_http_app(
     console: ConsoleSources | None = None,
     spans: Callable[[ASGIApp], ASGIApp] | None = None,
     forwarding: Forwarding = NO_FORWARDING,
-    statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
+    statusz: Callable[[], Mapping[str, Any]] | None = None,
 ) -> FastAPI:
     """Returns the ASGI application of the public HTTP port.
 
@@ -76,8 +76,7 @@ def create_http_app(
       console: data of the console; None: there is no console.
       spans: wraps the application so that its requests are traced; None: they are not.
       forwarding: reads the headers that the native core adds to forwarded requests.
-      statusz: a function that gathers the status page's content, and one that makes HTML of it; None: there is no
-        status page.
+      statusz: gathers the content of the status page; None: there is none.
     """
 
     @asynccontextmanager
@@ -107,7 +106,7 @@ def create_http_app(
     add_open_inference_routes(app, engine)
     add_admin_routes(app, engine, metrics, metrics_paths)
     if statusz is not None:
-        add_statusz_route(app, *statusz)
+        add_statusz_route(app, statusz)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
     openapi.complete(app, engine, strict_json=strict_json)
