@@ -13,14 +13,13 @@ from typing import NamedTuple, cast
 
 import generated_page
 
-from service.engine.admission_limits import Limits
-from service.engine.call import Subject
+from service.engine.admission import Limits
+from service.engine.counts import PageCounts, SampledRows
 from service.engine.deltas import Deltas, DeltaStatus
-from service.engine.hot_rows import SampledRows
 from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.neighbor_indexes import IndexName
 from service.engine.neighbors import RowIndex
-from service.engine.page_counts import PageCounts
+from service.engine.request_context import Subject
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError
 from service.observe.logs import dropped_line_metrics

@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeVar, cast
 from service.access.callers import PARTS, RIGHTS, Caller, Callers, Part, Right, Rule
 from service.access.guarded_engine import GuardedEngine
 from service.access.sessions import SecretError, Sessions, SignedSessions, read_secrets
-from service.artifact.plain_file import read_plain_file
+from service.artifact.files import read_plain_file
 from service.configuration.settings import StartError
-from service.engine.call import Observer
 from service.engine.engine import Engine
 from service.engine.registry import Registry
+from service.engine.request_context import Observer
 from service.observe.reload_metrics import ReloadCounter
 
 Text = tuple[bytes, str]

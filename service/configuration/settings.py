@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from service.configuration.server_settings import ServerSettings, setting
-from service.engine.admission_limits import NeighborLimits
+from service.engine.admission import NeighborLimits
 
 # Channel argument of gRPC that the native core follows -> the setting that the core has for it.
 CORE_CHANNEL_ARGUMENTS: Mapping[str, str] = {

@@ -23,14 +23,12 @@ from service.configuration.settings import Settings, StartError
 from service.deltas.overlay import Overlay, PrivateMaps
 from service.deltas.rules import DeltaRules, JournalPruning
 from service.deltas.version_deltas import Target
-from service.engine.batching_parameters import BatchingParameters
-from service.engine.load_rules import LoadRules
+from service.engine.loads import LoadRules, OpenStore
 from service.engine.model_config import ModelConfig, Origin
 from service.engine.servable import Servable
-from service.engine.version_source import OpenStore
 from service.errors import ArtifactError, DataLoss, InvalidRequest, ServiceError
-from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
+from service.graph.savedmodel import LazyBackend
 from service.loading.feature_lookups import CompileNative
 from service.loading.table_pages import PagedTables, TablePages, TableVerification
 from service.loading.warmup import replay_requests, warm_up
@@ -41,7 +39,7 @@ from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
 from service.types import Array, runnable
-from service.wire.batching_proto import parse_batching_text
+from service.wire.config_protos import BatchingParameters, parse_batching_text
 
 if TYPE_CHECKING:
     from service.loading.graph_opening import GraphOpening

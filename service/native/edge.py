@@ -21,12 +21,11 @@ from service import _native
 from service.access.callers import Caller, Callers
 from service.access.tls import Wires
 from service.configuration.settings import Settings, StartError
-from service.engine.recording import Recorder
-from service.engine.tracing import Tracing
+from service.engine.request_context import Recorder, Tracing
 from service.errors import InvalidRequest
 from service.native.native_servable import RoutePublisher
 from service.observe.metric_text import EXAMPLES, QUEUE, REQUEST
-from service.wire.ssl_config_proto import SslConfig
+from service.wire.config_protos import SslConfig
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from service.artifact.hashes import masked_of
 from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, encode_record
 from service.engine.model_config import ModelConfig, RequestLogConfig
-from service.engine.recording import Recorder
+from service.engine.request_context import Recorder
 from service.observe.metric_text import family, labels, sample
 
 SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"

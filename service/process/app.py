@@ -17,8 +17,7 @@ from service.access.tls import TlsError, Wires
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
 from service.deltas.version_deltas import Follower
-from service.engine.admission import Admission
-from service.engine.admission_limits import Limits
+from service.engine.admission import Admission, Limits
 from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry

@@ -11,13 +11,11 @@ from typing import Any
 from service.access.access import Access
 from service.configuration.settings import Settings
 from service.engine.engine import Engine
-from service.grpc.grpcio_server import GrpcServer
-from service.grpc.guard import Guard
-from service.http.admin_app import create_admin_app
+from service.grpc.grpcio_server import GrpcServer, Guard
+from service.http.admin_app import add_upsert_routes, create_admin_app
 from service.http.console_routes import ConsoleSources, new_csrf
 from service.http.http_app import create_http_app
-from service.http.statusz_route import add_statusz_route
-from service.http.upsert_routes import add_upsert_routes
+from service.http.operations_routes import add_statusz_route
 from service.http.uvicorn_server import HttpServer, uvicorn_config
 from service.native.forwarded import Forwarding
 from service.process.bound_ports import BoundPort

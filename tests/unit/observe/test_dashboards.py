@@ -14,9 +14,9 @@ import promql_parser
 import pytest
 import yaml
 
+from service.engine.counts import PageCounts
 from service.engine.model_config import ModelConfig
 from service.engine.neighbor_indexes import IndexName
-from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
