@@ -14,7 +14,7 @@ import generated_page
 
 from embedding_client.errors import error_of
 from service.errors import ServiceError
-from service.grpc.status_codes import STATUS_CODES
+from service.grpc.refusals import STATUS_CODES
 from service.http.errors import CODE_HEADER, ERROR_HEADERS, HTTP_STATUS
 
 HEAD = f"""\

@@ -13,14 +13,13 @@ from typing import NamedTuple, cast
 
 import generated_page
 
-from service.engine.admission_limits import Limits
-from service.engine.call import Subject
+from service.engine.admission import Limits
+from service.engine.counts import PageCounts, SampledRows
 from service.engine.deltas import Deltas, DeltaStatus
-from service.engine.hot_rows import SampledRows
 from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.neighbor_indexes import IndexName
 from service.engine.neighbors import RowIndex
-from service.engine.page_counts import PageCounts
+from service.engine.request_context import Subject
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError
 from service.observe.logs import dropped_line_metrics
@@ -65,7 +64,7 @@ class Family(NamedTuple):
 def exposition() -> str:
     """Returns the metrics page of a server that has counted each kind of event once."""
     with tempfile.TemporaryDirectory() as folder:
-        logs = RequestLogs(tags=[], max_bytes=1, max_files=1)
+        logs = RequestLogs(tags=[], max_bytes=1)
         logs.configure([ModelConfig("m", "/m", request_log=RequestLogConfig(str(Path(folder) / "log"), 1.0))])
         counts = SimpleNamespace(read_bytes=0, listings=0, failures=0, fetched=0)
         more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]

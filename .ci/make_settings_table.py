@@ -65,7 +65,7 @@ def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
         values = f"{span}, `auto`"
     else:
         values = {"str": "text", "int": span, "float": span, "bool": "true, false"}[kind.__name__]
-    default = about["default_about"] or (f"`{setting.default}`" if setting.default != "" else "")
+    default = f"`{setting.default}`" if setting.default != "" else ""
     if isinstance(setting.default, bool):
         default = default.lower()
     cells = (f"`--{setting.name}`", values, default, about["about"])

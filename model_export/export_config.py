@@ -13,7 +13,7 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.folder_checks import StoreUri, out_place
-from service.near_names import did_you_mean
+from service.errors import did_you_mean
 
 CONFIG_EXAMPLE = """\
 factory = "my_package.training:trained_model"   # called without arguments; what it returns is exported

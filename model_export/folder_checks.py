@@ -13,7 +13,7 @@ from pathlib import Path
 from model_export.errors import ExportError
 from service.artifact.manifest import MANIFEST_PATH
 from service.engine.model_config import is_in_store
-from service.near_names import did_you_mean
+from service.errors import did_you_mean
 
 SAVED_MODEL = "saved_model.pb"
 RUN_FILE = "run.json"

@@ -85,8 +85,8 @@ def _is_ready_by_grpc(settings: Settings, host: str) -> bool:
 
 
 def _wants_certificate(file: str) -> bool:
-    from service.artifact.plain_file import read_plain_file
-    from service.wire.ssl_config_proto import parse_ssl_config_text
+    from service.artifact.files import read_plain_file
+    from service.wire.config_protos import parse_ssl_config_text
 
     return parse_ssl_config_text(read_plain_file(Path(file)).decode(), file).client_verify
 

@@ -17,9 +17,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-from service.engine.call import Finished
 from service.engine.engine import Engine
 from service.engine.registry import Registry
+from service.engine.request_context import Finished
 from service.graph.library import import_tensorflow
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native

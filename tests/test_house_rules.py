@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from service import errors
-from service.grpc.status_codes import STATUS_CODES
+from service.grpc.refusals import STATUS_CODES
 from service.http.errors import HTTP_STATUS
 from tests import rust_sources
 from tests.source_files import (
@@ -52,9 +52,8 @@ class Row(NamedTuple):
 # _BASE: modules that every folder of the server may import. _FORMATS: the same, and the formats of files.
 _BASE = {"service.errors", "service.types"}
 _FORMATS = _BASE | {"service.artifact"}
-# _SHARED: modules of the server that every folder of model_export may import. near_names is among them, so that both
-# programs suggest a name for a misspelt one in the same words.
-_SHARED = _FORMATS | {"service.near_names", "model_export.environment", "model_export.errors"}
+# _SHARED: modules of the server that every folder of model_export may import.
+_SHARED = _FORMATS | {"model_export.environment", "model_export.errors"}
 _TRAINED = _SHARED | {"model_export.spec", "model_export.tensorflow_setup"}
 
 # The table of allowed imports. A row names only rows above it, so that no two folders import each other
@@ -62,7 +61,6 @@ _TRAINED = _SHARED | {"model_export.spec", "model_export.tensorflow_setup"}
 MAY_IMPORT: dict[str, Row] = {
     "service._native": Row(),
     "service.errors": Row(),
-    "service.near_names": Row(),
     "service.types": Row({"service.errors"}, {"numpy"}),
     # service.native_tables imports the native core's kernels and checksums, if the core is installed.
     "service.native_tables": Row({"service._native"}),
@@ -70,18 +68,16 @@ MAY_IMPORT: dict[str, Row] = {
     "service.artifact": Row(_BASE | {"service.native_tables"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     # The engine imports artifact.completeness, because it must ignore a version folder that is not complete.
     # It imports artifact.row_labels for what people call the rows of its tables.
-    "service.engine": Row(
-        _BASE | {"service.artifact.completeness", "service.artifact.row_labels", "service.near_names"}, {"numpy"}
-    ),
+    "service.engine": Row(_BASE | {"service.artifact.completeness", "service.artifact.row_labels"}, {"numpy"}),
     # service.remote reads tables in a cluster. redis-py is an optional extra, so modules outside this folder import it
     # late.
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
-        # The tables import engine.hot_rows for counts by feature, and engine.neighbors for the types of a search for
+        # The tables import engine.counts for counts by feature, and engine.neighbors for the types of a search for
         # nearest rows.
         _FORMATS
         | {"service.native_tables", "service.remote"}
-        | {f"service.engine.{name}" for name in ("hot_rows", "neighbors")},
+        | {f"service.engine.{name}" for name in ("counts", "neighbors")},
         {"numpy", "ml_dtypes"},
     ),
     # service.comparison opens both versions as a load does.
@@ -90,15 +86,13 @@ MAY_IMPORT: dict[str, Row] = {
         _FORMATS | {"service.engine", "service.remote.address"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}
     ),
     "service.configuration": Row(
-        _BASE
-        | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
-        | {"service.remote.address"}
+        _BASE | {"service.artifact.files", "service.engine", "service.wire"} | {"service.remote.address"}
     ),
-    "service.healthcheck": Row({"service.artifact.plain_file", "service.configuration", "service.wire"}, {"grpc"}),
+    "service.healthcheck": Row({"service.artifact.files", "service.configuration", "service.wire"}, {"grpc"}),
     # No other folder of the server may import obstore. It is an optional extra, so process.object_stores imports this
     # folder only if --store_cache_dir is set.
     "service.stores": Row(
-        _FORMATS | {"service.engine.base_paths"},
+        _FORMATS | {"service.engine.model_config"},
         {"obstore"},
     ),
     "service.deltas": Row(
@@ -118,7 +112,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.reference": Row(
         _FORMATS
         | {"service.configuration"}
-        | {f"service.engine.{name}" for name in ("load_rules", "model_config", "model_set", "registry", "servable")}
+        | {f"service.engine.{name}" for name in ("loads", "model_config", "model_set", "registry", "servable")}
         | {f"service.graph.{name}" for name in ("restoring", "sparse")},
         {
             "fastapi",
@@ -144,7 +138,7 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     "service.access": Row(
         _BASE
-        | {"service.artifact.plain_file", "service.configuration", "service.engine", "service.wire"}
+        | {"service.artifact.files", "service.configuration", "service.engine", "service.wire"}
         # service.access counts the reloads of its files (callers, certificates) in metrics.
         | {"service.observe.reload_metrics"}
     ),
@@ -159,7 +153,7 @@ MAY_IMPORT: dict[str, Row] = {
             "service.artifact.signature_rules",
             "service.graph.native_form",
             "service.wire.predict_proto",
-            "service.wire.ssl_config_proto",
+            "service.wire.config_protos",
         }
         | {"service.observe.request_metrics", "service.observe.metric_text"}
         | {f"service.remote.{name}" for name in ("address", "core_clusters", "counts", "layout")},
@@ -172,15 +166,17 @@ MAY_IMPORT: dict[str, Row] = {
             f"service.{name}"
             for name in ("comparison", "configuration", "deltas", "engine", "graph", "remote", "tables", "wire")
         }
-        | {"service.near_names", "service.observe.metrics"},
+        | {"service.observe.metrics"},
         {"numpy"},
     ),
     # The reference servers may import no tables, no graphs and no settings.
     "service.http": Row(
         _BASE
-        | {"service.artifact.signature_def", "service.engine", "service.near_names", "service.wire"}
-        | {"service.access.callers", "service.access.sessions", "service.native.forwarded"},
-        {"fastapi", "orjson", "starlette", "uvicorn"},
+        | {"service.artifact.signature_def", "service.engine", "service.wire"}
+        | {"service.access.callers", "service.access.sessions", "service.native.forwarded"}
+        # The schemas of the OpenAPI document are made from the dataclasses that are written as JSON.
+        | {"service.comparison.document"},
+        {"fastapi", "orjson", "pydantic", "starlette", "uvicorn"},
     ),
     "service.grpc": Row(
         _BASE
@@ -213,7 +209,7 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.answers": Row(
         _FORMATS
         | {"model_export.graphs", "service.engine.servable", "service.graph", "service.process.trial"}
-        | {"service.reference.model", "service.tables.backend", "service.wire.predict_proto"},
+        | {"service.reference.models", "service.tables.backend", "service.wire.predict_proto"},
         {"numpy", "tensorflow"},
     ),
     # The oracle computes lookups with formulas and readers of its own, so of the server it may import only the file

@@ -15,7 +15,7 @@ import yaml
 from service.configuration.settings_reading import read_settings
 from service.errors import ServiceError
 from service.remote.address import remote_tables
-from service.wire.model_config_proto import parse_config_text
+from service.wire.config_protos import parse_config_text
 from tests.helm_templates import Chart, merged
 
 kubernetes = pytest.importorskip(

@@ -98,9 +98,9 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         "service/http/table_view_routes.py",
         r"MAX_READS = (\d+)",
     ),
-    "points of a table's map (`:projection`)": ("service/engine/table_projection.py", r"MAX_POINTS = ([\d_]+)"),
+    "points of a table's map (`:projection`)": ("service/engine/table_view.py", r"MAX_POINTS = ([\d_]+)"),
     "maps of tables, and colours of maps, that wait; that are kept": (
-        "service/engine/table_projection.py",
+        "service/engine/table_view.py",
         r"MAX_MAPS = (\d+)",
     ),
     "sessions of the console": ("service/access/sessions.py", r"MAX_SESSIONS = (\d+)"),
@@ -144,7 +144,7 @@ CONSTANTS: dict[str, tuple[str, str]] = {
 WORDS = {
     "as many as processors",
     "half of the limit on open files",
-    "twice that, or twice `--graph_threads` if that is more",
+    "twice that, or twice TensorFlow's threads if that is more",
 }
 # Limits that are rules of a protocol, so the code has no number for them.
 RULES = {
@@ -239,7 +239,7 @@ def known_reasons(kind: str) -> frozenset[str]:
         assert block
         floods = {name if name == "malformed" else f"flood_{name}" for name in re.findall(r'"(\w+)"', block[1])}
         return frozenset(floods | {"connections", "handshake", "idle", "stalled"})
-    admission = (ROOT / "service/engine/admission_limits.py").read_text()
+    admission = (ROOT / "service/engine/admission.py").read_text()
     in_python = re.search(r"Reason = Literal\[(.+)\]", admission)
     assert in_python
     refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs", "http.rs"))

@@ -23,15 +23,7 @@ _MODEL, _FEATURE = "attacked", "user"
 _LARGE_IDS = 32_000
 # Seconds that a server waits for a client that sends slowly or does not read; an attack lasts longer.
 _PATIENCE_S = 1
-_IMPATIENT = [
-    f"--{name}={_PATIENCE_S}"
-    for name in (
-        "rest_api_head_timeout_s",
-        "rest_api_stall_timeout_s",
-        "rest_api_keep_alive_s",
-        "tls_handshake_timeout_s",
-    )
-]
+_IMPATIENT = [f"--{name}={_PATIENCE_S}" for name in ("stall_timeout_s", "rest_api_keep_alive_s")]
 _TOKEN = b"right"
 _CREDENTIALS = b"authorization: Bearer " + _TOKEN
 

@@ -28,7 +28,7 @@ from model_export.statistics.table_statistics import TableDescription, TableStat
 from service.artifact.delta_file import Delta, Inbox, encode
 from service.artifact.delta_journal import Journal, journal_path
 from service.artifact.manifest import Manifest
-from service.engine.base_paths import find_versions
+from service.engine.model_config import find_versions
 from service.errors import DeltaRefused, JournalUnavailable, ServiceError
 from service.loading.kept_files import HotRowsFiles
 from service.stores.fetch import RECORD, Cache, read_record

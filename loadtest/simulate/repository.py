@@ -30,13 +30,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from service.artifact.delta_journal import journal_path
 from service.deltas.rules import GONE_S, JournalPruning
-from service.engine.load_rules import LoadRules
-from service.engine.model_config import ModelConfig
+from service.engine.loads import LoadRules
+from service.engine.model_config import All, Latest, ModelConfig, Specific, VersionPolicy, wanted_versions
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
 from service.engine.repository import ModelWatcher
 from service.engine.servable import Servable
-from service.engine.version_policy import All, Latest, Specific, VersionPolicy, wanted_versions
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.types import ModelRef, State, VersionStatus
 

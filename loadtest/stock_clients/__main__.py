@@ -2,7 +2,7 @@
 
 python -m loadtest.stock_clients                                     on a tiny model, trained and exported now
 python -m loadtest.stock_clients --model_base_path models/movielens
-python -m loadtest.stock_clients --model_base_path M --example '{"x": 1.0}' -- --graph_threads=2
+python -m loadtest.stock_clients --model_base_path M --example '{"x": 1.0}' -- --tensorflow_session_parallelism=2
 """
 
 from __future__ import annotations

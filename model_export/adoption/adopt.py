@@ -48,7 +48,7 @@ from model_export.parity.verify import check_parity
 from model_export.tensorflow_setup import tf
 from service.artifact.bundle import BundleEntry, read_bundle
 from service.artifact.manifest import ADOPTED_FROM, MANIFEST_PATH, UNWEIGHTED, LookupFeature, Manifest, SignatureEntry
-from service.near_names import did_you_mean
+from service.errors import did_you_mean
 from service.types import Array
 
 

@@ -19,8 +19,8 @@ from model_export.tensorflow_setup import tf
 from service.artifact.bundle import BundleEntry, read_bundle
 from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError, InvalidRequest
-from service.graph.dense_session import DenseGraph
 from service.graph.flat_graph import FlatGraph, flatten, node_of
+from service.graph.graph_session import DenseGraph
 from service.graph.restoring import Saved, repair_handles, saved_tensors, variable_names
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import NotProven, acts, bottlenecks, has_effect, needed_nodes, table_reads

@@ -15,7 +15,7 @@ from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, Vocabu
 from service.artifact.bundle import BundleEntry
 from service.artifact.dict_vocabulary import vocabulary_lines
 from service.artifact.manifest import LookupDevice
-from service.near_names import did_you_mean
+from service.errors import did_you_mean
 
 _ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Last parts of variable names that occur in layers of every kind, so a table is not named after them.

@@ -17,8 +17,8 @@ import numpy as np
 from model_export.graphs.signature_runner import SERVE
 from service.artifact.signature_def import read_signatures
 from service.errors import ArtifactError
-from service.graph.dense_session import DenseGraph
 from service.graph.flat_graph import FlatGraph, flatten, node_of
+from service.graph.graph_session import DenseGraph
 from service.graph.restoring import Saved, repair_handles, saved_tensors
 from service.graph.sparse import SparseNames, read_sparse_names
 from service.graph.table_reads import NotProven, has_effect, needed_nodes, table_reads

@@ -27,7 +27,7 @@ from service.engine.servable import Servable
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.probes import near_texts
 from service.process.trial import cut_servable, missing_core, reference_of
-from service.reference.model import Model
+from service.reference.models import Model
 from service.tables.backend import open_lookups
 from service.types import Array, SignatureSpec
 

@@ -26,7 +26,7 @@ from service.artifact.delta_file import (
     sequence_of,
 )
 from service.artifact.delta_journal import Journal
-from service.artifact.durable_files import write_whole
+from service.artifact.files import write_whole
 from service.artifact.hashes import crc32c_of, masked
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.artifact.stored_tables import rounded

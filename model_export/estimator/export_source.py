@@ -29,7 +29,7 @@ from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
 from model_export.training.partitioning import refuse_mod_export
 from service.artifact.bundle import BundleEntry, read_bundle
-from service.artifact.durable_files import publish_folder
+from service.artifact.files import publish_folder
 from service.artifact.manifest import LookupDevice
 from service.types import Array
 

@@ -11,7 +11,7 @@ from model_export.errors import ExportError
 from model_export.folder_checks import check_writable
 from model_export.parity.integrity import check_integrity, file_sizes
 from model_export.row_names import LabelFile, row_labels, table_vocabularies
-from service.artifact.durable_files import publish_folder
+from service.artifact.files import publish_folder
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.artifact.row_labels import write_labels
 

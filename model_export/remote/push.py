@@ -23,7 +23,7 @@ from model_export.folder_checks import check_described
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.hashes import crc32c_of, masked
 from service.artifact.manifest import Manifest, TableEntry, TableScale
-from service.near_names import did_you_mean
+from service.errors import did_you_mean
 from service.remote.address import StoreAddress
 from service.remote.layout import NOTES, BlockFile, Pointer, TableLayout, layout_of_record
 from service.remote.topology import store_client

@@ -29,7 +29,7 @@ from service.artifact.manifest import (
     TooManyPolicy,
     WeightPolicy,
 )
-from service.near_names import did_you_mean
+from service.errors import did_you_mean
 from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")

@@ -20,7 +20,7 @@ from model_export.statistics.table_statistics import (
     TableDescription,
     TableStatistics,
 )
-from service.artifact.durable_files import write_whole
+from service.artifact.files import write_whole
 from service.types import Array
 
 FORMAT_VERSION = 1

@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeVar, cast
 from service.access.callers import PARTS, RIGHTS, Caller, Callers, Part, Right, Rule
 from service.access.guarded_engine import GuardedEngine
 from service.access.sessions import SecretError, Sessions, SignedSessions, read_secrets
-from service.artifact.plain_file import read_plain_file
+from service.artifact.files import read_plain_file
 from service.configuration.settings import StartError
-from service.engine.call import Observer
 from service.engine.engine import Engine
 from service.engine.registry import Registry
+from service.engine.request_context import Observer
 from service.observe.reload_metrics import ReloadCounter
 
 Text = tuple[bytes, str]
@@ -72,11 +72,8 @@ class Access:
         return guarded
 
     def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread that reloads the --auth_config file when it changes; starts none if poll_interval_s is 0."""
-        if poll_interval_s > 0:
-            threading.Thread(
-                target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True
-            ).start()
+        """Starts a thread that reloads the --auth_config file when it changes."""
+        threading.Thread(target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True).start()
 
 
 def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from service.access.callers import Grant, Right
-from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.model_config import ModelConfig, Origin
+from service.engine.request_context import Call
 from service.errors import PermissionDenied, ServiceError
 from service.types import ModelRef, VersionStatus
 

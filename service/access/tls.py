@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from service.artifact.plain_file import read_plain_file
+from service.artifact.files import read_plain_file
 from service.configuration.settings import Settings
 from service.errors import InvalidRequest
 from service.observe.reload_metrics import TlsCounter
-from service.wire.grpc_api import API as GRPC_API
-from service.wire.http_api import API as HTTP_API
-from service.wire.ssl_config_proto import SslConfig, parse_ssl_config_text
+from service.wire.api import GRPC_API, HTTP_API
+from service.wire.config_protos import SslConfig, parse_ssl_config_text
 
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
@@ -296,11 +295,9 @@ class Wires:
         self.http = self._file("rest_api_ssl_config_file", HTTP_API, "http/1.1")
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread that reads the TLS files again at each interval; starts none if the interval is 0 or no port
-        has TLS.
-        """
+        """Starts a thread that reads the TLS files again at each interval; starts none if no port has TLS."""
         files = [file for file in (self.grpc, self.http) if file is not None]
-        if files and poll_interval_s > 0:
+        if files:
             threading.Thread(target=_poll, args=(files, stop, poll_interval_s), name="tls-files", daemon=True).start()
 
     def _file(self, flag: str, api: str, protocol: str) -> TlsFile | None:

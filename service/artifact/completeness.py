@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.artifact.files import strange_kind
 from service.artifact.manifest import MANIFEST_PATH, Manifest
-from service.artifact.plain_file import strange_kind
 from service.errors import ArtifactError
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from service.artifact.delta_file import HEADER, MAGIC, Delta, DeltaFault, decode, size_of
-from service.artifact.durable_files import sync_names
+from service.artifact.files import sync_names
 from service.errors import DeltaRefused, JournalUnavailable
 
 logger = logging.getLogger(__name__)

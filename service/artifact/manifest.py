@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
-from service.artifact.plain_file import read_plain_file
+from service.artifact.files import read_plain_file
 from service.errors import ArtifactError
 from service.types import SCALED_DTYPES
 

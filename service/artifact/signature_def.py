@@ -22,7 +22,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from service.artifact import tensor_proto
-from service.artifact.plain_file import read_plain_file
+from service.artifact.files import read_plain_file
 from service.artifact.protos import check_num_fields, message_class, text_of
 from service.artifact.tensor_proto import decode_tensor, encode_tensor
 from service.errors import ArtifactError, InvalidRequest

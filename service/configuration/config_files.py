@@ -8,13 +8,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.artifact.plain_file import read_plain_file
+from service.artifact.files import read_plain_file
 from service.configuration.settings import Settings
-from service.engine.base_paths import fault_of, find_versions, holds_versions, unreadable, unserved
-from service.engine.model_config import ModelConfig, is_in_store
+from service.engine.model_config import (
+    ModelConfig,
+    fault_of,
+    find_versions,
+    holds_versions,
+    is_in_store,
+    unreadable,
+    unserved,
+)
 from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
-from service.wire.model_config_proto import parse_config_text
-from service.wire.monitoring_config_proto import PrometheusConfig, parse_monitoring_text
+from service.wire.config_protos import PrometheusConfig, parse_config_text, parse_monitoring_text
 
 
 def read_proto_text(path: Path) -> str:

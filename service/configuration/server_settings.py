@@ -18,16 +18,9 @@ from typing import Any, Literal, TypeAlias
 Port: TypeAlias = int | Literal["auto"]
 
 
-def setting(
-    default: Any, about: str, low: float | None = None, high: float | None = None, *, default_about: str = ""
-) -> Any:
-    """Returns a dataclass field that holds a setting's default, help text and limits.
-
-    Args:
-      about: help text. low, high: smallest and largest allowed number.
-      default_about: text in place of a default that depends on the machine.
-    """
-    return field(default=default, metadata={"about": about, "low": low, "high": high, "default_about": default_about})
+def setting(default: Any, about: str, low: float | None = None, high: float | None = None) -> Any:
+    """Returns a dataclass field that holds a setting's default, help text, and smallest and largest allowed number."""
+    return field(default=default, metadata={"about": about, "low": low, "high": high})
 
 
 def num_processors(groups: Path = Path("/sys/fs/cgroup"), own_groups: Path = Path("/proc/self/cgroup")) -> int:
@@ -144,9 +137,6 @@ class ServerSettings:
         "",
         "TOML file of callers and their rights on models; see docs/security.md. Without it everybody has all rights.",
     )
-    auth_config_poll_wait_seconds: float = setting(
-        1.0, "Seconds between reads of auth_config and its token files; 0 reads them once, at the start.", 0, 86400
-    )
     console_secret_file: str = setting(
         "",
         "File with a secret of 32 characters or more. Replicas with the same secret know each other's sessions "
@@ -167,9 +157,6 @@ class ServerSettings:
     rest_api_ssl_config_file: str = setting(
         "", "File like ssl_config_file for the HTTP port; it may be the same file. Without it HTTP is plaintext."
     )
-    tls_handshake_timeout_s: float = setting(
-        10.0, "Seconds within which a client must complete the TLS handshake.", 0.1, 600
-    )
     host: str = setting(
         "0.0.0.0",
         "Comma-separated addresses to listen on, for HTTP and gRPC; '::' is all addresses of IPv6 and of IPv4.",
@@ -182,7 +169,11 @@ class ServerSettings:
         "quota allows.",
     )
     file_system_poll_wait_seconds: float = setting(
-        1.0, "Seconds between scans for new versions; 0 scans once, at the start.", 0, 86400
+        1.0,
+        "Seconds between scans for new versions; 0 scans once, at the start. auth_config and certificates are read as "
+        "often, and at least every second.",
+        0,
+        86400,
     )
     num_load_threads: int = setting(
         0, "How many versions of all models may load at the same time; 0: one version of each model.", 0, 1024
@@ -209,11 +200,6 @@ class ServerSettings:
         "failed, or answers its lookups; 0: the ports open at once.",
         0,
         604800,
-    )
-    early_lookups: bool = setting(
-        True,
-        "Whether a version's lookups are answered while it is LOADING, before its graphs are open, if its model has no "
-        "version AVAILABLE. Predicts are refused as UNAVAILABLE until then.",
     )
     version_settle_s: float = setting(
         1.0,
@@ -253,16 +239,10 @@ class ServerSettings:
         "files, processes or the network: 'auto' refuses them in models that a reload request added or moved; see "
         "docs/security.md.",
     )
-    graph_threads: int = setting(
-        num_processors(),
-        "TensorFlow threads.",
-        1,
-        1024,
-        default_about="as --threads=auto",
-    )
     tensorflow_session_parallelism: int = setting(
         0,
-        "TensorFlow threads within an operation, and operations that it runs side by side; 0: graph_threads.",
+        "TensorFlow threads within an operation, and operations that it runs side by side; 0: as many as "
+        "--threads=auto.",
         0,
         1024,
     )
@@ -314,12 +294,21 @@ class ServerSettings:
         return max(self.load_retry_interval_micros, 0) / 1e6
 
     @property
+    def secrets_poll_s(self) -> float:
+        """Seconds between reads of the files of callers and of certificates."""
+        return min(self.file_system_poll_wait_seconds or 1.0, 1.0)
+
+    @property
+    def graph_threads(self) -> int:
+        """Number of TensorFlow's threads, and of graph runs at the same time."""
+        # TensorFlow itself would choose all processors, whatever the CPU quota is.
+        return self.tensorflow_session_parallelism or num_processors()
+
+    @property
     def parallelism(self) -> tuple[int, int]:
         """Two numbers: threads within one TensorFlow operation, and operations that run at the same time."""
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
-        both = self.tensorflow_session_parallelism or self.graph_threads
-        # TensorFlow itself would choose all processors, whatever the CPU quota is.
-        return own[0] or both, own[1] or both
+        return own[0] or self.graph_threads, own[1] or self.graph_threads
 
     @property
     def warmup_iterations(self) -> int:

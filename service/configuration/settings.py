@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from service.configuration.server_settings import ServerSettings, setting
-from service.engine.admission_limits import NeighborLimits
+from service.engine.admission import NeighborLimits
 
 # Channel argument of gRPC that the native core follows -> the setting that the core has for it.
 CORE_CHANNEL_ARGUMENTS: Mapping[str, str] = {
@@ -59,22 +59,15 @@ class ListenerSettings(ServerSettings):
         0,
         1_000_000,
     )
+    stall_timeout_s: float = setting(
+        20.0,
+        "Seconds within which a client must complete the TLS handshake, send a request's line and headers, and send "
+        "1 KB of a body, or read 1 KB of an answer, for each second; only with the native core.",
+        0.1,
+        3600,
+    )
     rest_api_max_head_bytes: int = setting(
         65536, "Largest request line with headers (HTTP), in bytes; only with the native core.", 1024, 1 << 24
-    )
-    rest_api_head_timeout_s: float = setting(
-        10.0,
-        "Seconds within which a client must send a request's line and headers, from its connection on; only with the "
-        "native core.",
-        0.1,
-        3600,
-    )
-    rest_api_stall_timeout_s: float = setting(
-        20.0,
-        "Seconds within which a client must send 1 KB of a request's body, or read 1 KB of an answer, for each second; "
-        "on both wires, only with the native core.",
-        0.1,
-        3600,
     )
     rest_api_keep_alive_s: float = setting(
         620.0,
@@ -129,14 +122,11 @@ class ListenerSettings(ServerSettings):
         "Folder below which reload requests without the right 'admin' may write request logs, and remove old ones. "
         "Without it, such a request can not start a request log; see docs/security.md.",
     )
-    request_log_file_mib: int = setting(
-        64,
-        "Size of a request log file in MiB, beyond which the next file is begun; logging_config starts a request log.",
-        1,
-        4096,
-    )
-    request_log_files: int = setting(
-        16, "Number of files of a request log that are kept; the oldest are removed.", 1, 100_000
+    request_log_mib: int = setting(
+        1024,
+        "Largest size of a request log in MiB; its oldest files are removed. logging_config starts a request log.",
+        16,
+        1 << 20,
     )
     request_log_answers: bool = setting(True, "Whether a request log contains answers beside the requests.")
     slow_request_ms: float = setting(
@@ -259,9 +249,10 @@ class Settings(ListenerSettings):
         "server in Python with the same answers, many times slower and without most settings, see "
         "docs/reference-server.md; 'auto' is the core if it is installed.",
     )
-    warm: bool = setting(
-        False,
-        "Whether a version is AVAILABLE only after the rows that its training looked up most were read into memory.",
+    warm: Literal["off", "hot_rows", "tables"] = setting(
+        "off",
+        "What is read into memory before a version is AVAILABLE: 'hot_rows', which its training looked up most, or its "
+        "whole 'tables'.",
     )
     hot_rows: bool = setting(
         True,
@@ -280,16 +271,10 @@ class Settings(ListenerSettings):
     )
     remote_cache_bytes: int = setting(
         0,
-        "Most bytes of rows of remote tables that the native core caches, those that are read most; 0: no cache.",
+        "Most bytes of rows of remote tables that the native core caches, those that are read most; 0: no cache. "
+        "Before a version is AVAILABLE, the server reads its hot rows into the cache, for 10 seconds at most.",
         0,
         1 << 44,
-    )
-    remote_cache_fill_seconds: float = setting(
-        10.0,
-        "Longest time, in seconds, that the server reads hot rows of remote tables into the cache before a version "
-        "is AVAILABLE; 0: it reads none.",
-        0,
-        3600,
     )
     paged_tables: Literal["auto", "on", "off"] = setting(
         "auto",
@@ -304,10 +289,9 @@ class Settings(ListenerSettings):
         0,
         1 << 30,
     )
-    table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
-    table_prefault_mib_per_s: float = setting(
+    warm_mib_per_s: float = setting(
         0.0,
-        "Most MiB per second that table_prefault reads, or that are read again as huge pages; 0: no limit.",
+        "Most MiB per second that --warm=tables reads, or that are read again as huge pages; 0: no limit.",
         0,
         1_000_000,
     )
@@ -341,8 +325,9 @@ class Settings(ListenerSettings):
         "", "Folder of the journals that keep upserts over a restart; without it upserts are refused."
     )
     delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)
-    delta_max_file_mib: int = setting(256, "Largest delta file, in MiB.", 1, 2047)
-    delta_journal_max_mib: int = setting(1024, "Largest journal of a version, in MiB.", 1, 1 << 20)
+    delta_journal_max_mib: int = setting(
+        1024, "Largest journal of a version, in MiB; the largest delta file has a quarter of them.", 4, 8188
+    )
     neighbors_threads: int = setting(
         1,
         "Searches for nearest rows that run at a time, at low priority, and threads of a search that runs alone.",

@@ -26,7 +26,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 from service.configuration.server_settings import Port
 from service.configuration.settings import COMMON, ENV_PREFIX, SECTIONS, Settings
 from service.engine.model_config import is_in_store
-from service.near_names import did_you_mean
+from service.errors import did_you_mean
 from service.remote.address import remote_tables, without_password
 
 
@@ -128,8 +128,8 @@ def faults_of(settings: Settings) -> list[str]:
         remote_tables(settings.remote_tables)
     except ValueError as error:
         found.append(f"--remote_tables: {error}")
-    if settings.paged_tables == "on" and (settings.table_prefault or settings.table_lock != "off"):
-        found.append("--paged_tables=on drops pages of tables, --table_prefault and --table_lock keep all: give one")
+    if settings.paged_tables == "on" and (settings.warm == "tables" or settings.table_lock != "off"):
+        found.append("--paged_tables=on drops pages of tables, --warm=tables and --table_lock keep all: give one")
     if not settings.tags:
         found.append("--saved_model_tags names no tag")
     own = (settings.tensorflow_intra_op_parallelism, settings.tensorflow_inter_op_parallelism)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from service.artifact.delta_file import DELTAS_FOLDER, DeltaFault, fingerprint_of
 from service.artifact.delta_journal import Journal, journal_path, model_folder
-from service.artifact.durable_files import sync
+from service.artifact.files import sync
 from service.deltas.overlay import Overlay
 from service.deltas.version_deltas import Target, VersionDeltas
 

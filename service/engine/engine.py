@@ -7,18 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from service.engine.admission import Admission
-from service.engine.admission_limits import NeighborLimits
-from service.engine.call import Call, Finished, Observer, Subject
+from service.engine.admission import Admission, NeighborLimits
+from service.engine.counts import TableTraffic
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
-from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig, Origin
 from service.engine.neighbor_indexes import Indexing
 from service.engine.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
 from service.engine.registry import Registry
+from service.engine.request_context import Call, Finished, Observer, Subject, Tracing
 from service.engine.searches import Searches
 from service.engine.servable import Servable, find_signature
-from service.engine.tracing import Tracing
 from service.errors import (
     ConfigConflict,
     DeltaRefused,

@@ -14,10 +14,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from service.artifact.completeness import Fingerprint, Identity, fingerprint, fits_manifest, identity, is_replaced
-from service.engine.load_rules import LoadRules
+from service.engine.loads import Attempt, Folder, LoadRules, TimeIsOver, VersionArrival, VersionSource
 from service.engine.model_config import ModelConfig, is_in_store
-from service.engine.patience import Attempt, TimeIsOver
-from service.engine.version_source import Folder, VersionArrival, VersionSource
 from service.errors import ServiceError
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from service.engine.load_rules import LoadRules
+from service.engine.loads import LoadRules
 from service.engine.model_config import ModelConfig, Origin, check_list, check_platforms_kept, check_platforms_known
 from service.engine.poller import Poller
 from service.engine.registry import Registry

@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.completeness import Fingerprint, Identity, is_replaced
-from service.engine.load_failures import Failure
-from service.engine.load_rules import LoadRules
-from service.engine.model_config import ModelConfig
+from service.engine.loads import Failure, LoadRules, VersionLoads
+from service.engine.model_config import Latest, ModelConfig, wanted_versions
 from service.engine.model_folder import SHORTEST_WAIT_S, LoadedFiles, ModelFolder, Scan, Scanned, unanswered
 from service.engine.registry import Registry
-from service.engine.version_loads import VersionLoads
-from service.engine.version_policy import Latest, wanted_versions
 from service.errors import ArtifactError, DataLoss, ServiceError
 from service.types import State
 

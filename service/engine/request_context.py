@@ -1,13 +1,17 @@
-"""Holds context variables of the current request: its id, and its traceparent header.
+"""Describes the current request: its id and trace, its labels for metrics, and who records it.
 
-Transports set both as a request begins, in the context that works on it; logs and spans read them. Neither is reset at
-the end: the next request in the same context sets its own.
+Transports set the context variables as a request begins, in the context that works on it; logs and spans read them.
+They are not reset at the end: the next request in the same context sets its own.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 # Pattern of a client's request id: only harmless characters, because the id gets into logs and answers' headers.
 _SANE = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -41,3 +45,103 @@ def trace_id(parent: bytes) -> bytes:
     """
     found = _TRACEPARENT.fullmatch(parent)
     return found[1] if found else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The description of a request that HTTP or gRPC gives the engine: labels for metrics, arrival and deadline.
+
+    api: the label for metrics, such as "http" or "grpc".
+    method: the label for metrics, spelt as HTTP or gRPC spells the method.
+    started_s: when the request arrived; None: it has just arrived.
+    deadline_s: the engine begins no work after this time; None: the request has no deadline.
+    """
+
+    api: str
+    method: str = ""
+    started_s: float | None = None
+    deadline_s: float | None = None
+
+
+class Subject(NamedTuple):
+    """The labels under which metrics count a request: API, method, model, version and signature.
+
+    model, signature: "" if no model or signature of the requested name exists, so that labels stay bounded.
+    version: None where no version was found.
+    """
+
+    api: str
+    method: str
+    model: str
+    version: int | None
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The result and the times of a request that has ended, for metrics.
+
+    error: None: the request succeeded.
+    run_seconds: the part of seconds that the search took.
+    """
+
+    subject: Subject
+    error: BaseException | None
+    seconds: float
+    run_seconds: float
+    rows: int
+
+
+class Observer(Protocol):
+    """The observer that counts finished requests. Concurrency: any thread; must not raise."""
+
+    def finished(self, request: Finished) -> None:
+        """Counts a request that has ended, with an answer or with an error."""
+        ...
+
+
+class Tracing(Protocol):
+    """The maker of OpenTelemetry spans for sampled requests and for their lookups and graph runs.
+
+    Concurrency: any thread.
+    """
+
+    @property
+    def sampler(self) -> str:
+        """The text by which OpenTelemetry's sampler describes itself, with its sampling rate."""
+        ...
+
+    def request(self, name: str) -> AbstractContextManager[None]:
+        """Opens a trace span for a request; its parent is the client's span if request_context has a traceparent."""
+        ...
+
+    def answered(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Makes the trace spans of requests that the native core has answered; SpanRecord in edge/records.rs has the
+        fields.
+        """
+        ...
+
+
+class Recorder(Protocol):
+    """The recorder that writes answered requests to one model's request log.
+
+    rate: the share of requests that the native core chooses for the log, 0 to 1.
+
+    Concurrency: any thread; must not raise nor wait.
+    """
+
+    @property
+    def rate(self) -> float: ...
+
+    def answered(self, version: int, signature_name: str, answered_s: int, log: bytes) -> None:
+        """Records a request that the native core has answered.
+
+        Args:
+          answered_s: seconds since 1970.
+          log: a serialized PredictionLog that lacks its log_metadata.
+        """
+        ...
+
+    def note_dropped(self, count: int) -> None:
+        """Counts requests that the native core chose for the request log and dropped."""
+        ...

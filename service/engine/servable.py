@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from service.artifact.row_labels import NO_LABELS, RowLabels
+from service.engine.counts import FeatureCounts, SampledRows, TableTraffic, hot_rows_of
 from service.engine.deltas import Deltas
-from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, hot_rows_of
 from service.engine.neighbors import SearchedTable, TableKeys
-from service.errors import DataLoss, SignatureNotFound
-from service.near_names import did_you_mean
+from service.errors import DataLoss, SignatureNotFound, did_you_mean
 from service.types import (
     DEFAULT_SIGNATURE,
     Array,

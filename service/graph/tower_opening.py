@@ -16,9 +16,8 @@ from typing import Any
 from service.artifact import tensor_proto
 from service.artifact.signature_def import read_meta_graph
 from service.errors import ArtifactError, InvalidRequest
-from service.graph.dense_session import DenseGraph, DenseSession
 from service.graph.flat_graph import FlatGraph, canonical, constant_of, flatten, node_of
-from service.graph.graph_session import GraphError, GraphSession
+from service.graph.graph_session import DenseGraph, DenseSession, GraphError, GraphSession
 from service.graph.joined_rows import joined_rows
 from service.graph.library import op_definition
 from service.graph.probes import Constants, has_same_bits, requests

@@ -1,41 +1,192 @@
-"""Serves the gRPC methods, health checks and reflection with grpcio's threaded server."""
+"""Serves gRPC calls with grpcio: calls that the core forwards, and streams; checks the rights of their callers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 import grpc
 
-from service.access.callers import Grant
+from service.access.callers import Callers, Grant, Part, names_of_auth_context
 from service.engine import request_context
 from service.engine.admission import Reservation
 from service.engine.engine import Engine
-from service.errors import Unimplemented
+from service.errors import NotFound, Unauthenticated, Unimplemented
 from service.grpc import health
-from service.grpc.grpcio_guard import (
-    CallerTable,
-    ContextGuard,
-    GuardedHealth,
-    GuardedReflection,
-)
-from service.grpc.guard import Guard
-from service.grpc.refusals import Refusals, retry_hint
-from service.grpc.served import (
+from service.grpc.health import HEALTH_SERVICE, REFLECTION_NAMES, Health, Reflection
+from service.grpc.methods import (
     HEALTH_NAMES,
+    INFERENCE_SERVICE,
     SERVICES,
     TENSOR_ENCODING_KEY,
     UNIMPLEMENTED,
     descriptor_pool,
     unary_handlers,
 )
-from service.grpc.server_reflection import Reflection
-from service.grpc.status_codes import STATUS_CODES
+from service.grpc.refusals import STATUS_CODES, Refusals, retry_hint
 from service.native.forwarded import Forwarding
-from service.wire.grpc_api import Handler
-from service.wire.model_name import first_model
+from service.wire.api import Handler, first_model
+
+_OPEN_PATHS: dict[str, Part] = {
+    **{f"/{HEALTH_SERVICE}/{method}": "health" for method in ("Check", "Watch")},
+    **{f"/{INFERENCE_SERVICE}/{method}": "health" for method in ("ServerLive", "ServerReady", "ServerMetadata")},
+    **{f"/{name}/ServerReflectionInfo": "reflection" for name in REFLECTION_NAMES},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The check of credentials of gRPC calls. Concurrency: any thread.
+
+    engine_of: returns the engine with one caller's rights.
+    """
+
+    callers: Callers
+    engine_of: Callable[[Grant], Engine]
+
+    def grant(self, path: str, authorizations: Collection[bytes], names: Collection[str]) -> Grant:
+        """Returns the rights (the grant) of a gRPC call's caller: those of nobody for an open path without valid
+        credentials; else raises Unauthenticated.
+
+        Args:
+          authorizations: all values of the metadata key "authorization".
+          names: names in the verified client certificate.
+        """
+        value = None if not authorizations else next(iter(authorizations)) if len(authorizations) == 1 else b""
+        try:
+            return self.callers.authenticate(value, names)
+        except Unauthenticated:
+            part = _OPEN_PATHS.get(path)
+            if part is None or not self.callers.is_open(part):
+                raise
+            return self.callers.nobody
+
+
+class HealthFor:
+    """The health service for one caller: a model on which the caller has no right looks like an unknown service."""
+
+    def __init__(self, all_health: Health, grant: Grant) -> None:
+        self._health = all_health
+        self._grant = grant
+
+    def check(self, service: str) -> object:
+        """Returns a HealthCheckResponse with a service's status.
+
+        Raises NotFound for an unknown service, or a model that the caller may not see.
+        """
+        if not sees(self._grant, service):
+            raise NotFound(f"Unknown service: {service[:100]}")
+        return self._health.check(service)
+
+    def watch(self, service: str, send: Callable[[object], None]) -> Callable[[], None]:
+        """Sends a service's status now and at each change, until the returned function is called; a hidden model looks
+        unknown.
+        """
+        return self._health.watch(shown_service(self._grant, service), send)
+
+
+def sees(grant: Grant, service: str) -> bool:
+    """Says whether a caller may see a service's health: all see the server's services, but models only with a right."""
+    return service in HEALTH_NAMES or bool(grant.rights(service))
+
+
+def shown_service(grant: Grant, service: str) -> str:
+    """Returns the name under which Health watches a service for a caller.
+
+    For a model that the caller may not see, this is a name that no service ever has.
+    """
+    # Health has no service whose name begins with "/", because names of gRPC services and of models hold no slashes.
+    return service if sees(grant, service) else f"/{service}"
+
+
+class ContextGuard:
+    """The check of callers for grpcio: finds a call's caller, ends an unknown caller's calls. Concurrency: any thread.
+
+    Args:
+      forwarding: reads the names in client certificates, which the native core passes on in headers.
+    """
+
+    def __init__(self, guard: Guard, forwarding: Forwarding) -> None:
+        self._guard = guard
+        self._forwarding = forwarding
+        self._refusals = Refusals()
+
+    def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
+        """Returns the rights (the grant) of a gRPC call's caller; ends the call if the caller is unknown."""
+        headers = headers_of(context)
+        values = [value for name, value in headers if name == b"authorization"]
+        # auth_context has the type Any, because a key can have several values, and grpcio's type stubs allow only one.
+        auth_context: Any = context.auth_context()
+        try:
+            names = names_of_auth_context(auth_context) | self._forwarding.names(headers)
+            return self._guard.grant(path, values, names)
+        except Unauthenticated as error:
+            code, text = self._refusals(error)
+            context.abort(STATUS_CODES[code], text)
+
+
+class CallerTable(grpc.GenericRpcHandler):
+    """The dispatcher of gRPC calls: each caller has a table of methods, over an engine that checks its rights.
+
+    Args:
+      make: makes the table of methods of one caller.
+    """
+
+    def __init__(self, guard: ContextGuard, make: Callable[[Grant], grpc.GenericRpcHandler]) -> None:
+        self._guard = guard
+        self._make = make
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """Returns the handler of a gRPC method for grpcio.
+
+        None for health and reflection, which have handlers of their own.
+        """
+        path = handler_call_details.method
+        if path.startswith((f"/{HEALTH_SERVICE}/", *(f"/{name}/" for name in REFLECTION_NAMES))):
+            return None
+
+        def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
+            grant = self._guard.grant(path, context)
+            handler: Any = grant.keep("grpcio", lambda: self._make(grant)).service(handler_call_details)
+            if handler is None:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            answer: bytes = handler.unary_unary(data, context)
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+
+class GuardedHealth(Health):
+    """A health service that finds the caller of each call, and hides models on which this caller has no right."""
+
+    def __init__(self, guard: ContextGuard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def _seen_by(self, context: grpc.ServicerContext) -> HealthFor:
+        return HealthFor(self, self._guard.grant(f"/{HEALTH_SERVICE}/Check", context))
+
+
+class GuardedReflection(Reflection):
+    """A reflection service that answers only callers who may use reflection."""
+
+    def __init__(self, guard: ContextGuard, *args: Any) -> None:
+        super().__init__(*args)
+        self._guard = guard
+
+    def _answer(self, requests: Any, context: grpc.ServicerContext) -> Any:
+        self._guard.grant(f"/{REFLECTION_NAMES[0]}/ServerReflectionInfo", context)
+        return super()._answer(requests, context)
+
+
+def headers_of(context: grpc.ServicerContext) -> list[tuple[bytes, bytes]]:
+    """Returns the metadata (headers) of a gRPC call as pairs of bytes."""
+    metadata = context.invocation_metadata() or ()
+    return [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
+
 
 _INT32_MAX = 2**31 - 1
 # Twice the native core's limit on a request's headers (max_header_list_bytes, 64 KB), because the core adds headers to

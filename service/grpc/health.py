@@ -1,29 +1,35 @@
-"""Serves the gRPC health protocol (grpc.health.v1); clients that watch a status occupy no worker thread.
+"""Answers the gRPC services of health checks and of reflection.
 
 grpcio-health-checking's servicer sends to watchers while it holds its lock. Sending waits for the server's event
 thread, and that thread needs the same lock when a watcher leaves. So a status change at the moment when a watcher
 leaves can stop the whole server. Here one thread sends, and it holds no lock while it does.
 
-Source: grpc/health/v1/health.proto; grpc_health/v1/health.py and grpc/_server.py for the non-blocking handlers (1.85).
+A reflection stream holds its thread for as long as the client keeps it open, and clients such as grpcurl keep it while
+a person reads. So reflection has threads of its own: a handful of streams would leave no worker for requests.
+
+Source: grpc/health/v1/health.proto; grpc_health/v1/health.py and grpc/_server.py for the non-blocking handlers (1.85);
+grpc/reflection/v1/reflection.proto, which equals v1alpha but for the name.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from service.engine.engine import Engine
 from service.errors import NotFound
 
-SERVICE_NAME = "grpc.health.v1.Health"
+HEALTH_SERVICE = "grpc.health.v1.Health"
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -81,7 +87,7 @@ class Health:
         watch = Behavior(self._watch, self._threads, experimental_non_blocking=True)
         serialize = health_pb2.HealthCheckResponse.SerializeToString
         return grpc.method_handlers_generic_handler(
-            SERVICE_NAME,
+            HEALTH_SERVICE,
             {
                 "Check": grpc.unary_unary_rpc_method_handler(check, response_serializer=serialize),
                 "Watch": grpc.unary_stream_rpc_method_handler(watch, response_serializer=serialize),
@@ -214,3 +220,84 @@ def _service(data: bytes, context: grpc.ServicerContext) -> str:
         return str(health_pb2.HealthCheckRequest.FromString(data).service)
     except DecodeError as error:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The request can not be read: {error}")
+
+
+REFLECTION_SERVICE = reflection.SERVICE_NAME
+# Both versions of the reflection service are served, v1alpha and v1, which newer clients try first; both have the same
+# messages.
+REFLECTION_NAMES = (REFLECTION_SERVICE, "grpc.reflection.v1.ServerReflection")
+# Most reflection streams that are served at a time; further streams wait until one of them ends.
+_NUM_THREADS = 4
+
+
+class Reflection:
+    """The reflection service for the gRPC services in a descriptor pool. Concurrency: any thread."""
+
+    def __init__(self, services: Sequence[str], pool: Any) -> None:
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grpc-reflection")
+        self._servicer = reflection.ReflectionServicer(services, pool=_PoolWithMethods(pool))
+        self._lock = threading.Lock()
+        self._open: set[grpc.ServicerContext] = set()
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """Returns the gRPC handlers of the reflection service, one for each of its two names."""
+        method: grpc.RpcMethodHandler[bytes, Any] = grpc.stream_stream_rpc_method_handler(
+            Behavior(self._answer, self._threads),
+            response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+        methods = {"ServerReflectionInfo": method}
+        return tuple(grpc.method_handlers_generic_handler(name, methods) for name in REFLECTION_NAMES)
+
+    def stop(self) -> None:
+        """Ends all open reflection streams, because a server that stops would wait for their clients."""
+        with self._lock:
+            contexts = list(self._open)
+        for context in contexts:
+            # The lock is not held here: cancelling a reflection stream may call _forget(), which acquires the lock.
+            context.cancel()
+
+    def close(self) -> None:
+        """Ends the threads of the reflection service; called after the gRPC server has stopped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+        with self._lock:
+            self._open.add(context)
+        if not context.add_callback(partial(self._forget, context)):
+            self._forget(context)
+        return iter(self._servicer.ServerReflectionInfo(_read(requests, context), context))
+
+    def _forget(self, context: grpc.ServicerContext) -> None:
+        with self._lock:
+            self._open.discard(context)
+
+
+class _PoolWithMethods:
+    """A descriptor pool that, unlike protobuf's, also finds a proto file by a method's name, for the tool ghz."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
+        """Returns the proto file that declares a message, field, service or method; raises KeyError."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            found = self._pool.FindServiceByName(service)
+            if method not in found.methods_by_name:
+                raise
+            return found.file
+
+
+def _read(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+    """Yields the parsed reflection requests of a stream, and ends the call at a request that does not parse."""
+    for data in requests:
+        try:
+            request = reflection_pb2.ServerReflectionRequest.FromString(data)
+        except DecodeError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The request can not be read: {error}")
+        yield request

@@ -1,28 +1,46 @@
-"""Handles TensorFlow Serving's gRPC methods that the native core does not answer, from request bytes to answer bytes.
+"""Answers the unary gRPC methods of TensorFlow Serving and the Open Inference Protocol, and lists all services.
 
 Source: tensorflow_serving/apis/{prediction_service,model_service}.proto; servables/tensorflow/
-get_model_metadata_impl.cc, model_servers/{get_model_status,model_service}_impl.cc (9d981c5).
+get_model_metadata_impl.cc, model_servers/{get_model_status,model_service}_impl.cc (9d981c5);
+kserve/open-inference-protocol, specification/protocol/open_inference_grpc.proto (29ca333);
+triton-inference-server/common, protobuf/grpc_service.proto for the extensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import copy_context
+from functools import partial
+from typing import Any
 
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from service.artifact.protos import new_pool
 from service.artifact.signature_def import encode_metadata
-from service.engine.call import Call
-from service.engine.engine import Engine
+from service.engine.engine import Engine, ModelDescription
 from service.engine.neighbors import SIGNATURE
-from service.errors import InvalidRequest, ServiceError, Unimplemented
-from service.wire.grpc_api import API, MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler
-from service.wire.model_config_proto import decode_reload_request, encode_reload_response
+from service.engine.request_context import Call, Tracing
+from service.errors import InvalidRequest, LabelNotFound, NotFound, NotReady, ServiceError, Unimplemented
+from service.grpc.health import HEALTH_SERVICE, REFLECTION_SERVICE
+from service.types import SignatureSpec
+from service.wire import oip_models
+from service.wire.api import (
+    GRPC_API,
+    MODEL_SERVICE,
+    PREDICT,
+    PREDICTION_SERVICE,
+    Handler,
+    encode_statuses,
+    parse_message,
+)
+from service.wire.config_protos import decode_reload_request, encode_reload_response
 from service.wire.neighbor_tensors import decode_search, encode_answer
+from service.wire.oip_models import encode_document, model_ref
 from service.wire.predict_proto import PredictRequest, decode_inputs, decode_request, encode_response, read_model_spec
-from service.wire.proto_message import parse_message
-from service.wire.status import encode_statuses
 
 # Path of a TensorFlow Serving method that this server lacks -> the error text of its status UNIMPLEMENTED.
-UNIMPLEMENTED: Mapping[str, str] = {
+SERVING_UNIMPLEMENTED: Mapping[str, str] = {
     "/tensorflow.serving.SessionService/SessionRun": "SessionRun is not implemented; call Predict.",
 }
 
@@ -36,7 +54,7 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
 
     # The native core forwards only searches for nearest rows, which name the signature "neighbors".
     def predict(data: bytes, deadline_s: float | None) -> bytes:
-        call = Call(API, "Predict", engine.clock(), deadline_s)
+        call = Call(GRPC_API, "Predict", engine.clock(), deadline_s)
         try:
             request = decode_request(data)
         except ServiceError as error:
@@ -118,3 +136,116 @@ def _search(engine: Engine, request: PredictRequest, call: Call, *, as_content: 
     )
     answer: bytes = job.result()
     return answer
+
+
+INFERENCE_SERVICE = "inference.GRPCInferenceService"
+_NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
+_NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
+
+# gRPC path of a Triton method that this server lacks -> the error text that it sends with status UNIMPLEMENTED.
+INFERENCE_UNIMPLEMENTED: Mapping[str, str] = {
+    f"/{INFERENCE_SERVICE}/{method}": text
+    for method, text in {
+        "ModelStreamInfer": "ModelStreamInfer is not implemented; call ModelInfer, any number at once on one channel.",
+        "ModelStatistics": "ModelStatistics is not implemented; see /metrics of the HTTP port.",
+        "RepositoryModelLoad": _NO_CONTROL,
+        "RepositoryModelUnload": _NO_CONTROL,
+        **{
+            f"{kind}SharedMemory{action}": _NO_SHARED_MEMORY
+            for kind in ("System", "Cuda")
+            for action in ("Status", "Register", "Unregister")
+        },
+        "TraceSetting": "Tracing is not implemented.",
+        "LogSettings": "Changing the log's settings is not implemented.",
+    }.items()
+}
+
+
+def open_inference_methods(engine: Engine) -> dict[str, Handler]:
+    """Returns the handlers of the Open Inference Protocol's methods, by path. Concurrency: any thread may call them."""
+
+    def server_live(data: bytes, deadline_s: float | None) -> bytes:
+        return encode_document("inference.ServerLiveResponse", {"live": True})
+
+    def server_ready(data: bytes, deadline_s: float | None) -> bytes:
+        return encode_document("inference.ServerReadyResponse", {"ready": engine.is_ready})
+
+    def model_ready(data: bytes, deadline_s: float | None) -> bytes:
+        message = parse_message("inference.ModelReadyRequest", data)
+        ref = model_ref(message.name, message.version)
+        try:
+            engine.require_ready(ref)
+        except (NotFound, NotReady, LabelNotFound):
+            # ModelReady answers "ready: false" and no error, as in Triton: clients repeat the request until it is true.
+            return encode_document("inference.ModelReadyResponse", {"ready": False})
+        return encode_document("inference.ModelReadyResponse", {"ready": True})
+
+    def server_metadata(data: bytes, deadline_s: float | None) -> bytes:
+        return encode_document("inference.ServerMetadataResponse", oip_models.server_metadata())
+
+    def model_metadata(data: bytes, deadline_s: float | None) -> bytes:
+        description, spec = described(parse_message("inference.ModelMetadataRequest", data))
+        document = oip_models.model_metadata(description.name, engine.statuses(description.name), spec)
+        return encode_document("inference.ModelMetadataResponse", document)
+
+    def model_config(data: bytes, deadline_s: float | None) -> bytes:
+        description, spec = described(parse_message("inference.ModelConfigRequest", data))
+        document = {"config": oip_models.model_config(description.name, spec)}
+        return encode_document("inference.ModelConfigResponse", document)
+
+    def described(message: Any) -> tuple[ModelDescription, SignatureSpec]:
+        description = engine.describe(model_ref(message.name, message.version))
+        return description, description.signature(fallback=oip_models.FALLBACK_SIGNATURE)
+
+    def repository_index(data: bytes, deadline_s: float | None) -> bytes:
+        message = parse_message("inference.RepositoryIndexRequest", data)
+        models = oip_models.repository_index(engine.all_statuses(), engine.problems(), only_ready=message.ready)
+        return encode_document("inference.RepositoryIndexResponse", {"models": models})
+
+    handlers = {
+        "ServerLive": server_live,
+        "ServerReady": server_ready,
+        "ModelReady": model_ready,
+        "ServerMetadata": server_metadata,
+        "ModelMetadata": model_metadata,
+        "ModelConfig": model_config,
+        "RepositoryIndex": repository_index,
+    }
+    return {f"/{INFERENCE_SERVICE}/{name}": handler for name, handler in handlers.items()}
+
+
+SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, HEALTH_SERVICE, REFLECTION_SERVICE)
+# Names for which health checks have a status: the server (""), its gRPC services for models, and TensorFlow Serving's
+# names for these services.
+HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
+# Path of a gRPC method that TensorFlow Serving or Triton has and this server lacks -> the text of its error
+# UNIMPLEMENTED.
+UNIMPLEMENTED: Mapping[str, str] = {**SERVING_UNIMPLEMENTED, **INFERENCE_UNIMPLEMENTED}
+
+# Metadata key by which a request chooses its answer's form: tensors as "content" or "values".
+TENSOR_ENCODING_KEY = "x-tensor-encoding"
+
+
+def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:
+    """Returns the handlers of all unary gRPC methods, by path, with tracing; arguments as in methods.service_methods.
+
+    Concurrency: handlers may run in any thread.
+    """
+    handlers = service_methods(engine, as_content=as_content) | open_inference_methods(engine)
+    tracing = engine.tracing
+    if tracing is None:
+        return handlers
+    return {path: partial(_traced, tracing, path, handler) for path, handler in handlers.items()}
+
+
+def _traced(tracing: Tracing, path: str, handler: Handler, data: bytes, deadline_s: float | None) -> bytes:
+    with tracing.request(path):
+        return handler(data, deadline_s)
+
+
+def descriptor_pool() -> Any:
+    """Returns a descriptor pool with all gRPC services of this server, for reflection.
+
+    Protobuf's default pool lacks some of them.
+    """
+    return new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])

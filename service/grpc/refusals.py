@@ -1,14 +1,37 @@
-"""Converts the exception of a gRPC call to a status for the client and a line in the log."""
+"""Converts the exception of a gRPC call to a status for the client and a line in the log.
+
+Source of the limit on texts: tensorflow_serving/model_servers/grpc_status_util.cc (9d981c5).
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import secrets
+from typing import get_args
+
+import grpc
 
 from service.engine import request_context
-from service.errors import Overloaded, ServiceError
-from service.grpc.status_codes import details
+from service.errors import Code, Overloaded, ServiceError
+
+STATUS_CODES: dict[str, grpc.StatusCode] = {code: grpc.StatusCode[code] for code in get_args(Code)}
+
+_MAX_DETAIL_BYTES = 1024
+_CUT_MARK = "...TRUNCATED"
+
+
+def details(text: str) -> str:
+    """Returns an error text as valid UTF-8 of at most 1024 bytes, followed by "...TRUNCATED" if it was longer.
+
+    >>> details("x" * 2000)[1020:]
+    'xxxx...TRUNCATED'
+    """
+    data = text.encode("utf-8", "replace")
+    if len(data) <= _MAX_DETAIL_BYTES:
+        return data.decode()
+    return data[:_MAX_DETAIL_BYTES].decode("utf-8", "ignore") + _CUT_MARK
+
 
 logger = logging.getLogger(__name__)
 

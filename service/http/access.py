@@ -4,17 +4,56 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from html import escape
 from typing import Any
 
 from starlette.requests import cookie_parser
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import NO_NAMES, Callers, Grant, Part, names_of_transport
 from service.access.sessions import COOKIE, CSRF_HEADER, Sessions
 from service.errors import PermissionDenied, Unauthenticated
-from service.http.errors import service_error_response
-from service.http.sign_in_page import sign_in_page, wants_html
+from service.http.errors import CODE_HEADER, ERROR_HEADERS, HTTP_STATUS, service_error_response
 from service.native.forwarded import NO_FORWARDING, Forwarding
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Sign in</title></head>
+<body><h1>Sign in</h1><p>{}</p></body>
+</html>
+"""
+_CLOSED = (
+    "This server shows its pages only to callers that it knows, and its console is closed. The operator opens it with "
+    "<code>open = [..., &quot;console&quot;]</code> in the file of <code>--auth_config</code>."
+)
+
+
+def sign_in_page(path: str, *, is_open: bool) -> Response:
+    """Returns the answer 401 to a browser: a page with a link to the console, where people sign in.
+
+    Args:
+      path: of the request, from which the link leads to the console; a proxy may serve both under a prefix.
+      is_open: whether --auth_config opens the console to everybody.
+    """
+    console = "../" * max(path.count("/") - 1, 0) + "console"
+    text = (
+        f'<a href="{escape(console)}">Sign in with your token</a>, then open this page again.' if is_open else _CLOSED
+    )
+    headers = {CODE_HEADER: Unauthenticated.code, "Vary": "Accept", "Cache-Control": "no-store"}
+    headers |= ERROR_HEADERS[Unauthenticated]
+    return Response(_PAGE.format(text), HTTP_STATUS[Unauthenticated], headers, media_type="text/html")
+
+
+def wants_html(accept: str) -> bool:
+    """Says whether an Accept header names HTML before JSON; False if it names neither.
+
+    >>> wants_html("text/html,application/xhtml+xml,*/*;q=0.8"), wants_html("application/json, text/html")
+    (True, False)
+    """
+    named = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return next((name == "text/html" for name in named if name in ("text/html", "application/json")), False)
+
 
 # HTTP paths that --auth_config may open to requests without credentials -> name of the part of the API in that file.
 # The engine still hides what the caller may not see, so a request that gets in here under another path gains nothing.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from hmac import compare_digest
 
@@ -23,14 +24,14 @@ from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine
 from service.errors import MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware, session_cookie
-from service.http.admin_routes import add_admin_routes
 from service.http.body import read_body
 from service.http.console_routes import SESSION_PATH, ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
-from service.http.request_id import RequestIdMiddleware, RequestIds
+from service.http.middleware import RequestIdMiddleware, RequestIds, SecurityHeadersMiddleware
+from service.http.operations_routes import add_admin_routes
 from service.http.routing import add_route, model_ref, raw_path
-from service.http.security_headers import SecurityHeadersMiddleware
-from service.wire.json_table_view import encode_tables
+from service.types import ModelRef
+from service.wire.json_body import decode_upsert, encode_receipt, encode_tables
 
 # Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20
@@ -171,3 +172,30 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return service_error_response(RouteNotFound(f"Not found: {raw_path(request)}"), request.scope["request_id"])
     return error_response(error.status_code, f"{request.method} is not allowed here", error.headers)
+
+
+# Number of threads for upserts. Few are enough: they wait for the disk, and a journal has one writer at a time.
+_NUM_THREADS = 4
+
+
+def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
+    """Adds to the admin application, which operators and trainers use, the route that changes rows of a table."""
+    threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
+
+    async def upsert(request: Request) -> Response:
+        """Handles an upsert request, which changes rows of a table permanently."""
+        # The bytes of an upsert's body are not counted against the server's limits, as in the other admin routes.
+        body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
+        work = (engine, model_ref(request), request.path_params["table"], body)
+        # An upsert has no deadline, because the client must learn whether the rows are on disk. copy_context() carries
+        # the caller's rights (the grant) to the thread.
+        answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
+        return Response(answer, media_type="application/json")
+
+    for where in ("", "/versions/{version}", "/labels/{label}"):
+        path = "/v1/models/{model}" + where
+        add_route(app, path + "/tables/{table}:upsert", upsert, "POST")
+
+
+def _upsert(engine: Engine, ref: ModelRef, table: str, body: bytes) -> bytes:
+    return encode_receipt(engine.upsert(ref, table, decode_upsert(body)))

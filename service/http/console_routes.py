@@ -1,27 +1,96 @@
-"""Adds the routes that only the console uses: the overview of models, and a browser's session."""
+"""Adds the routes that only the console uses: its files, the overview of models, and a browser's session."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from service.access.callers import Callers
 from service.access.sessions import COOKIE, SESSION_S, Sessions
 from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine
-from service.errors import MalformedPayload, ServiceError
+from service.errors import MalformedPayload, RouteNotFound, ServiceError
 from service.http.access import session_cookie
 from service.http.body import read_body
-from service.http.console_files import PATH, add_console_files
-from service.http.routing import add_route
+from service.http.routing import add_route, raw_path
+
+PATH = "/console"
+# The console's Content-Security-Policy forbids inline scripts, inline styles, and files of other hosts.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES: Mapping[str, str] = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+_PAGE = "index.html"
+
+
+class _File(NamedTuple):
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def add_console_files(app: FastAPI) -> None:
+    """Adds the console's files, and a redirect from / for browsers; does nothing if the files are not installed."""
+    served = _read_files()
+    if _PAGE not in served:
+        return
+
+    async def page(request: Request) -> Response:
+        return _answer(request, served[_PAGE])
+
+    async def file(request: Request) -> Response:
+        found = served.get(request.path_params["file"])
+        if found is None:
+            raise RouteNotFound(f"Not found: {raw_path(request)}")
+        return _answer(request, found)
+
+    async def root(request: Request) -> Response:
+        # Only browsers are redirected from / to the console; all other clients get the error of an unknown path.
+        if "text/html" not in request.headers.get("accept", ""):
+            raise RouteNotFound(f"Not found: {raw_path(request)}")
+        return RedirectResponse(PATH.lstrip("/"), headers={"Vary": "Accept"})
+
+    add_route(app, "/", root, "GET")
+    add_route(app, PATH, page, "GET")
+    add_route(app, PATH + "/static/{file}", file, "GET")
+
+
+def _read_files() -> dict[str, _File]:
+    folder = files("service") / "console" / "static"
+    if not folder.is_dir():
+        return {}
+    found = {}
+    for one in folder.iterdir():
+        media_type = _TYPES.get("." + one.name.rpartition(".")[2])
+        if media_type is not None:
+            content = one.read_bytes()
+            found[one.name] = _File(content, media_type, f'"{sha256(content).hexdigest()[:32]}"')
+    return found
+
+
+def _answer(request: Request, file: _File) -> Response:
+    headers = {"ETag": file.etag, "Cache-Control": "no-cache", "Content-Security-Policy": POLICY}
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)
+
 
 SESSION_PATH = PATH + "/session"
 _MAX_BODY_BYTES = 16 << 10

@@ -18,24 +18,22 @@ from service.engine.engine import Engine
 from service.errors import ModelNotFound, RouteNotFound, ServiceError
 from service.http import openapi
 from service.http.access import AccessMiddleware
-from service.http.admin_routes import add_admin_routes
 from service.http.console_routes import ConsoleSources, add_console_routes
-from service.http.cors import CorsMiddleware
-from service.http.diff_routes import add_diff_route
-from service.http.docs_page import add_docs_page
 from service.http.errors import error_response, service_error_response
-from service.http.gzip_answers import GzipMiddleware
-from service.http.hot_rows_route import add_hot_rows_route
-from service.http.lookup_routes import add_lookup_routes
+from service.http.middleware import (
+    CorsMiddleware,
+    GzipMiddleware,
+    PathCaseMiddleware,
+    RequestIdMiddleware,
+    RequestIds,
+    SecurityHeadersMiddleware,
+)
+from service.http.model_routes import add_diff_route, add_hot_rows_route, add_lookup_routes, add_tfs_routes
 from service.http.neighbor_routes import add_neighbor_routes
 from service.http.oip_routes import add_open_inference_routes
-from service.http.path_case import PathCaseMiddleware
-from service.http.request_id import RequestIdMiddleware, RequestIds
+from service.http.operations_routes import add_admin_routes, add_docs_page, add_statusz_route
 from service.http.routing import malformed, meant, raw_path
-from service.http.security_headers import SecurityHeadersMiddleware
-from service.http.statusz_route import add_statusz_route
 from service.http.table_view_routes import add_table_view_routes
-from service.http.tfs_routes import add_tfs_routes
 from service.native.forwarded import NO_FORWARDING, Forwarding
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
@@ -60,7 +58,7 @@ def create_http_app(
     console: ConsoleSources | None = None,
     spans: Callable[[ASGIApp], ASGIApp] | None = None,
     forwarding: Forwarding = NO_FORWARDING,
-    statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
+    statusz: Callable[[], Mapping[str, Any]] | None = None,
 ) -> FastAPI:
     """Returns the ASGI application of the public HTTP port.
 
@@ -76,8 +74,7 @@ def create_http_app(
       console: data of the console; None: there is no console.
       spans: wraps the application so that its requests are traced; None: they are not.
       forwarding: reads the headers that the native core adds to forwarded requests.
-      statusz: a function that gathers the status page's content, and one that makes HTML of it; None: there is no
-        status page.
+      statusz: gathers the content of the status page; None: there is none.
     """
 
     @asynccontextmanager
@@ -107,7 +104,7 @@ def create_http_app(
     add_open_inference_routes(app, engine)
     add_admin_routes(app, engine, metrics, metrics_paths)
     if statusz is not None:
-        add_statusz_route(app, *statusz)
+        add_statusz_route(app, statusz)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
     openapi.complete(app, engine, strict_json=strict_json)

@@ -14,16 +14,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.engine.admission import Reservation
-from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.neighbors import SIGNATURE
+from service.engine.request_context import Call
 from service.errors import DeadlineExceeded, ServiceError
 from service.http.body import read_body
-from service.http.neighbor_openapi import neighbors as described_neighbors
+from service.http.openapi import described
 from service.http.routing import add_route, model_ref
+from service.http.schemas import Json, ref
 from service.types import ModelRef
-from service.wire.http_api import API
-from service.wire.json_neighbors import decode_neighbors, encode_neighbors
+from service.wire.api import HTTP_API
+from service.wire.json_body import decode_neighbors, encode_neighbors
+
+
+def _neighbors_operation(path: str) -> Json:
+    """Describes the route POST /tables/{table}:neighbors for the OpenAPI document."""
+    examples = {
+        "neighbours of a row": {"ids": [50], "k": 3, "metric": "cosine"},
+        "of a vector, among some rows": {"vectors": [[0.1, -0.2]], "k": 2, "filter": {"ids": [1, 2, 3]}},
+    }
+    answers = {"neighbours of a row": {"ids": [[172, 181, 174]], "scores": [[0.97, 0.96, 0.91]]}}
+    answer = ("The nearest rows of each query", ref("NeighborsResponse"), answers)
+    return described(
+        "findNeighbors",
+        "Embeddings",
+        "Find the nearest rows",
+        path + "/tables/{table}",
+        answer,
+        body=(ref("NeighborsRequest"), examples),
+        is_computed=True,
+    )
+
 
 T = TypeVar("T")
 
@@ -39,7 +60,7 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, ti
     async def neighbors(request: Request) -> Response:
         """Returns the rows of a table that are nearest to each row or vector that the request names."""
         ref = model_ref(request)
-        call = Call(API, SIGNATURE, deadline_s=engine.clock() + timeout_s)
+        call = Call(HTTP_API, SIGNATURE, deadline_s=engine.clock() + timeout_s)
         reservation = Reservation(engine.admission, engine.share_of(ref.name))
         try:
             try:
@@ -58,7 +79,7 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, *, max_body_bytes: int, ti
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
-        add_route(app, path + "/tables/{table}:neighbors", neighbors, "POST", described_neighbors(path))
+        add_route(app, path + "/tables/{table}:neighbors", neighbors, "POST", _neighbors_operation(path))
 
     def close() -> None:
         engine.searches.indexes.close()

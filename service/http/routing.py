@@ -12,10 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from service.errors import InvalidRequest
-from service.http.json_schema import Json
-from service.http.path_case import IS_ENCODED
-from service.near_names import did_you_mean
+from service.errors import InvalidRequest, did_you_mean
+from service.http.middleware import IS_ENCODED
+from service.http.schemas import Json
 from service.types import ModelRef
 
 _MAX_VERSION = 2**63 - 1

@@ -14,13 +14,11 @@ import numpy as np
 from service.artifact.dict_vocabulary import vocabulary_lines
 from service.artifact.manifest import LookupFeature, Manifest
 from service.artifact.signature_def import SERVE_TAGS
-from service.engine.batching_parameters import BatchingParameters
 from service.engine.servable import Servable
 from service.errors import ArtifactError
-from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.native_graph import composite_fault, native_savedmodel, native_tower
-from service.graph.savedmodel import SavedModelBackend, open_savedmodel
+from service.graph.savedmodel import LazyBackend, SavedModelBackend, open_savedmodel
 from service.graph.tower import Claim, ComputedRows, FeatureRows, RowSource, TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.loading.feature_lookups import CompileNative, SingleFeature, core_lookups
@@ -29,6 +27,7 @@ from service.tables.plan import FeaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import Array, Backend, SignatureSpec
+from service.wire.config_protos import BatchingParameters
 
 # Most keys with which the manifest's vocabulary is compared with the graph's own; this many take half a second.
 _MOST_KEYS = 100_000

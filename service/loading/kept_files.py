@@ -25,9 +25,8 @@ import numpy as np
 
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import model_folder
-from service.artifact.durable_files import write_whole
-from service.artifact.plain_file import read_plain_file
-from service.engine.hot_rows import MAX_HOT_ROWS
+from service.artifact.files import read_plain_file, write_whole
+from service.engine.counts import MAX_HOT_ROWS
 from service.engine.neighbor_indexes import Indexing, IndexName
 from service.engine.neighbors import RowIndex
 from service.engine.servable import LoadedServable, Servable

@@ -23,14 +23,12 @@ from service.configuration.settings import Settings, StartError
 from service.deltas.overlay import Overlay, PrivateMaps
 from service.deltas.rules import DeltaRules, JournalPruning
 from service.deltas.version_deltas import Target
-from service.engine.batching_parameters import BatchingParameters
-from service.engine.load_rules import LoadRules
+from service.engine.loads import LoadRules, OpenStore
 from service.engine.model_config import ModelConfig, Origin
 from service.engine.servable import Servable
-from service.engine.version_source import OpenStore
 from service.errors import ArtifactError, DataLoss, InvalidRequest, ServiceError
-from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
+from service.graph.savedmodel import LazyBackend
 from service.loading.feature_lookups import CompileNative
 from service.loading.table_pages import PagedTables, TablePages, TableVerification
 from service.loading.warmup import replay_requests, warm_up
@@ -41,7 +39,7 @@ from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
 from service.types import Array, runnable
-from service.wire.batching_proto import parse_batching_text
+from service.wire.config_protos import BatchingParameters, parse_batching_text
 
 if TYPE_CHECKING:
     from service.loading.graph_opening import GraphOpening
@@ -522,7 +520,7 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
     return DeltaRules(
         journal_folder=_journal_folder(settings),
         max_rows=settings.delta_max_rows,
-        max_file_bytes=settings.delta_max_file_mib << 20,
+        max_file_bytes=settings.delta_journal_max_mib << 18,
         max_journal_bytes=settings.delta_journal_max_mib << 20,
         wake=wake,
     )
@@ -548,13 +546,13 @@ def residency_of(settings: Settings) -> Residency:
     """
     pages = settings.table_pages
     if pages == "auto":
-        # With --table_pages=auto, huge pages are asked for before a version answers only if --table_prefault reads
-        # every page then anyway.
-        pages = "huge" if settings.table_prefault else "normal"
+        # With --table_pages=auto, huge pages are asked for before a version answers only if --warm=tables reads every
+        # page then anyway.
+        pages = "huge" if settings.warm == "tables" else "normal"
     return Residency(
-        is_prefaulted=settings.table_prefault,
-        bytes_per_s=settings.table_prefault_mib_per_s * 2**20,
+        is_prefaulted=settings.warm == "tables",
+        bytes_per_s=settings.warm_mib_per_s * 2**20,
         lock=settings.table_lock,
         advice=pages,
-        is_warmed=settings.warm,
+        is_warmed=settings.warm == "hot_rows",
     )

@@ -17,8 +17,7 @@ from service.artifact.manifest import Manifest, TableEntry
 from service.artifact.stored_tables import table_info
 from service.engine.model_config import ModelConfig
 from service.engine.servable import Servable
-from service.errors import ArtifactError, TableUnreachable
-from service.near_names import did_you_mean
+from service.errors import ArtifactError, TableUnreachable, did_you_mean
 from service.remote.address import StoreAddress, remote_tables
 from service.remote.core_clusters import CoreClusters, RemoteState, Subject
 from service.remote.layout import TableLayout

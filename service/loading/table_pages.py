@@ -161,7 +161,7 @@ def table_pages(settings: Settings) -> TablePages | None:
         return None
     huge_pages = HugePages(
         is_whole=rule == "huge",
-        bytes_per_s=settings.table_prefault_mib_per_s * 2**20,
+        bytes_per_s=settings.warm_mib_per_s * 2**20,
         available=available_bytes,
     )
     return TablePages(huge_pages, is_before=rule == "huge")
@@ -214,8 +214,8 @@ def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path 
     rule = settings.paged_tables
     if not max_bytes:
         max_bytes = int(limit * _SHARE) if limit is not None else 1 << 62
-    if rule == "auto" and (settings.table_prefault or settings.table_lock != "off"):
-        # With --table_prefault or --table_lock, all pages of the tables shall be in memory, so --paged_tables=auto does
+    if rule == "auto" and (settings.warm == "tables" or settings.table_lock != "off"):
+        # With --warm=tables or --table_lock, all pages of the tables shall be in memory, so --paged_tables=auto does
         # not let the core read single pages.
         rule = "off"
     return PagedTables(rule, max_bytes, other_bytes)

@@ -14,7 +14,7 @@ from typing import Any
 from service.artifact.manifest import MANIFEST_PATH
 from service.comparison.document import VersionDiff
 from service.comparison.versions import compare_rows, compare_versions
-from service.engine.load_rules import LoadRules
+from service.engine.loads import LoadRules
 from service.engine.servable import LoadedServable, Servable
 from service.errors import ArtifactError, ServiceError
 from service.types import Array

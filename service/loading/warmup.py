@@ -23,7 +23,7 @@ from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH, read_rec
 from service.engine.servable import Servable
 from service.errors import ArtifactError, MalformedPayload, ServiceError
 from service.types import Array, SignatureSpec, TensorSpec
-from service.wire.proto_message import parse_message
+from service.wire.api import parse_message
 
 logger = logging.getLogger(__name__)
 

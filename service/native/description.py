@@ -24,7 +24,7 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.artifact.row_labels import RowLabels
 from service.artifact.signature_rules import OutputRule
-from service.engine.hot_rows import FeatureIds, summed
+from service.engine.counts import FeatureIds, summed
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.native.clusters import remote_description
 from service.tables.backend import OpenedLookups, Paging

@@ -21,12 +21,11 @@ from service import _native
 from service.access.callers import Caller, Callers
 from service.access.tls import Wires
 from service.configuration.settings import Settings, StartError
-from service.engine.recording import Recorder
-from service.engine.tracing import Tracing
+from service.engine.request_context import Recorder, Tracing
 from service.errors import InvalidRequest
 from service.native.native_servable import RoutePublisher
 from service.observe.metric_text import EXAMPLES, QUEUE, REQUEST
-from service.wire.ssl_config_proto import SslConfig
+from service.wire.config_protos import SslConfig
 
 logger = logging.getLogger(__name__)
 
@@ -208,9 +207,9 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             # The native core forwards at most twice as many requests as Python runs at a time, so that Python never has
             # to wait for its next request.
             "max_forwarded": 2 * max(settings.grpc_max_threads, settings.graph_threads),
-            "handshake_timeout_s": settings.tls_handshake_timeout_s,
-            "head_timeout_s": settings.rest_api_head_timeout_s,
-            "stall_timeout_s": settings.rest_api_stall_timeout_s,
+            "handshake_timeout_s": settings.stall_timeout_s,
+            "head_timeout_s": settings.stall_timeout_s,
+            "stall_timeout_s": settings.stall_timeout_s,
             "keep_alive_s": settings.rest_api_keep_alive_s,
             "http_timeout_s": settings.rest_api_timeout_s,
             "grpc_idle_s": settings.grpc_idle_s,

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from service.engine.hot_rows import FeatureCounts, SampledRows, summed
-from service.engine.recording import Recorder
+from service.engine.counts import FeatureCounts, SampledRows, summed
 from service.engine.registry import ModelRoutes
+from service.engine.request_context import Recorder
 from service.engine.servable import NativeServable, Servable, sums_of_counts
 from service.errors import (
     BackendFailure,

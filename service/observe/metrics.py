@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 
-from service.engine.admission_limits import Limits
+from service.engine.admission import Limits
 from service.engine.servable import LoadedServable
 from service.observe.attention import ReadFiles
 from service.observe.metric_text import CONTENT_TYPE, family, sample

@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from service.engine.call import Subject
+from service.engine.counts import PageCounts, TableTraffic
 from service.engine.deltas import DeltaStatus
-from service.engine.hot_rows import TableTraffic
 from service.engine.neighbor_indexes import IndexName
 from service.engine.neighbors import RowIndex
-from service.engine.page_counts import PageCounts
+from service.engine.request_context import Subject
 from service.engine.servable import Files, LoadedServable
 from service.observe.metric_text import QUEUE, REQUEST, SECONDS, Kind, Times, family, histogram, labels, sample
 from service.observe.request_metrics import Batches, Requests, Successes

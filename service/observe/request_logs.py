@@ -17,10 +17,12 @@ from service.artifact.hashes import masked_of
 from service.artifact.protos import message_class
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, encode_record
 from service.engine.model_config import ModelConfig, RequestLogConfig
-from service.engine.recording import Recorder
+from service.engine.request_context import Recorder
 from service.observe.metric_text import family, labels, sample
 
 SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
+# Least number of full files that a request log is divided into, so that little is lost when the oldest one is removed.
+_NUM_FILES = 16
 
 
 class RecordFiles:
@@ -32,15 +34,13 @@ class RecordFiles:
     Concurrency: one caller at a time.
 
     Args:
-      max_bytes: size of a file beyond which the next file is begun.
-      max_files: number of files that are kept, of all processes with this prefix.
+      max_bytes: of all files with this prefix, of all processes; a file has at most a sixteenth. The newest file stays.
       now: seconds since 1970.
     """
 
-    def __init__(self, prefix: str, *, max_bytes: int, max_files: int, now: Callable[[], float]) -> None:
+    def __init__(self, prefix: str, *, max_bytes: int, now: Callable[[], float]) -> None:
         self._prefix = Path(prefix)
         self._max_bytes = max_bytes
-        self._max_files = max_files
         self._now = now
         self._path: Path | None = None
         self._descriptor = -1
@@ -53,7 +53,7 @@ class RecordFiles:
         for record in records:
             data = encode_record(record, masked_of)
             if self._path is not None and (
-                self._num_records >= MAX_WARMUP_RECORDS or self._num_bytes + len(data) > self._max_bytes
+                self._num_records >= MAX_WARMUP_RECORDS or self._num_bytes + len(data) > self._max_bytes // _NUM_FILES
             ):
                 self.close()
             if self._path is None:
@@ -61,8 +61,8 @@ class RecordFiles:
             self._write(data)
 
     def close(self) -> None:
-        """Closes the open file and renames it to its final name, or removes it if it is empty, and removes files beyond
-        max_files; raises OSError.
+        """Closes the open file and renames it to its final name, or removes it if it is empty, and removes the
+        oldest files beyond max_bytes; raises OSError.
         """
         if self._path is None:
             return
@@ -104,8 +104,13 @@ class RecordFiles:
     def _remove_oldest(self) -> None:
         # The names of a request log's files contain the time, so their order by name is their order by age.
         done = sorted(self._prefix.parent.glob(f"{self._prefix.name}-*{SUFFIX}"), key=lambda path: path.name)
-        for path in done[: -self._max_files]:
-            path.unlink(missing_ok=True)
+        kept = 0
+        for position, path in enumerate(reversed(done)):
+            # Another process with this prefix may remove the file meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                kept += path.stat().st_size
+                if position and kept > self._max_bytes:
+                    path.unlink()
 
 
 logger = logging.getLogger(__name__)
@@ -251,7 +256,7 @@ class RequestLogs:
 
     Args:
       tags: tags of the MetaGraph that is served.
-      max_bytes, max_files: limits of each prefix, as in RecordFiles.
+      max_bytes: limit of each prefix, as in RecordFiles.
     """
 
     def __init__(
@@ -259,12 +264,11 @@ class RequestLogs:
         *,
         tags: Sequence[str],
         max_bytes: int,
-        max_files: int,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.recorders: dict[str, Recorder] = {}
         self._tags = tuple(tags)
-        self._max_bytes, self._max_files = max_bytes, max_files
+        self._max_bytes = max_bytes
         self._now = now
         self._changing = threading.Lock()
         self._logs: dict[str, tuple[RequestLogConfig, ModelLog]] = {}
@@ -336,7 +340,7 @@ class RequestLogs:
         return lines
 
     def _begin(self, name: str, config: RequestLogConfig) -> ModelLog:
-        files = RecordFiles(config.filename_prefix, max_bytes=self._max_bytes, max_files=self._max_files, now=self._now)
+        files = RecordFiles(config.filename_prefix, max_bytes=self._max_bytes, now=self._now)
         extra = {"model": name, "prefix": config.filename_prefix, "rate": config.sampling_rate}
         logger.info("request log", extra=extra)
         return ModelLog(name, config, files, tags=self._tags)

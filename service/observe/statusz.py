@@ -15,7 +15,7 @@ from typing import Any
 
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import shown_settings
-from service.engine.admission_limits import Limits
+from service.engine.admission import Limits
 from service.engine.deltas import DeltaStatus
 from service.engine.registry import Registry
 from service.engine.servable import LoadedServable

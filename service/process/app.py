@@ -17,8 +17,7 @@ from service.access.tls import TlsError, Wires
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
 from service.deltas.version_deltas import Follower
-from service.engine.admission import Admission
-from service.engine.admission_limits import Limits
+from service.engine.admission import Admission, Limits
 from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
@@ -202,6 +201,8 @@ logger = logging.getLogger(__name__)
 _FIRST_LOADS_S = 0.3
 _LOOK_AGAIN_S = 0.005
 _COMPLETE_S = 5.0
+# Longest time that hot rows of remote tables are read into the cache before a version is AVAILABLE.
+_FILL_S = 10.0
 # Number of threads for asyncio.to_thread: for work that neither waits for long nor is frequent.
 _NUM_THREADS = 32
 
@@ -216,8 +217,7 @@ class App:
         self._settings = settings
         self._request_logs = RequestLogs(
             tags=sorted(settings.tags),
-            max_bytes=settings.request_log_file_mib << 20,
-            max_files=settings.request_log_files,
+            max_bytes=settings.request_log_mib << 20,
         )
         self._routes = RoutePublisher(self._request_logs.recorders)
         self._health = HealthUpdates(lambda: self._servers.set_serving(self._registry.is_ready))
@@ -262,11 +262,11 @@ class App:
             verification=self._verification,
             wake_follower=self._follower.wake,
             compile_native=paging.compile,
-            show_lookups=self._show_lookups if settings.early_lookups else None,
+            show_lookups=self._show_lookups,
             open_store=None if self._stores is None else self._stores.open,
             open_remote=self._remote.open,
             hot_rows=self._hot_rows.read,
-            fill_caches=RemoteFilling(self._clusters, settings.remote_cache_fill_seconds, self._hot_rows.newest),
+            fill_caches=RemoteFilling(self._clusters, _FILL_S, self._hot_rows.newest),
             on_list=self._remote.configure,
             paged_tables=paging.rule,
             origin_of=lambda model: self._models.origin(model),
@@ -341,7 +341,7 @@ class App:
         if admin is not None:
             admin.start()
         if self._access is not None:
-            self._access.watch(self._stop_watching, settings.auth_config_poll_wait_seconds)
+            self._access.watch(self._stop_watching, settings.secrets_poll_s)
         self._models.start(configs)
         if settings.delta_poll_wait_seconds:
             threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
@@ -349,7 +349,7 @@ class App:
         self._lists.watch(self._stop_watching)
         self._traffic.watch(self._stop_watching)
         self._remote.watch(self._stop_watching)
-        self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
+        self._tls.run(self._stop_watching, settings.secrets_poll_s)
         try:
             ports = await self._open([config.name for config in configs])
         except BaseException:

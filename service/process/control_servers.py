@@ -11,16 +11,13 @@ from typing import Any
 from service.access.access import Access
 from service.configuration.settings import Settings
 from service.engine.engine import Engine
-from service.grpc.grpcio_server import GrpcServer
-from service.grpc.guard import Guard
-from service.http.admin_app import create_admin_app
+from service.grpc.grpcio_server import GrpcServer, Guard
+from service.http.admin_app import add_upsert_routes, create_admin_app
 from service.http.console_routes import ConsoleSources, new_csrf
 from service.http.http_app import create_http_app
-from service.http.statusz_route import add_statusz_route
-from service.http.upsert_routes import add_upsert_routes
+from service.http.operations_routes import add_statusz_route
 from service.http.uvicorn_server import HttpServer, uvicorn_config
 from service.native.forwarded import Forwarding
-from service.observe.statusz_page import page
 from service.process.bound_ports import BoundPort
 from service.process.http_parts import HttpParts
 
@@ -51,7 +48,7 @@ class AdminServer:
         max_body_bytes: int,
         drain_timeout_s: float,
         console: ConsoleSources,
-        statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]],
+        statusz: Callable[[], Mapping[str, Any]],
     ) -> None:
         seen = access.engine if access else engine
         app = create_admin_app(
@@ -63,7 +60,7 @@ class AdminServer:
             console=console,
             add_routes=[
                 partial(add_upsert_routes, engine=seen, max_body_bytes=max_body_bytes),
-                lambda app: add_statusz_route(app, *statusz),
+                partial(add_statusz_route, read=statusz),
             ],
         )
         self._port, self._listeners = port, port.listen()
@@ -126,7 +123,7 @@ def _create_app(parts: HttpParts, forwarding: Forwarding) -> Any:
         strict_json=settings.rest_api_strict_json,
         spans=parts.spans,
         forwarding=forwarding,
-        statusz=(access.server_wide(parts.statusz) if access else parts.statusz, page),
+        statusz=access.server_wide(parts.statusz) if access else parts.statusz,
         callers=access.callers if access else None,
         sessions=access.sessions if access else None,
         console=_console(parts),
@@ -167,7 +164,7 @@ def create_admin_server(parts: HttpParts, reload_config: Callable[[Engine, str |
         max_body_bytes=settings.max_request_bytes,
         drain_timeout_s=settings.drain_timeout_s,
         console=_console(parts, is_admin=True),
-        statusz=(parts.access.server_wide(parts.statusz) if parts.access else parts.statusz, page),
+        statusz=parts.access.server_wide(parts.statusz) if parts.access else parts.statusz,
     )
 
 

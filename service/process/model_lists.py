@@ -10,15 +10,13 @@ from pathlib import Path
 
 from service.configuration.config_files import ConfigFile, models_of
 from service.configuration.settings import Settings, StartError
-from service.engine.client_lists import ClientFolders, with_origin
 from service.engine.engine import Engine
-from service.engine.model_config import ModelConfig, Origin
+from service.engine.model_config import ClientFolders, ModelConfig, Origin, Specific, VersionPolicy, with_origin
 from service.engine.model_set import ModelSet
-from service.engine.version_policy import Specific, VersionPolicy
 from service.errors import ConfigConflict, LabelNotFound, ModelNotFound, ServiceError
 from service.loading.remote_tables import unserved_models
 from service.remote.address import remote_tables
-from service.wire.model_config_proto import parse_config_text
+from service.wire.config_protos import parse_config_text
 
 
 class ModelLists:

@@ -32,7 +32,7 @@ from service.observe.metrics import Metrics
 from service.process.bound_ports import BACKLOG, BoundPort, Ports, check_socket_path, grpc_port, http_port
 from service.process.http_parts import HttpParts
 from service.process.resources import FreedMemory, in_own_thread, max_connections
-from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
+from service.wire.api import DEFAULT_MAX_TABLE_ROWS
 
 if TYPE_CHECKING:
     from service.grpc.grpcio_server import GrpcServer
@@ -245,7 +245,7 @@ class NativeServers:
         if self._callers is None:
             return serving
         # This import loads nothing: the gRPC server has started, so its modules are loaded already.
-        from service.grpc.served import HEALTH_NAMES
+        from service.grpc.methods import HEALTH_NAMES
 
         return serving.intersection(HEALTH_NAMES) if self._callers.is_open("health") else None
 

@@ -32,7 +32,7 @@ from service.native.choice import has_core
 from service.native.native_servable import compile_native
 from service.reference.graphs import Graph
 from service.reference.lookups import look_up
-from service.reference.model import Model, open_model
+from service.reference.models import Model, open_model
 from service.reference.rows import Table
 from service.tables.backend import LookupBackend, OpenedLookups, open_lookups
 from service.tables.guarded_files import GuardedFiles

@@ -44,8 +44,7 @@ from service.reference.json_tensors import (
     predict_answer,
     predict_inputs,
 )
-from service.reference.model import Model
-from service.reference.models import Models
+from service.reference.models import Model, Models
 from service.types import ModelRef
 
 Numbers = Annotated[Any, Field(description="A number, or nested lists of numbers.", examples=[[0.5, 1.5]])]

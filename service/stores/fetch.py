@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from service.artifact.delta_file import DELTAS_FOLDER
-from service.artifact.durable_files import publish_folder, remove_folder, sync, write_whole
+from service.artifact.files import publish_folder, remove_folder, sync, write_whole
 from service.artifact.hashes import crc32c_of, masked
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, NotReady

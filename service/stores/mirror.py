@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from service.artifact.completeness import Fingerprint, fingerprint
-from service.artifact.durable_files import remove_folder, restore_folders
-from service.engine.base_paths import find_versions, same_number, version_number
+from service.artifact.files import remove_folder, restore_folders
+from service.engine.model_config import find_versions, same_number, version_number
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.stores.fetch import Cache, Fetch, Outcome, bring_deltas, read_record
 from service.stores.object_store import ObjectStore, StoredObject, StoreError
@@ -179,7 +179,7 @@ class Arrival:
 
 @dataclass(eq=False)
 class Mirror:
-    """The mirror of a model's versions below one URI; implements engine.version_source.VersionSource.
+    """The mirror of a model's versions below one URI; implements engine.loads.VersionSource.
 
     Concurrency: the watcher's thread calls; a thread lists the store, and each version is fetched by a thread of its
     own, one after the other.

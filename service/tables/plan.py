@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from service.artifact.manifest import LookupFeature, SignatureEntry
 from service.artifact.signature_rules import LookupRules, OutputRule
-from service.engine.hot_rows import FeatureIds
+from service.engine.counts import FeatureIds
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import TableCounts

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from service.artifact.plain_file import read_plain_file
+from service.artifact.files import read_plain_file
 from service.errors import ArtifactError
 from service.tables.table import MappedTable
 from service.types import Array

@@ -1,6 +1,11 @@
-"""Parses and writes the plain JSON bodies of searches and upserts, whose lists become arrays.
+"""Parses and writes the JSON bodies of control requests: searches, views of tables, upserts.
 
 Plain JSON has no NaN and no Infinity: a body with one is refused, and an answer has null in its place.
+
+>>> decode_neighbors(b'{"ids": [7], "k": 2}').rows.ids.tolist()
+[7]
+>>> decode_upsert(b'{"ids": [7], "rows": [[0.5, 1]]}').rows.tolist()
+[[0.5, 1.0]]
 """
 
 from __future__ import annotations
@@ -16,8 +21,18 @@ from typing import Any
 import numpy as np
 import orjson
 
+from service.engine.deltas import Upsert, UpsertReceipt
+from service.engine.neighbors import (
+    DEFAULT_K,
+    DEFAULT_METRIC,
+    METRICS,
+    Named,
+    NeighborAnswer,
+    NeighborQuery,
+)
+from service.engine.table_view import Key, Names, Page, Projection, Row
 from service.errors import MalformedPayload, PayloadTooLarge
-from service.types import Array
+from service.types import Array, TableInfo
 
 # Largest number of keys, of lists and objects, and of strings, of a JSON document: parsed, a key takes some 180 bytes,
 # a list or object some 90, and a string some 60, however short the text is.
@@ -191,3 +206,178 @@ def _from_base64(name: str, at: int, value: dict[str, Any]) -> bytes:
     except (TypeError, ValueError, binascii.Error):
         pass
     raise MalformedPayload(f'"{name}"[{at}] is {shown(value)}, expected {{"b64": "..."}} with base64 text.')
+
+
+_QUERIES = frozenset({"ids", "keys", "vectors"})
+_KEYS = _QUERIES | {"k", "metric", "feature", "filter", "include_self", "exact", "labels"}
+_FILTER_KEYS = frozenset({"ids", "keys", "exclude_ids", "exclude_keys"})
+
+
+def decode_neighbors(body: bytes) -> NeighborQuery:
+    """Parses {"ids": [...] or "keys": [...] or "vectors": [[...]], "k": 10, "metric": "dot", "filter": {...}, ...}.
+
+    "labels": a list is a query, too, by labels of rows; true only asks for the labels of the rows in the answer.
+
+    Raises:
+      MalformedPayload: the body is not JSON, or has an unknown key, not exactly one kind of query, or a value of the
+        wrong type.
+      PayloadTooLarge: the body has too many keys, lists or strings.
+    """
+    document = parse_body("A search", body, _KEYS)
+    labels = document.get("labels", False)
+    by_label = type(labels) is list
+    if len(_QUERIES & document.keys()) + by_label != 1:
+        raise MalformedPayload('Expected one of "ids", "keys", "vectors" and "labels".')
+    if not all(type(one) is str for one in labels) if by_label else type(labels) is not bool:
+        raise MalformedPayload(
+            f'"labels" is {shown(labels)}, expected a list of labels, or true for the labels of the found rows.'
+        )
+    k, metric = document.get("k", DEFAULT_K), document.get("metric", DEFAULT_METRIC)
+    feature, include_self = document.get("feature", ""), document.get("include_self", False)
+    exact = document.get("exact", False)
+    if type(k) is not int:
+        raise MalformedPayload(f'"k" is {shown(k)}, expected a number of neighbours.')
+    if metric not in METRICS:
+        raise MalformedPayload(f'"metric" is {shown(metric)}, expected one of: {", ".join(METRICS)}.')
+    if type(feature) is not str or type(include_self) is not bool or type(exact) is not bool:
+        raise MalformedPayload('"feature" is a string; "include_self" and "exact" are true or false.')
+    chosen = document.get("filter", {})
+    if type(chosen) is not dict:
+        raise MalformedPayload(f'"filter" is {shown(chosen)}, expected an object.')
+    check_keys("A filter", chosen, _FILTER_KEYS)
+    return NeighborQuery(
+        rows=_named(document, ""),
+        vectors=row_list("vectors", document["vectors"]) if "vectors" in document else None,
+        k=k,
+        metric=metric,
+        feature=feature,
+        allowed=_named(chosen, ""),
+        denied=_named(chosen, "exclude_"),
+        include_self=include_self,
+        exact=exact,
+        labels=labels if by_label else None,
+        wants_labels=bool(labels),
+    )
+
+
+def encode_neighbors(answer: NeighborAnswer) -> bytes:
+    """Encodes {"ids": [[...]], "keys": [[...]], "labels": [[...]], "scores": [[...]]}: a list for each query.
+
+    The nearest row is first. "recall" is there too if an index named the rows that were compared. An infinite score is
+    null.
+    """
+    counts = (answer.ids >= 0).sum(axis=1).tolist()
+    document: dict[str, Any] = {"ids": [row[:count].tolist() for row, count in zip(answer.ids, counts, strict=True)]}
+    if answer.keys is not None:
+        rows = zip(answer.keys.tolist(), counts, strict=True)
+        document["keys"] = [[_key(key) for key in row[:count]] for row, count in rows]
+    if answer.labels is not None:
+        document["labels"] = [row[:count] for row, count in zip(answer.labels, counts, strict=True)]
+    document["scores"] = [row[:count] for row, count in zip(answer.scores, counts, strict=True)]
+    if answer.recall is not None:
+        document["recall"] = round(answer.recall, 4)
+    return dump_plain(document)
+
+
+def _key(key: Any) -> Any:
+    return text_or_base64(key) if isinstance(key, bytes) else key
+
+
+def _named(values: Mapping[str, Any], prefix: str) -> Named:
+    ids, keys = prefix + "ids", prefix + "keys"
+    return Named(
+        id_list(ids, values[ids]) if ids in values else None,
+        key_list(keys, values[keys]) if keys in values else None,
+    )
+
+
+# Number of decimals of the coordinates on a table's 2-D map, which lie between -1 and 1.
+_PLACE_DECIMALS = 5
+
+
+def encode_tables(tables: list[TableInfo]) -> bytes:
+    return dump_plain({"tables": tables})
+
+
+def encode_page(page: Page) -> bytes:
+    """Encodes a page of a table: {"version", "start", "total", "keys", "labels", "norms"}; keys may be empty."""
+    return dump_plain(page._asdict() | {"keys": [_text(key) for key in page.keys]})
+
+
+def encode_row(row: Row) -> bytes:
+    """Encodes one row of a table as JSON; the field delta is null for a row that is as the version was saved."""
+    document = row._asdict()
+    origin = document.pop("origin")
+    document["keys"] = {feature: _text(key) for feature, key in row.keys.items()}
+    document["delta"] = None if origin is None else {"sequence": origin.sequence, "time_s": origin.time_s}
+    return dump_plain(document)
+
+
+def encode_projection(projection: Projection, version: int, total: int) -> bytes:
+    """Encodes a 2-D map of a table's rows; the coordinates are scaled so that the largest one is 1 or -1."""
+    largest = float(np.abs(projection.places).max(initial=0.0)) or 1.0
+    places = np.round(projection.places / largest, _PLACE_DECIMALS).astype(np.float32)
+    return dump_plain(
+        {
+            "version": version,
+            "total": total,
+            "explained": list(projection.explained),
+            "ids": projection.ids,
+            "x": np.ascontiguousarray(places[:, 0]),
+            "y": np.ascontiguousarray(places[:, 1]),
+            "norms": projection.norms,
+        }
+    )
+
+
+def encode_drift(cosines: Array, version: int, older: int, *, is_aligned: bool) -> bytes:
+    """Encodes {"version", "from", "is_aligned", "values"}; values: per row on a 2-D map, 1 - cosine to its old row."""
+    values = np.round(1 - cosines, _PLACE_DECIMALS).astype(np.float32)
+    return dump_plain({"version": version, "from": older, "is_aligned": is_aligned, "values": values})
+
+
+def encode_names(names: Names, version: int) -> bytes:
+    """Encodes {"version", "keys", "labels"}: the names of each row on a table's 2-D map, null for a row without one."""
+    keys = {feature: [_text(key) for key in of_feature] for feature, of_feature in names.keys.items()}
+    return dump_plain({"version": version, "keys": keys, "labels": names.labels})
+
+
+def encode_found(found: list[tuple[int, str]]) -> bytes:
+    """Encodes {"rows": [{"id", "label"}, ...]}."""
+    return dump_plain({"rows": [{"id": row, "label": label} for row, label in found]})
+
+
+def _text(key: Key | None) -> str | int | None:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else key
+
+
+_UPSERT_KEYS = frozenset({"ids", "keys", "feature", "rows", "force"})
+
+
+def decode_upsert(body: bytes) -> Upsert:
+    """Parses an upsert's body {"ids": [...] or "keys": [...], "rows": [[...], ...], "feature": "...", "force": false}.
+
+    Raises:
+      MalformedPayload: the body is not JSON, or has an unknown key, both ids and keys or neither, no rows, or a value
+        of the wrong type.
+      PayloadTooLarge: the body has too many keys, lists or strings.
+    """
+    document = parse_body("An upsert", body, _UPSERT_KEYS)
+    if ("ids" in document) == ("keys" in document):
+        raise MalformedPayload('Expected one of "ids" and "keys".')
+    feature, is_forced = document.get("feature", ""), document.get("force", False)
+    if type(feature) is not str or type(is_forced) is not bool:
+        raise MalformedPayload('"feature" is a string and "force" is true or false.')
+    rows = row_list("rows", document.get("rows"))
+    name, read = ("ids", id_list) if "ids" in document else ("keys", key_list)
+    named = read(name, document[name])
+    if rows.size == 0 or named.size == 0:
+        raise MalformedPayload(f'"{name}" or "rows" is empty: send at least one row and its {name[:-1]}.')
+    if name == "ids":
+        return Upsert(rows, ids=named, feature=feature, is_forced=is_forced)
+    return Upsert(rows, keys=named, feature=feature, is_forced=is_forced)
+
+
+def encode_receipt(receipt: UpsertReceipt) -> bytes:
+    """Encodes the answer to an upsert: number of rows, sequence number, and whether lookups return the rows already."""
+    return orjson.dumps(receipt._asdict())

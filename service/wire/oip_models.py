@@ -2,8 +2,9 @@
 
 A document has the fields of the protobuf message of the same meaning, so that JSON and protobuf can not differ.
 
-Source: kserve/open-inference-protocol, specification/protocol/{inference_rest.md,open_inference_grpc.proto} (29ca333);
-triton-inference-server/server, docs/protocol/extension_{model_repository,model_configuration}.md.
+Source: kserve/open-inference-protocol, specification/protocol/{inference_rest.md,open_inference_grpc.proto}, and
+inference_grpc.md "Tensor Data Types" (29ca333); triton-inference-server/server,
+docs/protocol/extension_{model_repository,model_configuration}.md.
 """
 
 from __future__ import annotations
@@ -13,10 +14,34 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from service.artifact import tensor_proto
 from service.artifact.protos import message_class
 from service.errors import InvalidRequest
 from service.types import ModelRef, SignatureSpec, State, TensorSpec, VersionStatus
-from service.wire.oip_tensors import BYTES, DATATYPES, datatype_name
+
+BYTES = "BYTES"
+
+# Dtype name of this server -> datatype of the Open Inference Protocol.
+DATATYPES: Mapping[str, str] = {
+    "bool": "BOOL",
+    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "string": BYTES,
+}
+
+
+def datatype_name(dtype: str) -> str:
+    """Returns the Open Inference Protocol's datatype for a dtype name, or TensorFlow's name if the protocol has none.
+
+    >>> datatype_name("float32"), datatype_name("string"), datatype_name("complex64")
+    ('FP32', 'BYTES', 'DT_COMPLEX64')
+    """
+    return DATATYPES.get(dtype) or tensor_proto.proto_name(dtype)
+
 
 Document = dict[str, Any]
 

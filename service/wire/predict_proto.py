@@ -13,7 +13,7 @@ from service.artifact.protos import message_class, tag, varint
 from service.artifact.tensor_proto import MAX_SPREAD_ELEMENTS, decode_tensor, encode_tensor
 from service.errors import InvalidRequest
 from service.types import Array, ModelRef
-from service.wire.proto_message import parse_message
+from service.wire.api import parse_message
 
 
 @dataclass(frozen=True, slots=True)

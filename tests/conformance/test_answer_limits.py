@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from service.artifact.protos import message_class
-from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
+from service.wire.api import DEFAULT_MAX_TABLE_ROWS
 from tests.conformance.conftest import wires_of_server
 from tests.conformance.contract_calls import METHODS
 from tests.conformance.test_examples import Features, grpc_request, write_model

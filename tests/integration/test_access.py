@@ -63,7 +63,7 @@ class Guarded:
         self.server = stack.enter_context(
             ServerProcess(
                 auth_config=self.auth,
-                auth_config_poll_wait_seconds=0.05,
+                file_system_poll_wait_seconds=0.05,
                 model_config_file=self.models,
                 admin_port="auto",
                 grpc_socket_path=self.socket,

@@ -54,7 +54,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     folder = tmp_path_factory.mktemp("attacked")
     write_version(folder / "model" / "1", 1, 0)
     (folder / "ssl.conf").write_text(ssl_config(Authority().issue()))
-    names = ("rest_api_head_timeout_s", "rest_api_stall_timeout_s", "rest_api_keep_alive_s", "tls_handshake_timeout_s")
+    names = ("stall_timeout_s", "rest_api_keep_alive_s")
     settings: dict[str, object] = dict.fromkeys(names, TIMEOUT_S) | {
         "model_base_path": folder / "model",
         "graph_signatures": "off",
@@ -191,7 +191,7 @@ def test_a_body_that_the_reference_refuses_unread_leaves_no_connection(server: S
 def test_the_memory_of_connections_that_have_closed_is_returned(tmp_path: Path) -> None:
     write_version(tmp_path / "model" / "1", 1, 0)
     # The server counts its connections each second, so the timeout lets it count them while they are open.
-    settings = {"model_base_path": tmp_path / "model", "graph_signatures": "off", "rest_api_head_timeout_s": 2.5}
+    settings = {"model_base_path": tmp_path / "model", "graph_signatures": "off", "stall_timeout_s": 2.5}
     with ServerProcess(**settings) as server, contextlib.ExitStack() as stack:
         server.ready()
         before = resident_mib([server.pid])

@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "max_bytes_in_flight": LIMIT,
         "max_request_bytes": REQUEST,
         # The clients of this test send slowly, and the server must not cut them off.
-        "rest_api_stall_timeout_s": 3600,
+        "stall_timeout_s": 3600,
     }
     with ServerProcess(**settings) as server:
         yield server.ready()
@@ -112,7 +112,7 @@ def test_half_received_messages_leave_room_for_another_model(server: ServerProce
 
 def test_a_refused_client_that_acknowledges_no_settings_keeps_no_thread_busy(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "1")
-    limits = {"max_bytes_in_flight": 1 << 20, "max_request_bytes": 1 << 20, "rest_api_stall_timeout_s": 3600}
+    limits = {"max_bytes_in_flight": 1 << 20, "max_request_bytes": 1 << 20, "stall_timeout_s": 3600}
     with ServerProcess(model_base_path=tmp_path, graph_signatures="off", **limits) as server:
         server.ready()
         # This client reads nothing, so it acknowledges no SETTINGS frame.

@@ -40,7 +40,7 @@ def test_a_request_log_is_written_only_below_its_root(serve: Serve, base: Path, 
     victim.write_bytes(b"old")
     before = files_of(tmp_path)
     entry = {"name": "default", "base_path": str(base)}
-    server = serve(request_log_root=logs, request_log_files=1).ready()
+    server = serve(request_log_root=logs).ready()
     for prefix in (tmp_path / "victim", logs / ".." / "victim", logs / "out" / "victim", logs):
         code, text = reload(server, entry | log_to(prefix))
         assert code == "PERMISSION_DENIED", prefix

@@ -32,8 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     settings: dict[str, object] = {
         "model_base_path": folder,
         "graph_signatures": "off",
-        "rest_api_head_timeout_s": PATIENCE_S,
-        "rest_api_stall_timeout_s": PATIENCE_S,
+        "stall_timeout_s": PATIENCE_S,
         "max_connections": NUMBER,
     }
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))

@@ -630,7 +630,7 @@ def test_replicas_with_one_secret_share_a_session(base: Path, guarded: ServerPro
     secret, auth = tmp_path / "secret", tmp_path / "auth.toml"
     secret.write_text("x" * 32)
     auth.write_text(caller("user", token="user", toy='["predict", "metadata"]'))
-    settings = {"auth_config": auth, "console_secret_file": secret, "auth_config_poll_wait_seconds": 0.05}
+    settings = {"auth_config": auth, "console_secret_file": secret, "file_system_poll_wait_seconds": 0.05}
     with serve(base, **settings) as one, serve(base, **settings) as other:
         for process in (one, other):
             process.answering()

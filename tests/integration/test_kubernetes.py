@@ -15,9 +15,8 @@ import yaml
 
 from service.configuration.settings import Settings
 from service.configuration.settings_reading import read_settings
-from service.engine.model_config import ModelConfig
-from service.engine.version_policy import Specific
-from service.wire.model_config_proto import parse_config_text
+from service.engine.model_config import ModelConfig, Specific
+from service.wire.config_protos import parse_config_text
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.process import ROOT, until

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,30 +42,6 @@ def statusz(server: ServerProcess) -> dict[str, Any]:
     return document
 
 
-class Texts(html.parser.HTMLParser):
-    """Collects all texts of an HTML page, and checks that every element is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        """See HTMLParser."""
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        """See HTMLParser."""
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        """See HTMLParser."""
-        self.texts.append(data.strip())
-
-
 def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) -> None:
     before = statusz(server)
     assert server.lookup({"user": [1, 2, 4]}, model="toy") == {"user": [[1, 10], [2, 20], [4, 40]]}
@@ -105,31 +80,11 @@ def test_statusz_tells_what_is_served_held_and_refused(server: ServerProcess) ->
     assert found["settings"]["model_name"] == {"value": "toy", "is_default": False}
 
 
-def test_a_browser_gets_a_page(server: ServerProcess) -> None:
-    response = server.http.get("/v1/statusz", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
-    assert response.headers["content-type"] == "text/html; charset=utf-8"
-    assert "accept" in response.headers["vary"].lower()
-    texts = Texts(response.text).texts
-    for text in (
-        "Tables",
-        "Changed rows",
-        "Overload",
-        "(limits)",
-        "Slow requests",
-        "Last errors",
-        "Settings",
-        "toy",
-        "AVAILABLE",
-        "model_base_path",
-    ):
-        assert text in texts, text
-    assert "<script" not in response.text
-
-
-def test_names_of_clients_are_no_markup_on_the_page(server: ServerProcess) -> None:
+def test_names_of_clients_are_no_markup_of_the_status_page(server: ServerProcess) -> None:
     server.http.post("/v1/models/toy:lookup", json={"features": {"<img src=x>": [1]}})
-    page = server.http.get("/v1/statusz", headers={"accept": "text/html"}).text
-    assert "<img" not in page and "&lt;img src=x&gt;" in page
+    page = server.http.get("/v1/statusz", headers={"accept": "text/html"})
+    assert "<img src=x>" in page.text
+    assert page.headers["content-type"] == "application/json" and page.headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     settings: dict[str, object] = {
         "model_config_file": config,
         "version_settle_s": 0,
-        "graph_threads": 1,
+        "tensorflow_session_parallelism": 1,
         "grpc_max_threads": 1,
         "max_queued_requests": 8,
         # On a slow machine, requests wait longer, and the server must not refuse them because of that.

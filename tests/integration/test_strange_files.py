@@ -134,7 +134,7 @@ def test_one_in_place_of_a_file_that_is_read_again_changes_nothing(
         model_config_file=models,
         model_config_file_poll_wait_seconds=1,
         auth_config=callers,
-        auth_config_poll_wait_seconds=0.05,
+        file_system_poll_wait_seconds=0.05,
         ssl_config_file=certificate,
     ).answering()
     server.wait_for_log("loaded")

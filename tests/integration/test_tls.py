@@ -78,7 +78,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "model_base_path": folder / "model",
         "graph_signatures": "off",
         "file_system_poll_wait_seconds": 0.05,
-        "tls_handshake_timeout_s": 3,
+        "stall_timeout_s": 3,
         "grpc_socket_path": folder / "socket",
         **{flags[wire]: file for wire in wires},
     }

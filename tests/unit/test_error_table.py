@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from service.errors import ServiceError
-from service.grpc.status_codes import STATUS_CODES, details
+from service.grpc.refusals import STATUS_CODES, details
 from service.http.errors import HTTP_STATUS
 from tests.unit.http.conftest import all_errors
 

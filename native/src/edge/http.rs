@@ -299,7 +299,7 @@ fn model<'h>(shared: &Shared, head: &'h Parts) -> &'h str {
     rest.and_then(|rest| rest.split(['/', ':']).next()).map_or("", |name| shared.known_model(name))
 }
 
-/// Adds the headers that `service/http/security_headers.py` adds to each answer to a GET.
+/// Adds the headers that `service/http/middleware.py` adds to each answer to a GET.
 fn secure(headers: &mut HeaderMap) {
     for (name, value) in [
         ("x-content-type-options", "nosniff"),

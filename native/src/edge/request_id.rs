@@ -27,7 +27,7 @@ impl RequestIds {
         format!("{}-{:x}", self.prefix, self.next.fetch_add(1, Relaxed))
     }
 
-    /// Returns the id of an HTTP request, chosen by the same rules as in `service/http/request_id.py`.
+    /// Returns the id of an HTTP request, chosen by the same rules as in `service/http/middleware.py`.
     #[must_use]
     pub fn of_http(&self, headers: &HeaderMap) -> HeaderValue {
         own(headers)

@@ -1,6 +1,6 @@
 //! Suggests, for error texts, the known name that was probably meant by a misspelt name.
 //!
-//! Source: `service/near_names.py`, and `SequenceMatcher` and `get_close_matches` of Python's difflib.
+//! Source: `service/errors.py`, and `SequenceMatcher` and `get_close_matches` of Python's difflib.
 
 use std::collections::HashMap;
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_most_similar_name_is_suggested() {
         let known = ["tables", "features", "serving_default", "Lookup"];
-        // The expected names are those of service.near_names.did_you_mean.
+        // The expected names are those of service.errors.did_you_mean.
         for (name, expected) in [
             ("Tabels", "; did you mean tables?"),
             ("x", ""),

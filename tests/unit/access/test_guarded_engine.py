@@ -11,10 +11,10 @@ import pytest
 
 from service.access.callers import RIGHTS, Grant, Right, Rule
 from service.access.guarded_engine import OPEN, RIGHT_OF, GuardedEngine
-from service.engine.call import Call
 from service.engine.engine import Engine
 from service.engine.neighbors import Named, Nearest, NeighborQuery
 from service.engine.registry import Registry
+from service.engine.request_context import Call
 from service.errors import ModelNotFound, PermissionDenied, ServiceError
 from service.types import ModelRef, TableInfo
 from tests.conftest import Clock, RecordingObserver

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from service.access.tls import TlsFile
 from service.errors import InvalidRequest
 from service.observe.reload_metrics import TlsCounter
-from service.wire.ssl_config_proto import SslConfig
+from service.wire.config_protos import SslConfig
 from tests.certificates import LONG_AGO, Authority, Issued, key_pem, ssl_config
 
 AUTHORITY = Authority()

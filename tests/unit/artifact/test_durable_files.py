@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.artifact.durable_files import outdated, publish_folder, restore_folders, write_whole
+from service.artifact.files import outdated, publish_folder, restore_folders, write_whole
 
 
 def test_a_file_of_another_writer_is_not_replaced(tmp_path: Path) -> None:

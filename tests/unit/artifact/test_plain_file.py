@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.artifact.plain_file import read_plain_file
+from service.artifact.files import read_plain_file
 
 
 def test_a_file_is_read_also_through_a_link(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from embedding_client.types import RaggedIds, State, TensorDescription, VersionS
 from service import types
 from service.artifact.signature_def import encode_metadata
 from service.types import ModelRef, SignatureSpec, TensorSpec, ragged_features
+from service.wire.api import encode_statuses, parse_message
 from service.wire.predict_proto import decode_inputs, decode_request, encode_response, read_model_spec
-from service.wire.proto_message import parse_message
-from service.wire.status import encode_statuses
 
 CALLS = GrpcCalls("m")
 

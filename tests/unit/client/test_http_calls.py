@@ -16,8 +16,8 @@ from service import types
 from service.artifact.signature_def import metadata_json
 from service.reference.json_tensors import dump, lookup_answer, predict_answer
 from service.types import SignatureSpec, TableInfo, TensorSpec
-from service.wire.json_table_view import encode_tables
-from service.wire.status import statuses_json
+from service.wire.api import statuses_json
+from service.wire.json_body import encode_tables
 from tests.unit.client.test_grpc_calls import answer
 
 X = {"x": np.array([1.0], np.float32)}

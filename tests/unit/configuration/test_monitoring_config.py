@@ -9,7 +9,7 @@ import pytest
 from service.configuration.config_files import metrics_paths, read_monitoring_config
 from service.errors import InvalidRequest
 from service.http.http_app import DEFAULT_METRICS_PATHS
-from service.wire.monitoring_config_proto import PrometheusConfig
+from service.wire.config_protos import PrometheusConfig
 
 
 @pytest.mark.parametrize(

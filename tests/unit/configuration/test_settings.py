@@ -48,17 +48,15 @@ def test_flags_beat_the_environment_and_that_beats_defaults(
 
 
 OTHER_VALUES: dict[str, tuple[str, Any]] = {
-    "request_log_file_mib": ("3", 3),
+    "request_log_mib": ("32", 32),
     "request_log_root": ("/logs", "/logs"),
-    "request_log_files": ("5", 5),
     "request_log_answers": ("false", False),
     "slow_request_ms": ("0", 0.0),
     "tracing": ("otlp", "otlp"),
-    "warm": ("true", True),
+    "warm": ("tables", "tables"),
     "paged_tables": ("on", "on"),
     "paged_tables_mib": ("5", 5),
-    "table_prefault": ("true", True),
-    "table_prefault_mib_per_s": ("2.5", 2.5),
+    "warm_mib_per_s": ("2.5", 2.5),
     "table_lock": ("try", "try"),
     "table_pages": ("random", "random"),
     "verify_tables": ("off", "off"),
@@ -71,19 +69,16 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "max_drift": ("2.5", 2.5),
     "remote_tables": ("user=valkey://a:1", "user=valkey://a:1"),
     "remote_cache_bytes": ("1000000", 1_000_000),
-    "remote_cache_fill_seconds": ("2.5", 2.5),
     "delta_journal_dir": ("journals", "journals"),
     "delta_max_rows": ("10", 10),
     "neighbors_threads": ("2", 2),
     "neighbors_max_k": ("50", 50),
     "neighbors_max_queries": ("8", 8),
     "neighbors_index_rows": ("0", 0),
-    "delta_max_file_mib": ("3", 3),
     "delta_journal_max_mib": ("5", 5),
     "model_base_path": ("/a b", "/a b"),
     "model_name": ("films", "films"),
     "auth_config": ("auth.toml", "auth.toml"),
-    "auth_config_poll_wait_seconds": ("5", 5.0),
     "admin_port": ("8502", 8502),
     "admin_host": ("::1", "::1"),
     "console_secret_file": ("secret", "secret"),
@@ -96,7 +91,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "refuse_unsafe_ops": ("on", "on"),
     "allow_version_labels_for_unavailable_models": ("true", True),
     "first_loads_timeout_s": ("0", 0.0),
-    "early_lookups": ("false", False),
     "version_settle_s": ("0", 0.0),
     "reload_replaced_versions": ("true", True),
     "load_timeout_s": ("0", 0.0),
@@ -104,7 +98,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "num_request_iterations_for_warmup": ("3", 3),
     "ssl_config_file": ("/g.conf", "/g.conf"),
     "rest_api_ssl_config_file": ("/h.conf", "/h.conf"),
-    "tls_handshake_timeout_s": ("2.5", 2.5),
     "host": ("::1", "::1"),
     "port": ("0", 0),
     "rest_api_port": ("65535", 65535),
@@ -122,7 +115,6 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "graph_signatures": ("off", "off"),
     "data_plane": ("reference", "reference"),
     "threads": ("3", "3"),
-    "graph_threads": ("3", 3),
     "grpc_max_threads": ("3", 3),
     "max_request_bytes": ("2048", 2048),
     "max_response_bytes": ("4096", 4096),
@@ -150,8 +142,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "max_queue_ms": ("20", 20),
     "max_connections": ("9", 9),
     "rest_api_max_head_bytes": ("2048", 2048),
-    "rest_api_head_timeout_s": ("0.5", 0.5),
-    "rest_api_stall_timeout_s": ("0.5", 0.5),
+    "stall_timeout_s": ("0.5", 0.5),
     "rest_api_keep_alive_s": ("0.5", 0.5),
 }
 
@@ -264,8 +255,8 @@ def test_all_faults_are_told_at_once() -> None:
         ("--port=-1", "--port is -1: expected 0 to 65535"),
         ("--shutdown_delay_s=nan", "--shutdown_delay_s is nan: expected 0 to 3600"),
         ("--drain_timeout_s=inf", "--drain_timeout_s is inf: expected 0 to 3600"),
-        ("--graph_threads=0", "--graph_threads is 0: expected 1 to 1024"),
-        ("--graph_threads=1.5", "--graph_threads is '1.5': expected a whole number"),
+        ("--neighbors_threads=0", "--neighbors_threads is 0: expected 1 to 1024"),
+        ("--neighbors_threads=1.5", "--neighbors_threads is '1.5': expected a whole number"),
         ("--model_name=", "--model_name is '': it must not be empty or hold a '/'"),
         ("--enable_model_warmup=yes", "--enable_model_warmup is 'yes': expected true or false"),
         ("--rest_api_strict_json=maybe", "--rest_api_strict_json is 'maybe': expected true or false"),
@@ -332,6 +323,11 @@ def test_derived_values_are_in_seconds_and_sets() -> None:
     assert settings.tags == {"serve", "tpu"}
 
 
+def test_callers_and_certificates_are_read_again_whatever_the_scans_for_versions_are() -> None:
+    intervals = (Settings(file_system_poll_wait_seconds=seconds).secrets_poll_s for seconds in (0, 0.05, 60))
+    assert [*intervals] == [1.0, 0.05, 1.0]
+
+
 def test_a_negative_wait_before_a_retry_is_none() -> None:
     assert read_settings([*BASE, "--load_retry_interval_micros=-1"], {}).load_retry_interval_s == 0
 
@@ -340,11 +336,11 @@ def test_a_negative_wait_before_a_retry_is_none() -> None:
     ("session", "intra", "inter", "threads"),
     [(0, 0, 0, (7, 7)), (3, 0, 0, (3, 3)), (0, 2, 0, (2, 7)), (0, 2, 5, (2, 5)), (3, 0, 5, (3, 5))],
 )
-def test_tensorflows_threads_are_its_own_flags_or_ours(
-    session: int, intra: int, inter: int, threads: tuple[int, int]
+def test_tensorflows_threads_are_its_own_flags_or_one_for_each_processor(
+    session: int, intra: int, inter: int, threads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
     settings = Settings(
-        graph_threads=7,
         tensorflow_session_parallelism=session,
         tensorflow_intra_op_parallelism=intra,
         tensorflow_inter_op_parallelism=inter,

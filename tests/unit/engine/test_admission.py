@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.engine.admission import Admission, Reservation
-from service.engine.admission_limits import Limits
+from service.engine.admission import Admission, Limits, Reservation
 from service.errors import Overloaded
 from tests.unit.engine.recording_admission import RecordingAdmission
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.base_paths import fault_of, find_versions
-from service.engine.model_config import ModelConfig
-from service.engine.version_policy import Latest, Specific, VersionPolicy
+from service.engine.model_config import Latest, ModelConfig, Specific, VersionPolicy, fault_of, find_versions
 
 LATEST = Latest()
 

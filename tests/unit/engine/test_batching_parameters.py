@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.engine.batching_parameters import BatchingParameters
 from service.errors import InvalidRequest
+from service.wire.config_protos import BatchingParameters
 
 
 def test_the_defaults_are_tensorflow_servings() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.client_lists import ClientFolders, with_origin
-from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.engine.model_config import ClientFolders, ModelConfig, RequestLogConfig, with_origin
 from service.errors import PermissionDenied
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 from concurrent.futures import Future
 
-from service.engine.compensating_pool import CompensatingPool
+from service.engine.poller import CompensatingPool
 
 
 def test_threads_of_loads_and_threads_that_they_start_have_a_lower_priority() -> None:

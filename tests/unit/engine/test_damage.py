@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.engine.call import Call
 from service.engine.engine import Engine
+from service.engine.model_config import All
 from service.engine.neighbors import Nearest, RowSearch
 from service.engine.registry import Registry
+from service.engine.request_context import Call
 from service.engine.servable import Servable
-from service.engine.version_policy import All
 from service.errors import DataLoss
 from service.tables.guarded_files import GuardedFiles
 from service.types import ModelRef, State, VersionStatus

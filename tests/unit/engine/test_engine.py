@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.call import Call, Finished
 from service.engine.engine import Engine
 from service.engine.model_config import ModelConfig, Origin
 from service.engine.neighbors import Named, Nearest, NeighborAnswer, NeighborQuery, RowSearch
 from service.engine.registry import Registry
+from service.engine.request_context import Call, Finished
 from service.errors import (
     ArtifactError,
     BackendFailure,

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.load_rules import LoadRules
-from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.engine.loads import LoadRules
+from service.engine.model_config import All, ModelConfig, RequestLogConfig, Specific
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
 from service.engine.servable import Servable
-from service.engine.version_policy import All, Specific
 from service.errors import (
     ArtifactError,
     ConfigConflict,

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from service.engine import low_priority
-from service.engine.admission_limits import NeighborLimits
-from service.engine.call import Call
+from service.engine.admission import NeighborLimits
 from service.engine.engine import Engine
 from service.engine.neighbor_indexes import BuildIndex, Indexing
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
+from service.engine.request_context import Call
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
 from service.tables.row_index import build_index, tune_index

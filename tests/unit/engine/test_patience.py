@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from service.engine.patience import Attempt, TimeIsOver
+from service.engine.loads import Attempt, TimeIsOver
 
 
 def test_a_call_in_time_returns_or_raises_what_it_did() -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from service.engine import base_paths
-from service.engine.load_rules import LoadRules
-from service.engine.model_config import ModelConfig
+from service.engine import model_config
+from service.engine.loads import LoadRules
+from service.engine.model_config import Latest, ModelConfig
 from service.engine.poller import Poller
 from service.engine.registry import Registry
 from service.engine.repository import ModelWatcher
 from service.engine.servable import Servable
-from service.engine.version_policy import Latest
 from service.errors import ArtifactError
 from tests.unit.engine.fakes import FakeBackend, servable
 from tests.unit.engine.test_model_set import until
@@ -88,14 +87,14 @@ def test_many_idle_models_have_the_threads_of_one(world: World, monkeypatch: pyt
     until(lambda: all(world.serves(name, 1) for name in names))
     scans: dict[Path, int] = {}
     threads: set[int] = set()
-    find = base_paths.find_all_folders
+    find = model_config.find_all_folders
 
     def counted(base_path: Path) -> dict[int, list[Path]]:
         scans[base_path] = scans.get(base_path, 0) + 1
         threads.add(threading.get_ident())
         return find(base_path)
 
-    monkeypatch.setattr(base_paths, "find_all_folders", counted)
+    monkeypatch.setattr(model_config, "find_all_folders", counted)
     until(lambda: len(scans) == 50 and min(scans.values()) > 3)
     # The poller, a thread that scans, and at most the four threads of the loads, which end when they were idle.
     assert _threads() - before <= 6
@@ -115,7 +114,7 @@ def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_delays_no_other(
     until(lambda: all(world.serves(name, 1) for name in names))
     answer, asked = threading.Event(), []
     hanging = set(names[:5])
-    find = base_paths.find_all_folders
+    find = model_config.find_all_folders
 
     def hang(base_path: Path) -> dict[int, list[Path]]:
         if base_path.name in hanging:
@@ -124,7 +123,7 @@ def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_delays_no_other(
         return find(base_path)
 
     # A mount that does not answer would need a server, so the test makes find_all_folders() hang.
-    monkeypatch.setattr(base_paths, "find_all_folders", hang)
+    monkeypatch.setattr(model_config, "find_all_folders", hang)
     # No scan that began before may find version 2.
     until(lambda: sorted(asked) == sorted(hanging))
     for name in names:
@@ -161,7 +160,7 @@ def test_loads_that_take_long_delay_no_other(world: World) -> None:
 
 def test_an_interval_of_zero_scans_once_and_waits_for_news(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     scans: list[Path] = []
-    find = base_paths.find_all_folders
+    find = model_config.find_all_folders
 
     def counted(base_path: Path) -> dict[int, list[Path]]:
         # The scan of an earlier test's poller may only end now.
@@ -169,7 +168,7 @@ def test_an_interval_of_zero_scans_once_and_waits_for_news(world: World, monkeyp
             scans.append(base_path)
         return find(base_path)
 
-    monkeypatch.setattr(base_paths, "find_all_folders", counted)
+    monkeypatch.setattr(model_config, "find_all_folders", counted)
     poller = world.poller(0)
     world.watch(poller, "m")
     until(lambda: world.serves("m", 1))

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.load_rules import LoadRules
-from service.engine.model_config import ModelConfig
+from service.engine.loads import LoadRules
+from service.engine.model_config import All, Latest, ModelConfig, Specific, VersionPolicy
 from service.engine.registry import Registry
 from service.engine.repository import ModelWatcher
 from service.engine.servable import Servable
-from service.engine.version_policy import All, Latest, Specific, VersionPolicy
 from service.errors import ArtifactError, DeadlineExceeded, ModelNotFound, NotReady, TableUnreachable
 from service.types import ModelRef, State, VersionStatus
 from tests.conftest import Clock

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.admission_limits import NeighborLimits
-from service.engine.call import Call
+from service.engine.admission import NeighborLimits
 from service.engine.engine import Engine
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
+from service.engine.request_context import Call
 from service.errors import DataLoss, DeadlineExceeded, IdsTooMany
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from service.engine.table_projection import MAX_MAPS, KeptMaps, ids_on_map, project
+from service.engine.table_view import MAX_MAPS, KeptMaps, ids_on_map, project
 from service.errors import IdOutOfRange, Overloaded
 from service.types import Array
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from service.engine.admission import Admission
-from service.engine.admission_limits import Limits
-from service.engine.workers import Job, Workers
+from service.engine.admission import Admission, Limits
+from service.engine.searches import Job, Workers
 from service.errors import DeadlineExceeded, NotReady, Overloaded, ServiceError
 from tests.unit.engine.recording_admission import RecordingAdmission
 

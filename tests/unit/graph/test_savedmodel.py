@@ -319,9 +319,8 @@ def test_a_variable_that_no_signature_reads_is_not_restored(tf: Any, tmp_path: P
 
 
 def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_path: Path) -> None:
-    from service.graph.dense_session import DenseGraph
     from service.graph.flat_graph import flatten
-    from service.graph.graph_session import PythonSession
+    from service.graph.graph_session import DenseGraph, PythonSession
 
     # Denormal numbers, and numbers whose product with the kernel is denormal.
     numbers = np.array([[1e-39, -1e-39, 1.5], [2e-38, 3e-38, -1e-38]], np.float32)

@@ -12,7 +12,7 @@ from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.errors import VersionNotFound
-from service.grpc.inference_v2_methods import INFERENCE_SERVICE, UNIMPLEMENTED, open_inference_methods
+from service.grpc.methods import INFERENCE_SERVICE, INFERENCE_UNIMPLEMENTED, open_inference_methods
 from tests.unit.engine.fakes import FakeBackend
 from tests.unit.http.conftest import specs
 
@@ -74,7 +74,7 @@ def test_every_method_is_served_or_says_that_it_is_not(engine: Engine) -> None:
     known = {f"/{INFERENCE_SERVICE}/{method.name}" for method in service.methods}
     # The core answers ModelInfer itself and forwards the others.
     served = {*open_inference_methods(engine), f"/{INFERENCE_SERVICE}/ModelInfer"}
-    assert served | set(UNIMPLEMENTED) == known
-    assert not served & set(UNIMPLEMENTED)
+    assert served | set(INFERENCE_UNIMPLEMENTED) == known
+    assert not served & set(INFERENCE_UNIMPLEMENTED)
     described = message_class("inference.ModelInferRequest").DESCRIPTOR.file.services_by_name["GRPCInferenceService"]
     assert {f"/{INFERENCE_SERVICE}/{method.name}" for method in described.methods} == served

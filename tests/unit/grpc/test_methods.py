@@ -11,7 +11,7 @@ from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor, encode_tensor
 from service.engine.engine import Engine
 from service.errors import DeadlineExceeded, ServiceError
-from service.grpc.methods import UNIMPLEMENTED, service_methods
+from service.grpc.methods import SERVING_UNIMPLEMENTED, service_methods
 from service.types import Array
 from tests.conftest import RecordingObserver
 from tests.unit.http.conftest import NumpyTable
@@ -165,7 +165,7 @@ def test_errors_of_status(call: Call, request_: Any, text: str) -> None:
 
 def test_every_method_of_the_api_is_served_or_refused_on_purpose(engine: Engine) -> None:
     in_core = {f"{PREDICTION}/{name}" for name in ("Classify", "Regress", "MultiInference")}
-    known = in_core | service_methods(engine).keys() | UNIMPLEMENTED.keys()
+    known = in_core | service_methods(engine).keys() | SERVING_UNIMPLEMENTED.keys()
     pool = message_class("tensorflow.serving.PredictRequest").DESCRIPTOR.file.pool
     for service in (PREDICTION, MODEL):
         for method in pool.FindServiceByName(service[1:]).methods_by_name:

@@ -14,7 +14,7 @@ from service.engine.engine import Engine
 from service.errors import InputMismatch, ModelNotFound, ServiceError, TableNotFound, Unimplemented
 from service.grpc.methods import service_methods
 from service.types import ModelRef
-from service.wire.grpc_api import PREDICT
+from service.wire.api import PREDICT
 from tests.conftest import RecordingObserver
 from tests.unit.grpc.test_methods import predict_request
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from service.engine.admission_limits import NeighborLimits
+from service.engine.admission import NeighborLimits
 from service.engine.engine import Engine
 from service.engine.neighbors import Nearest, RowSearch
 from service.engine.registry import Registry

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.http.console_files import POLICY
-from service.http.console_routes import ConsoleSources
+from service.http.console_routes import POLICY, ConsoleSources
 from tests.unit.http.conftest import Http
 
 STATIC = Path(__file__).parents[3] / "service/console/static"

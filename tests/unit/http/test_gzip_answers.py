@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.http.gzip_answers import GzipMiddleware, accepts_gzip
+from service.http.middleware import GzipMiddleware, accepts_gzip
 
 MIN_BYTES = 100
 

@@ -16,7 +16,7 @@ from service.engine.servable import Servable
 from service.http.oip_routes import read_only_ready
 from service.http.routing import RawRoute, in_the_core
 from service.types import Array, SignatureSpec, TensorSpec
-from service.wire.json_neighbors import decode_neighbors
+from service.wire.json_body import decode_neighbors
 from tests.unit.engine.fakes import FakeBackend
 from tests.unit.http.conftest import QUERY, SEARCH, Http, error_text
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.http.path_case import IS_ENCODED, PathCaseMiddleware, lowered
+from service.http.middleware import IS_ENCODED, PathCaseMiddleware, lowered
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.batching_parameters import BatchingParameters
 from service.errors import ArtifactError, InvalidRequest
 from service.loading.loader import DEFAULT, PER_MODEL_FILE, BatchingRules, read_rules
+from service.wire.config_protos import BatchingParameters
 
 
 @pytest.mark.parametrize("text", [None, "max_batch_size { value: 2 }"])

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from service.engine.hot_rows import FeatureCounts, FeatureIds, SampledRows
+from service.engine.counts import FeatureCounts, FeatureIds, SampledRows
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.loading.kept_files import HotRowsFiles
 from service.loading.loader import ServableLoader

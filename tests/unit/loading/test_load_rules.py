@@ -17,13 +17,14 @@ from tests.toy_model import write_toy_model
 
 
 def test_every_setting_has_its_effect() -> None:
-    flags = ["--warm", "--table_prefault", "--table_prefault_mib_per_s=1.5", "--table_lock=try", "--table_pages=random"]
+    flags = ["--warm=tables", "--warm_mib_per_s=1.5", "--table_lock=try", "--table_pages=random"]
     assert residency_of(read_settings(["--model_base_path=/m", *flags])) == Residency(
-        is_prefaulted=True, bytes_per_s=1_572_864.0, lock="try", advice="random", is_warmed=True
+        is_prefaulted=True, bytes_per_s=1_572_864.0, lock="try", advice="random"
     )
+    assert residency_of(read_settings(["--model_base_path=/m", "--warm=hot_rows"])) == Residency(is_warmed=True)
     assert residency_of(read_settings(["--model_base_path=/m"])) == Residency()
-    # --table_prefault reads all pages, so it also asks the kernel for huge pages.
-    assert residency_of(read_settings(["--model_base_path=/m", "--table_prefault"])) == Residency(
+    # --warm=tables reads all pages, so it also asks the kernel for huge pages.
+    assert residency_of(read_settings(["--model_base_path=/m", "--warm=tables"])) == Residency(
         is_prefaulted=True, advice="huge"
     )
 

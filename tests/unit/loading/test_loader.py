@@ -16,7 +16,7 @@ from service.artifact.delta_journal import journal_path
 from service.deltas.rules import DeltaRules
 from service.engine.servable import Servable
 from service.errors import ArtifactError
-from service.graph.lazy import LazyBackend
+from service.graph.savedmodel import LazyBackend
 from service.loading.loader import ServableLoader
 from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, saved_model, toy_signatures, write_toy_model
 

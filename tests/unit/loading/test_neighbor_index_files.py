@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.admission_limits import NeighborLimits
+from service.engine.admission import NeighborLimits
 from service.engine.engine import Engine
 from service.engine.neighbor_indexes import Indexing
 from service.loading.kept_files import NeighborIndexFiles

@@ -62,4 +62,4 @@ def test_the_bound_is_a_share_of_the_limit_of_the_control_group(tmp_path: Path) 
     assert rule("--paged_tables_mib=3").max_bytes == 3 << 20
     assert rule("--paged_tables=on").rule == "on"
     # These settings keep all pages of the tables in memory.
-    assert rule("--table_prefault").rule == rule("--table_lock=try").rule == "off"
+    assert rule("--warm=tables").rule == rule("--table_lock=try").rule == "off"

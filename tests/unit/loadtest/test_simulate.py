@@ -9,7 +9,7 @@ from loadtest.simulate.mutations import plant_all
 from loadtest.simulate.power import run_seed
 
 
-# Before service/artifact/durable_files.py was written, 33 of these seeds failed.
+# Before service/artifact/files.py was written, 33 of these seeds failed.
 # With 1220, a writer is killed before its fsync, and the reader's fails once.
 @pytest.mark.parametrize("seed", [*range(40), 1220])
 def test_no_cut_loses_what_was_confirmed(seed: int) -> None:

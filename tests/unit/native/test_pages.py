@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.engine.page_counts import PageCounts
+from service.engine.counts import PageCounts
 from service.observe.own_metrics import page_lines
 
 

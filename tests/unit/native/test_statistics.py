@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from service.engine.call import Finished, Subject
+from service.engine.request_context import Finished, Subject
 from service.native.statistics import NativeStatistics
 from service.observe.metric_text import REQUEST, Times
 from service.observe.request_metrics import RequestCounter

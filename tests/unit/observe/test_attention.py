@@ -15,7 +15,6 @@ from service.observe.attention import CERTIFICATE_S, ReadFiles, attention
 from service.observe.history import RecentRequests
 from service.observe.request_metrics import Requests
 from service.observe.statusz import Statusz
-from service.observe.statusz_page import page
 
 ROOT = Path(__file__).parents[3]
 NOW_S = 1_000_000.0
@@ -177,4 +176,3 @@ def test_the_status_page_of_a_server_says_what_needs_attention() -> None:
     registry.start("m", 1)
     read = Statusz(lambda: "1", Settings(), registry, RecentRequests(1.0), Requests).read()
     assert [one["alert"] for one in read["attention"]] == ["EmbeddingModelUnavailable"]
-    assert "EmbeddingModelUnavailable" in page(read)

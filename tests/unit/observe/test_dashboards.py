@@ -14,9 +14,9 @@ import promql_parser
 import pytest
 import yaml
 
+from service.engine.counts import PageCounts
 from service.engine.model_config import ModelConfig
 from service.engine.neighbor_indexes import IndexName
-from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics
@@ -95,7 +95,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     folder = tmp_path_factory.mktemp("toy")
     write_toy_model(folder / "1")
     served = Served(folder / "1", folder / "journal")
-    logs = RequestLogs(tags=[], max_bytes=1, max_files=1)
+    logs = RequestLogs(tags=[], max_bytes=1)
     logs.configure([ModelConfig("m", "/m")])
     remote = RemoteCounts({("m", 1, "t"): ReadCounts()}, CacheCounts(0, 0, 0))
     more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", Counts(), True)])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine.admission_limits import Limits
+from service.engine.admission import Limits
 from service.engine.servable import LoadedServable
 from service.errors import IdOutOfRange, Overloaded
 from service.observe.metric_text import QUEUE, Times

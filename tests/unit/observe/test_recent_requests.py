@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.engine import request_context
-from service.engine.call import Finished, Subject
+from service.engine.request_context import Finished, Subject
 from service.errors import IdOutOfRange, Overloaded
 from service.observe.history import RecentRequests
 from service.observe.request_metrics import RequestCounter

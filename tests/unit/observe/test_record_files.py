@@ -23,8 +23,8 @@ def files_in(folder: Path) -> dict[str, list[bytes]]:
     return found
 
 
-def new(folder: Path, *, max_bytes: int = 1 << 20, max_files: int = 100) -> RecordFiles:
-    return RecordFiles(str(folder / "m"), max_bytes=max_bytes, max_files=max_files, now=lambda: 1_700_000_000.0)
+def new(folder: Path, *, max_bytes: int = 1 << 24) -> RecordFiles:
+    return RecordFiles(str(folder / "m"), max_bytes=max_bytes, now=lambda: 1_700_000_000.0)
 
 
 def name(number: int, suffix: str = ".tfrecord") -> str:
@@ -44,13 +44,14 @@ def test_a_file_is_a_part_until_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_no_file_is_larger_than_it_may_be_and_the_oldest_go(tmp_path: Path) -> None:
-    # With its header and checksums, a record of 84 bytes takes 100 bytes, so a file of 200 bytes has two.
-    files = new(tmp_path, max_bytes=200, max_files=2)
-    files.append([bytes([n]) * 84 for n in range(7)])
+    # With its header and checksums, a record of 84 bytes takes 100 bytes, so a file of 200 bytes, a sixteenth of 3200,
+    # has two.
+    files = new(tmp_path, max_bytes=3200)
+    files.append([bytes([n]) * 84 for n in range(37)])
     files.close()
     found = files_in(tmp_path)
-    assert list(found) == [name(3), name(4)]
-    assert [record[0] for records in found.values() for record in records] == [4, 5, 6]
+    assert list(found) == [name(number) for number in range(4, 20)]
+    assert [record[0] for records in found.values() for record in records] == [*range(6, 37)]
 
 
 def test_no_file_holds_more_records_than_a_warm_up_takes(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_no_file_holds_more_records_than_a_warm_up_takes(tmp_path: Path) -> None
 def test_others_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "n-1.tfrecord").write_bytes(b"")
     (tmp_path / "m-notes.txt").write_bytes(b"")
-    files = new(tmp_path, max_bytes=1, max_files=1)
+    files = new(tmp_path, max_bytes=1)
     files.append([b"a", b"b", b"c"])
     files.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [name(3), "m-notes.txt", "n-1.tfrecord"]

@@ -16,7 +16,7 @@ from tests.toy_model import masked_crc32c
 
 
 def logs(**more: Any) -> RequestLogs:
-    given: dict[str, Any] = {"tags": ["serve"], "max_bytes": 1 << 20, "max_files": 9}
+    given: dict[str, Any] = {"tags": ["serve"], "max_bytes": 1 << 24}
     return RequestLogs(**(given | more), now=lambda: 1_700_000_000.7)
 
 
@@ -77,7 +77,7 @@ def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -
             assert gate.wait(60)
             super().append(records)
 
-    files = Slow(str(tmp_path / "m"), max_bytes=1 << 20, max_files=9, now=lambda: 0.0)
+    files = Slow(str(tmp_path / "m"), max_bytes=1 << 24, now=lambda: 0.0)
     config = RequestLogConfig(str(tmp_path / "m"), 1.0)
     log = ModelLog("m", config, files, tags=())
     for _ in range(request_logs.MAX_QUEUED + 5):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.engine.call import Subject
+from service.engine.request_context import Subject
 from service.errors import IdOutOfRange, Overloaded
 from tests.unit.observe.reports import finish, new_metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine.admission_limits import Limits
+from service.engine.admission import Limits
 from service.observe.request_metrics import AdmissionCounter
 from service.observe.statusz import overload
 

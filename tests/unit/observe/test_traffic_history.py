@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from service.engine.call import Subject
+from service.engine.request_context import Subject
 from service.observe import metric_text
 from service.observe.history import MAX_MODELS, MAX_POINTS, OTHERS, TrafficHistory
 from service.observe.request_metrics import Requests, Successes

@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from service.configuration.settings import Settings
-from service.engine.model_config import ModelConfig
+from service.engine.model_config import Latest, ModelConfig, Specific
 from service.engine.model_set import ModelSet
-from service.engine.version_policy import Latest, Specific
 from service.errors import ConfigConflict, ModelNotFound, VersionNotFound
 from service.process.model_lists import ModelLists
 

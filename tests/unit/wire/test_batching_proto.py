@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.batching_parameters import BatchingParameters
 from service.errors import InvalidRequest
-from service.wire.batching_proto import parse_batching_text
+from service.wire.config_protos import BatchingParameters, parse_batching_text
 
 
 def test_every_field() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from service.engine.neighbors import NeighborAnswer
 from service.errors import MalformedPayload
-from service.wire.json_neighbors import decode_neighbors, encode_neighbors
+from service.wire.json_body import decode_neighbors, encode_neighbors
 
 
 def test_a_body_with_everything() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from service.types import TableInfo
-from service.wire.json_table_view import encode_tables
+from service.wire.json_body import encode_tables
 
 
 def test_tables_are_listed_with_all_that_is_known() -> None:

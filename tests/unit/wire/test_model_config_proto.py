@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from service.artifact.protos import fill_from_text, message_class
-from service.engine.model_config import ModelConfig, RequestLogConfig
-from service.engine.version_policy import All, Latest, Specific, VersionPolicy
+from service.engine.model_config import All, Latest, ModelConfig, RequestLogConfig, Specific, VersionPolicy
 from service.errors import InvalidRequest, MalformedPayload
-from service.wire.model_config_proto import decode_reload_request, encode_reload_response, parse_config_text
+from service.wire.config_protos import decode_reload_request, encode_reload_response, parse_config_text
 
 TEXT = """
 # Commas, brackets and colons as TensorFlow Serving's own files have them.

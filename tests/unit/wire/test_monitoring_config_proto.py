@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.errors import InvalidRequest
-from service.wire.monitoring_config_proto import PrometheusConfig, parse_monitoring_text
+from service.wire.config_protos import PrometheusConfig, parse_monitoring_text
 
 
 @pytest.mark.parametrize(

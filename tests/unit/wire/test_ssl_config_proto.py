@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.errors import InvalidRequest
-from service.wire.ssl_config_proto import SslConfig, parse_ssl_config_text
+from service.wire.config_protos import SslConfig, parse_ssl_config_text
 
 SECRET = "MIGHAgEAMBMGByqGSM49"
 

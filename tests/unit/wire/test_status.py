@@ -6,7 +6,7 @@ import json
 
 from service.artifact.protos import message_class
 from service.types import State, VersionStatus
-from service.wire.status import encode_statuses, statuses_json
+from service.wire.api import encode_statuses, statuses_json
 
 _STATUSES = [VersionStatus(2, State.END, "FAILED_PRECONDITION", "corrupt"), VersionStatus(1, State.AVAILABLE)]
 

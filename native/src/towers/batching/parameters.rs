@@ -1,4 +1,4 @@
-//! TensorFlow Serving's batching parameters, as `service/engine/batching_parameters.py` has checked them.
+//! TensorFlow Serving's batching parameters, as `service/wire/config_protos.py` has checked them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-"""Describes which rows of a version's tables lookups read most, as the native core samples them."""
+"""Declares the counts of what lookups read: hot rows, ids by feature, and pages."""
 
 from __future__ import annotations
 
@@ -111,3 +111,21 @@ def hot_rows_of(
         HotRow(row, key_of(row), name, count, round(min(count / sampled.lookups, 1.0), 6))
         for (row, count), name in zip(sampled.rows, names, strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """The counts of the pages of all tables whose pages the native core reads, since the start of the server.
+
+    rows: ids of lookups whose row was not in memory. reads: pages that were read for them. drops: pages that were
+      dropped to keep to the bound. losses: pages that the kernel had dropped. seconds: time in which threads read
+      pages. bytes: bytes of the pages that are in memory now. max_bytes: the bound on them.
+    """
+
+    rows: int
+    reads: int
+    drops: int
+    losses: int
+    seconds: float
+    bytes: int
+    max_bytes: int

@@ -1,0 +1,340 @@
+"""Wraps the HTTP application: CORS, gzip, the case of paths, request ids, and headers that protect browsers.
+
+The layers are plain ASGI, because Starlette's BaseHTTPMiddleware would cost more than a lookup.
+
+Source: tensorflow_serving/model_servers/http_rest_api_util.cc and http_server.cc (9d981c5) for CORS of all origins and
+for paths, of which "/V1/Models" means "/v1/models", and names are decoded last; Fetch standard, section CORS protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import re
+import secrets
+from base64 import b64encode
+from collections.abc import Collection, Iterable
+from hashlib import sha256
+from re import DOTALL, findall
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.engine import request_context
+from service.http.errors import unexpected_error_response
+
+_CORS_METHODS = (b"access-control-allow-methods", b"POST, GET")
+# A page may send the id and the trace of its request, and read those of the answer. TensorFlow Serving allows only
+# Content-Type, and exposes nothing.
+_CORS_ALLOWED = b"Content-Type, X-Request-Id, traceparent, tracestate, baggage"
+_EXPOSED = (b"access-control-expose-headers", b"X-Model-Version, X-Request-Id, X-Error-Code, Retry-After")
+CORS_HEADERS = [
+    (b"access-control-allow-origin", b"*"),
+    _CORS_METHODS,
+    (b"access-control-allow-headers", _CORS_ALLOWED),
+    _EXPOSED,
+]
+# "Vary: Origin" keeps caches from answering a page of one origin with the answer for another.
+_VARY = (b"vary", b"Origin")
+Headers = list[tuple[bytes, bytes]]
+
+
+class CorsMiddleware:
+    """ASGI middleware: adds CORS headers to answers, and answers browsers' preflight requests.
+
+    Concurrency: event loop only.
+
+    Args:
+      origins: allowed origins, such as "https://app.example"; None: all.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str] | None = None) -> None:
+        self._app = app
+        self._origins = None if origins is None else frozenset(origin.encode() for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a browser's preflight request, or adds CORS headers to the application's answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
+        marks = self._marks(origin)
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *marks]
+            await send(message)
+
+        if scope["method"] == "OPTIONS" and origin.startswith((b"http://", b"https://")):
+            headers = [(b"content-length", b"0"), (b"content-type", b"application/json")]
+            await send_marked({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await self._app(scope, receive, send_marked)
+
+    def _marks(self, origin: bytes) -> Headers:
+        if self._origins is None:
+            return CORS_HEADERS
+        if origin not in self._origins:
+            return [_VARY]
+        # Pages of a listed origin may send the header Authorization. CORS_HEADERS, for all origins ("*"), does not
+        # allow it.
+        allowed = (b"access-control-allow-headers", b"Authorization, " + _CORS_ALLOWED)
+        return [(b"access-control-allow-origin", origin), _CORS_METHODS, allowed, _EXPOSED, _VARY]
+
+
+# gzip's fastest compression level, because numbers compress badly at every level.
+_GZIP_LEVEL = 1
+_INLINE_BYTES = 64 * 1024
+
+
+class GzipMiddleware:
+    """ASGI middleware: compresses answers of at least min_bytes that the application sends in one piece.
+
+    Concurrency: event loop only.
+    """
+
+    def __init__(self, app: ASGIApp, min_bytes: int) -> None:
+        self._app = app
+        self._min_bytes = min_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compresses the application's answer if the client accepts gzip and the answer is large.
+
+        A large answer of JSON says that it depends on what the client accepts, also where it is plain.
+        """
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start: Message = {}
+        is_accepted = accepts_gzip(scope)
+
+        async def send_compressed(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+                return
+            body = message.get("body", b"")
+            is_large = start and not message.get("more_body") and len(body) >= self._min_bytes
+            if is_large and not _has(start, b"content-encoding"):
+                headers = list(start["headers"])
+                if is_accepted:
+                    body = await _compressed(body)
+                    headers = [(name, value) for name, value in headers if name != b"content-length"]
+                    headers += [(b"content-length", str(len(body)).encode()), (b"content-encoding", b"gzip")]
+                if is_accepted or _has(start, b"content-type", b"application/json"):
+                    # Caches must know that another client would get this answer compressed.
+                    headers.append((b"vary", b"Accept-Encoding"))
+                start = {**start, "headers": headers}
+                message = {**message, "body": body}
+            if start:
+                await send(start)
+                start = {}
+            await send(message)
+
+        await self._app(scope, receive, send_compressed)
+
+
+def accepts_gzip(scope: Scope) -> bool:
+    """Says whether a request's Accept-Encoding names gzip, and not with weight 0, which excludes it."""
+    for name, value in scope["headers"]:
+        if name == b"accept-encoding":
+            for choice in value.lower().split(b","):
+                coding, _, weight = choice.partition(b";")
+                if coding.strip() == b"gzip":
+                    return weight.replace(b" ", b"").rstrip(b"0") not in (b"q=", b"q=0.", b"q=.")
+    return False
+
+
+def _has(start: Message, name: bytes, value: bytes | None = None) -> bool:
+    """Says whether an answer has a header, with this value or, for None, with any."""
+    return any(found.lower() == name and value in (None, told) for found, told in start["headers"])
+
+
+async def _compressed(body: bytes) -> bytes:
+    if len(body) <= _INLINE_BYTES:
+        return gzip.compress(body, _GZIP_LEVEL)
+    return await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL)
+
+
+# TensorFlow Serving's pattern of HTTP paths, which ignores case. The method at the end is compared exactly, so that
+# only "/metadata" in lower case asks for metadata.
+_PATH = re.compile(r"(/v1)(/models)?(/[^/]+)?(/versions/|/labels/)?(.*)", re.IGNORECASE | re.DOTALL)
+_METADATA = "/metadata"
+# Key in the ASGI scope which says that the path's names are still percent-encoded.
+IS_ENCODED = "path_is_encoded"
+
+
+class PathCaseMiddleware:
+    """ASGI middleware: changes the fixed parts of a path below /v1 to lower case, as the router knows them.
+
+    Concurrency: event loop only.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the application with a path whose fixed parts are in lower case; a path with an escaped "/" or ":" stays
+        percent-encoded.
+        """
+        path = scope.get("path", "")
+        raw = scope.get("raw_path") or b""
+        if b"%" in raw and _hides_separators(raw):
+            path = raw.partition(b"?")[0].decode("latin-1")
+            scope = {**scope, "path": path, IS_ENCODED: True}
+        if path != path.lower():
+            # In most paths with upper case, only the model's name has upper case. lowered() returns such a path
+            # unchanged.
+            scope = {**scope, "path": lowered(path)}
+        await self._app(scope, receive, send)
+
+
+def lowered(path: str) -> str:
+    """Returns a path below /v1 with its fixed parts, such as "/v1/models", in lower case, and any other path unchanged.
+
+    "/Metadata" gives the model's status: TensorFlow Serving's expression matches it in any case, but only "/metadata"
+    gives metadata.
+
+    >>> lowered("/V1/Models/MyModel/VERSIONS/3:predict"), lowered("/Docs"), lowered("/v1/models/m/Metadata")
+    ('/v1/models/MyModel/versions/3:predict', '/Docs', '/v1/models/m')
+    """
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return path
+    root, models, name, kind, rest = (part or "" for part in found.groups())
+    if rest.lower().endswith(_METADATA) and not rest.endswith(_METADATA):
+        rest = rest[: -len(_METADATA)]
+    return root.lower() + models.lower() + name + kind.lower() + rest
+
+
+def _hides_separators(raw: bytes) -> bool:
+    raw = raw.lower()
+    return b"%2f" in raw or b"%3a" in raw
+
+
+class RequestIds:
+    """The source of request ids: the client's X-Request-Id, else the trace id of its traceparent, else a new id.
+
+    Concurrency: any thread.
+    """
+
+    def __init__(self) -> None:
+        # New ids are a random prefix of this process and a counter: they are unique, and cheaper than a UUID per
+        # request.
+        self._prefix = secrets.token_hex(6).encode() + b"-"
+        self._numbers = itertools.count(1)
+
+    def enter(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Sets the request's context variables from its headers (names in lower case); returns the request's id."""
+        own_id = parent = b""
+        for name, value in headers:
+            if name == b"x-request-id":
+                own_id = own_id or request_context.sane_id(value)
+            elif name == b"traceparent":
+                parent = value
+        own_id = own_id or request_context.trace_id(parent) or self.next()
+        request_context.enter(own_id, parent)
+        return own_id
+
+    def next(self) -> bytes:
+        """Makes a request id for an HTTP request that came without one."""
+        return b"%b%x" % (self._prefix, next(self._numbers))
+
+
+class RequestIdMiddleware:
+    """ASGI middleware: gives each request an id, and adds the id to the answer's headers.
+
+    Concurrency: event loop only.
+    """
+
+    def __init__(self, app: ASGIApp, ids: RequestIds) -> None:
+        self._app = app
+        self._ids = ids
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the application with the request's id set, and answers an unexpected error with status 500."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        own_id = self._ids.enter(scope["headers"])
+        request_id = own_id.decode()
+        is_head = scope["method"] == "HEAD"
+        scope = {**scope, "request_id": request_id, "method": "GET" if is_head else scope["method"]}
+        header = (b"x-request-id", own_id)
+        is_started = False
+
+        async def send_marked(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                message["headers"] = [*message["headers"], header]
+            elif is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_marked)
+        except ClientDisconnect:
+            # The client has disconnected, so no answer can be sent; this is no error of the server.
+            return
+        except Exception as error:
+            if is_started:
+                raise
+            await unexpected_error_response(error, request_id)(scope, receive, send_marked)
+
+
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+]
+_POLICY = b"content-security-policy"
+# The Content-Security-Policy of answers that set none: a browser must not load or run anything for them.
+_NOTHING = (_POLICY, b"default-src 'none'; frame-ancestors 'none'")
+
+
+class SecurityHeadersMiddleware:
+    """ASGI middleware: adds security headers to the answers of GET requests, which browsers show.
+
+    Concurrency: event loop only.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the application, and adds security headers to its answer if the request is a GET or HEAD."""
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message["headers"], *_HEADERS]
+                if not any(name == _POLICY for name, _ in headers):
+                    headers.append(_NOTHING)
+                message["headers"] = headers
+            await send(message)
+
+        await self._app(scope, receive, send_marked)
+
+
+def page_policy(page: str, sources: str) -> str:
+    """Returns the Content-Security-Policy of an HTML page, which allows its own inline scripts and given sources.
+
+    >>> page_policy("<script>1</script>", "'self'").split("; ")[1]
+    "script-src 'self' 'sha256-a4ayc/80/OGda4BO/1o/V0etpOqiLx1JwB5S3beHW0s='"
+    """
+    digests = [b64encode(sha256(script.encode()).digest()).decode() for script in findall(_SCRIPT, page, DOTALL)]
+    scripts = " ".join([sources, *(f"'sha256-{digest}'" for digest in digests)])
+    # The Content-Security-Policy of an HTML page allows inline styles and `data:` images, because Swagger UI needs
+    # both.
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {sources} 'unsafe-inline'; "
+        f"img-src {sources} data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+_SCRIPT = r"<script>(.*?)</script>"

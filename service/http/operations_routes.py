@@ -1,0 +1,132 @@
+"""Adds the routes for orchestrators and people: health, metrics, the status page and the page of the API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from service.engine.engine import Engine
+from service.http import openapi
+from service.http.middleware import page_policy
+from service.http.routing import add_route
+
+
+def add_admin_routes(
+    app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]], metrics_paths: Sequence[str]
+) -> None:
+    """Adds the routes of health and readiness, for orchestrators, and of metrics, for monitoring.
+
+    Args:
+      metrics: returns the metrics' text and content type; metrics_paths: their paths, of which OpenAPI has the first.
+    """
+
+    async def healthz(request: Request) -> Response:
+        """Answers "ok" to every health check; an orchestrator shall restart a server that does not answer."""
+        return _json({"status": "ok"})
+
+    async def readyz(request: Request) -> Response:
+        """Says whether a load balancer shall send requests to this server, and which models can not answer and why."""
+        is_ready, problems = engine.is_ready, engine.problems()
+        if is_ready:
+            return _json({"status": "ready", "problems": problems})
+        if engine.fault:
+            problems[""] = engine.fault
+        return _json({"status": "not ready", "problems": problems or {"": "no model is configured"}}, 503)
+
+    async def metrics_text(request: Request) -> Response:
+        """Returns the metrics in Prometheus' text format."""
+        # A thread writes the text of the metrics, because with many models the writing would block the event loop for
+        # too long.
+        data, content_type = await asyncio.to_thread(metrics)
+        return Response(data, headers={"Content-Type": content_type})
+
+    add_route(app, "/healthz", healthz, "GET", openapi.healthz())
+    add_route(app, "/readyz", readyz, "GET", openapi.readyz())
+    for path in metrics_paths[:1]:
+        add_route(app, path, metrics_text, "GET", openapi.metrics())
+    for path in metrics_paths[1:]:
+        add_route(app, path, metrics_text, "GET")
+
+
+def _json(document: dict[str, object], status: int = 200) -> Response:
+    return Response(orjson.dumps(document), status, media_type="application/json")
+
+
+PATH = "/v1/statusz"
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2
+
+
+def add_statusz_route(app: FastAPI, read: Callable[[], Mapping[str, Any]]) -> None:
+    """Adds the route of the status page. read: gathers the page's content; may take a while."""
+
+    async def statusz(request: Request) -> Response:
+        """Returns the status page: the server, its models, requests in flight, and the last errors."""
+        data = await asyncio.to_thread(lambda: orjson.dumps(read(), option=_OPTIONS))
+        return Response(data, headers={"Cache-Control": "no-store"}, media_type="application/json")
+
+    answer: tuple[str, dict[str, Any], dict[str, Any]] = ("this server's state", {"type": "object"}, {})
+    route = openapi.described("statusz", "Operations", "Status page", "", answer, errors=())
+    add_route(app, PATH, statusz, "GET", route)
+
+
+# The package is never imported.
+_PACKAGE, _FOLDER = "fastapi_swagger", "resources"
+# Swagger UI has colours for the dark, but does not ask the browser for them. The document has up to three paths for an
+# operation: of a model, of one of its versions, of a label. The checkbox shows those of versions and labels; they are
+# known by the ends of their operations' ids (see service.http.openapi). A comparison has no path but of a version.
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Embedding server: HTTP API</title>
+<link rel="stylesheet" href="/docs-assets/swagger-ui.css">
+<link rel="icon" href="/docs-assets/favicon-32x32.png">
+<style>
+  body { margin: 0 }
+  #which { display: block; max-width: 1420px; margin: auto; padding: 1rem 20px 0; font: 14px sans-serif }
+  html.dark-mode #which { color: #e4e6e6 }
+  body:not(:has(#all:checked)) .opblock:is([id$="Version"], [id$="Label"]):not([id$="-diffVersion"]) { display: none }
+  .swagger-ui .info { margin: 1rem 0 }
+</style>
+<script>
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const paint = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+  dark.addEventListener("change", paint);
+  paint();
+</script>
+</head>
+<body>
+<main>
+<label id="which"><input type="checkbox" id="all"> Show the paths of single versions and labels, too</label>
+<div id="swagger-ui"></div>
+</main>
+<script src="/docs-assets/swagger-ui-bundle.js"></script>
+<script>
+  SwaggerUIBundle({ url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true, defaultModelsExpandDepth: 0 });
+</script>
+</body>
+</html>
+"""
+
+
+def add_docs_page(app: FastAPI) -> None:
+    """Adds the page /docs, and the files that it loads."""
+    spec = find_spec(_PACKAGE)
+    assert spec is not None and spec.submodule_search_locations
+    app.mount("/docs-assets", StaticFiles(directory=Path(spec.submodule_search_locations[0]) / _FOLDER))
+    page = HTMLResponse(_PAGE, headers={"Content-Security-Policy": page_policy(_PAGE, "'self'")})
+
+    async def docs(request: Request) -> Response:
+        return page
+
+    add_route(app, "/docs", docs, "GET")

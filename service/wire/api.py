@@ -1,0 +1,101 @@
+"""Names the HTTP and gRPC APIs and their services, and converts the messages that all services have.
+
+Source: tensorflow_serving/apis/{get_model_status,status}.proto (9d981c5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import orjson
+from google.protobuf.message import DecodeError
+
+from service.artifact.protos import MessageClass, length_prefix, message_class
+from service.errors import MalformedPayload
+from service.types import VersionStatus
+
+# The name of the HTTP API in metrics and logs.
+HTTP_API = "http"
+# Default of the most rows of a table that one request to the HTTP route tables/{table}:rows may read.
+DEFAULT_MAX_TABLE_ROWS = 65536
+
+GRPC_API = "grpc"
+PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
+MODEL_SERVICE = "tensorflow.serving.ModelService"
+PREDICT = f"/{PREDICTION_SERVICE}/Predict"
+
+# Type of a gRPC method's handler: takes the request's bytes and its deadline (on the engine's clock, or None), and
+# returns the answer's bytes; raises ServiceError.
+Handler = Callable[[bytes, float | None], bytes]
+
+
+def parse_message(full_name: str, data: bytes) -> MessageClass:
+    """Parses bytes as a protobuf message of the given type; raises MalformedPayload if they are no such message."""
+    message = message_class(full_name)()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise MalformedPayload(f"The request is not a valid {full_name} message.") from error
+    return message
+
+
+# The byte that is protobuf's tag of field 1 with a length-delimited value.
+_FIRST = 0x0A
+# Largest number of first fields to open until the model's name is found: the model spec, and the name in it.
+_DEPTH = 2
+_MAX_NAME_BYTES = 512
+
+
+def first_model(message: bytes, is_model: Callable[[str], bool]) -> str:
+    r"""Returns the model's name, if it is the first field of a request, or the first field of messages nested in that.
+
+    All known writers put fields in order. Returns "" if a request's fields are not in order, or no model has the name.
+
+    >>> first_model(b"\n\x05\n\x03abc", {"abc"}.__contains__)
+    'abc'
+    >>> first_model(b"\x12\x00", {"abc"}.__contains__)
+    ''
+    """
+    start, end = 0, len(message)
+    for _ in range(_DEPTH):
+        if start >= end or message[start] != _FIRST:
+            return ""
+        length, begin = length_prefix(message, start + 1)
+        if length is None or begin + length > end:
+            return ""
+        start, end = begin, begin + length
+        if length <= _MAX_NAME_BYTES:
+            name = message[start:end].decode("utf-8", "replace")
+            if is_model(name):
+                return name
+    return ""
+
+
+def encode_statuses(statuses: Iterable[VersionStatus]) -> bytes:
+    """Encodes a GetModelStatusResponse."""
+    response = message_class("tensorflow.serving.GetModelStatusResponse")()
+    codes = response.DESCRIPTOR.fields_by_name["model_version_status"].message_type.fields_by_name["status"]
+    code_numbers = codes.message_type.fields_by_name["error_code"].enum_type.values_by_name
+    for status in statuses:
+        entry = response.model_version_status.add()
+        entry.version = status.version
+        entry.state = int(status.state)
+        entry.status.error_code = code_numbers[status.code].number
+        entry.status.error_message = status.message
+    return bytes(response.SerializeToString())
+
+
+def statuses_json(statuses: Iterable[VersionStatus]) -> bytes:
+    """Encodes the states of a model's versions as the JSON body of `GET /v1/models/{model}`."""
+    return orjson.dumps(
+        {
+            "model_version_status": [
+                {
+                    "version": str(status.version),
+                    "state": status.state.name,
+                    "status": {"error_code": status.code, "error_message": status.message},
+                }
+                for status in statuses
+            ]
+        }
+    )
