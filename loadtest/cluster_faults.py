@@ -242,7 +242,6 @@ class Stage:
         return next(n for n in range(6) if self.role(n) == "master")
 
     def replica(self) -> int:
-        """Returns the number of a node that is a replica now."""
         return next(n for n in range(6) if self.role(n) == "slave")
 
     def role(self, number: int) -> str:
@@ -272,7 +271,6 @@ def kill_replica(stage: Stage) -> None:
 
 
 def kill_host(stage: Stage) -> None:
-    """Kills a primary and another primary's replica, as the loss of a host with two nodes would."""
     first = stage.primary()
     second = _foreign_replica(stage, first)
     for number in (first, second):
@@ -321,7 +319,6 @@ def failover(stage: Stage) -> None:
 
 
 def reshard(stage: Stage) -> None:
-    """Moves hash slots with rows from one primary to another, key by key."""
     primaries = [node for n, node in enumerate(stage.cluster.nodes) if stage.role(n) == "master"]
     ids = [node.ask("CLUSTER MYID") for node in primaries]
     slots = sorted(set(layout_of(stage.folder, "user").slots.tolist()))

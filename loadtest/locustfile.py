@@ -22,7 +22,6 @@ PREDICT, LOOKUP = "serving_default", "lookup"
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: ArgumentParser) -> None:
-    """Adds the options of this file to locust's command line."""
     parser.add_argument("--grpc_host", default="127.0.0.1:8500", help="gRPC address of the server")
     parser.add_argument("--model", default="movielens", help="served name of the model")
     parser.add_argument("--rows", type=int, default=8, help="rows per request")
@@ -53,11 +52,9 @@ class Requests:
         self._source = random.Random(options.seed)
 
     def features(self, signature: str) -> list[Feature]:
-        """Returns the features of a signature of the served model."""
         return served_features(self._host, self.model, signature)
 
     def draw(self, signature: str) -> dict[str, list[Any]]:
-        """Draws random rows for one request to a signature."""
         return rows(self.features(signature), self._num_rows, self._source)
 
 
@@ -72,18 +69,15 @@ class HttpClient(FastHttpUser):
     wait_time = rate
 
     def on_start(self) -> None:
-        """Makes the source of random requests for this locust user."""
         self.requests = Requests(self.environment)
 
     @task(3)
     def lookup(self) -> None:
-        """Sends a lookup that has every feature of the model."""
         body = {"features": self.requests.draw(LOOKUP)}
         self.client.post(f"/v1/models/{self.requests.model}:lookup", json=body, name=":lookup")
 
     @task(1)
     def predict(self) -> None:
-        """Sends a predict request in the columnar JSON form."""
         body = {"inputs": self.requests.draw(PREDICT)}
         self.client.post(f"/v1/models/{self.requests.model}:predict", json=body, name=":predict")
 
@@ -94,17 +88,14 @@ class GrpcClient(GrpcUser):
     wait_time = rate
 
     def on_start(self) -> None:
-        """Makes the source of this gRPC user's random requests."""
         self.requests = Requests(self.environment)
 
     @task(3)
     def lookup(self) -> None:
-        """Sends a lookup over gRPC that has every feature of the model."""
         self._send(LOOKUP)
 
     @task(1)
     def predict_rating(self) -> None:
-        """Calls Predict over gRPC with the default signature."""
         self._send(PREDICT)
 
     def _send(self, signature: str) -> None:

@@ -267,7 +267,6 @@ def seeing(server: ServerProcess, models: Iterable[str]) -> OperatorView:
 
 
 def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
-    """Returns the state of a model's store, the state of its newest version, and the server's text about both."""
     (store,) = [one for one in server.http.get("/v1/statusz").json()["stores"] if one["model"] == model]
     newest: Mapping[str, Any] = store["versions"][0] if store["versions"] else {"state": "", "message": ""}
     listed = server.http.get(f"/v1/models/{model}").json().get("model_version_status", [])
@@ -279,7 +278,6 @@ def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
 
 
 def serves(server: ServerProcess, model: str, scale: int) -> bool:
-    """Says whether a model answers with the rows of a version."""
     return server.tells({"user": [1]}, {"user": [[scale, 10 * scale]]}, model=model)
 
 

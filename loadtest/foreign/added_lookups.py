@@ -46,7 +46,6 @@ class AddedLookup:
 
     @property
     def specs(self) -> dict[str, InputSpec]:
-        """The inputs of the original model that the lookup's features have."""
         found: dict[str, InputSpec] = {}
         for one in self.features:
             found |= self.reference.signatures[one.signature]

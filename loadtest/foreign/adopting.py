@@ -68,7 +68,6 @@ def _run(entry: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Adopts the models that the command line names, and writes the result of each to stdout."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--originals", type=Path, required=True)

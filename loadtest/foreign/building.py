@@ -27,7 +27,6 @@ def build(models: Sequence[ForeignModel], folder: Path, *, scale: int = 1) -> di
 
 
 def main() -> None:
-    """Builds the foreign models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--folder", type=Path, required=True)

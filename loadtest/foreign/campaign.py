@@ -68,7 +68,6 @@ class SignatureResult:
         return self.adopted if side == "adopted" else self.original
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the answers and speeds of one signature as a JSON object."""
         kinds = {"adopted": self.adopted, "original": self.original, "speed": self.speed}
         return {key: {wire: found.as_json() for wire, found in wires.items()} for key, wires in kinds.items()}
 
@@ -103,7 +102,6 @@ class ModelResult:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the outcome of a model's adoption, and the results of its signatures, as a JSON object."""
         adopted = self.adopted
         return {
             "name": self.name,
@@ -257,7 +255,6 @@ def _ask_added(
     plan: Plan,
     result: ModelResult,
 ) -> None:
-    """Compares a lookup that adopt added with the original graph's rows."""
     seed = zlib.crc32(f"{model.name}/{added.name}".encode())
     found = result.signatures[added.name] = SignatureResult()
     requests = RandomRequests(added.specs, kinds, plan.scale, seed)
@@ -290,7 +287,6 @@ class Asked:
     request: Callable[[Tensors], Tensors] = lambda tensors: tensors
 
     def requests(self, count: int, rest_share: int) -> Iterator[tuple[Tensors, Tensors | Refused, bool]]:
-        """Yields requests, each with TensorFlow's answer, and whether it is also sent over REST."""
         for number, tensors in enumerate(self.draws.draw(count)):
             try:
                 expected: Tensors | Refused = self.expected(tensors)
@@ -307,7 +303,6 @@ class Asked:
         *,
         is_rest: bool,
     ) -> None:
-        """Sends a request over gRPC and REST, and adds the comparisons of its answers to the tallies by wire."""
         sent, (grpc_wire, rest_wire) = self.request(tensors), wires
 
         def describe(row: int) -> str:

@@ -137,11 +137,9 @@ class Kind:
         return False
 
     def judged(self, name: str, is_answered: Callable[[Mapping[str, Key]], bool]) -> Kind:
-        """Returns this kind with its keys sorted into those that TensorFlow answers, and those that it refuses."""
         return self
 
     def row(self, name: str, tensors: Tensors, number: int) -> str:
-        """Returns the values of one row of a request as text."""
         array = tensors[name]
         return f"{name}={array[number : number + 1].tolist()!r}"
 
@@ -306,7 +304,6 @@ class Examples(Kind):
 
 
 def vocabulary(prefix: str, size: int) -> list[str]:
-    """Returns the vocabulary from which the kind Words draws strings."""
     return [f"{prefix}{i}" for i in range(size)]
 
 

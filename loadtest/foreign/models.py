@@ -68,21 +68,13 @@ class Zoo:
 
     models: dict[str, ForeignModel] = field(default_factory=dict)
 
-    def add(
-        self,
-        name: str,
-        inputs: Mapping[str, Kind],
-        build: Builder,
-        *,
-        keras: Keras = "keras3",
-    ) -> None:
+    def add(self, name: str, inputs: Mapping[str, Kind], build: Builder, *, keras: Keras = "keras3") -> None:
         """Registers a foreign model; raises ValueError if another model has the name."""
         if name in self.models:
             raise ValueError(f"two models are named {name!r}")
         self.models[name] = ForeignModel(name, build, keras, inputs)
 
     def foreign(self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3") -> Callable[[Builder], Builder]:
-        """Returns a decorator that registers a builder function under the function's name."""
 
         def register(build: Builder) -> Builder:
             self.add(build.__name__, inputs, build, keras=keras)

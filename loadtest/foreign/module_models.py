@@ -84,9 +84,7 @@ def _by_splits(combine: Callable[[Any, Any, Any], Any]) -> Callable[[Path, Rows]
 
         specs = [spec("tag_values"), spec("tag_splits")]
         save_module(
-            folder,
-            {"table": table, "tower": tower.variables},
-            {"read": (read, specs), "score": (score, specs)},
+            folder, {"table": table, "tower": tower.variables}, {"read": (read, specs), "score": (score, specs)}
         )
 
     return build

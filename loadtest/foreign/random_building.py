@@ -85,7 +85,6 @@ def _table_numbers(table: Table, made: Construction) -> Any:
 
 
 def _specs(made: Construction, one: Feature) -> dict[str, Any]:
-    """Returns the TensorSpecs of a feature's inputs by name."""
     import tensorflow as tf
 
     spec, name = tf.TensorSpec, one.name
@@ -145,7 +144,6 @@ class _Graph:
         return {"rows": gathered(one, table, params, ids_read(one, keyed.ids)), **bounded}
 
     def combined(self, one: Feature, inputs: Mapping[str, Any]) -> Any:
-        """Returns a feature's combined vectors."""
         table, params, keyed = self._read(one, inputs)
         if one.combiner == "mean_not_minus_1":
             return _mean_of_read(gathered(one, table, params, ids_read(one, keyed.ids)), keyed.ids)
@@ -157,7 +155,6 @@ class _Graph:
         return table, params, _keyed(self.made, one, self._steps[one.name], inputs)
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the outputs of the model."""
         found = {one.name: self.combined(one, inputs) for one in self.made.features}
         if self.made.tower == "none":
             return {f"{name}_vector": vector for name, vector in found.items()}

@@ -22,7 +22,6 @@ class Keyed:
     weights: Any = None
 
     def sparse(self, values: Any) -> Any:
-        """Returns the SparseTensor of values, one for each id."""
         import tensorflow as tf
 
         if self.indices is not None:

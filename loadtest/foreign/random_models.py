@@ -156,7 +156,6 @@ class Construction:
 
     @property
     def words(self) -> str:
-        """The construction in words, on one line for each feature."""
         more = (f", {self.numbers} numbers" if self.numbers else "") + (", variant" if self.has_variant else "")
         lines = [f"{self.name}: {self.framework}, tower {self.tower}{more}"]
         for one in self.features:

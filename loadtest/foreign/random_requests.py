@@ -51,7 +51,6 @@ class RandomRequests:
             yield self._one(Draw(rng, num_rows, self.scale, bad, number))
 
     def row(self, tensors: Tensors, number: int) -> str:
-        """Returns the values of all inputs in one row of a request as text."""
         return "; ".join(kind.row(name, tensors, number) for name, kind in self._kinds().items())
 
     def of_key(self, only: Mapping[str, Key]) -> Tensors:

@@ -31,7 +31,6 @@ class Step:
 
     @property
     def words(self) -> str:
-        """The step in words, for a report."""
         fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({fields})"
 
@@ -65,7 +64,6 @@ def _neighbors(key: Key) -> list[Key]:
 
 
 def chain(steps: Sequence[Step], kept: list[Any]) -> Apply:
-    """Returns the function that applies all steps, one after the other."""
     calls = [step.prepare(kept) for step in steps]
 
     def apply(keys: Any) -> Any:
@@ -536,7 +534,6 @@ class KerasLayer(Step):
         return "int64"
 
     def made(self, keras: Any) -> Any:
-        """Creates the layer of this Keras."""
         return getattr(keras.layers, self.layer)(**{name: _plain(value) for name, value in self.options})
 
     @property

@@ -68,5 +68,4 @@ class Tower:
 
     @property
     def variables(self) -> list[Any]:
-        """The variables of both layers of the tower."""
         return [self.kernel, self.bias, self.last_kernel, self.last_bias]

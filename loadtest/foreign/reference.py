@@ -41,7 +41,6 @@ class Reference:
         self.signatures = {name: _specs(definition.inputs) for name, definition in self._definitions.items()}
 
     def outputs(self, signature: str) -> list[str]:
-        """Returns the names of a signature's outputs."""
         return sorted(self._definitions[signature].outputs)
 
     def predict(self, signature: str, inputs: Tensors) -> Tensors:
@@ -84,7 +83,6 @@ class Reference:
             raise Refused(type(error).__name__.removesuffix("Error"), str(error.message)) from error
 
     def close(self) -> None:
-        """Closes the TensorFlow session."""
         self._session.close()
 
 

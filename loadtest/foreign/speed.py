@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 
 from loadtest.bench.generator import Ask, LoadError, drive
 from loadtest.foreign.kinds import Tensors
 from loadtest.foreign.wires import grpc_request, rest_body, rest_path
-from loadtest.live_server import LiveServer
+from loadtest.live_server import LiveServer, exchange
 from loadtest.wire import PREDICT_METHOD
 
 NUM_ROWS, NUM_REQUESTS = 32, 16
@@ -31,11 +29,9 @@ class Speed:
 
     @property
     def ratio(self) -> float | None:
-        """The adopted version's requests per second, divided by the original's."""
         return self.adopted / self.original if self.original else None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the requests per second of the adopted and of the original version as a JSON object."""
         return {"adopted": self.adopted, "original": self.original, "ratio": self.ratio, "reason": self.reason}
 
 
@@ -89,13 +85,7 @@ def _ask(server: LiveServer, model: str, signature: str, requests: Sequence[Tens
 
 
 def _rest_size(server: LiveServer, path: str, body: bytes, headers: dict[str, str]) -> int:
-    connection = http.client.HTTPConnection(urlsplit(server.http).netloc, timeout=_TIMEOUT_S)
-    try:
-        connection.request("POST", path, body, headers)
-        response = connection.getresponse()
-        answer = response.read()
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise LoadError(f"{response.status}: {answer[:200]!r}")
+    status, answer = exchange(server.http, path, body, headers)
+    if status != 200:
+        raise LoadError(f"{status}: {answer[:200]!r}")
     return len(answer)

@@ -23,12 +23,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from loadtest.fuzz.batches import GrpcBatches, Http1Batches
-from loadtest.fuzz.campaign import Campaign, say
-from loadtest.fuzz.wires import GrpcWire, HttpWire, ReloadWire, Wire
-from loadtest.live_server import LiveServer, served_model
+from loadtest.fuzz.campaign import Campaign
+from loadtest.fuzz.wires import GrpcBatches, GrpcWire, Http1Batches, HttpWire, ReloadWire, Wire
+from loadtest.live_server import LiveServer, say, served_model, server_flags, write_ssl_config
 from loadtest.model_samples import ServedModel, ask
-from loadtest.tls import server_flags, write_ssl_config
 
 _BATCHES = ("grpc-batches", "http-batches")
 _WIRES = ("grpc", "http", *_BATCHES, "schema", "reload")

@@ -18,7 +18,6 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields a check for each route of the OpenAPI document, and checks of error answers."""
     with urllib.request.urlopen(f"{place.http}/openapi.json", timeout=_TIMEOUT_S) as response:
         document = json.load(response)
     for path, operations in document["paths"].items():

@@ -18,7 +18,6 @@ _TIMEOUT_S = 30
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields checks of the health of the server, of its gRPC services and of the model."""
     stub = health_pb2_grpc.HealthStub(grpc.insecure_channel(place.grpc))
     for service in ("", "tensorflow.serving.PredictionService", place.model.name):
         yield Check(CLIENT, f"Check {service or 'the server'}", partial(_check, stub, service))

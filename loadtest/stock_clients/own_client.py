@@ -16,7 +16,6 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields checks of the client over gRPC and over HTTP, and comparisons of their answers."""
     for wire, target in (("grpc", place.grpc), ("http", place.http)):
         yield Check(CLIENT, f"{wire}: status, metadata, rows", partial(_describe, place, target))
     for signature in place.model.predicted():

@@ -17,7 +17,6 @@ CLIENT = "tritonclient"
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields checks of tritonclient over HTTP and of tritonclient over gRPC."""
     for wire, address in (("http", place.http.removeprefix("http://")), ("grpc", place.grpc)):
         yield Check(CLIENT, f"{wire}: live, ready, metadata", partial(_describe, place, wire, address))
         yield Check(CLIENT, f"{wire}: infer", partial(_infer, place, wire, address))

@@ -8,16 +8,19 @@ from random import Random
 import pytest
 from google.protobuf.message import DecodeError
 
-from loadtest.fuzz import byte_mutations
-from loadtest.fuzz.byte_mutations import MAX_BYTES, fields, mutated, varint
-from loadtest.wire import message_class, predict_request
+from loadtest import wire
+from loadtest.fuzz import mutations
+from loadtest.fuzz.mutations import MAX_BYTES, fields, mutated
+from loadtest.wire import message_class, predict_request, varint
 
 REQUEST = message_class("tensorflow.serving.PredictRequest")
 SEED = predict_request(REQUEST, "m", "lookup", {"user": [1, 2, 300], "tags": [4]}).SerializeToString()
 
 
 def test_the_worked_examples_hold() -> None:
-    assert doctest.testmod(byte_mutations).failed == 0
+    for module in (mutations, wire):
+        found = doctest.testmod(module)
+        assert found.failed == 0 < found.attempted
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:

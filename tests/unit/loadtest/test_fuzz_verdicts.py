@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtest.fuzz import verdicts
+from loadtest.fuzz import wires as verdicts
 from loadtest.wire import message_class
 
 JSON = "application/json"

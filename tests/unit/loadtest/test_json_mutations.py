@@ -9,7 +9,7 @@ import zlib
 from random import Random
 from typing import Any
 
-from loadtest.fuzz.json_mutations import mutated_json
+from loadtest.fuzz.mutations import mutated_json
 
 DOCUMENTS: list[Any] = [{"inputs": {"user": [1, 2], "tags": [["red"], []]}, "signature_name": "lookup"}]
 
