@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Arrays, Data, key_of
-from loadtest.foreign.peer_model import ITEMS, TAGS, USERS, peer
+from loadtest.foreign.module_models import ITEMS, TAGS, USERS, peer
 from loadtest.live_server import ROOT
 from loadtest.swap.model import sorted_table, tensor_entry
 

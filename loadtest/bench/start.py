@@ -1,15 +1,10 @@
-"""Measures the time from a server's start to its first answer, with 10 GB of tables and with tiny tables, in turns.
-
-python -m loadtest.bench.start --rounds 5 [flags of the server, such as --table_pages=random]
-"""
+"""Measures the time from a server's start to its first answer, with 10 GB of tables and with tiny tables, in turns."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +16,7 @@ import numpy as np
 from loadtest.bench.cases import Service, cpu_s, memory, tree
 from loadtest.bench.models import TABLES, large_request, prepared, write_large_model
 from loadtest.bench.workloads import LOOKUP, MODEL, TINY
-from loadtest.live_server import ROOT, Held, exchange
+from loadtest.live_server import Held, exchange
 
 AT_MOST_S = 1.0
 _PATIENCE_S = 120.0
@@ -95,16 +90,3 @@ def _first_answer(base: Path, tables: Any, flags: Sequence[str]) -> tuple[float,
         return seconds, used_s, memory(tree(server.pid))
     finally:
         server.stop()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
-    options, flags = parser.parse_known_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    sys.stdout.write(measure_starts(options.folder, options.rounds, flags).row() + "\n")
-
-
-if __name__ == "__main__":
-    main()

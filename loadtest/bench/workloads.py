@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from loadtest.foreign.random_tables import normal
+from loadtest.foreign.frameworks import normal
 from loadtest.wire import (
     DT_STRING,
     INFER_METHOD,
