@@ -7,16 +7,22 @@ longer response times instead of less load.
 from __future__ import annotations
 
 import random
+import time
 from argparse import ArgumentParser
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import grpc
+import grpc.experimental.gevent
 import requests
-from locust import FastHttpUser, constant_throughput, events, task
+from locust import FastHttpUser, User, constant_throughput, events, task
 
-from loadtest.grpc_user import GrpcUser
 from loadtest.payloads import Feature, as_tensors, features_of, rows
+from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
+# grpcio must use locust's gevent loop.
+grpc.experimental.gevent.init_gevent()
 PREDICT, LOOKUP = "serving_default", "lookup"
 
 
@@ -80,6 +86,39 @@ class HttpClient(FastHttpUser):
     def predict(self) -> None:
         body = {"inputs": self.requests.draw(PREDICT)}
         self.client.post(f"/v1/models/{self.requests.model}:predict", json=body, name=":predict")
+
+
+class GrpcUser(User):
+    """A locust user that sends Predict requests and reports them to locust under the name "Predict SIGNATURE"."""
+
+    abstract = True
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self._request_class, response_class = message_classes()
+        channel = grpc.insecure_channel(environment.parsed_options.grpc_host)
+        self._predict: Callable[..., Any] = channel.unary_unary(
+            PREDICT_METHOD,
+            request_serializer=self._request_class.SerializeToString,
+            response_deserializer=response_class.FromString,
+        )
+
+    def predict(self, model: str, signature: str, tensors: dict[str, list[int]]) -> None:
+        """Calls Predict with int64 tensors of rank 1, and reports time and outcome of the call to locust."""
+        request = predict_request(self._request_class, model, signature, tensors)
+        started = time.perf_counter()
+        response, failure = None, None
+        try:
+            response = self._predict(request, timeout=10)
+        except grpc.RpcError as error:
+            failure = error
+        self.environment.events.request.fire(
+            request_type="grpc",
+            name=f"Predict {signature}",
+            response_time=(time.perf_counter() - started) * 1000,
+            response_length=0 if response is None else response.ByteSize(),
+            exception=failure,
+        )
 
 
 class GrpcClient(GrpcUser):

@@ -194,8 +194,14 @@ class Attacker:
 
     def connections(self, count: int, *, is_raw: bool = False, is_admin: bool = False) -> list[Conn]:
         """Opens so many connections, fewer if some fail or the time is over."""
-        opened = (None if self.is_over else self.connect(is_raw=is_raw, is_admin=is_admin) for _ in range(count))
-        return [conn for conn in opened if conn is not None]
+        found = []
+        for _ in range(count):
+            # The time begins at the first connection.
+            if self._conns and self.is_over:
+                break
+            if (conn := self.connect(is_raw=is_raw, is_admin=is_admin)) is not None:
+                found.append(conn)
+        return found
 
     def http2(self, *pairs: tuple[int, int], receive_bytes: int | None = None) -> Conn:
         """Opens an HTTP/2 connection and exchanges SETTINGS; raises ConnectionError if the server refuses."""

@@ -1,9 +1,12 @@
-"""Judges whether the server's answer to a mutated request is right, over gRPC and HTTP."""
+"""Sends mutated requests in batches over raw sockets, and judges whether the server's answers are right.
+
+Request number i depends only on the seed and i, so each can be sent again alone. A small share of the requests also has
+mutated HTTP headers or HTTP/2 frames; each of these gets a connection of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import math
 import re
@@ -25,7 +28,6 @@ from loadtest.fuzz.seeds import (
     PREDICT,
     REFLECTION,
     RELOAD,
-    Route,
     binary_seeds,
     grpc_seeds,
     http_seeds,
@@ -82,15 +84,6 @@ class Verdict:
     problem: str = ""
 
 
-def of_grpc_error(error: grpc.RpcError) -> Verdict:
-    code, details = error.code(), error.details() or ""
-    if code not in REFUSALS:
-        return Verdict(code.name, f"{code.name}: {details}")
-    if not details:
-        return Verdict(code.name, f"{code.name} without an error text")
-    return Verdict(code.name)
-
-
 def of_grpc_answer(method: str, data: bytes) -> Verdict:
     """Judges the message of an OK answer over gRPC: it must parse, and a PredictResponse's tensors fit their shapes."""
     name = _RESPONSES.get(method.rpartition("/")[2])
@@ -122,31 +115,31 @@ def tensor_problem(tensor: Any) -> str:
 
 
 def of_http(status: int, content_type: str, body: bytes, answers: Sequence[str]) -> Verdict:
-    """Judges an answer that the server sent over HTTP.
-
-    Args:
-      answers: keys of which a good answer has exactly one.
-    """
+    """Judges an answer over HTTP; answers: keys of which a good answer has one, unless its body is binary."""
     label = str(status)
+    if status == 503 and body.startswith(b'{"error":"The server is overloaded'):
+        # On a busy machine the server's queues may be full when a batch arrives.
+        return Verdict(label)
     if status != 200 and status not in _HTTP_REFUSALS:
         return Verdict(label, f"{status}: {body[:300]!r}")
+    if status == 200 and content_type == "application/octet-stream":
+        return Verdict(label)
     if content_type != "application/json":
         return Verdict(label, f"{status} with Content-Type {content_type!r}")
     try:
         document = json.loads(body.decode())
     except ValueError as error:
         return Verdict(label, f"{status}, not JSON ({error}): {body[:300]!r}")
-    if not isinstance(document, dict) or len(document) != 1:
-        return Verdict(label, f"{status}: {body[:300]!r}")
-    ((key, value),) = document.items()
-    if status == 200:
-        return Verdict(label, "" if key in answers else f"200 with {key!r}")
-    is_error = key == "error" and isinstance(value, str) and value != ""
-    return Verdict(label, "" if is_error else f"{status}: {body[:300]!r}")
+    if not isinstance(document, dict):
+        is_good = False
+    elif status == 200:
+        is_good = any(key in document for key in answers)
+    else:
+        is_good = [*document] == ["error"] and isinstance(document["error"], str) and document["error"] != ""
+    return Verdict(label, "" if is_good else f"{status}: {body[:300]!r}")
 
 
 TIMEOUT_S = 60
-_PREDICT_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,101 +163,12 @@ class Wire(Protocol):
         """Closes the connection."""
 
 
-class _OneByOne:
-    """Base class of the Wire classes that send one request at a time."""
-
-    batch = 1
-
-    def send(self, number: int) -> Sent:
-        raise NotImplementedError
-
-    def send_all(self, numbers: Sequence[int]) -> list[tuple[int, Sent]]:
-        """Makes and sends the requests with these numbers, one after the other; returns (number, request) of each."""
-        return [(number, self.send(number)) for number in numbers]
-
-
-class GrpcWire(_OneByOne):
-    """Sender of mutated gRPC messages, mostly to Predict, some to other methods. Concurrency: one caller at a time."""
-
-    def __init__(self, address: str, model: ServedModel, seed: int) -> None:
-        self._channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
-        self._seed = seed
-        self._seeds = grpc_seeds(model)
-        # Only ReloadWire calls the reload method, because a mutated reload that is valid by chance changes the served
-        # models.
-        self._others = [method for method in self._seeds if method not in (PREDICT, RELOAD)]
-        self._calls: dict[str, Any] = {method: self._channel.unary_unary(method) for method in self._seeds}
-        self._reflect: Any = self._channel.stream_stream(REFLECTION)
-
-    def send(self, number: int) -> Sent:
-        source = Random(f"grpc {self._seed} {number}")
-        method = PREDICT if source.random() < _PREDICT_SHARE else source.choice(self._others)
-        return self._send(method, mutated(source, self._seeds[method]))
-
-    def _send(self, method: str, payload: bytes) -> Sent:
-        try:
-            if method == REFLECTION:
-                data = b"".join(self._reflect(iter([payload]), timeout=TIMEOUT_S))
-            else:
-                data = self._calls[method](payload, timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            return Sent(method, payload, of_grpc_error(error))
-        return Sent(method, payload, of_grpc_answer(method, data))
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-class ReloadWire(GrpcWire):
-    """Sender of mutated configurations to the gRPC method that reloads the list of models."""
-
-    def send(self, number: int) -> Sent:
-        source = Random(f"reload {self._seed} {number}")
-        return self._send(RELOAD, mutated(source, self._seeds[RELOAD]))
-
-
-class HttpWire(_OneByOne):
-    """Sender of mutated JSON to every HTTP route that accepts a body. Concurrency: one caller at a time."""
-
-    def __init__(self, address: str, model: ServedModel, seed: int) -> None:
-        host, _, port = address.removeprefix("http://").partition(":")
-        self._connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
-        self._seed = seed
-        self._routes = http_seeds(model)
-
-    def send(self, number: int) -> Sent:
-        source = Random(f"http {self._seed} {number}")
-        route = source.choice(self._routes)
-        body, headers = mutated_json(source, route.documents)
-        try:
-            verdict = self._post(route, body, headers)
-        except (OSError, http.client.HTTPException):
-            # A server may close an idle connection just when the client sends on it, so send the request once more on a
-            # new connection.
-            self._connection.close()
-            try:
-                verdict = self._post(route, body, headers)
-            except (OSError, http.client.HTTPException) as error:
-                self._connection.close()
-                verdict = Verdict("no answer", f"no answer: {error!r}")
-        return Sent(route.path, body, verdict)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _post(self, route: Route, body: bytes, headers: dict[str, str]) -> Verdict:
-        self._connection.request("POST", route.path, body, headers)
-        response = self._connection.getresponse()
-        content_type = response.headers.get("Content-Type", "")
-        return of_http(response.status, content_type, response.read(), route.answers)
-
-
 # The share of requests with mutated HTTP headers or HTTP/2 frames.
 _HEAD_SHARE = 0.005
 # Seconds to wait for the first bytes of the answer to a request with mutated headers or frames.
 _ANSWER_S = 0.05
 _BINARY_SHARE = 0.15
-_BATCH_PREDICT_SHARE, _INFER_SHARE = 0.6, 0.25
+_PREDICT_SHARE, _INFER_SHARE = 0.6, 0.25
 _READ_BYTES = 1 << 18
 _SENT_BYTES = 1 << 16
 _FRAME_BYTES = 16384
@@ -280,6 +184,8 @@ _STATUSES = {
     for number, value in enumerate(map(bytes.fromhex, _STATUS_VALUES))
     for coded in (bytes([0x80 | len(value)]) + value, bytes([len(str(number))]) + str(number).encode())
 }
+# An error needs a text, grpc-message (here in Huffman code).
+_MESSAGE_NAME = bytes.fromhex("9acac8b5254207317f")
 # An overloaded server refuses a request with the status UNAVAILABLE and with the header grpc-retry-pushback-ms (here in
 # Huffman code).
 _UNAVAILABLE = 14
@@ -379,7 +285,7 @@ def _last_words(port: _Port, data: bytes) -> bytes:
     return bytes(found)
 
 
-class Http1Batches:
+class HttpWire:
     """Sender of pipelined HTTP/1.1 requests, to all routes that accept a body. Concurrency: one caller at a time."""
 
     batch = 128
@@ -443,7 +349,7 @@ class Http1Batches:
                 at = 0
                 while len(done) < len(requests) and (answer := _answer(waiting, at)):
                     request = requests[len(done)]
-                    done.append(request.sent(_judged(answer, request.answers)))
+                    done.append(request.sent(of_http(answer.status, answer.content_type, answer.body, request.answers)))
                     at = answer.end
                 del waiting[:at]
                 if len(done) == len(requests):
@@ -491,17 +397,6 @@ def _answer(data: bytearray, at: int) -> _Answer | None:
     return _Answer(int(data[at + 9 : at + 12]), content_type, bytes(data[middle + 4 : end]), end)
 
 
-def _judged(answer: _Answer, answers: tuple[str, ...]) -> Verdict:
-    if answer.status != 200 or answer.content_type != "application/json":
-        is_binary = answer.status == 200 and answer.content_type == "application/octet-stream"
-        return Verdict("200") if is_binary else of_http(answer.status, answer.content_type, answer.body, answers)
-    try:
-        document = json.loads(answer.body)
-    except ValueError as error:
-        return Verdict("200", f"200, not JSON ({error}): {answer.body[:300]!r}")
-    return Verdict("200", "" if any(key in document for key in answers) else f"200 with {list(document)}")
-
-
 @dataclass(slots=True)
 class _Stream:
     request: _Request
@@ -510,12 +405,13 @@ class _Stream:
     reset: int | None = None
 
 
-class GrpcBatches:
+class GrpcWire:
     """Sender of gRPC messages on many streams of a connection, mostly of Predict. Concurrency: one caller at a time."""
 
-    batch = 96
-
-    def __init__(self, address: str, model: ServedModel, seed: int, *, is_tls: bool = False) -> None:
+    def __init__(self, address: str, model: ServedModel, seed: int, *, is_tls: bool = False, only: str = "") -> None:
+        """Opens nothing yet; only: the method of all requests, one at a time; a reload may change the served models."""
+        self.batch = 1 if only else 96
+        self._only = only
         self._port = _Port(f"http://{address}", "h2" if is_tls else "")
         self._sock: socket.socket | None = None
         self._source = Random()
@@ -542,10 +438,11 @@ class GrpcBatches:
         source = self._source
         source.seed(self._seed << 40 | number)
         kind = source.random()
-        if kind < _BATCH_PREDICT_SHARE:
+        if kind < _PREDICT_SHARE:
             method = PREDICT
         else:
-            method = INFER_METHOD if kind < _BATCH_PREDICT_SHARE + _INFER_SHARE else source.choice(self._others)
+            method = INFER_METHOD if kind < _PREDICT_SHARE + _INFER_SHARE else source.choice(self._others)
+        method = self._only or method
         message = mutated(source, self._seeds[method])
         body = b"\0" + len(message).to_bytes(4) + message
         is_alone = source.random() < _HEAD_SHARE
@@ -675,7 +572,9 @@ def _judged_stream(stream: _Stream) -> _Numbered:
         verdict = of_grpc_answer(request.target, bytes(stream.data[5:]))
         verdict = verdict if is_framed else Verdict("OK", "the answer is not one message")
     elif status in _CODES:
-        verdict = Verdict(_CODES[status].name)
+        has_text = _MESSAGE_NAME in stream.headers
+        name = _CODES[status].name
+        verdict = Verdict(name, "" if has_text else f"{name} without an error text")
     elif status == _UNAVAILABLE and _PUSHBACK_NAME in stream.headers:
         # On a busy machine the server's queues may be full when a batch arrives, so it may refuse requests of the
         # batch.
