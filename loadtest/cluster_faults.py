@@ -223,11 +223,6 @@ class Stage:
         if self.view is not None:
             self.view.wait()
 
-    def mend(self, number: int) -> None:
-        """Starts a killed node again, and waits until the cluster is whole."""
-        self.cluster.nodes[number].start()
-        until(self.cluster.is_whole)
-
     def wait_for_takeover(self, *killed: int) -> None:
         """Waits until living nodes are the primaries of all slots.
 
@@ -242,7 +237,6 @@ class Stage:
         return next(n for n in range(6) if self.role(n) == "master")
 
     def replica(self) -> int:
-        """Returns the number of a node that is a replica now."""
         return next(n for n in range(6) if self.role(n) == "slave")
 
     def role(self, number: int) -> str:
@@ -255,33 +249,47 @@ class Stage:
             node.ask(*words)
 
 
+def _kill(stage: Stage, *numbers: int, takes_over: bool = True) -> None:
+    """Kills nodes for a time; takes_over: waits until replicas are primaries in their place."""
+    for number in numbers:
+        stage.cluster.nodes[number].kill()
+    stage.wait()
+    if takes_over:
+        stage.wait_for_takeover(*numbers)
+    for number in numbers:
+        stage.cluster.nodes[number].start()
+    until(stage.cluster.is_whole)
+
+
+def _stop(stage: Stage, number: int) -> None:
+    stage.cluster.nodes[number].freeze()
+    stage.wait()
+    stage.cluster.nodes[number].thaw()
+    until(stage.cluster.is_whole)
+
+
 def kill_primary(stage: Stage) -> None:
     """Kills a primary; its replica takes over."""
-    number = stage.primary()
-    stage.cluster.nodes[number].kill()
-    stage.wait()
-    stage.wait_for_takeover(number)
-    stage.mend(number)
+    _kill(stage, stage.primary())
 
 
 def kill_replica(stage: Stage) -> None:
-    number = stage.replica()
-    stage.cluster.nodes[number].kill()
-    stage.wait()
-    stage.mend(number)
+    _kill(stage, stage.replica(), takes_over=False)
 
 
 def kill_host(stage: Stage) -> None:
     """Kills a primary and another primary's replica, as the loss of a host with two nodes would."""
     first = stage.primary()
-    second = _foreign_replica(stage, first)
-    for number in (first, second):
-        stage.cluster.nodes[number].kill()
-    stage.wait()
-    stage.wait_for_takeover(first, second)
-    for number in (first, second):
-        stage.cluster.nodes[number].start()
-    until(stage.cluster.is_whole)
+    _kill(stage, first, _foreign_replica(stage, first))
+
+
+def stop_primary(stage: Stage) -> None:
+    """Stops a primary (SIGSTOP); after the fault, lets it go on."""
+    _stop(stage, stage.primary())
+
+
+def stop_replica(stage: Stage) -> None:
+    _stop(stage, stage.replica())
 
 
 def _foreign_replica(stage: Stage, primary: int) -> int:
@@ -291,24 +299,6 @@ def _foreign_replica(stage: Stage, primary: int) -> int:
         if info["role"] == "slave" and int(info["master_port"]) != port:
             return number
     raise AssertionError("each primary has a replica")
-
-
-def stop_primary(stage: Stage) -> None:
-    """Stops a primary (SIGSTOP); after the fault, lets it go on."""
-    node = stage.cluster.nodes[stage.primary()]
-    node.freeze()
-    stage.wait()
-    node.thaw()
-    until(stage.cluster.is_whole)
-
-
-def stop_replica(stage: Stage) -> None:
-    """Stops a replica of the cluster (SIGSTOP); after the fault, lets it go on."""
-    node = stage.cluster.nodes[stage.replica()]
-    node.freeze()
-    stage.wait()
-    node.thaw()
-    until(stage.cluster.is_whole)
 
 
 def failover(stage: Stage) -> None:
@@ -321,7 +311,6 @@ def failover(stage: Stage) -> None:
 
 
 def reshard(stage: Stage) -> None:
-    """Moves hash slots with rows from one primary to another, key by key."""
     primaries = [node for n, node in enumerate(stage.cluster.nodes) if stage.role(n) == "master"]
     ids = [node.ask("CLUSTER MYID") for node in primaries]
     slots = sorted(set(layout_of(stage.folder, "user").slots.tolist()))

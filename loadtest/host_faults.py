@@ -34,7 +34,6 @@ class Network:
     hosts: Hosts
 
     def nodes_of(self, host: int) -> list[int]:
-        """Returns the numbers of the cluster's nodes that run on a host."""
         place = self.hosts.hosts[host]
         return [number for number, node in enumerate(self.stage.cluster.nodes) if node.host == place]
 

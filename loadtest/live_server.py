@@ -1,10 +1,14 @@
-"""Starts a server process for load tests; gives its addresses, its resources and the errors that it logged."""
+"""Starts a server process for load tests; gives its addresses, its resources and the errors that it logged, and TLS."""
 
 from __future__ import annotations
 
+import functools
+import http.client
 import json
 import os
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -13,18 +17,17 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from loadtest.tls import client_context
-
 ROOT = Path(__file__).parents[1]
 # Seconds to wait until the server is ready: enough for a slow machine to import TensorFlow.
 _PATIENCE_S = 180
+JSON_TYPE: Mapping[str, str] = {"content-type": "application/json"}
 # Number of lines kept from the end of a traceback: the place in the code, and the exception.
 _LAST_LINES = 3
 
@@ -121,19 +124,16 @@ class LiveServer:
 
     @property
     def admin(self) -> str:
-        """The address of the server's admin listener, host:port."""
         self._wait_for_ports()
         return f"127.0.0.1:{self._ports['admin_port']}"
 
     @property
     def grpc(self) -> str:
-        """The server's gRPC address, host:port."""
         self._wait_for_ports()
         return f"127.0.0.1:{self._ports['grpc_port']}"
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server's process is running."""
         return self._process.poll() is None
 
     @property
@@ -143,7 +143,6 @@ class LiveServer:
 
     @property
     def pid(self) -> int:
-        """The process id of the server."""
         return self._process.pid
 
     def held(self) -> Held:
@@ -179,6 +178,29 @@ def held_by(pid: int) -> Held:
     return Held(sizes["Pss:"], private_mib, len(os.listdir(process / "fd")))
 
 
+def say(text: str) -> None:
+    """Writes a line to standard output at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def exchange(
+    address: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = JSON_TYPE, *, timeout_s: float = 60
+) -> tuple[int, bytes]:
+    """Sends a GET, or a POST of a body, on a connection of its own; returns status and body; raises OSError.
+
+    Args:
+      address: host:port, or a URL without a path.
+    """
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=timeout_s)
+    try:
+        connection.request("GET" if body is None else "POST", path, body, dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
 @contextmanager
 def served_model(base_path: Path | None, name: str, flags: Sequence[str]) -> Iterator[tuple[LiveServer, Path]]:
     """Yields a ready server and its model folder: base_path, or a tiny model that is exported at once."""
@@ -195,3 +217,31 @@ def export_demo(out: Path) -> Path:
     if done.returncode:
         raise RuntimeError(f"model-export demo failed:\n{done.stdout}{done.stderr}")
     return out
+
+
+def write_ssl_config(folder: Path) -> Path | None:
+    """Writes an SSLConfig with a new certificate into a folder; returns its path, or None without openssl."""
+    if not shutil.which("openssl"):
+        return None
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    made += ["-subj", "/CN=localhost", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    config = folder / "ssl.conf"
+    names = {"server_key": key, "server_cert": certificate}
+    config.write_text("".join(f"{name}: {json.dumps(file.read_text())}\n" for name, file in names.items()))
+    return config
+
+
+def server_flags(config: Path) -> list[str]:
+    return [f"--ssl_config_file={config}", f"--rest_api_ssl_config_file={config}"]
+
+
+@functools.cache
+def client_context(*protocols: str) -> ssl.SSLContext:
+    """Returns a client's TLS context that accepts any certificate and offers these protocols by ALPN."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    return context

@@ -7,22 +7,27 @@ longer response times instead of less load.
 from __future__ import annotations
 
 import random
+import time
 from argparse import ArgumentParser
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import grpc
+import grpc.experimental.gevent
 import requests
-from locust import FastHttpUser, constant_throughput, events, task
+from locust import FastHttpUser, User, constant_throughput, events, task
 
-from loadtest.grpc_user import GrpcUser
 from loadtest.payloads import Feature, as_tensors, features_of, rows
+from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
+# grpcio must use locust's gevent loop.
+grpc.experimental.gevent.init_gevent()
 PREDICT, LOOKUP = "serving_default", "lookup"
 
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: ArgumentParser) -> None:
-    """Adds the options of this file to locust's command line."""
     parser.add_argument("--grpc_host", default="127.0.0.1:8500", help="gRPC address of the server")
     parser.add_argument("--model", default="movielens", help="served name of the model")
     parser.add_argument("--rows", type=int, default=8, help="rows per request")
@@ -53,11 +58,9 @@ class Requests:
         self._source = random.Random(options.seed)
 
     def features(self, signature: str) -> list[Feature]:
-        """Returns the features of a signature of the served model."""
         return served_features(self._host, self.model, signature)
 
     def draw(self, signature: str) -> dict[str, list[Any]]:
-        """Draws random rows for one request to a signature."""
         return rows(self.features(signature), self._num_rows, self._source)
 
 
@@ -72,20 +75,50 @@ class HttpClient(FastHttpUser):
     wait_time = rate
 
     def on_start(self) -> None:
-        """Makes the source of random requests for this locust user."""
         self.requests = Requests(self.environment)
 
     @task(3)
     def lookup(self) -> None:
-        """Sends a lookup that has every feature of the model."""
         body = {"features": self.requests.draw(LOOKUP)}
         self.client.post(f"/v1/models/{self.requests.model}:lookup", json=body, name=":lookup")
 
     @task(1)
     def predict(self) -> None:
-        """Sends a predict request in the columnar JSON form."""
         body = {"inputs": self.requests.draw(PREDICT)}
         self.client.post(f"/v1/models/{self.requests.model}:predict", json=body, name=":predict")
+
+
+class GrpcUser(User):
+    """A locust user that sends Predict requests and reports them to locust under the name "Predict SIGNATURE"."""
+
+    abstract = True
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self._request_class, response_class = message_classes()
+        channel = grpc.insecure_channel(environment.parsed_options.grpc_host)
+        self._predict: Callable[..., Any] = channel.unary_unary(
+            PREDICT_METHOD,
+            request_serializer=self._request_class.SerializeToString,
+            response_deserializer=response_class.FromString,
+        )
+
+    def predict(self, model: str, signature: str, tensors: dict[str, list[int]]) -> None:
+        """Calls Predict with int64 tensors of rank 1, and reports time and outcome of the call to locust."""
+        request = predict_request(self._request_class, model, signature, tensors)
+        started = time.perf_counter()
+        response, failure = None, None
+        try:
+            response = self._predict(request, timeout=10)
+        except grpc.RpcError as error:
+            failure = error
+        self.environment.events.request.fire(
+            request_type="grpc",
+            name=f"Predict {signature}",
+            response_time=(time.perf_counter() - started) * 1000,
+            response_length=0 if response is None else response.ByteSize(),
+            exception=failure,
+        )
 
 
 class GrpcClient(GrpcUser):
@@ -94,17 +127,14 @@ class GrpcClient(GrpcUser):
     wait_time = rate
 
     def on_start(self) -> None:
-        """Makes the source of this gRPC user's random requests."""
         self.requests = Requests(self.environment)
 
     @task(3)
     def lookup(self) -> None:
-        """Sends a lookup over gRPC that has every feature of the model."""
         self._send(LOOKUP)
 
     @task(1)
     def predict_rating(self) -> None:
-        """Calls Predict over gRPC with the default signature."""
         self._send(PREDICT)
 
     def _send(self, signature: str) -> None:

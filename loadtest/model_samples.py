@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.tls import client_context
+from loadtest.live_server import client_context
 
 PREDICT_METHOD_NAME = "tensorflow/serving/predict"
 NUM_ROWS = 2

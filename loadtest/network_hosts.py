@@ -21,7 +21,6 @@ LOOPBACK = Host()
 
 
 def can_make_hosts() -> bool:
-    """Says whether this process may make network namespaces."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
     name = f"es{os.getpid()}-try"
@@ -76,7 +75,6 @@ class Hosts:
         _ip("link", "set", self._names[number], "down")
 
     def join(self, number: int) -> None:
-        """Puts a host back on the network."""
         _ip("link", "set", self._names[number], "up")
 
     def part(self, number: int, address: str) -> None:

@@ -56,7 +56,6 @@ class OperatorView:
             time.sleep(_PERIOD_S)
 
     def told_of(self, model: str) -> str:
-        """Returns what was seen of a model in time, as one line."""
         in_time = sorted((at_s, what) for what, at_s in self.seen[model].items() if at_s <= self._within_s)
         return ", ".join(f"{what} ({at_s:.1f} s)" for at_s, what in in_time)
 

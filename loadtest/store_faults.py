@@ -40,6 +40,7 @@ _POLL_S = 1
 _PATIENCE_S = 60
 _SHOWN_CHARACTERS = 160
 _NO_BUCKET = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>"
+_PAGE = b"<html>hello</html>"
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
@@ -82,81 +83,46 @@ class StoreFault:
     is_slow: bool = False
 
 
+def _listing(name: str, about: str, expects: str, **fault: Any) -> StoreFault:
+    return StoreFault(name, about, expects, "", "list", Fault(**fault))
+
+
+def _reading(name: str, about: str, expects: str, on: str = _SHARD, **fault: Any) -> StoreFault:
+    return StoreFault(name, about, expects, on=on, fault=Fault(**fault), is_slow="held" in fault)
+
+
+def _upload(name: str, about: str, expects: str, **more: Any) -> StoreFault:
+    return StoreFault(name, about, expects, "INCOMPLETE", **more)
+
+
 def faults() -> list[StoreFault]:
     """Returns the faults that hit single models, so that one server can have a model for each fault at once."""
-    unreadable, unlisted = r"the store can not be read: ", {"state": "", "on": "list"}
+    unreadable, vanished = r"the store can not be read: ", "is removed between listing and read"
+    nobody, none = {"state": "", "base_path": "s3://nobody/toy"}, {"state": "", "base_path": f"s3://{BUCKET}/none"}
+    half = {_SHARD: lambda data: data[: len(data) // 2]}
     return [
-        StoreFault(
-            "no_bucket", "the bucket does not exist", "there is no such bucket", "", base_path="s3://nobody/toy"
-        ),
-        StoreFault(
-            "empty", "the place in the bucket is empty", "no version folder", "", base_path=f"s3://{BUCKET}/none"
-        ),
-        StoreFault(
-            "gone", "the bucket is removed", "there is no such bucket", fault=Fault(404, _NO_BUCKET), **unlisted
-        ),
-        StoreFault("no_list", "no right to list", "the store denies access", fault=Fault(403), **unlisted),
-        StoreFault(
-            "slow_list", "listings are throttled (503)", f"{unreadable}.*503", fault=Fault(503, _SLOW_DOWN), **unlisted
-        ),
-        StoreFault(
-            "html_list",
-            "a listing is a web page (a portal)",
-            "lists no versions any more",
-            fault=Fault(200, b"<html>hello</html>"),
-            **unlisted,
-        ),
-        StoreFault("cut_list", "listings are cut before their head", unreadable, fault=Fault(cut_after=-1), **unlisted),
-        StoreFault("no_read", "no right to read objects", "the store denies access", on=_SHARD, fault=Fault(403)),
-        StoreFault(
-            "throttled", "reads are throttled (503)", f"{unreadable}.*503", on=_SHARD, fault=Fault(503, _SLOW_DOWN)
-        ),
-        StoreFault("broken", "the store is broken (500)", f"{unreadable}.*500", on=_SHARD, fault=Fault(500)),
-        StoreFault("cut", "connections are cut within an object", unreadable, on=_SHARD, fault=Fault(cut_after=10)),
-        StoreFault("closed", "connections are cut before the head", unreadable, on=_SHARD, fault=Fault(cut_after=-1)),
-        StoreFault("short", "an answer is shorter than was asked", "the store", on=_SHARD, fault=Fault(drops=7)),
-        StoreFault(
-            "vanished",
-            "an object is removed between listing and read",
-            "not there any more",
-            on=_SHARD,
-            fault=Fault(404),
-        ),
-        StoreFault(
-            "replaced",
-            "an object is replaced between listing and read",
-            "changed while it was read",
-            on=_SHARD,
-            fault=Fault(412),
-        ),
-        StoreFault(
-            "flipped",
-            "a byte of a table is wrong",
-            "do not have their checksum",
-            on=_SHARD,
-            fault=Fault(flips_last=True),
-        ),
-        StoreFault("manifest", "the manifest is no JSON", "manifest", on=_MANIFEST, fault=Fault(flips_last=True)),
-        StoreFault("half", "half an upload: an object is missing", "is not there yet", "INCOMPLETE", missing=_SHARD),
-        StoreFault(
-            "torn",
-            "a torn upload: half of an object",
-            "the manifest lists",
-            "INCOMPLETE",
-            wrong={_SHARD: lambda data: data[: len(data) // 2]},
-        ),
-        StoreFault(
-            "unmarked", "an upload without its marker yet", "is not there yet", "INCOMPLETE", missing="saved_model.pb"
-        ),
+        StoreFault("no_bucket", "the bucket does not exist", "there is no such bucket", **nobody),
+        StoreFault("empty", "the place in the bucket is empty", "no version folder", **none),
+        _listing("gone", "the bucket is removed", "there is no such bucket", status=404, body=_NO_BUCKET),
+        _listing("no_list", "no right to list", "the store denies access", status=403),
+        _listing("slow_list", "listings are throttled (503)", f"{unreadable}.*503", status=503, body=_SLOW_DOWN),
+        _listing("html_list", "a listing is a web page", "lists no versions any more", status=200, body=_PAGE),
+        _listing("cut_list", "listings are cut before their head", unreadable, cut_after=-1),
+        _reading("no_read", "no right to read objects", "the store denies access", status=403),
+        _reading("throttled", "reads are throttled (503)", f"{unreadable}.*503", status=503, body=_SLOW_DOWN),
+        _reading("broken", "the store is broken (500)", f"{unreadable}.*500", status=500),
+        _reading("cut", "connections are cut within an object", unreadable, cut_after=10),
+        _reading("closed", "connections are cut before the head", unreadable, cut_after=-1),
+        _reading("short", "an answer is shorter than was asked", "the store", drops=7),
+        _reading("vanished", f"an object {vanished}", "not there any more", status=404),
+        _reading("replaced", "an object is replaced between listing and read", "changed while it was read", status=412),
+        _reading("flipped", "a byte of a table is wrong", "do not have their checksum", flips_last=True),
+        _reading("manifest", "the manifest is no JSON", "manifest", _MANIFEST, flips_last=True),
+        _upload("half", "half an upload: an object is missing", "is not there yet", missing=_SHARD),
+        _upload("torn", "a torn upload: half of an object", "the manifest lists", wrong=half),
+        _upload("unmarked", "an upload without its marker yet", "is not there yet", missing="saved_model.pb"),
         StoreFault("large", "a version larger than --store_cache_mib", r"are left: it may have 48\.0 MiB"),
-        StoreFault(
-            "silent",
-            "the store takes a request and never answers",
-            unreadable,
-            on=_SHARD,
-            fault=Fault(held=threading.Event()),
-            is_slow=True,
-        ),
+        _reading("silent", "the store takes a request and never answers", unreadable, held=threading.Event()),
     ]
 
 
@@ -267,7 +233,6 @@ def seeing(server: ServerProcess, models: Iterable[str]) -> OperatorView:
 
 
 def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
-    """Returns the state of a model's store, the state of its newest version, and the server's text about both."""
     (store,) = [one for one in server.http.get("/v1/statusz").json()["stores"] if one["model"] == model]
     newest: Mapping[str, Any] = store["versions"][0] if store["versions"] else {"state": "", "message": ""}
     listed = server.http.get(f"/v1/models/{model}").json().get("model_version_status", [])
@@ -279,7 +244,6 @@ def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
 
 
 def serves(server: ServerProcess, model: str, scale: int) -> bool:
-    """Says whether a model answers with the rows of a version."""
     return server.tells({"user": [1]}, {"user": [[scale, 10 * scale]]}, model=model)
 
 

@@ -36,8 +36,29 @@ def message_class(name: str) -> type[Any]:
         return message_factory.GetMessageClass(_pool(descriptor_file).FindMessageTypeByName(name))
 
 
+def framed(message: bytes, flag: int = 0) -> bytes:
+    """Returns a message with gRPC's prefix: a flag that says whether it is compressed, and its length."""
+    return bytes([flag]) + len(message).to_bytes(4, "big") + message
+
+
+def varint(number: int, padding: int = 0) -> bytes:
+    """Encodes a protobuf varint; padding adds bytes that do not change its value.
+
+    >>> varint(300).hex(), varint(1, padding=2).hex()
+    ('ac02', '818000')
+    """
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    for _ in range(padding):
+        out[-1] |= 0x80
+        out.append(0)
+    return bytes(out)
+
+
 def message_classes() -> tuple[type[Any], type[Any]]:
-    """Returns the classes of PredictRequest and PredictResponse."""
     return message_class("tensorflow.serving.PredictRequest"), message_class("tensorflow.serving.PredictResponse")
 
 

@@ -21,11 +21,11 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from loadtest.attacks import peers
+from loadtest.attacks import targets as peers
 from loadtest.attacks.cases import CASES
-from loadtest.attacks.measuring import Result, measure
+from loadtest.attacks.measuring import Result, Victim, measure
 from loadtest.attacks.targets import Target
-from loadtest.attacks.victim import Victim
+from loadtest.live_server import say
 
 # Limits for an attack on this project's server: the longest wait of the other client (the victim), that wait's ratio to
 # the wait without an attack, and the memory that the server still holds afterwards.
@@ -40,12 +40,12 @@ def main() -> int:
     names = [name for name in CASES if any(fnmatch.fnmatch(name, pattern) for pattern in options.only.split(","))]
     if options.list:
         for name in names:
-            _say(f"{name}: {CASES[name].what}")
+            say(f"{name}: {CASES[name].what}")
         return 0
     if not options.other_hosts:
         for where in filter(None, (options.grpc, options.http)):
             if not _is_loopback(where.rpartition(":")[0]):
-                _say(f"{where} is not this machine: give --other_hosts if you may attack it")
+                say(f"{where} is not this machine: give --other_hosts if you may attack it")
                 return 2
     if options.client_cpus:
         os.sched_setaffinity(0, _cpus(options.client_cpus))
@@ -85,8 +85,8 @@ def _targets(options: argparse.Namespace, flags: list[str], stack: ExitStack) ->
 
 
 def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -> int:
-    _say("| case | peer | quiet, ms | attacked, ms | memory, MiB | the attacker got | sent, MB |")
-    _say("|---|---|---|---|---|---|---|")
+    say("| case | peer | quiet, ms | attacked, ms | memory, MiB | the attacker got | sent, MB |")
+    say("|---|---|---|---|---|---|---|")
     beyond = []
     for name in names:
         for target in targets:
@@ -105,18 +105,17 @@ def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -
             finally:
                 victim.close()
             outcome = result.outcome
-            _say(
+            say(
                 f"| {name} | {target.name} | {result.quiet} | {result.during} | {result.memory} | {outcome.text} "
                 f"| {outcome.sent_bytes / 1e6:.1f} |"
             )
             beyond += [f"{name}, {target.name}: {what}" for what in judge(name, result)]
     for line in beyond:
-        _say(line)
+        say(line)
     return 1 if beyond else 0
 
 
 def judge(name: str, result: Result) -> list[str]:
-    """Describes the limits that an attack broke."""
     found = [f"the victim: {fault}" for fault in sorted(set(result.during.faults))]
     longest = result.during.longest
     if longest > _LONGEST_MS and longest > _TIMES_QUIET * result.quiet.longest:
@@ -143,11 +142,6 @@ def _is_loopback(host: str) -> bool:
 
 def _cpus(text: str) -> set[int]:
     return {int(number) for number in text.split(",")}
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
-"""Sends an attack's bytes for a limited time, and records how the server ended the attack."""
+"""Sends an attack's bytes for a limited time, records how the server ended the attack, and keeps attacks by name."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import select
 import socket
 import ssl
 import time
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
-from loadtest.attacks.tls_records import Records, handshake
 
 # _READ_BYTES: largest size of one read. _KEPT_BYTES: number of bytes that are kept of the first HTTP/1.1 answer.
 _READ_BYTES = 1 << 18
@@ -44,7 +46,7 @@ class Conn:
     """One connection of the attacker to the attacked port."""
 
     def __init__(self, target: Target, sock: socket.socket, *, is_opaque: bool = False) -> None:
-        self._sock = sock
+        self.sock = sock
         # Whether the server's bytes are encrypted, so that read() does not parse them.
         self._is_opaque = is_opaque
         self._has_answer = False
@@ -61,8 +63,7 @@ class Conn:
         sock.setblocking(False)
 
     def fileno(self) -> int:
-        """Returns the file descriptor of the socket."""
-        return self._sock.fileno()
+        return self.sock.fileno()
 
     def send(self, pieces: Iterable[bytes], end_s: float, *, reads: bool = True, pause_s: float = 0.0) -> None:
         """Sends pieces of bytes until none is left, the server closes, or `end_s`; reads answers if `reads` is true."""
@@ -86,7 +87,7 @@ class Conn:
 
     def _write(self, piece: bytes) -> int:
         try:
-            size = self._sock.send(piece)
+            size = self.sock.send(piece)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return 0
         except OSError as error:
@@ -98,7 +99,7 @@ class Conn:
     def read(self) -> None:
         """Reads arrived bytes: counts HTTP/1.1 statuses, parses HTTP/2 frames, notes that the connection is closed."""
         try:
-            data = self._sock.recv(_READ_BYTES)
+            data = self.sock.recv(_READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError as error:
@@ -137,14 +138,6 @@ class Conn:
             if select.select([self], [], [], min(0.1, end_s - now_s))[0]:
                 self.read()
 
-    def handshake(self, end_s: float) -> Records:
-        """Makes a TLS handshake on a connection that is open as TCP; returns the encoder of encrypted records."""
-        self._sock.settimeout(max(end_s - time.monotonic(), 0.001))
-        try:
-            return handshake(self._sock, "h2" if self._is_http2 else "http/1.1")
-        finally:
-            self._sock.setblocking(False)
-
     def _close(self, how: str) -> None:
         self.closed = "reset" if how in ("ConnectionResetError", "BrokenPipeError") else how
         self.closed_after_s = time.monotonic() - self._opened_s
@@ -161,8 +154,7 @@ class Conn:
             self.closed, self.closed_after_s = was
 
     def end(self) -> None:
-        """Closes the attacker's connection."""
-        self._sock.close()
+        self.sock.close()
 
 
 class Attacker:
@@ -177,7 +169,6 @@ class Attacker:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time of the attack is over."""
         return time.monotonic() >= self.end_s
 
     def connect(self, *, receive_bytes: int | None = None, is_raw: bool = False, is_admin: bool = False) -> Conn | None:
@@ -200,6 +191,17 @@ class Attacker:
         conn = Conn(target, sock, is_opaque=is_raw and target.is_tls)
         self._conns.append(conn)
         return conn
+
+    def connections(self, count: int, *, is_raw: bool = False, is_admin: bool = False) -> list[Conn]:
+        """Opens so many connections, fewer if some fail or the time is over."""
+        found = []
+        for _ in range(count):
+            # The time begins at the first connection.
+            if self._conns and self.is_over:
+                break
+            if (conn := self.connect(is_raw=is_raw, is_admin=is_admin)) is not None:
+                found.append(conn)
+        return found
 
     def http2(self, *pairs: tuple[int, int], receive_bytes: int | None = None) -> Conn:
         """Opens an HTTP/2 connection and exchanges SETTINGS; raises ConnectionError if the server refuses."""
@@ -228,7 +230,6 @@ class Attacker:
                 conn.wait(min(time.monotonic() + 0.001, self.end_s))
 
     def again_and_again(self, request: bytes) -> None:
-        """Sends the same request on one new connection after another, and reads the start of each answer."""
         while not self.is_over:
             conn = self.connect()
             if conn is None:
@@ -239,7 +240,6 @@ class Attacker:
             conn.end()
 
     def outcome(self) -> Outcome:
-        """Closes all connections of the attack, and returns a summary of the server's reactions."""
         conns = self._conns
         words: list[str] = []
         goaways = Counter(conn.received.goaway for conn in conns if conn.received.goaway)
@@ -276,14 +276,77 @@ def repeated(piece: bytes, size: int = 1 << 16) -> Iterator[bytes]:
     return itertools.repeat(piece * max(size // len(piece), 1))
 
 
-def run(target: Target, name: str, seconds: float) -> Outcome:
-    """Runs the attack with this name in this process, and returns its Outcome."""
-    from loadtest.attacks.cases import CASES
+def gzipped_zeros(mebibytes: int) -> bytes:
+    """Returns zeros in gzip's format: one compressed block, repeated, because compressing so many zeros takes long."""
+    zeros = bytes(1 << 20)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = packer.compress(zeros) + packer.flush(zlib.Z_FULL_FLUSH)
+    crc = functools.reduce(lambda crc, _: zlib.crc32(zeros, crc), range(mebibytes), 0)
+    head, end = b"\x1f\x8b\x08" + bytes(6) + b"\xff", b"\x03\x00"
+    return head + block * mebibytes + end + crc.to_bytes(4, "little") + (mebibytes << 20).to_bytes(4, "little")
 
+
+Attack = Callable[[Attacker], None]
+# The protocol of an attacked port. http2 only: HTTP/2 without HTTP/1.1. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with
+# JSON. tls: HTTP/1.1 or HTTP/2 over TLS. reference: HTTP/1.1 with an admin port and callers, beside a victim whose
+# requests the reference server answers.
+Port = Literal["http2", "http2 only", "grpc", "http1", "json", "tls", "reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One attack, and the reaction that is expected of a server. what: describes the bytes that it sends.
+
+    is_ended: whether a server must close the connection, or refuse each request. False: the attack consists of legal
+      requests, or of requests that a server refuses stream by stream.
+    least_s: shortest time of the attack after which a server can be expected to end it.
+    cached_mib: memory that the server may keep as a cache for the attack's requests, beside what any attack may leave.
+    """
+
+    what: str
+    attack: Attack
+    port: Port
+    is_ended: bool
+    least_s: float = 0.0
+    cached_mib: float = 0.0
+
+    def fits(self, target: Target) -> bool:
+        fits = {
+            "http2": target.wire == "http2",
+            "http2 only": target.wire == "http2" and not target.takes_http1,
+            "grpc": target.is_grpc,
+            "http1": target.wire == "http1",
+            "json": target.wire == "http1" and bool(target.large_body),
+            "tls": True,
+            "reference": True,
+        }
+        is_same_kind = bool(target.admin_port) == (self.port == "reference")
+        return fits[self.port] and is_same_kind and target.is_tls == (self.port == "tls")
+
+
+class Cases(dict[str, Case]):
+    """Attacks by name, to which each file of cases adds its own."""
+
+    def row(self, name: str, what: str, attack: Attack, port: Port, **more: Any) -> None:
+        """Adds an attack, whose name begins with its protocol; more: the other fields of Case."""
+        wire = {"json": "http1", "http2 only": "http2"}.get(port, port)
+        self[f"{wire}.{name}"] = Case(what, attack, port, **({"is_ended": True} | more))
+
+    def add(self, port: Port, **more: Any) -> Callable[[Attack], Attack]:
+        """Returns a decorator that adds a function, whose docstring describes the attack."""
+
+        def register(attack: Attack) -> Attack:
+            self.row(attack.__name__, str(attack.__doc__), attack, port, **more)
+            return attack
+
+        return register
+
+
+def run(target: Target, case: Case, seconds: float) -> Outcome:
     os.nice(_NICENESS)
     attacker = Attacker(target, seconds)
     try:
-        CASES[name].attack(attacker)
+        case.attack(attacker)
     except OSError as error:
         found = attacker.outcome()
         return Outcome(f"{found.text}, {type(error).__name__}".lstrip(", "), found.is_out, found.sent_bytes)

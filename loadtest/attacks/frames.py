@@ -10,7 +10,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDO
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 HEADER_TABLE_SIZE, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 4, 5
 MAX_WINDOW = 2**31 - 1
-_HEAD_BYTES = 9
+_HEAD_BYTES, _FRAME_BYTES = 9, 16384
 _ERRORS = (
     "NO_ERROR PROTOCOL_ERROR INTERNAL_ERROR FLOW_CONTROL_ERROR SETTINGS_TIMEOUT STREAM_CLOSED FRAME_SIZE_ERROR "
     "REFUSED_STREAM CANCEL COMPRESSION_ERROR CONNECT_ERROR ENHANCE_YOUR_CALM INADEQUATE_SECURITY HTTP_1_1_REQUIRED"
@@ -33,7 +33,6 @@ def window_update(stream: int, size: int) -> bytes:
 
 
 def reset(stream: int) -> bytes:
-    """Returns a RST_STREAM frame with the error code CANCEL."""
     return frame(RST_STREAM, 0, stream, (8).to_bytes(4))
 
 
@@ -61,6 +60,24 @@ def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join(field(name, value) for name, value in fields)
 
 
+def data_frames(stream: int, body: bytes) -> bytes:
+    """Returns the DATA frames of a whole body, at least one."""
+    parts = _parts(body)
+    sent = [frame(DATA, 0, stream, part) for part in parts[:-1]]
+    return b"".join([*sent, frame(DATA, END_STREAM, stream, parts[-1])])
+
+
+def header_frames(stream: int, fields: bytes, flags: int = 0) -> bytes:
+    """Returns a header block of more than one frame: a HEADERS frame with the flags, and CONTINUATIONs."""
+    first, *more, last = _parts(fields)
+    sent = [frame(HEADERS, flags, stream, first), *(frame(CONTINUATION, 0, stream, part) for part in more)]
+    return b"".join([*sent, frame(CONTINUATION, END_HEADERS, stream, last)])
+
+
+def _parts(data: bytes) -> list[bytes]:
+    return [data[at : at + _FRAME_BYTES] for at in range(0, max(len(data), 1), _FRAME_BYTES)]
+
+
 class Received:
     """Counter of the frames that a server sent, and of streams that it ended. `data` has a watched stream's DATA.
 
@@ -73,14 +90,13 @@ class Received:
         self.resets: Counter[str] = Counter()
         self.ended_streams: set[int] = set()
         self.goaway = ""
-        self.max_frame = 1 << 14
+        self.max_frame = _FRAME_BYTES
         self.watched = watched
         self.data = bytearray()
         self.is_ended = False
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Parses more bytes from the server, and counts their frames."""
         self._waiting += data
         at = 0
         while len(self._waiting) - at >= _HEAD_BYTES:

@@ -11,9 +11,10 @@ import json
 import threading
 from collections.abc import Callable
 
-from loadtest.attacks.attacker import Attacker
+from loadtest.attacks.attacker import Attacker, Cases
 from loadtest.swap.model import DIM
 
+CASES = Cases()
 _CONNECTIONS = 4
 _HALF_REQUESTS = 500
 # Number of requests that an attack encodes in advance and repeats, and of requests in each chunk that it sends.
@@ -32,12 +33,22 @@ def _flood(attacker: Attacker, *requests: Callable[[int], bytes], is_admin: bool
     encoded = [next(makers)(number) for number in range(_DIFFERENT)]
     # The requests are encoded before the attack connects, because the server closes silent ones after 1 s.
     chunks = [b"".join(encoded[at : at + _AT_ONCE]) for at in range(0, _DIFFERENT, _AT_ONCE)]
-    conns = [conn for _ in range(_CONNECTIONS) if (conn := attacker.connect(is_admin=is_admin)) is not None]
+    conns = attacker.connections(_CONNECTIONS, is_admin=is_admin)
     senders = [threading.Thread(target=conn.send, args=(itertools.cycle(chunks), attacker.end_s)) for conn in conns]
     for sender in senders:
         sender.start()
     for sender in senders:
         sender.join()
+
+
+def _one_by_one(attacker: Attacker, request: bytes, *, is_admin: bool = False) -> None:
+    """Sends a request on one new connection after another; waits until the server closes each."""
+    while not attacker.is_over:
+        conn = attacker.connect(is_admin=is_admin)
+        if conn is not None:
+            conn.send([request], attacker.end_s)
+            conn.wait(attacker.end_s)
+            conn.end()
 
 
 def _model(attacker: Attacker) -> str:
@@ -60,18 +71,20 @@ def _refused(number: int) -> bytes:
     return b"authorization: Bearer wrong%d" % number
 
 
+@CASES.add("reference")
 def refused_changes(attacker: Attacker) -> None:
     """Sends changes of labels, pins and lists of models to the admin port, with wrong tokens."""
     target, model = attacker.target, _model(attacker)
     paths = [f"{model}/labels/attack", f"{model}:pin", "/v1/config:reload"]
     body = b'{"version": 1}'
+    _flood(
+        attacker,
+        lambda number: target.post(paths[number % 3], body, _refused(number), is_signed=False),
+        is_admin=True,
+    )
 
-    def request(number: int) -> bytes:
-        return target.post(paths[number % 3], body, _refused(number), is_signed=False)
 
-    _flood(attacker, request, is_admin=True)
-
-
+@CASES.add("reference", is_ended=False)
 def changes(attacker: Attacker) -> None:
     """Sends changes of labels, pins and lists of models to the admin port, valid and invalid, with a right token."""
     model = _model(attacker)
@@ -87,6 +100,7 @@ def changes(attacker: Attacker) -> None:
     )
 
 
+@CASES.add("reference", is_ended=False)
 def upserts(attacker: Attacker) -> None:
     """Sends upserts to the admin port with a right token: two valid ones, of 1 and of 1,000 rows, and invalid ones."""
     path = f"{_model(attacker)}/tables/{attacker.target.feature}:upsert"
@@ -102,49 +116,42 @@ def upserts(attacker: Attacker) -> None:
     )
 
 
+@CASES.add("reference", is_ended=False)
 def admin_connections(attacker: Attacker) -> None:
     """Opens 500 connections to the admin port, and sends half of a request's head on each."""
     half = attacker.target.get("/healthz")[:-2]
-    conns = [conn for _ in range(_HALF_REQUESTS) if (conn := attacker.connect(is_admin=True)) is not None]
+    conns = attacker.connections(_HALF_REQUESTS, is_admin=True)
     for conn in conns:
         conn.send([half], attacker.end_s)
     attacker.until_closed(conns)
 
 
+@CASES.add("reference")
 def admin_heads(attacker: Attacker) -> None:
     """Sends requests to the admin port whose head never ends."""
     piece = attacker.target.get("/healthz")[:-2] + b"x: " + b"y" * 200_000
-    while not attacker.is_over:
-        conn = attacker.connect(is_admin=True)
-        if conn is not None:
-            conn.send([piece], attacker.end_s)
-            conn.wait(attacker.end_s)
-            conn.end()
+    _one_by_one(attacker, piece, is_admin=True)
 
 
+@CASES.add("reference")
 def sign_ins(attacker: Attacker) -> None:
     """Signs in to the console with wrong tokens."""
-    target = attacker.target
-
-    def request(number: int) -> bytes:
-        return target.post("/console/session", b'{"token": "wrong%d"}' % number, _JSON, is_signed=False)
-
-    _flood(attacker, request)
+    post = attacker.target.post
+    _flood(attacker, lambda n: post("/console/session", b'{"token": "wrong%d"}' % n, _JSON, is_signed=False))
 
 
+@CASES.add("reference")
 def wrong_tokens(attacker: Attacker) -> None:
     """Asks for a model's status, each time with another wrong token or another wrong cookie of the console."""
     target = attacker.target
-
-    def token(number: int) -> bytes:
-        return target.get(target.path, _refused(number), is_signed=False)
-
-    def cookie(number: int) -> bytes:
-        return target.get("/console/overview", b"cookie: embedding_console=w%d" % number, is_signed=False)
-
-    _flood(attacker, token, cookie)
+    _flood(
+        attacker,
+        lambda number: target.get(target.path, _refused(number), is_signed=False),
+        lambda n: target.get("/console/overview", b"cookie: embedding_console=w%d" % n, is_signed=False),
+    )
 
 
+@CASES.add("reference", is_ended=False)
 def pages(attacker: Attacker) -> None:
     """Asks for the status page, the metrics, the API's description, the console, and pages of a table."""
     model = _model(attacker)
@@ -154,6 +161,8 @@ def pages(attacker: Attacker) -> None:
     _flood(attacker, *(_get(attacker, path) for path in paths))
 
 
+# Computing the first map of a table loads libraries, and the server caches the map.
+@CASES.add("reference", is_ended=False, cached_mib=64.0)
 def comparisons(attacker: Attacker) -> None:
     """Asks for nearest rows, for the map of a table and its drift, and for the differences of two versions."""
     model = _model(attacker)
@@ -163,6 +172,7 @@ def comparisons(attacker: Attacker) -> None:
     _flood(attacker, nearest, *(_get(attacker, path) for path in paths))
 
 
+@CASES.add("reference")
 def connects(attacker: Attacker) -> None:
     """Sends CONNECT requests whose bodies consist of requests, on new connections without end.
 
@@ -171,14 +181,10 @@ def connects(attacker: Attacker) -> None:
     target = attacker.target
     inner = target.get(target.path + "/versions/1") * 20
     request = target.post("localhost:80", inner).replace(b"POST", b"CONNECT", 1)
-    while not attacker.is_over:
-        conn = attacker.connect()
-        if conn is not None:
-            conn.send([request], attacker.end_s)
-            conn.wait(attacker.end_s)
-            conn.end()
+    _one_by_one(attacker, request)
 
 
+@CASES.add("reference", is_ended=False)
 def methods(attacker: Attacker) -> None:
     """Sends HEAD, OPTIONS, preflight and upgrade requests, and requests with long lists of codings and traces."""
     target, model = attacker.target, _model(attacker)
@@ -197,6 +203,7 @@ def methods(attacker: Attacker) -> None:
     _flood(attacker, lambda number: requests[number % len(requests)])
 
 
+@CASES.add("reference")
 def long_urls(attacker: Attacker) -> None:
     """Sends URLs of 50 KB: with thousands of parameters, of escapes, and of colons."""
     model = _model(attacker)
@@ -205,6 +212,7 @@ def long_urls(attacker: Attacker) -> None:
     _flood(attacker, *(_get(attacker, path) for path in paths))
 
 
+@CASES.add("reference", is_ended=False)
 def large_answers(attacker: Attacker) -> None:
     """Sends lookups of 8,000 rows for which the client accepts only a compressed answer."""
     document = {"features": {attacker.target.feature: [1] * 8_000}}

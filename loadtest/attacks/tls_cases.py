@@ -1,34 +1,118 @@
-"""The attacks on TLS. The docstring of each attack describes the bytes that it sends."""
+"""The attacks on TLS, some with records of TLS 1.3 that TLS libraries do not send; docstrings describe the bytes."""
 
 from __future__ import annotations
 
+import hmac
 import itertools
+import socket
 import ssl
+import tempfile
+import time
 from collections.abc import Callable
+from pathlib import Path
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from loadtest.attacks import frames
-from loadtest.attacks.attacker import Attacker, repeated
+from loadtest.attacks.attacker import Attacker, Cases, repeated
 from loadtest.attacks.http1_cases import dribble
-from loadtest.attacks.tls_records import DATA, Records
-from loadtest.tls import client_context
+from loadtest.live_server import client_context
+
+CASES = Cases()
+# Types of records. Source: RFC 8446, 5.1.
+_HANDSHAKE, _DATA = 22, 23
+_TAG_BYTES = 16
+
+
+class _Records:
+    """Encoder of a client's encrypted records. Source: RFC 8446, 4.6.3, 5.2, 5.3, 7.1, 7.2 and 7.3.
+
+    Args:
+      suite: name of the cipher suite.
+      secret: the first secret of the client's application data.
+    """
+
+    def __init__(self, suite: str, secret: bytes) -> None:
+        self._hash = "sha384" if suite.endswith("SHA384") else "sha256"
+        self._cipher = ChaCha20Poly1305 if "CHACHA20" in suite else AESGCM
+        self._key_bytes = 16 if "AES_128" in suite else 32
+        self._use(secret)
+
+    def _use(self, secret: bytes) -> None:
+        self._secret, self._number = secret, 0
+        self._iv = int.from_bytes(self._derived(b"iv", 12))
+        self._key = self._cipher(self._derived(b"key", self._key_bytes))
+
+    def _derived(self, label: bytes, size: int) -> bytes:
+        """Derives bytes from the secret (HKDF-Expand-Label); at most as many as the hash has."""
+        name = b"tls13 " + label
+        data = size.to_bytes(2) + bytes([len(name)]) + name + b"\0\1"
+        return hmac.digest(self._secret, data, self._hash)[:size]
+
+    def record(self, kind: int, content: bytes, *, padding: int = 0) -> bytes:
+        """Encodes one record; padding: number of zero bytes after its content."""
+        plain = content + bytes([kind]) + bytes(padding)
+        head = b"\x17\3\3" + (len(plain) + _TAG_BYTES).to_bytes(2)
+        nonce = (self._iv ^ self._number).to_bytes(12)
+        self._number += 1
+        return head + self._key.encrypt(nonce, plain, head)
+
+    def key_update(self) -> bytes:
+        sent = self.record(_HANDSHAKE, b"\x18\0\0\1\1")
+        self._use(self._derived(b"traffic upd", 48 if self._hash == "sha384" else 32))
+        return sent
+
+
+def _handshake(sock: socket.socket, protocol: str) -> _Records:
+    """Makes a TLS 1.3 handshake on a socket that blocks; returns the encoder of the client's records.
+
+    Args:
+      protocol: offered by ALPN.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "keys"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.set_alpn_protocols([protocol])
+        context.keylog_filename = str(log)
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing)
+        is_done = False
+        while not is_done:
+            try:
+                tls.do_handshake()
+                is_done = True
+            except ssl.SSLWantReadError:
+                pass
+            sock.sendall(outgoing.read())
+            if not is_done and not incoming.write(sock.recv(1 << 16)):
+                raise ConnectionError("the server closed in the handshake")
+        cipher = tls.cipher()
+        assert cipher is not None
+        (line,) = [line for line in log.read_text().splitlines() if line.startswith("CLIENT_TRAFFIC_SECRET_0 ")]
+        return _Records(cipher[0], bytes.fromhex(line.split()[2]))
+
 
 # The beginning of a TLS handshake: its ClientHello announces 512 bytes and holds only 50.
 _BEGUN_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
 
 
-def handshakes(attacker: Attacker) -> None:
-    """Begins TLS handshakes on 300 connections, and sends nothing after their first bytes."""
-    _hellos(attacker, _BEGUN_HELLO)
-
-
 def _hellos(attacker: Attacker, begun: bytes) -> None:
     """Sends the first bytes of a TLS handshake on 300 connections; waits until the server closes all connections."""
-    conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
+    conns = attacker.connections(300, is_raw=True)
     for conn in conns:
         conn.send([begun], attacker.end_s)
     attacker.until_closed(conns)
 
 
+@CASES.add("tls")
+def handshakes(attacker: Attacker) -> None:
+    """Begins TLS handshakes on 300 connections, and sends nothing after their first bytes."""
+    _hellos(attacker, _BEGUN_HELLO)
+
+
+@CASES.add("tls", is_ended=False)
 def whole_handshakes(attacker: Attacker) -> None:
     """Makes complete TLS handshakes one after another, and closes each connection without a request."""
     while not attacker.is_over:
@@ -37,6 +121,7 @@ def whole_handshakes(attacker: Attacker) -> None:
             conn.end()
 
 
+@CASES.add("tls")
 def change_cipher_specs(attacker: Attacker) -> None:
     """Sends the first bytes of a TLS handshake, and then records of the type ChangeCipherSpec without pause."""
     attacker.flood(
@@ -44,23 +129,25 @@ def change_cipher_specs(attacker: Attacker) -> None:
     )
 
 
+@CASES.add("tls")
 def large_hellos(attacker: Attacker) -> None:
     """Sends the first 60 KB of a ClientHello of 65 KB on each of 300 connections, and never the rest."""
     hello = b"\x01\x00\xfe\x00\x03\x03" + bytes(60_000)
-    parts = [hello[at : at + 16384] for at in range(0, len(hello), 16384)]
-    _hellos(attacker, b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts))
+    _hellos(attacker, _in_records(hello))
 
 
+@CASES.add("tls")
 def slow_handshakes(attacker: Attacker) -> None:
     """Opens 200 connections on which TLS handshakes arrive byte by byte."""
     dribble(attacker, _BEGUN_HELLO[:6], b"\0", is_raw=True)
 
 
+@CASES.add("tls", is_ended=False)
 def hellos_at_once(attacker: Attacker) -> None:
     """Sends valid ClientHellos on 300 connections at once, closes them after the answers, and begins again."""
     hello = _client_hello(attacker)
     while not attacker.is_over:
-        conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
+        conns = attacker.connections(300, is_raw=True)
         for conn in conns:
             conn.send([hello], attacker.end_s)
         for conn in conns:
@@ -96,6 +183,7 @@ _LONG_EXTENSIONS = {
 }
 
 
+@CASES.add("tls", is_ended=False)
 def odd_hellos(attacker: Attacker) -> None:
     """Sends ClientHellos with an extension of 28 KB: server names, protocols, groups, algorithms, keys or tickets."""
     hellos = itertools.cycle([_hello(number, data) for number, data in _LONG_EXTENSIONS.values()])
@@ -114,22 +202,27 @@ def _hello(number: int, data: bytes) -> bytes:
     )
     extensions = versions + key_share + number.to_bytes(2) + len(data).to_bytes(2) + data
     body = b"\3\3" + bytes(32) + b"\0" + _listed(b"\x13\1", 2) + b"\1\0" + len(extensions).to_bytes(2) + extensions
-    message = b"\1" + len(body).to_bytes(3) + body
+    return _in_records(b"\1" + len(body).to_bytes(3) + body)
+
+
+def _in_records(message: bytes) -> bytes:
     parts = [message[at : at + 16384] for at in range(0, len(message), 16384)]
     return b"".join(b"\x16\3\1" + len(part).to_bytes(2) + part for part in parts)
 
 
+@CASES.add("tls")
 def key_updates(attacker: Attacker) -> None:
     """Sends messages that change the keys of a TLS connection, with an empty record of data after every 30 messages."""
-    _flood_records(attacker, lambda records: [records.key_update() for _ in range(30)] + [records.record(DATA, b"")])
+    _flood_records(attacker, lambda records: [records.key_update() for _ in range(30)] + [records.record(_DATA, b"")])
 
 
+@CASES.add("tls")
 def padded_records(attacker: Attacker) -> None:
     """Sends TLS records of 16 KB that each hold one byte of data and padding."""
-    _flood_records(attacker, lambda records: [records.record(DATA, b"x", padding=16_000)])
+    _flood_records(attacker, lambda records: [records.record(_DATA, b"x", padding=16_000)])
 
 
-def _flood_records(attacker: Attacker, pieces: Callable[[Records], list[bytes]]) -> None:
+def _flood_records(attacker: Attacker, pieces: Callable[[_Records], list[bytes]]) -> None:
     """Sends records on one connection until the server closes it or the time is over.
 
     Args:
@@ -142,8 +235,12 @@ def _flood_records(attacker: Attacker, pieces: Callable[[Records], list[bytes]])
         opening = target.head() + b"x: "
     conn = attacker.connect(is_raw=True)
     if conn is not None:
-        records = conn.handshake(attacker.end_s)
+        conn.sock.settimeout(max(attacker.end_s - time.monotonic(), 0.001))
+        try:
+            records = _handshake(conn.sock, "h2" if target.wire == "http2" else "http/1.1")
+        finally:
+            conn.sock.setblocking(False)
         chunks = (
             b"".join(itertools.chain.from_iterable(pieces(records) for _ in range(20))) for _ in itertools.count()
         )
-        conn.send(itertools.chain([records.record(DATA, opening)], chunks), attacker.end_s)
+        conn.send(itertools.chain([records.record(_DATA, opening)], chunks), attacker.end_s)

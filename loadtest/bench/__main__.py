@@ -15,12 +15,12 @@ import os
 import sys
 from pathlib import Path
 
-from loadtest.bench import foreign_model, report
-from loadtest.bench.artifact import prepared
+from loadtest.bench import report
 from loadtest.bench.cases import cases, models_of
+from loadtest.bench.models import ADOPTED, SIZES, WHOLE, prepared
 from loadtest.bench.rounds import Measured, Options, Place, can_run, measure, write_answers
 from loadtest.bench.start import measure_starts
-from loadtest.bench.workloads import FULL, TINY, Data
+from loadtest.bench.workloads import Data, ForeignData
 from loadtest.live_server import ROOT
 
 START = "start/10GB"
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     size = "tiny" if options.tiny else "full"
     folder = options.folder / size
     folder.mkdir(parents=True, exist_ok=True)
-    data = Data(TINY if options.tiny else FULL)
+    data = Data(SIZES[size])
     measured: list[Measured] = []
     if wanted:
         _say("preparing the models ...")
@@ -52,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
             prepared(folder / "models", size, models_of(own))
             write_answers(folder / "answers", data)
         if any(case.is_foreign for case in wanted):
-            places[True] = _foreign(options.folder, "quick" if options.quick and not options.tiny else size)
+            foreign = "quick" if options.quick and not options.tiny else size
+            prepared(options.folder / foreign / "models", foreign, (WHOLE, ADOPTED))
+            places[True] = Place(options.folder / foreign, ForeignData(SIZES[foreign]))
         how = Options(rounds, seconds, options.connections, options.streams, *_cores())
         _say(f"starting servers for {len(wanted)} cases ...")
         measured = measure(wanted, lambda case: places[case.is_foreign], how, _say)
@@ -87,11 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="JSON of the results (default: results.json in that folder)")
     parser.add_argument("--write_docs", action="store_true", help="puts the tables into docs/benchmark.md")
     return parser
-
-
-def _foreign(folder: Path, size: str) -> Place:
-    foreign_model.prepare(folder / size / "models", size)
-    return Place(folder / size, foreign_model.ForeignData(foreign_model.SIZES[size]))
 
 
 def _matches(name: str, patterns: list[str] | None) -> bool:

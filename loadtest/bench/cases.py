@@ -2,29 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.bench import foreign_model
-from loadtest.bench.messages import BINARY, GRPC, GRPC_KEYS, INFER, INFER_JSON, JSON, JSON_KEYS, REST, Wire
-from loadtest.bench.processes import Baseline, Service
-from loadtest.bench.workloads import MODEL, WORKLOADS
+from loadtest.bench.models import ADOPTED, WHOLE
+from loadtest.bench.workloads import (
+    BINARY,
+    FOREIGN_GRPC,
+    FOREIGN_JSON,
+    GRPC,
+    GRPC_KEYS,
+    INFER,
+    INFER_JSON,
+    JSON,
+    JSON_KEYS,
+    MODEL,
+    REST,
+    WORKLOADS,
+    Wire,
+)
+from loadtest.live_server import ROOT, Held, LiveServer, held_by
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def bound_to(cores: frozenset[int]) -> Iterator[None]:
+    """Binds this thread, and the processes that the `with` block starts, to some processor cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class Service:
+    """A process of the service that is bound to processor cores. root: the folder whose `service` is run."""
+
+    def __init__(self, cores: frozenset[int], flags: Sequence[str], root: Path = ROOT) -> None:
+        with bound_to(cores):
+            self._server = LiveServer("--file_system_poll_wait_seconds=0", *flags, root=root)
+
+    def wait(self) -> None:
+        """Waits until the service answers; raises RuntimeError if it ends, or does not answer in time."""
+        self._server.ready()
+
+    def port(self, *, is_grpc: bool) -> int:
+        return int((self._server.grpc if is_grpc else self._server.http).rsplit(":", 1)[1])
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    def stop(self) -> None:
+        """Stops the service and waits until its process has ended."""
+        self._server.__exit__(None, None, None)
+
+
+class Baseline:
+    """Process of a baseline server (loadtest.bench.baselines), bound to processor cores; it sends constant answers."""
+
+    def __init__(self, cores: frozenset[int], kind: str, answers: Path) -> None:
+        command = [sys.executable, "-m", "loadtest.bench.baselines", kind, str(answers)]
+        with bound_to(cores):
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self._port = 0
+
+    def wait(self) -> None:
+        """Waits until the baseline server has written its port; raises RuntimeError if the server ends before that."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.strip().isdigit():
+            raise RuntimeError(f"{self.process.args} ended at its start")
+        self._port = int(line)
+
+    def port(self, *, is_grpc: bool) -> int:
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self) -> None:
+        """Stops the baseline server and waits until its process has ended."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def tree(pid: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                # In /proc/PID/stat, the process name in parentheses may hold any characters; the fields after it are
+                # the state, the parent, and others.
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(folder.name))
+    found = [pid]
+    for process in found:
+        found += parents.get(process, [])
+    return found
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Returns the processor time that processes have used so far, in seconds."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / _TICKS_PER_S
+
+
+def memory(pids: Sequence[int]) -> Held:
+    each = [held_by(pid) for pid in pids]
+    return Held(sum(h.pss_mib for h in each), sum(h.private_mib for h in each), sum(h.descriptors for h in each))
+
 
 Server = Service | Baseline
-Start = Callable[[Path, frozenset[int]], Server]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One measurement of the benchmark, which fills one cell of the table.
 
-    row: name of its row in the table; workload: its column.
-    server: name of the server in SERVERS.
-    path: path of the requests; default: the wire's.
-    is_constant: whether the server returns a constant answer.
-    is_free: whether server and generator may use all cores.
-    is_foreign: whether requests go to the model of foreign_model.
+    row, workload: of the table. server: name of the server in SERVERS. path: default: the wire's.
+    is_constant: whether the server returns a constant answer. is_free: whether server and generator may use all cores.
+    is_foreign: whether requests go to the foreign model.
     """
 
     row: str
@@ -38,7 +149,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The name of the case, for the flag --only and for reports."""
         return f"{self.row}/{self.workload}"
 
 
@@ -51,116 +161,73 @@ class Ratio:
     at_least: float
 
 
-@dataclass(frozen=True, slots=True)
-class StartService:
-    """A callable that starts this project's server on one of the benchmark's models."""
-
-    model: str
-    flags: tuple[str, ...]
-
-    def __call__(self, folder: Path, cores: frozenset[int]) -> Server:
-        where = (f"--model_name={MODEL}", f"--model_base_path={folder / 'models' / self.model}")
-        return Service(cores, (*where, *self.flags))
-
-
-def _service(model: str, *flags: str) -> StartService:
-    return StartService(model, flags)
-
-
-def _baseline(module: str, *more: str) -> Start:
-    return lambda folder, cores: Baseline(cores, module, (folder / "answers", *more))
-
-
 _LOOKUPS = "--graph_signatures=off"
 # A request may wait 60 s in the server's queue. The requests of workload W3 are so slow that, with 32 connections, the
 # default limit would make the server refuse some of them and falsify the figures.
-_PATIENT = ("--max_queue_ms=60000",)
+_PATIENT = "--max_queue_ms=60000"
 # The core is bound to one processor core, so it gets one thread for connections.
 _CORE = ("--data_plane=core", "--threads=1")
-SERVERS: Mapping[str, Start] = {
-    "service": _service("model", _LOOKUPS, *_CORE, *_PATIENT),
-    "service with TensorFlow": _service("model", *_CORE, *_PATIENT),
-    "TensorFlow lookup": _service("graph_lookup"),
-    "TensorFlow predict": _service("graph_predict"),
-    "foreign, adopted": _service(foreign_model.ADOPTED, *_PATIENT),
-    "foreign, whole": _service(foreign_model.WHOLE, *_PATIENT),
-    "one thread": _service("model", _LOOKUPS, "--data_plane=core", "--threads=1"),
-    "two threads": _service("model", _LOOKUPS, "--data_plane=core", "--threads=2"),
-    "service, keys": _service("model_keys", _LOOKUPS, *_CORE, *_PATIENT),
-    "grpcio constant": _baseline("grpcio_constant"),
-    "hyper constant, gRPC": _baseline("hyper_constant", "grpc"),
-    "hyper constant, JSON": _baseline("hyper_constant", "json"),
-    "ASGI": _baseline("asgi_constant"),
-    "FastAPI": _baseline("fastapi_constant"),
-    "orjson": _baseline("asgi_constant", "W2"),
-}
-# Maps a server of the benchmark to the flag that it needs. If the measured commit's server lacks the flag, cases that
-# need it are left out.
-FLAGS_NEEDED = {
-    "one thread": "--threads",
-    "two threads": "--threads",
+# Server -> (model, flags) of this project's server, or the kind of a baseline.
+SERVERS: Mapping[str, tuple[str, tuple[str, ...]] | str] = {
+    "service": ("model", (_LOOKUPS, *_CORE, _PATIENT)),
+    "service with TensorFlow": ("model", (*_CORE, _PATIENT)),
+    "TensorFlow lookup": ("graph_lookup", ()),
+    "TensorFlow predict": ("graph_predict", ()),
+    "foreign, adopted": (ADOPTED, (_PATIENT,)),
+    "foreign, whole": (WHOLE, (_PATIENT,)),
+    "one thread": ("model", (_LOOKUPS, *_CORE)),
+    "two threads": ("model", (_LOOKUPS, "--data_plane=core", "--threads=2")),
+    "service, keys": ("model_keys", (_LOOKUPS, *_CORE, _PATIENT)),
+    "grpcio constant": "grpcio",
+    "hyper constant, gRPC": "grpc",
+    "hyper constant, JSON": "json",
 }
 NEED_CARGO = ("hyper constant, gRPC", "hyper constant, JSON")
-ENCODE_ALONE = "orjson alone"
+
+
+def start(server: str, folder: Path, cores: frozenset[int]) -> Server:
+    found = SERVERS[server]
+    if isinstance(found, str):
+        return Baseline(cores, found, folder / "answers")
+    model, flags = found
+    return Service(cores, (f"--model_name={MODEL}", f"--model_base_path={folder / 'models' / model}", *flags))
 
 
 def models_of(wanted: Iterable[Case]) -> set[str]:
-    """Returns the names of the models that the service serves in some cases."""
-    starts = (SERVERS[case.server] for case in wanted)
-    return {start.model for start in starts if isinstance(start, StartService)}
+    return {found[0] for case in wanted if not isinstance(found := SERVERS[case.server], str)}
 
 
 def cases() -> Iterator[Case]:
     """Yields all cases of the benchmark, in the order in which the report shows them."""
-    for workload in WORKLOADS:
-        yield Case("gRPC", workload, "service with TensorFlow" if workload == "W5" else "service", GRPC)
+    for row, wire, workloads in (
+        ("gRPC", GRPC, "W1 W2 W3 W4 W5"),
+        ("JSON", JSON, "W1 W2"),
+        ("binary", BINARY, "W1 W2 W3 W4 W5"),
+        ("REST", REST, "W1 W2 W5"),
+        ("Open Inference gRPC", INFER, "W1 W2 W3 W4 W5"),
+        ("Open Inference JSON", INFER_JSON, "W1 W2 W5"),
+    ):
+        for workload in workloads.split():
+            yield Case(row, workload, "service with TensorFlow" if workload == "W5" else "service", wire)
+    yield Case("gRPC, keys", "W2", "service, keys", GRPC_KEYS)
+    yield Case("JSON, keys", "W2", "service, keys", JSON_KEYS)
     yield Case("gRPC, TensorFlow signature", "W2", "TensorFlow lookup", GRPC)
     yield Case("gRPC, TensorFlow signature", "W5", "TensorFlow predict", GRPC)
-    for workload in ("W1", "W2", "W3"):
-        yield Case(
-            "gRPC, grpcio constant", workload, "grpcio constant", GRPC, f"/constant/{workload}", is_constant=True
-        )
     for threads in ("one thread", "two threads"):
         for row, wire in (("gRPC", GRPC), ("JSON", JSON)):
             yield Case(f"{row}, {threads}", "W2", threads, wire, is_free=True)
-    for workload in ("W1", "W2"):
-        yield Case("JSON", workload, "service", JSON)
-    for row, server, path in (
-        ("JSON, ASGI constant", "ASGI", "constant"),
-        ("JSON, ASGI around orjson", "ASGI", "orjson"),
-        ("JSON, FastAPI constant", "FastAPI", "constant"),
-    ):
-        for workload in ("W1", "W2"):
-            yield Case(row, workload, server, JSON, f"/{path}/{workload}", is_constant=True)
-    yield Case(ENCODE_ALONE, "W2", "orjson", JSON, is_constant=True)
-    for workload in ("W1", "W2", "W3", "W4"):
-        yield Case("binary", workload, "service", BINARY)
-    yield from _other_wires()
     for workload in ("W1", "W2", "W3"):
         path = f"/constant/{workload}"
+        yield Case("gRPC, grpcio constant", workload, "grpcio constant", GRPC, path, is_constant=True)
         yield Case("gRPC, hyper constant", workload, "hyper constant, gRPC", GRPC, path, is_constant=True)
         if workload != "W3":
             yield Case("JSON, hyper constant", workload, "hyper constant, JSON", JSON, path, is_constant=True)
     yield from _foreign()
 
 
-def _other_wires() -> Iterator[Case]:
-    for row, wire in (("REST", REST), ("Open Inference gRPC", INFER), ("Open Inference JSON", INFER_JSON)):
-        for workload in WORKLOADS if wire.is_grpc else ("W1", "W2", "W5"):
-            server = "service with TensorFlow" if workload == "W5" else "service"
-            yield Case(row, workload, server, wire)
-    yield Case("binary", "W5", "service with TensorFlow", BINARY)
-    for row, wire in (("gRPC, keys", GRPC_KEYS), ("JSON, keys", JSON_KEYS)):
-        yield Case(row, "W2", "service, keys", wire)
-
-
 def _foreign() -> Iterator[Case]:
-    # Yields the cases of a foreign model that was adopted without a spec, each followed by the same case of the
-    # original model.
-    for row, wire, workloads in (
-        ("gRPC", foreign_model.GRPC, WORKLOADS),
-        ("JSON", foreign_model.JSON, ("W1", "W2")),
-    ):
+    # The cases of a foreign model that was adopted without a spec, each followed by the same case of the original.
+    for row, wire, workloads in (("gRPC", FOREIGN_GRPC, WORKLOADS), ("JSON", FOREIGN_JSON, ("W1", "W2"))):
         for workload in workloads:
             for server in ("foreign, adopted", "foreign, whole"):
                 yield Case(f"{row}, {server}", workload, server, wire, is_foreign=True)
@@ -175,9 +242,7 @@ RATIOS = (
     Ratio("gRPC, keys/W2", "gRPC/W2", 0.5),
     Ratio("gRPC/W2", "gRPC, TensorFlow signature/W2", 8),
     Ratio("gRPC/W5", "gRPC, TensorFlow signature/W5", 3),
-    Ratio("JSON/W1", "JSON, ASGI constant/W1", 0.7),
     Ratio("JSON/W1", "JSON, hyper constant/W1", 0.7),
-    Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
     Ratio("JSON, keys/W2", "JSON/W2", 0.5),
     # The ratio of two threads to one is measured over JSON, because server and generator share two cores, and the
     # generator needs more processor time for gRPC.

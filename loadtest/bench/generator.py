@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.wire import framed
+
 _COUNTS = re.compile(r"requests: .* (\d+) done, (\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout")
 _DATA = re.compile(r"\((\d+)\) data")
 # One h2load sends one body; so many run at once, for as many different requests.
@@ -72,11 +74,6 @@ def h2load(
     fields = [f"--header={name}: {value}" for name, value in (grpc_headers | headers).items()]
     wire = [f"-m{streams}"] if is_grpc else ["--h1"]
     return [program, *wire, f"-c{connections}", f"--data={body_file}", *fields, url]
-
-
-def framed(message: bytes) -> bytes:
-    """Returns a gRPC message with its prefix: a flag (0: not compressed) and the message's length."""
-    return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 def drive(

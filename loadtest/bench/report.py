@@ -67,7 +67,6 @@ def ratio_of(ratio: Ratio, by_name: dict[str, Measured]) -> float | None:
 
 
 def document(measured: Sequence[Measured], **more: Any) -> dict[str, Any]:
-    """Returns all measurements as a JSON object, with commit and machine."""
     by_name = {m.case.name: m for m in measured}
     return {
         "commit": commit(),

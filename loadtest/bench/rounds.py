@@ -5,9 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +12,10 @@ from pathlib import Path
 
 import grpc
 
-from loadtest.bench.cases import ENCODE_ALONE, FLAGS_NEEDED, NEED_CARGO, SERVERS, Case, Server
+from loadtest.bench.cases import NEED_CARGO, Case, Server, bound_to, cpu_s, memory, start, tree
 from loadtest.bench.generator import Ask, Shot, drive
-from loadtest.bench.messages import check, grpc_answer, json_answer
-from loadtest.bench.processes import Baseline, bound_to, cpu_s, memory, tree
-from loadtest.bench.workloads import Arrays, Data
-from loadtest.live_server import ROOT, Held
+from loadtest.bench.workloads import Arrays, Data, check, grpc_answer, json_answer
+from loadtest.live_server import Held
 
 _WARM_SHARE = 0.2
 
@@ -57,7 +52,6 @@ class Measured:
 
 
 def write_answers(folder: Path, data: Data) -> None:
-    """Writes the files with the constant answers that the baseline servers send."""
     folder.mkdir(parents=True, exist_ok=True)
     for workload in ("W1", "W2", "W3"):
         arrays = data.expected(workload, data.requests(workload)[0])
@@ -67,14 +61,8 @@ def write_answers(folder: Path, data: Data) -> None:
 
 
 def can_run(wanted: Sequence[Case]) -> list[Case]:
-    """Returns the cases that can run here: their server has the flags, and cargo is installed, if they need it."""
-    done = subprocess.run([sys.executable, "-m", "service", "--help"], cwd=ROOT, capture_output=True, text=True)
-    has_cargo = shutil.which("cargo") is not None
-    return [
-        case
-        for case in wanted
-        if FLAGS_NEEDED.get(case.server, "") in done.stdout and (has_cargo or case.server not in NEED_CARGO)
-    ]
+    """Returns the cases that can run here: all, or without cargo those that do not need it."""
+    return [case for case in wanted if shutil.which("cargo") or case.server not in NEED_CARGO]
 
 
 @contextmanager
@@ -86,7 +74,7 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
         for case in wanted:
             if case.server not in servers:
                 cores = everything if case.is_free else options.server_cores
-                servers[case.server] = SERVERS[case.server](place(case).folder, cores)
+                servers[case.server] = start(case.server, place(case).folder, cores)
                 if len(servers) == 1:
                     # Wait until the first server is ready before others start. The others then read their files from
                     # the page cache.
@@ -103,37 +91,29 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
     """Measures the benchmark's cases in turn in each round; raises AssertionError or LoadError at a wrong answer."""
     with running(wanted, place, options) as servers:
         pids = {name: tree(server.pid) for name, server in servers.items()}
-        asks = {
-            case.name: ask_of(case, place(case).data, servers[case.server])
-            for case in wanted
-            if case.row != ENCODE_ALONE
-        }
+        asks = {case.name: ask_of(case, place(case).data, servers[case.server]) for case in wanted}
         shots: dict[str, list[Shot]] = {case.name: [] for case in wanted}
         held: dict[str, Held] = {}
         for number in range(options.rounds):
             for case in wanted:
                 server = servers[case.server]
-                if case.row == ENCODE_ALONE:
-                    shot = _encode_alone(server, options.seconds)
-                else:
-                    cores = options.generator_cores if not case.is_free else frozenset(os.sched_getaffinity(0))
-                    with bound_to(cores):
-                        shot = drive(
-                            asks[case.name],
-                            server.port(is_grpc=case.wire.is_grpc),
-                            connections=options.connections,
-                            streams=options.streams if case.wire.is_grpc else 1,
-                            seconds=options.seconds,
-                            warm_s=_WARM_SHARE * options.seconds,
-                            server_cpu_s=lambda case=case: cpu_s(pids[case.server]),
-                        )
+                cores = options.generator_cores if not case.is_free else frozenset(os.sched_getaffinity(0))
+                with bound_to(cores):
+                    shot = drive(
+                        asks[case.name],
+                        server.port(is_grpc=case.wire.is_grpc),
+                        connections=options.connections,
+                        streams=options.streams if case.wire.is_grpc else 1,
+                        seconds=options.seconds,
+                        warm_s=_WARM_SHARE * options.seconds,
+                        server_cpu_s=lambda case=case: cpu_s(pids[case.server]),
+                    )
                 shots[case.name].append(shot)
                 held[case.name] = memory(pids[case.server])
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
         # After the last round, one more answer of each case is checked.
         for case in wanted:
-            if case.row != ENCODE_ALONE:
-                ask_of(case, place(case).data, servers[case.server])
+            ask_of(case, place(case).data, servers[case.server])
         return [Measured(case, tuple(shots[case.name]), held[case.name]) for case in wanted]
 
 
@@ -176,12 +156,3 @@ def _call_http(port: int, path: str, encoded: list[tuple[bytes, tuple]]) -> Iter
             yield content, {name.lower(): value for name, value in answer.getheaders()}
     finally:
         connection.close()
-
-
-def _encode_alone(server: Server, seconds: float) -> Shot:
-    assert isinstance(server, Baseline) and server.process.stdin and server.process.stdout
-    started_s = time.perf_counter()
-    server.process.stdin.write(f"{seconds}\n")
-    each_s = float(server.process.stdout.readline())
-    took_s = time.perf_counter() - started_s
-    return Shot(1 / each_s, each_s * 1e3, each_s * 1e3, round(took_s / each_s), each_s * 1e6, 0.0)

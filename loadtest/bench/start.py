@@ -1,16 +1,10 @@
-"""Measures the time from a server's start to its first answer, with 10 GB of tables and with tiny tables, in turns.
-
-python -m loadtest.bench.start --rounds 5 [flags of the server, such as --table_pages=random]
-"""
+"""Measures the time from a server's start to its first answer, with 10 GB of tables and with tiny tables, in turns."""
 
 from __future__ import annotations
 
-import argparse
-import http.client
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.bench.artifact import prepared
-from loadtest.bench.large_model import TABLES, request, write_large_model
-from loadtest.bench.processes import Service, cpu_s, memory, tree
+from loadtest.bench.cases import Service, cpu_s, memory, tree
+from loadtest.bench.models import TABLES, large_request, prepared, write_large_model
 from loadtest.bench.workloads import LOOKUP, MODEL, TINY
-from loadtest.live_server import ROOT, Held
+from loadtest.live_server import Held, exchange
 
 AT_MOST_S = 1.0
 _PATIENCE_S = 120.0
@@ -48,7 +41,6 @@ class Starts:
         return statistics.median(b - a for a, b in zip(self.small_s, self.large_s, strict=True))
 
     def row(self) -> str:
-        """Returns the measured starts as a row of the report's table of ratios."""
         small_s, large_s = statistics.median(self.small_s), statistics.median(self.large_s)
         cpu_s = f"{statistics.median(self.large_cpu_s):.2f}, {statistics.median(self.small_cpu_s):.2f}"
         then = f"{large_s:.2f}, {small_s:.2f}; of processor time {cpu_s}; then {self.held.private_mib:.0f} MiB private"
@@ -77,47 +69,24 @@ def measure_starts(folder: Path, rounds: int, flags: Sequence[str] = ()) -> Star
 
 
 def _first_answer(base: Path, tables: Any, flags: Sequence[str]) -> tuple[float, float, Held]:
-    features, expected = request(tables)
-    body = json.dumps({"features": features})
+    features, expected = large_request(tables)
+    body = json.dumps({"features": features}).encode()
     where = (f"--model_name={MODEL}", f"--model_base_path={base}", "--graph_signatures=off")
     started_s = time.perf_counter()
     server = Service(frozenset(os.sched_getaffinity(0)), (*where, *flags))
     try:
-        port = server.port(is_grpc=False)
+        address = f"127.0.0.1:{server.port(is_grpc=False)}"
         while True:
-            status, answer = _ask(port, body)
+            status, answer = exchange(address, f"/v1/models/{MODEL}:{LOOKUP}", body, timeout_s=_PATIENCE_S)
             seconds, used_s = time.perf_counter() - started_s, cpu_s(tree(server.pid))
             if status == 200 or seconds > _PATIENCE_S:
                 break
             time.sleep(0.002)
         if status != 200:
             raise AssertionError(f"no answer after {seconds:.0f} s: {status} {answer!r}")
+        found = json.loads(answer)["embeddings"]
         for name, rows in expected.items():
-            np.testing.assert_array_equal(np.array(answer["embeddings"][name], np.float32), rows)
+            np.testing.assert_array_equal(np.array(found[name], np.float32), rows)
         return seconds, used_s, memory(tree(server.pid))
     finally:
         server.stop()
-
-
-def _ask(port: int, body: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
-    try:
-        connection.request("POST", f"/v1/models/{MODEL}:{LOOKUP}", body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
-def main() -> None:
-    """Measures the server's starts, and prints the result as a row of the report's table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
-    options, flags = parser.parse_known_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    sys.stdout.write(measure_starts(options.folder, options.rounds, flags).row() + "\n")
-
-
-if __name__ == "__main__":
-    main()

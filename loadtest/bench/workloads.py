@@ -6,14 +6,29 @@ W1: one row, three single ids. W2: 128 rows of user, item, and 1 to 20 tags, who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import orjson
+
+from loadtest.foreign.frameworks import normal
+from loadtest.wire import (
+    DT_STRING,
+    INFER_METHOD,
+    PREDICT_METHOD,
+    message_class,
+    message_classes,
+    predict_request,
+    varint,
+)
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+# A request: its body, and its headers besides those of the protocol.
+Encoded = tuple[bytes, tuple[tuple[str, str], ...]]
 WORKLOADS = ("W1", "W2", "W3", "W4", "W5")
 MODEL = "bench"
 LOOKUP, PREDICT = "lookup", "serving_default"
@@ -94,7 +109,6 @@ class Data:
         return order[np.searchsorted(shares, generator.random(count))].astype(np.int64)
 
     def requests(self, workload: str) -> list[Arrays]:
-        """Returns the inputs of each variant of a workload's request, by the signature's input names."""
         found = []
         rows = self.sizes.rows[workload]
         # Workload W5 sends the same ids as workload W2, so it draws them with the same seed.
@@ -112,7 +126,6 @@ class Data:
         return found
 
     def expected(self, workload: str, inputs: Arrays) -> Arrays:
-        """Computes the answer to a request with numpy: vectors by feature, or the tower's score."""
         tables = self.tables
         found = {"item": tables["item"][inputs["item"]]}
         if "user" in inputs:
@@ -128,11 +141,247 @@ class Data:
         return {"score": (hidden @ tower["kernel_2"] + tower["bias_2"]).astype(np.float32)}
 
 
+class ForeignData(Data):
+    """The benchmark's requests, and the expected answers of the foreign model, which has tables of its own."""
+
+    @cached_property
+    def tables(self) -> Arrays:
+        """The foreign model's tables by name, [V, D] float32."""
+        return {name: normal(name, *shape) for name, shape in self.sizes.tables.items()}
+
+    @cached_property
+    def tower(self) -> Arrays:
+        wide, hidden = sum(dim for _, dim in self.sizes.tables.values()), 256
+        return {
+            "kernel_1": normal("tower_kernel", wide, hidden, scale=0.1),
+            "bias_1": normal("tower_bias", hidden, scale=0.1),
+            "kernel_2": normal("tower_last_kernel", hidden, 1, scale=0.1),
+            "bias_2": normal("tower_last_bias", 1, scale=0.1),
+        }
+
+    def expected(self, workload: str, inputs: Arrays) -> Arrays:
+        found = super().expected(workload, inputs)
+        if workload == "W1":
+            return {"emb": np.concatenate([found["user"], found["item"], found["tags"]], axis=1)}
+        if workload == "W4":
+            return {"rows": found["item"]}
+        return {_FOREIGN_OUTPUTS.get(name, name): array for name, array in found.items()}
+
+
 def key_of(row: int) -> str:
-    """Returns the string key of a row, for models that have vocabularies."""
     return f"key-{row:07}"
 
 
 def signature_of(workload: str) -> str:
-    """Returns the name of the signature that the requests of a workload call."""
     return PREDICT if workload == "W5" else LOOKUP
+
+
+JSON_TYPE = ("content-type", "application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One form of requests and answers, such as gRPC messages or a JSON form.
+
+    path: workload -> path of the method or route.
+    encode: (workload, inputs) -> body and headers of a request.
+    decode: (body, headers with lower-case names) -> arrays by name; raises if the body is no valid answer.
+    """
+
+    is_grpc: bool
+    path: Callable[[str], str]
+    encode: Callable[[str, Arrays], Encoded]
+    decode: Callable[[bytes, dict[str, str]], Arrays]
+
+
+def _encode_grpc(workload: str, inputs: Arrays) -> Encoded:
+    values = {name: array.tolist() for name, array in inputs.items()}
+    message = predict_request(message_classes()[0], MODEL, signature_of(workload), values)
+    return message.SerializeToString(), ()
+
+
+def decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
+    """Decodes the outputs in a PredictResponse, which must all be float32 values in float_val."""
+    answer = message_classes()[1].FromString(body)
+    return {
+        name: np.array(tensor.float_val, np.float32).reshape([dim.size for dim in tensor.tensor_shape.dim])
+        for name, tensor in answer.outputs.items()
+    }
+
+
+def _by_row(inputs: Arrays) -> dict[str, Any]:
+    found: dict[str, Any] = {name: inputs[name].tolist() for name in ("user", "item") if name in inputs}
+    if "tags__values" in inputs:
+        values, splits = inputs["tags__values"].tolist(), inputs["tags__row_splits"].tolist()
+        found["tags"] = [values[a:b] for a, b in zip(splits[:-1], splits[1:], strict=True)]
+    return found
+
+
+def _encode_json(_workload: str, inputs: Arrays) -> Encoded:
+    return orjson.dumps({"features": _by_row(inputs)}), (JSON_TYPE,)
+
+
+def _decode_json(body: bytes, _headers: dict[str, str]) -> Arrays:
+    return {name: np.array(rows, np.float32) for name, rows in json.loads(body)["embeddings"].items()}
+
+
+def _encode_rest(workload: str, inputs: Arrays) -> Encoded:
+    columns = _by_row(inputs)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return orjson.dumps({"signature_name": signature_of(workload), "instances": rows}), (JSON_TYPE,)
+
+
+def _decode_rest(body: bytes, _headers: dict[str, str]) -> Arrays:
+    rows = json.loads(body)["predictions"]
+    if not isinstance(rows[0], dict):
+        # If a signature has one output, the JSON answer has no name of the output.
+        return {"score": np.array(rows, np.float32)}
+    return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0]}
+
+
+def _encode_grpc_keys(workload: str, inputs: Arrays) -> Encoded:
+    splits = {name: array.tolist() for name, array in inputs.items() if name.endswith("__row_splits")}
+    message = predict_request(message_classes()[0], MODEL, signature_of(workload), splits)
+    for name in inputs.keys() - splits.keys():
+        tensor = message.inputs[name]
+        tensor.dtype = DT_STRING
+        tensor.tensor_shape.dim.add().size = len(inputs[name])
+        tensor.string_val.extend(key_of(row).encode() for row in inputs[name].tolist())
+    return message.SerializeToString(), ()
+
+
+def _encode_json_keys(_workload: str, inputs: Arrays) -> Encoded:
+    features = {
+        name: [[key_of(id_) for id_ in row] if isinstance(row, list) else key_of(row) for row in rows]
+        for name, rows in _by_row(inputs).items()
+    }
+    return orjson.dumps({"features": features}), (JSON_TYPE,)
+
+
+def _encode_infer(workload: str, inputs: Arrays) -> Encoded:
+    message = message_class("inference.ModelInferRequest")(model_name=MODEL)
+    message.parameters["signature_name"].string_param = signature_of(workload)
+    for name, ids in inputs.items():
+        message.inputs.add(name=name, datatype="INT64", shape=[len(ids)])
+        message.raw_input_contents.append(ids.astype("<i8").tobytes())
+    return message.SerializeToString(), ()
+
+
+def _decode_infer(body: bytes, _headers: dict[str, str]) -> Arrays:
+    answer = message_class("inference.ModelInferResponse").FromString(body)
+    return {
+        output.name: np.frombuffer(raw, "<f4").reshape(output.shape)
+        for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+    }
+
+
+def _encode_infer_json(workload: str, inputs: Arrays) -> Encoded:
+    described = [
+        {"name": name, "datatype": "INT64", "shape": [len(ids)], "data": ids.tolist()} for name, ids in inputs.items()
+    ]
+    return orjson.dumps({"inputs": described, "parameters": {"signature_name": signature_of(workload)}}), (JSON_TYPE,)
+
+
+def _decode_infer_json(body: bytes, _headers: dict[str, str]) -> Arrays:
+    return {o["name"]: np.array(o["data"], np.float32).reshape(o["shape"]) for o in json.loads(body)["outputs"]}
+
+
+def _encode_binary(workload: str, inputs: Arrays) -> Encoded:
+    described = [
+        {"name": name, "datatype": "INT64", "shape": [len(ids)], "parameters": {"binary_data_size": ids.nbytes}}
+        for name, ids in inputs.items()
+    ]
+    parameters = {"signature_name": signature_of(workload), "binary_data_output": True}
+    head = orjson.dumps({"inputs": described, "parameters": parameters})
+    body = b"".join([head, *(ids.astype("<i8").tobytes() for ids in inputs.values())])
+    return body, (JSON_TYPE, ("inference-header-content-length", str(len(head))))
+
+
+def _decode_binary(body: bytes, headers: dict[str, str]) -> Arrays:
+    at = int(headers["inference-header-content-length"])
+    found = {}
+    for output in json.loads(body[:at])["outputs"]:
+        nbytes = output["parameters"]["binary_data_size"]
+        found[output["name"]] = np.frombuffer(body, "<f4", nbytes // 4, at).reshape(output["shape"])
+        at += nbytes
+    return found
+
+
+_FOREIGN_SIGNATURES = {"W1": "w1", "W2": "w2", "W3": "w2", "W4": "w4", "W5": "w5"}
+# Maps the benchmark's names of inputs and outputs (in Data.requests and Data.expected) to the foreign model's names.
+_FOREIGN_INPUTS = {"tags__values": "tag_values", "tags__row_splits": "tag_splits"}
+_FOREIGN_OUTPUTS = {"user": "user_emb", "item": "item_emb", "tags": "tag_emb"}
+
+
+def _foreign_named(workload: str, inputs: Arrays) -> dict[str, list[int]]:
+    if workload == "W4":
+        return {"ids": inputs["item"].tolist()}
+    if workload == "W1":
+        # In the signature w1 each feature has one id per row, so the inputs have no row splits.
+        return {
+            "user": inputs["user"].tolist(),
+            "item": inputs["item"].tolist(),
+            "tag": inputs["tags__values"].tolist(),
+        }
+    return {_FOREIGN_INPUTS.get(name, name): array.tolist() for name, array in inputs.items()}
+
+
+def _encode_foreign_grpc(workload: str, inputs: Arrays) -> Encoded:
+    message = predict_request(
+        message_classes()[0], MODEL, _FOREIGN_SIGNATURES[workload], _foreign_named(workload, inputs)
+    )
+    return message.SerializeToString(), ()
+
+
+def _encode_foreign_json(workload: str, inputs: Arrays) -> Encoded:
+    body = {"signature_name": _FOREIGN_SIGNATURES[workload], "inputs": _foreign_named(workload, inputs)}
+    return orjson.dumps(body), (JSON_TYPE,)
+
+
+def _decode_foreign_json(body: bytes, _headers: dict[str, str]) -> Arrays:
+    outputs = json.loads(body)["outputs"]
+    # A JSON answer with a single output has no name of the output; of these signatures, only w1 has a single one.
+    named = outputs if isinstance(outputs, dict) else {"emb": outputs}
+    return {name: np.array(rows, np.float32) for name, rows in named.items()}
+
+
+GRPC = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc, decode_grpc)
+JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:{LOOKUP}", _encode_json, _decode_json)
+REST = Wire(False, lambda _: f"/v1/models/{MODEL}:predict", _encode_rest, _decode_rest)
+GRPC_KEYS = Wire(True, lambda _: PREDICT_METHOD, _encode_grpc_keys, decode_grpc)
+JSON_KEYS = Wire(False, JSON.path, _encode_json_keys, _decode_json)
+INFER = Wire(True, lambda _: INFER_METHOD, _encode_infer, _decode_infer)
+INFER_JSON = Wire(False, lambda _: f"/v2/models/{MODEL}/infer", _encode_infer_json, _decode_infer_json)
+FOREIGN_GRPC = Wire(True, GRPC.path, _encode_foreign_grpc, decode_grpc)
+FOREIGN_JSON = Wire(False, REST.path, _encode_foreign_json, _decode_foreign_json)
+BINARY = Wire(False, INFER_JSON.path, _encode_binary, _decode_binary)
+
+
+def grpc_answer(arrays: Arrays) -> bytes:
+    answer = message_classes()[1]()
+    answer.model_spec.name = MODEL
+    answer.model_spec.signature_name = LOOKUP
+    answer.model_spec.version.value = 1
+    for name, array in arrays.items():
+        tensor = answer.outputs[name]
+        tensor.dtype = 1
+        for size in array.shape:
+            tensor.tensor_shape.dim.add().size = size
+        # Packed floats are little-endian bytes, so the whole message is parsed from bytes; appending the floats one by
+        # one takes seconds.
+        packed = array.astype("<f4").tobytes()
+        tensor.MergeFromString(b"\x2a" + varint(len(packed)) + packed)
+    return answer.SerializeToString()
+
+
+def json_answer(arrays: Arrays) -> bytes:
+    return orjson.dumps({"embeddings": arrays}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def check(found: Arrays, expected: Arrays, *, exact: bool) -> None:
+    """Raises AssertionError if an answer differs from numpy's by more than 1e-6, or more than 1e-4 if not `exact`."""
+    assert set(found) == set(expected), f"outputs {sorted(found)}, expected {sorted(expected)}"
+    for name, array in expected.items():
+        tolerance = 1e-6 if exact else 1e-4
+        assert found[name].shape == array.shape, f"{name}: {found[name].shape}, expected {array.shape}"
+        assert np.allclose(found[name], array, rtol=tolerance, atol=tolerance), f"{name} differs"

@@ -15,8 +15,8 @@ from pathlib import Path
 # TensorFlow's C++ code then logs fatal errors only, not the processor's features and its sessions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from loadtest.foreign.estimator_models import GOLDEN_VARIABLE
 from loadtest.foreign.models import ForeignModel, all_models, model_named
+from loadtest.foreign.module_models import GOLDEN_VARIABLE
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 import urllib.request
 import zlib
@@ -12,17 +13,93 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.foreign.added_lookups import AddedLookup, added_lookups
-from loadtest.foreign.adopting import Adopted, adopt_each
-from loadtest.foreign.building import build
+import grpc
+
+from loadtest.bench.generator import Ask, LoadError, drive
+from loadtest.foreign.children import Adopted, adopt_each, build
 from loadtest.foreign.comparing import Refused, Tally, compare
-from loadtest.foreign.kinds import Kind, Tensors
+from loadtest.foreign.kinds import Kind, RandomRequests, Tensors, judged
 from loadtest.foreign.models import GATHERED, SKIPPED, ForeignModel
-from loadtest.foreign.random_requests import RandomRequests, judged
-from loadtest.foreign.reference import Reference
-from loadtest.foreign.speed import NUM_REQUESTS, NUM_ROWS, Speed, measure
-from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
-from loadtest.live_server import LiveServer
+from loadtest.foreign.reference import AddedLookup, Reference, added_lookups
+from loadtest.foreign.wires import GrpcWire, RestWire, from_json, grpc_request, has_json_form, rest_body, rest_path
+from loadtest.live_server import LiveServer, exchange
+from loadtest.wire import PREDICT_METHOD
+
+NUM_ROWS, NUM_REQUESTS = 32, 16
+_CONNECTIONS, _WARM_S, _TIMEOUT_S = 8, 0.2, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Median requests per second of one signature over one wire. reason: why they are missing; "" if measured."""
+
+    adopted: float = 0.0
+    original: float = 0.0
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.adopted / self.original if self.original else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"adopted": self.adopted, "original": self.original, "ratio": self.ratio, "reason": self.reason}
+
+
+def measure(
+    servers: Sequence[LiveServer],
+    model: str,
+    signature: str,
+    requests: Sequence[Tensors],
+    *,
+    is_grpc: bool,
+    seconds: float,
+    rounds: int,
+) -> Speed:
+    """Returns the medians of both servers' rates, measured in turns on 8 connections; all requests must be valid."""
+    rates: list[list[float]] = [[], []]
+    try:
+        asks = [_ask(server, model, signature, requests, is_grpc=is_grpc) for server in servers]
+        for _ in range(rounds):
+            for server, ask, found in zip(servers, asks, rates, strict=True):
+                shot = drive(
+                    ask,
+                    _port(server, is_grpc=is_grpc),
+                    connections=_CONNECTIONS,
+                    seconds=seconds,
+                    warm_s=_WARM_S,
+                    server_cpu_s=lambda: 0.0,
+                )
+                found.append(shot.requests_per_s)
+    except (LoadError, grpc.RpcError, OSError) as error:
+        return Speed(reason=f"{type(error).__name__}: {error}")
+    adopted, original = map(statistics.median, rates)
+    return Speed(adopted, original)
+
+
+def _port(server: LiveServer, *, is_grpc: bool) -> int:
+    return int((server.grpc if is_grpc else server.http).rpartition(":")[2])
+
+
+def _ask(server: LiveServer, model: str, signature: str, requests: Sequence[Tensors], *, is_grpc: bool) -> Ask:
+    # Each request is sent once: the load generator checks that later answers have the size of the first one.
+    if is_grpc:
+        bodies = [grpc_request(model, signature, tensors).SerializeToString() for tensors in requests]
+        with grpc.insecure_channel(server.grpc) as channel:
+            call = channel.unary_unary(PREDICT_METHOD)
+            sizes = [len(call(body, timeout=_TIMEOUT_S)) for body in bodies]
+        return Ask(True, PREDICT_METHOD, bodies, sizes, [()] * len(bodies))
+    bodies = [rest_body(signature, tensors) for tensors in requests]
+    headers = [("content-type", "application/json")]
+    sizes = [_rest_size(server, rest_path(model), body, dict(headers)) for body in bodies]
+    return Ask(False, rest_path(model), bodies, sizes, [headers] * len(bodies))
+
+
+def _rest_size(server: LiveServer, path: str, body: bytes, headers: dict[str, str]) -> int:
+    status, answer = exchange(server.http, path, body, headers)
+    if status != 200:
+        raise LoadError(f"{status}: {answer[:200]!r}")
+    return len(answer)
+
 
 # One of this many requests to a registered model that are sent over gRPC is also sent over REST; of a random model,
 # each request is.
@@ -68,7 +145,6 @@ class SignatureResult:
         return self.adopted if side == "adopted" else self.original
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the answers and speeds of one signature as a JSON object."""
         kinds = {"adopted": self.adopted, "original": self.original, "speed": self.speed}
         return {key: {wire: found.as_json() for wire, found in wires.items()} for key, wires in kinds.items()}
 
@@ -103,7 +179,6 @@ class ModelResult:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the outcome of a model's adoption, and the results of its signatures, as a JSON object."""
         adopted = self.adopted
         return {
             "name": self.name,
@@ -257,7 +332,6 @@ def _ask_added(
     plan: Plan,
     result: ModelResult,
 ) -> None:
-    """Compares a lookup that adopt added with the original graph's rows."""
     seed = zlib.crc32(f"{model.name}/{added.name}".encode())
     found = result.signatures[added.name] = SignatureResult()
     requests = RandomRequests(added.specs, kinds, plan.scale, seed)
@@ -290,7 +364,6 @@ class Asked:
     request: Callable[[Tensors], Tensors] = lambda tensors: tensors
 
     def requests(self, count: int, rest_share: int) -> Iterator[tuple[Tensors, Tensors | Refused, bool]]:
-        """Yields requests, each with TensorFlow's answer, and whether it is also sent over REST."""
         for number, tensors in enumerate(self.draws.draw(count)):
             try:
                 expected: Tensors | Refused = self.expected(tensors)
@@ -307,7 +380,6 @@ class Asked:
         *,
         is_rest: bool,
     ) -> None:
-        """Sends a request over gRPC and REST, and adds the comparisons of its answers to the tallies by wire."""
         sent, (grpc_wire, rest_wire) = self.request(tensors), wires
 
         def describe(row: int) -> str:

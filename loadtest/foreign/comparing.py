@@ -57,7 +57,6 @@ class Tally:
             self.reasons[short] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the counts of compared answers as a JSON object."""
         return {
             "equal": self.equal,
             "asked": self.asked,

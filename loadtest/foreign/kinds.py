@@ -1,13 +1,15 @@
-"""The kinds of inputs: each foreign model declares, by input name, which random values are valid."""
+"""The kinds of inputs, by which a foreign model declares which random values are valid, and requests drawn by them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from loadtest.foreign.frameworks import tf
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]
@@ -20,39 +22,12 @@ _MOST_INNER = 12
 # Keys that any model may treat apart from others, whatever its graph says.
 _STRINGS = (
     *(b"", b"0", b"-1", b"nan", b"NaN", b"007", b" 7", b"7", b"1e3", b"null", b"None", b"[PAD]", b"[UNK]", b"\xff\xfe"),
-    *(
-        "größer".encode(),
-        "ÄÖÜ".encode(),
-        b"\0",
-        b"a\0b",
-        b"\n",
-        b"a\n",
-        b"tab\tand",
-        b"no such key",
-        b"No Such KEY",
-        b"x" * 70,
-    ),
-    *(b"18446744073709551616", b"9223372036854775807", b"-9223372036854775808", b"https://a.org/b", b"a-b", b"c.d"),
+    *("größer".encode(), "ÄÖÜ".encode(), b"\0", b"a\0b", b"\n", b"a\n", b"tab\tand", b"no such key", b"No Such KEY"),
+    *(b"x" * 70, b"18446744073709551616", b"9223372036854775807", b"-9223372036854775808"),
+    *(b"https://a.org/b", b"a-b", b"c.d"),
 )
 _INTEGERS = (
-    -1,
-    -2,
-    2,
-    3,
-    5,
-    7,
-    10,
-    99,
-    100,
-    1000,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**32,
-    2**32 + 5,
-    -(2**31),
-    2**40,
-    2**53 + 1,
+    *(-1, -2, 2, 3, 5, 7, 10, 99, 100, 1000, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 5, -(2**31), 2**40, 2**53 + 1),
 )
 _FLOATS = (0.0, -0.0, 0.5, -0.5, 0.999, 1.0, 2.9999, -1.0, 16777217.0, 2.0**31, 2.0**32 + 512, 1e10, -1e10, 1e30)
 
@@ -137,11 +112,9 @@ class Kind:
         return False
 
     def judged(self, name: str, is_answered: Callable[[Mapping[str, Key]], bool]) -> Kind:
-        """Returns this kind with its keys sorted into those that TensorFlow answers, and those that it refuses."""
         return self
 
     def row(self, name: str, tensors: Tensors, number: int) -> str:
-        """Returns the values of one row of a request as text."""
         array = tensors[name]
         return f"{name}={array[number : number + 1].tolist()!r}"
 
@@ -291,8 +264,6 @@ class Examples(Kind):
     features: Mapping[str, int]
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        import tensorflow as tf
-
         lists = {
             key: [draw.ids("", 0, size, n).tolist() for n in draw.row_lengths()] for key, size in self.features.items()
         }
@@ -306,7 +277,6 @@ class Examples(Kind):
 
 
 def vocabulary(prefix: str, size: int) -> list[str]:
-    """Returns the vocabulary from which the kind Words draws strings."""
     return [f"{prefix}{i}" for i in range(size)]
 
 
@@ -424,8 +394,6 @@ class ExampleEdges(Kind):
         )
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        import tensorflow as tf
-
         examples = [tf.train.Example() for _ in range(draw.num_rows)]
         # One of the fields has the bad key.
         bad = [key for key, kind in self.fields.items() if kind.bad] if draw.bad_input == name else []
@@ -451,8 +419,6 @@ class ExampleEdges(Kind):
         return {name: np.array([example.SerializeToString() for example in examples], object)}
 
     def row(self, name: str, tensors: Tensors, number: int) -> str:
-        import tensorflow as tf
-
         examples = [tf.train.Example.FromString(text) for text in tensors[name][number : number + 1]]
         return f"{name}={' '.join(str(examples).split())}"
 
@@ -463,3 +429,94 @@ def _array(keys: list[Key], spec: InputSpec) -> Array:
         array[:] = keys
         return array
     return np.array(keys, spec.dtype)
+
+
+_MOST_ROWS = 64
+# Share of the random requests that have no row, and share of those that have an id outside its table.
+_NO_ROWS, _BAD_ID = 0.01, 0.04
+# Share of bad requests if the model lists keys that TensorFlow refuses: each of them should be sent.
+_BAD_KEY = 0.25
+
+
+class NoKind(Exception):
+    """Raised if a model declares no kind for an input of its signature."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRequests:
+    """Generator of random requests for one signature.
+
+    Args:
+      specs: the signature's inputs by name.
+      kinds: input name -> kind; "*" is for all other inputs that hold numbers or strings.
+      scale: factor on the rows of the model's tables.
+    """
+
+    specs: Mapping[str, InputSpec]
+    kinds: Mapping[str, Kind]
+    scale: int
+    seed: int
+
+    def draw(self, count: int) -> Iterator[Tensors]:
+        """Yields requests of 1 to 64 rows; a few have no rows, and a few have an id outside its table.
+
+        Raises:
+          NoKind: the model declares no kind for one of the signature's inputs.
+        """
+        rng = np.random.default_rng(self.seed)
+        kinds = self._kinds()
+        with_ids = [name for name, kind in kinds.items() if kind.has_ids]
+        share = _BAD_KEY if any(isinstance(kind, Edges | ExampleEdges) for kind in kinds.values()) else _BAD_ID
+        for number in range(count):
+            num_rows = 0 if rng.random() < _NO_ROWS else int(rng.integers(1, _MOST_ROWS + 1))
+            bad = str(rng.choice(with_ids)) if with_ids and rng.random() < share else ""
+            yield self._one(Draw(rng, num_rows, self.scale, bad, number))
+
+    def row(self, tensors: Tensors, number: int) -> str:
+        return "; ".join(kind.row(name, tensors, number) for name, kind in self._kinds().items())
+
+    def of_key(self, only: Mapping[str, Key]) -> Tensors:
+        """Returns a request of one row, in which an input has this key alone."""
+        return self._one(Draw(np.random.default_rng(self.seed), 1, self.scale, "", only=only))
+
+    def of_rows(self, num_rows: int, count: int) -> list[Tensors]:
+        """Returns `count` random valid requests of `num_rows` rows each."""
+        rng = np.random.default_rng([self.seed, num_rows])
+        return [self._one(Draw(rng, num_rows, self.scale, "", number)) for number in range(count)]
+
+    def _one(self, draw: Draw) -> Tensors:
+        tensors: Tensors = {}
+        for name, kind in self._kinds().items():
+            tensors |= kind.tensors(name, self.specs, draw)
+        if missing := self.specs.keys() - tensors.keys():
+            raise NoKind(f"the model declares nothing of the inputs {sorted(missing)}")
+        return tensors
+
+    def _kinds(self) -> dict[str, Kind]:
+        named = {name: kind for name, kind in self.kinds.items() if name in self.specs}
+        if "*" in self.kinds:
+            others = self.specs.keys() - named.keys()
+            named |= dict.fromkeys(sorted(others), self.kinds["*"])
+        return named
+
+
+def judged(
+    kinds: Mapping[str, Kind],
+    signatures: Mapping[str, Mapping[str, InputSpec]],
+    is_answered: Callable[[str, Tensors], bool],
+) -> dict[str, Kind]:
+    """Returns the kinds with all listed keys sorted into those that TensorFlow answers, and those that it refuses.
+
+    Args:
+      signatures: signature -> its inputs; the signature named as an input, or else the first that has it, is asked.
+      is_answered: asks TensorFlow for a signature's answer to a request with one key.
+    """
+
+    def ask(only: Mapping[str, Key]) -> bool:
+        (name,) = only
+        having = [signature for signature, specs in signatures.items() if name in specs]
+        signature = name if name in signatures else having[0]
+        requests = RandomRequests(signatures[signature], kinds, 1, 0)
+        return is_answered(signature, requests.of_key(only))
+
+    return {name: kind.judged(name, ask) for name, kind in kinds.items()}

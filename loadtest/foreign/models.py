@@ -16,29 +16,12 @@ Rows = Callable[[int], int]
 Builder = Callable[[Path, Rows], None]
 Keras = Literal["keras3", "tf_keras"]
 
-SEED = 7
 # Folder beside the versions of an original model, with a SavedModel whose signatures each answer the rows of one
 # feature.
 GATHERED = "gathered"
 # The reason why a model was skipped begins with these words.
 SKIPPED = "skipped: "
-_FILES = (
-    "keras3_models",
-    "keras3_lookup_models",
-    "keras_rs_models",
-    "tf_keras_models",
-    "module_models",
-    "combiner_models",
-    "hashed_models",
-    "ranking_models",
-    "retrieval_models",
-    "tfrs_models",
-    "variable_models",
-    "session_models",
-    "special_models",
-    "peer_model",
-    "estimator_models",
-)
+_FILES = ("keras_models", "module_models", "row_models")
 
 
 class Skip(Exception):
@@ -68,21 +51,16 @@ class Zoo:
 
     models: dict[str, ForeignModel] = field(default_factory=dict)
 
-    def add(
-        self,
-        name: str,
-        inputs: Mapping[str, Kind],
-        build: Builder,
-        *,
-        keras: Keras = "keras3",
-    ) -> None:
+    def add(self, name: str, inputs: Mapping[str, Kind], build: Builder, *, keras: Keras = "keras3") -> None:
+        self.put(ForeignModel(name, build, keras, inputs))
+
+    def put(self, model: ForeignModel) -> None:
         """Registers a foreign model; raises ValueError if another model has the name."""
-        if name in self.models:
-            raise ValueError(f"two models are named {name!r}")
-        self.models[name] = ForeignModel(name, build, keras, inputs)
+        if model.name in self.models:
+            raise ValueError(f"two models are named {model.name!r}")
+        self.models[model.name] = model
 
     def foreign(self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3") -> Callable[[Builder], Builder]:
-        """Returns a decorator that registers a builder function under the function's name."""
 
         def register(build: Builder) -> Builder:
             self.add(build.__name__, inputs, build, keras=keras)

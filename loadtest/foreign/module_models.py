@@ -1,125 +1,71 @@
-"""Builds tf.Modules that read tables with tf.gather and tf.nn.embedding_lookup, for padded or ragged rows of ids."""
+"""Builds tf.Modules that no row of row_models describes: recommenders, ragged inputs, vocabulary files, odd tables.
+
+The models that TensorFlow 2.15's TPUEstimator exported are copied from a folder that is not part of this repository.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
-from loadtest.foreign.kinds import Ids, Numbers, Padded, Ragged
-from loadtest.foreign.models import ZOO, Rows
-from loadtest.foreign.random_tables import Tower, save_module, spec, variable
+from loadtest.foreign.frameworks import Tower, save_module, spec, tf, variable
+from loadtest.foreign.kinds import Examples, Ids, Kind, Numbers, Padded, Ragged, Words, vocabulary
+from loadtest.foreign.models import ZOO, Rows, Skip
+from loadtest.live_server import ROOT
 
-TAGS = 500
-_SPLITS = {"tag_values": Ragged(TAGS, splits="tag_splits")}
-
-
-@ZOO.foreign({"item": Ids(2000)})
-def module_gather(folder: Path, rows: Rows) -> None:
-    """Builds a model that returns rows, in one signature with int64 ids and one with int32 ids."""
-    import tensorflow as tf
-
-    table = variable("item", rows(2000), 16)
-
-    def read(item: Any) -> Any:
-        return {"rows": tf.gather(table, item)}
-
-    wide, narrow = [spec("item")], [spec("item", "int32")]
-    save_module(folder, {"table": table}, {"serving_default": (read, wide), "narrow": (read, narrow)})
+_WORDS = 800
+USERS, ITEMS, TAGS = 5000, 2000, 1000
 
 
-@ZOO.foreign({"user": Ids(3000), "item": Ids(2000), "dense": Numbers()})
-def module_gather_and_tower(folder: Path, rows: Rows) -> None:
-    """Builds a model that concatenates two rows and numbers; one signature has a tower, another has none."""
-    import tensorflow as tf
+_PEER_INPUTS = {
+    "user": Ids(USERS),
+    "item": Ids(ITEMS),
+    "ids": Ids(ITEMS),
+    "tag": Ids(TAGS),
+    "tag_values": Ragged(TAGS, splits="tag_splits"),
+}
 
-    users, items, tower = variable("user", rows(3000), 32), variable("item", rows(2000), 16), Tower("tower", 52)
 
-    def join(user: Any, item: Any, dense: Any) -> Any:
-        return tf.concat([tf.gather(users, user), tf.gather(items, item), dense], 1)
+@ZOO.foreign(_PEER_INPUTS)
+def peer(folder: Path, rows: Rows) -> None:
+    """Builds a model with signatures w1 (one concatenated output), w2 (three outputs), w4 (rows) and w5 (a tower)."""
+    users, items = variable("user", rows(USERS), 64), variable("item", rows(ITEMS), 64)
+    tags, tower = variable("tag", rows(TAGS), 32), Tower("tower", 160, hidden=256)
 
-    specs = [spec("user"), spec("item"), spec("dense", "float32", (None, 4))]
+    def mean(values: Any, splits: Any) -> Any:
+        lengths = tf.cast(splits[1:] - splits[:-1], tf.int32)
+        return tf.math.segment_mean(tf.gather(tags, values), tf.repeat(tf.range(tf.size(splits) - 1), lengths))
+
+    def joined(user: Any, item: Any, tag: Any) -> Any:
+        return {"emb": tf.concat([tf.gather(users, user), tf.gather(items, item), tf.gather(tags, tag)], 1)}
+
+    def apart(user: Any, item: Any, tag_values: Any, tag_splits: Any) -> Any:
+        vectors = {"user_emb": tf.gather(users, user), "item_emb": tf.gather(items, item)}
+        return {**vectors, "tag_emb": mean(tag_values, tag_splits)}
+
+    def by_id(ids: Any) -> Any:
+        return {"rows": tf.gather(items, ids)}
+
+    def score(user: Any, item: Any, tag_values: Any, tag_splits: Any) -> Any:
+        vectors = [tf.gather(users, user), tf.gather(items, item), mean(tag_values, tag_splits)]
+        return {"score": tower(tf.concat(vectors, 1))}
+
+    ragged = [spec("user"), spec("item"), spec("tag_values"), spec("tag_splits")]
     signatures = {
-        "score": (lambda user, item, dense: {"score": tower(join(user, item, dense))}, specs),
-        "joined": (lambda user, item, dense: {"joined": join(user, item, dense)}, specs),
+        "w1": (joined, [spec("user"), spec("item"), spec("tag")]),
+        "w2": (apart, ragged),
+        "w4": (by_id, [spec("ids")]),
+        "w5": (score, ragged),
     }
-    save_module(folder, {"users": users, "items": items, "tower": tower.variables}, signatures)
+    save_module(folder, {"users": users, "items": items, "tags": tags, "tower": tower.variables}, signatures)
 
 
-@ZOO.foreign({"item": Ids(2000), "items": Ids(2000)})
-def module_embedding_lookup(folder: Path, rows: Rows) -> None:
-    """Builds a model that looks up ids [B] and [B, K], with and without max_norm, and means of rows."""
-    import tensorflow as tf
-
-    table = variable("item", rows(2000), 16)
-    read = tf.nn.embedding_lookup
-    one, many = [spec("item")], [spec("items", "int64", (None, None))]
-    signatures = {
-        "one": (lambda item: {"rows": read(table, item)}, one),
-        "one_bounded": (lambda item: {"rows": read(table, item, max_norm=2.0)}, one),
-        "many": (lambda items: {"rows": read(table, items)}, many),
-        "many_bounded": (lambda items: {"rows": read(table, items, max_norm=2.0)}, many),
-        "many_mean": (lambda items: {"mean": tf.reduce_mean(read(table, items), 1)}, many),
-    }
-    save_module(folder, {"table": table}, signatures)
-
-
-def _row_numbers(splits: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.repeat(tf.range(tf.size(splits) - 1), tf.cast(splits[1:] - splits[:-1], tf.int32))
-
-
-def _by_splits(combine: Callable[[Any, Any, Any], Any]) -> Callable[[Path, Rows], None]:
-    def build(folder: Path, rows: Rows) -> None:
-        import tensorflow as tf
-
-        table, tower = variable("tag", rows(TAGS), 16), Tower("tower", 16)
-
-        def read(tag_values: Any, tag_splits: Any) -> Any:
-            return {"tags": combine(tf, tf.gather(table, tag_values), tag_splits)}
-
-        def score(tag_values: Any, tag_splits: Any) -> Any:
-            return {"score": tower(read(tag_values, tag_splits)["tags"])}
-
-        specs = [spec("tag_values"), spec("tag_splits")]
-        save_module(
-            folder,
-            {"table": table, "tower": tower.variables},
-            {"read": (read, specs), "score": (score, specs)},
-        )
-
-    return build
-
-
-ZOO.add("module_segment_mean", _SPLITS, _by_splits(lambda tf, r, s: tf.math.segment_mean(r, _row_numbers(s))))
-ZOO.add("module_segment_sum", _SPLITS, _by_splits(lambda tf, r, s: tf.math.segment_sum(r, _row_numbers(s))))
-ZOO.add(
-    "module_unsorted_segment_mean",
-    _SPLITS,
-    _by_splits(lambda tf, r, s: tf.math.unsorted_segment_mean(r, _row_numbers(s), tf.size(s) - 1)),
-)
-ZOO.add(
-    "module_unsorted_segment_sqrt_n",
-    _SPLITS,
-    _by_splits(lambda tf, r, s: tf.math.unsorted_segment_sqrt_n(r, _row_numbers(s), tf.size(s) - 1)),
-)
-for _combiner in ("mean", "sum", "max"):
-    ZOO.add(
-        f"module_ragged_{_combiner}",
-        _SPLITS,
-        _by_splits(
-            lambda tf, r, s, how=f"reduce_{_combiner}": getattr(tf, how)(tf.RaggedTensor.from_row_splits(r, s), axis=1)
-        ),
-    )
-
-
-@ZOO.foreign({"tag_values": Ragged(TAGS, lengths="tag_lengths")})
+@ZOO.foreign({"tag_values": Ragged(500, lengths="tag_lengths")})
 def module_ragged_by_lengths(folder: Path, rows: Rows) -> None:
     """Builds a model that averages the vectors of each row, given the ids of all rows and each row's number of ids."""
-    import tensorflow as tf
-
-    table = variable("tag", rows(TAGS), 16)
+    table = variable("tag", rows(500), 16)
 
     def read(tag_values: Any, tag_lengths: Any) -> Any:
         ragged = tf.RaggedTensor.from_row_lengths(tag_values, tag_lengths)
@@ -128,12 +74,10 @@ def module_ragged_by_lengths(folder: Path, rows: Rows) -> None:
     save_module(folder, {"table": table}, {"serving_default": (read, [spec("tag_values"), spec("tag_lengths")])})
 
 
-@ZOO.foreign({"tag_values": Ragged(TAGS, rowids="tag_rows", num_rows="num_rows")})
+@ZOO.foreign({"tag_values": Ragged(500, rowids="tag_rows", num_rows="num_rows")})
 def module_ragged_by_row_numbers(folder: Path, rows: Rows) -> None:
     """Builds a model whose inputs are the ids of all rows, the row number of each id, and the number of rows."""
-    import tensorflow as tf
-
-    table = variable("tag", rows(TAGS), 16)
+    table = variable("tag", rows(500), 16)
 
     def read(tag_values: Any, tag_rows: Any, num_rows: Any) -> Any:
         return {"sum": tf.math.unsorted_segment_sum(tf.gather(table, tag_values), tag_rows, num_rows)}
@@ -142,12 +86,10 @@ def module_ragged_by_row_numbers(folder: Path, rows: Rows) -> None:
     save_module(folder, {"table": table}, {"serving_default": (read, specs)})
 
 
-@ZOO.foreign({"tag_values": Ragged(TAGS, splits="tag_splits", weights="tag_weights")})
+@ZOO.foreign({"tag_values": Ragged(500, splits="tag_splits", weights="tag_weights")})
 def module_ragged_weighted_sum(folder: Path, rows: Rows) -> None:
     """Builds a model that multiplies each vector by a weight before it sums the vectors of a ragged row."""
-    import tensorflow as tf
-
-    table = variable("tag", rows(TAGS), 16)
+    table = variable("tag", rows(500), 16)
 
     def read(tag_values: Any, tag_splits: Any, tag_weights: Any) -> Any:
         weighted = tf.gather(table, tag_values) * tag_weights[:, None]
@@ -157,27 +99,260 @@ def module_ragged_weighted_sum(folder: Path, rows: Rows) -> None:
     save_module(folder, {"table": table}, {"serving_default": (read, specs)})
 
 
-def _masked_mean(padding: int, *, is_clamped: bool) -> Callable[[Path, Rows], None]:
-    def build(folder: Path, rows: Rows) -> None:
-        import tensorflow as tf
+def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: int) -> None:
+    table = variable("word", rows(_WORDS) + max(buckets, 1), 16)
+    if buckets:
+        found = tf.lookup.StaticVocabularyTable(initializer, buckets)
+    else:
+        # Without hash buckets, each word outside the vocabulary reads the row after the last word's row.
+        found = tf.lookup.StaticHashTable(initializer, rows(_WORDS))
 
-        table, tower = variable("tag", rows(TAGS), 16), Tower("tower", 16)
+    def read(word: Any) -> Any:
+        return {"rows": tf.gather(table, found.lookup(word))}
 
-        def read(tags: Any) -> Any:
-            mask = tf.cast(tf.not_equal(tags, padding), tf.float32)[:, :, None]
-            ids = tf.maximum(tags, 0) if is_clamped else tags
-            total = tf.reduce_sum(tf.nn.embedding_lookup(table, ids) * mask, 1)
-            return {"mean": tf.math.divide_no_nan(total, tf.reduce_sum(mask, 1))}
-
-        specs = [spec("tags", "int64", (None, None))]
-        save_module(
-            folder,
-            {"table": table, "tower": tower.variables},
-            {"read": (read, specs), "score": (lambda tags: {"score": tower(read(tags)["mean"])}, specs)},
-        )
-
-    return build
+    save_module(folder, {"table": table, "found": found}, {"serving_default": (read, [keys])})
 
 
-ZOO.add("module_padded_by_minus_one", {"tags": Padded(TAGS, -1)}, _masked_mean(-1, is_clamped=True))
-ZOO.add("module_padded_by_zero", {"tags": Padded(TAGS, 0)}, _masked_mean(0, is_clamped=False))
+def _words_file(folder: Path, rows: Rows) -> str:
+    # TensorFlow copies this vocabulary file into the assets/ folder of the SavedModel.
+    path = folder.parent / "words.txt"
+    path.write_text("".join(f"{word}\n" for word in vocabulary("word", rows(_WORDS))))
+    return str(path)
+
+
+def _file_initializer(folder: Path, rows: Rows) -> Any:
+    index = tf.lookup.TextFileIndex
+    file = _words_file(folder, rows)
+    return tf.lookup.TextFileInitializer(file, tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER)
+
+
+@ZOO.foreign({"word": Words("word", _WORDS)})
+def keyed_by_file(folder: Path, rows: Rows) -> None:
+    """Builds a model in which a word's row is its line in an asset file; unknown words read the last row."""
+    _save_keyed(folder, rows, spec("word", "string"), _file_initializer(folder, rows), 0)
+
+
+@ZOO.foreign({"word": Words("word", _WORDS)})
+def keyed_by_file_with_buckets(folder: Path, rows: Rows) -> None:
+    """Builds a model in which a word's row is its line in an asset file; unknown words are hashed to 7 rows."""
+    _save_keyed(folder, rows, spec("word", "string"), _file_initializer(folder, rows), 7)
+
+
+@ZOO.foreign({"item": Ids(1000)})
+def table_of_int8_with_scale(folder: Path, rows: Rows) -> None:
+    """Builds a model that stores rows as int8 with a scale for each row; its graph multiplies a row by its scale."""
+    stored = tf.Variable(tf.cast(tf.round(variable("item", rows(1000), 16) * 40.0), tf.int8))
+    scale = tf.Variable(tf.abs(variable("scale", rows(1000), 1)) * 0.025)
+
+    def read(item: Any) -> Any:
+        return {"rows": tf.cast(tf.gather(stored, item), tf.float32) * tf.gather(scale, item)}
+
+    save_module(folder, {"stored": stored, "scale": scale}, {"serving_default": (read, [spec("item")])})
+
+
+@ZOO.foreign({"item": Ids(1000)})
+def table_of_one_column(folder: Path, rows: Rows) -> None:
+    """Builds a model that reads biases [V] and weights [V, 1]."""
+    biases, weights = variable("bias", rows(1000)), variable("weight", rows(1000), 1)
+
+    def read(item: Any) -> Any:
+        return {"bias": tf.gather(biases, item), "weight": tf.gather(weights, item)}
+
+    save_module(folder, {"biases": biases, "weights": weights}, {"serving_default": (read, [spec("item")])})
+
+
+@ZOO.foreign({"item": Ids(1000)})
+def table_of_three_dimensions(folder: Path, rows: Rows) -> None:
+    """Builds a model whose table has a matrix [4, 8] for each id."""
+    table = variable("item", rows(1000), 4, 8)
+    save_module(
+        folder, {"table": table}, {"serving_default": (lambda i: {"rows": tf.gather(table, i)}, [spec("item")])}
+    )
+
+
+@ZOO.foreign({"item": Ids(1000)})
+def table_changed_in_the_graph(folder: Path, rows: Rows) -> None:
+    """Builds a model that returns rows multiplied by another variable, and the norms of the rows."""
+    table, factor = variable("item", rows(1000), 16), variable("factor", 16)
+
+    def read(item: Any) -> Any:
+        return {"rows": tf.gather(table, item) * factor, "length": tf.norm(tf.gather(table, item), axis=1)}
+
+    save_module(folder, {"table": table, "factor": factor}, {"serving_default": (read, [spec("item")])})
+
+
+_DLRM_TABLES = {f"field_{i}": 300 * (i + 1) for i in range(8)}
+
+
+_FM_FIELDS = {f"f{i}": 400 for i in range(10)}
+
+
+def _ids(sizes: dict[str, int]) -> dict[str, Kind]:
+    return {name: Ids(size) for name, size in sizes.items()}
+
+
+@ZOO.foreign({**_ids(_DLRM_TABLES), "dense": Numbers()})
+def dlrm(folder: Path, rows: Rows) -> None:
+    """Builds a DLRM: eight tables, a bottom tower, the interactions of all pairs, and a top tower."""
+    width = 16
+    tables = {name: variable(name, rows(size), width) for name, size in _DLRM_TABLES.items()}
+    bottom = Tower("bottom", 13, hidden=64, outputs=width)
+    pairs = (len(tables) + 1) * len(tables) // 2
+    top = Tower("top", pairs + width, hidden=64)
+
+    def score(dense: Any, **ids: Any) -> Any:
+        below = bottom(dense)
+        vectors = tf.stack([below, *(tf.gather(tables[name], ids[name]) for name in tables)], 1)
+        products = tf.matmul(vectors, vectors, transpose_b=True)
+        mask = tf.linalg.band_part(tf.ones_like(products), -1, 0) - tf.linalg.band_part(tf.ones_like(products), 0, 0)
+        lower = tf.reshape(tf.boolean_mask(products, mask > 0), [-1, pairs])
+        return {"click": tf.sigmoid(top(tf.concat([below, lower], 1)))[:, 0]}
+
+    _save_of_fields(folder, tables, [bottom, top], score, dense=spec("dense", "float32", (None, 13)))
+
+
+@ZOO.foreign(_ids(_FM_FIELDS))
+def deepfm(folder: Path, rows: Rows) -> None:
+    """Builds a DeepFM: ten fields in two tables each, of width 1 and 8; first order, factorization machine, tower."""
+    first = {f"{name}_first": variable(f"{name}_first", rows(size), 1) for name, size in _FM_FIELDS.items()}
+    second = {name: variable(name, rows(size), 8) for name, size in _FM_FIELDS.items()}
+    tower = Tower("deep", 80, hidden=32)
+
+    def score(**ids: Any) -> Any:
+        linear = tf.add_n([tf.gather(first[f"{name}_first"], ids[name]) for name in second])
+        vectors = tf.stack([tf.gather(second[name], ids[name]) for name in second], 1)
+        squares = tf.square(tf.reduce_sum(vectors, 1)) - tf.reduce_sum(tf.square(vectors), 1)
+        pairs = 0.5 * tf.reduce_sum(squares, 1, keepdims=True)
+        return {"click": tf.sigmoid(linear + pairs + tower(tf.reshape(vectors, [-1, 80])))}
+
+    _save_of_fields(folder, second, [tower], score, more=first)
+
+
+@ZOO.foreign({"user": Ids(3000), "word": Words("word", 500), "tag_values": Ragged(500, splits="tag_splits")})
+def wide_and_deep(folder: Path, rows: Rows) -> None:
+    """Builds a wide and deep model: a linear part over hashed feature crosses, and a tower over a row and a mean."""
+    users, tags = variable("user", rows(3000), 16), variable("tag", rows(500), 8)
+    wide, tower = variable("wide", rows(1000), 1), Tower("deep", 24)
+
+    def score(user: Any, word: Any, tag_values: Any, tag_splits: Any) -> Any:
+        mean = tf.reduce_mean(tf.RaggedTensor.from_row_splits(tf.gather(tags, tag_values), tag_splits), axis=1)
+        # tf.reduce_mean gives NaN for a row without tags.
+        mean = tf.where(tf.math.is_nan(mean), tf.zeros_like(mean), mean)
+        crossed = tf.strings.join([tf.strings.as_string(user), word], separator="_X_")
+        linear = tf.gather(wide, tf.strings.to_hash_bucket_fast(crossed, rows(1000)))
+        return {"logit": linear + tower(tf.concat([tf.gather(users, user), mean], 1))}
+
+    specs = [spec("user"), spec("word", "string"), spec("tag_values"), spec("tag_splits")]
+    variables = {"users": users, "tags": tags, "wide": wide, "tower": tower.variables}
+    save_module(folder, variables, {"serving_default": (score, specs)})
+
+
+@ZOO.foreign({"history": Padded(2000, 0), "item": Ids(2000), "user": Ids(3000)})
+def sequence_with_attention(folder: Path, rows: Rows) -> None:
+    """Builds a model that combines a padded history [B, L] by attention to the scored item, as DIN does."""
+    items, users, tower = variable("item", rows(2000), 16), variable("user", rows(3000), 16), Tower("tower", 48)
+
+    def score(history: Any, item: Any, user: Any) -> Any:
+        seen, query = tf.gather(items, history), tf.gather(items, item)
+        weights = tf.reduce_sum(seen * query[:, None, :], 2) + tf.where(history == 0, -1e9, 0.0)
+        context = tf.reduce_sum(tf.nn.softmax(weights)[:, :, None] * seen, 1)
+        return {"score": tower(tf.concat([context, query, tf.gather(users, user)], 1))}
+
+    specs = [spec("history", "int64", (None, None)), spec("item"), spec("user")]
+    variables = {"items": items, "users": users, "tower": tower.variables}
+    save_module(folder, variables, {"serving_default": (score, specs)})
+
+
+@ZOO.foreign({"history": Ids(2000), "item": Ids(2000)})
+def sequence_with_mean(folder: Path, rows: Rows) -> None:
+    """Builds a model that takes the plain mean of a history of fixed length, [B, 20]."""
+    items, tower = variable("item", rows(2000), 16), Tower("tower", 32)
+
+    def score(history: Any, item: Any) -> Any:
+        mean = tf.reduce_mean(tf.gather(items, history), 1)
+        return {"score": tower(tf.concat([mean, tf.gather(items, item)], 1)), "history_mean": mean}
+
+    specs = [spec("history", "int32", (None, 20)), spec("item")]
+    save_module(folder, {"items": items, "tower": tower.variables}, {"serving_default": (score, specs)})
+
+
+def _save_of_fields(
+    folder: Path, tables: dict[str, Any], towers: list[Tower], score: Any, *, more: Any = None, dense: Any = None
+) -> None:
+    # tf.function passes a signature's inputs by position, and `score` takes them by the names of the tables.
+    names = [*tables] if dense is None else ["dense", *tables]
+    specs = [spec(name) for name in tables]
+    variables = {"tables": tables, "towers": [tower.variables for tower in towers], "more": more or {}}
+
+    def by_position(*inputs: Any) -> Any:
+        return score(**dict(zip(names, inputs, strict=True)))
+
+    save_module(folder, variables, {"serving_default": (by_position, specs if dense is None else [dense, *specs])})
+
+
+@ZOO.foreign({"user": Ids(3000), "item": Ids(2000)})
+def two_towers_of_a_module(folder: Path, rows: Rows) -> None:
+    """Builds a model of ids that returns the normalized vectors of two towers, and their dot product."""
+    users, items = variable("user", rows(3000), 32), variable("item", rows(2000), 32)
+    of_user, of_item = Tower("user_tower", 32, outputs=16), Tower("item_tower", 32, outputs=16)
+
+    def query(user: Any) -> Any:
+        return {"vector": tf.math.l2_normalize(of_user(tf.gather(users, user)), 1)}
+
+    def candidate(item: Any) -> Any:
+        return {"vector": tf.math.l2_normalize(of_item(tf.gather(items, item)), 1)}
+
+    def score(user: Any, item: Any) -> Any:
+        return {"score": tf.reduce_sum(query(user)["vector"] * candidate(item)["vector"], 1)}
+
+    signatures = {
+        "query": (query, [spec("user")]),
+        "candidate": (candidate, [spec("item")]),
+        "score": (score, [spec("user"), spec("item")]),
+    }
+    variables = {"users": users, "items": items, "of_user": of_user.variables, "of_item": of_item.variables}
+    save_module(folder, variables, signatures)
+
+
+@ZOO.foreign({"user": Ids(3000)})
+def nearest_items(folder: Path, rows: Rows) -> None:
+    """Builds a model that scores a user's row against all rows of items, and returns the ten best."""
+    users, items = variable("user", rows(3000), 16), variable("item", rows(2000), 16)
+
+    def best(user: Any) -> Any:
+        scores, ids = tf.math.top_k(tf.matmul(tf.gather(users, user), items, transpose_b=True), 10)
+        return {"scores": scores, "ids": ids}
+
+    save_module(folder, {"users": users, "items": items}, {"serving_default": (best, [spec("user")])})
+
+
+# Environment variable that names the folder of the models that TensorFlow 2.15 exported; by default, the folder lies
+# beside the repository.
+GOLDEN_VARIABLE = "FOREIGN_GOLDEN"
+_ESTIMATOR_IDS = {"a": 10, "b": 10, "c": 20}
+_ESTIMATORS: dict[str, dict[str, Kind]] = {
+    "cpu": {"examples": Examples(_ESTIMATOR_IDS)},
+    "tpu_v1": {"examples": Examples(_ESTIMATOR_IDS)},
+    "tpu_v2": {"examples": Examples(_ESTIMATOR_IDS)},
+    # The model's inputs are sparse ids; a request sends each as two inputs, values and row splits.
+    "tpu_sparse": {
+        f"{name}__values": Ragged(size, splits=f"{name}__row_splits") for name, size in _ESTIMATOR_IDS.items()
+    },
+}
+
+
+def golden_folder() -> Path:
+    """Returns the folder of the models that TensorFlow 2.15 exported."""
+    given = os.environ.get(GOLDEN_VARIABLE)
+    return Path(given) if given else ROOT.parent / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
+
+
+def _copy(export: str, folder: Path, rows: Rows) -> None:
+    source = golden_folder() / export / "1"
+    if not source.is_dir():
+        raise Skip(f"no exports of TensorFlow 2.15 beside the repository; --golden or ${GOLDEN_VARIABLE} says where")
+    shutil.copytree(source, folder)
+
+
+for _name, _kinds in _ESTIMATORS.items():
+    ZOO.add(f"estimator_{_name}", _kinds, lambda folder, rows, export=_name: _copy(export, folder, rows))

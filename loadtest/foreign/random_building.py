@@ -7,17 +7,30 @@ each feature by itself: what a lookup signature that `adopt` adds must answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from loadtest.foreign.frameworks import Tower, normal, tf
 from loadtest.foreign.kinds import Edges, ExampleEdges, Kind, Numbers, edge_keys
 from loadtest.foreign.models import GATHERED, ForeignModel, Rows
-from loadtest.foreign.random_combiners import Keyed, combined, gathered, ids_read, read_table
-from loadtest.foreign.random_models import Construction, Feature, Table, construction_of
-from loadtest.foreign.random_steps import AsText, Bounded, Hashed, KerasLayer, Step, Vocabulary, chain, edges_of
-from loadtest.foreign.random_tables import Tower, normal
+from loadtest.foreign.random_models import (
+    AsText,
+    Bounded,
+    Construction,
+    Feature,
+    Hashed,
+    KerasLayer,
+    Step,
+    Table,
+    Vocabulary,
+    chain,
+    construction_of,
+    dtype_after,
+    edges_of,
+)
 
 _GRID = 5
 _EXAMPLES, _NUMBERS = "examples", "numbers"
@@ -27,16 +40,20 @@ _SMALL = np.array([-0.0, 1e-39, -1e-39, 1.5e-38, -1.2e-38], np.float32)
 def random_model(name: str) -> ForeignModel | None:
     """Returns the random model of this name, with the keys at its edges; None if the name is not of a random model."""
     made = construction_of(name)
-    if made is None:
-        return None
+    return None if made is None else constructed(made, words=made.words)
+
+
+def constructed(made: Construction, *, words: str = "") -> ForeignModel:
+    """Returns the model of a construction, with the keys at its edges; --scale enlarges only one without words."""
     build = {"keras3": _build_keras3, "tf_keras": _build_tf_keras, "columns": _build_columns, "session": _build_session}
     builder = build.get(made.framework, _build_module)
 
     def write(folder: Path, rows: Rows) -> None:
-        builder(made, folder)
+        tables = made.tables if words else tuple(replace(table, rows=rows(table.rows)) for table in made.tables)
+        builder(replace(made, tables=tables), folder)
 
     keras = "tf_keras" if made.framework == "tf_keras" else "keras3"
-    return ForeignModel(name, write, keras, _inputs(made), made.words)
+    return ForeignModel(made.name, write, keras, _inputs(made), words)
 
 
 def _is_parsed(made: Construction) -> bool:
@@ -85,9 +102,6 @@ def _table_numbers(table: Table, made: Construction) -> Any:
 
 
 def _specs(made: Construction, one: Feature) -> dict[str, Any]:
-    """Returns the TensorSpecs of a feature's inputs by name."""
-    import tensorflow as tf
-
     spec, name = tf.TensorSpec, one.name
     if _is_parsed(made):
         return {_EXAMPLES: spec([None], tf.string, _EXAMPLES)}
@@ -105,8 +119,6 @@ def _specs(made: Construction, one: Feature) -> dict[str, Any]:
 
 
 def _keyed(made: Construction, one: Feature, steps: Callable[[Any], Any], inputs: Mapping[str, Any]) -> Keyed:
-    import tensorflow as tf
-
     name = one.name
     if _is_parsed(made):
         given = inputs[_EXAMPLES]
@@ -145,7 +157,6 @@ class _Graph:
         return {"rows": gathered(one, table, params, ids_read(one, keyed.ids)), **bounded}
 
     def combined(self, one: Feature, inputs: Mapping[str, Any]) -> Any:
-        """Returns a feature's combined vectors."""
         table, params, keyed = self._read(one, inputs)
         if one.combiner == "mean_not_minus_1":
             return _mean_of_read(gathered(one, table, params, ids_read(one, keyed.ids)), keyed.ids)
@@ -157,12 +168,9 @@ class _Graph:
         return table, params, _keyed(self.made, one, self._steps[one.name], inputs)
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the outputs of the model."""
         found = {one.name: self.combined(one, inputs) for one in self.made.features}
         if self.made.tower == "none":
             return {f"{name}_vector": vector for name, vector in found.items()}
-        import tensorflow as tf
-
         flat = [_flat(found[one.name], one) for one in self.made.features]
         if self.made.tower in ("dot", "cosine"):
             pair = [_scaled(vector) for vector in flat[:2]] if self.made.tower == "cosine" else flat[:2]
@@ -173,8 +181,6 @@ class _Graph:
 
 
 def _mean_of_read(rows: Any, ids: Any) -> Any:
-    import tensorflow as tf
-
     counts = tf.cast(ids >= 0, rows.dtype)[..., None]
     return tf.reduce_sum(rows * counts, 1) / tf.maximum(tf.reduce_sum(counts, 1), 1)
 
@@ -185,8 +191,6 @@ def _width(made: Construction, one: Feature) -> int:
 
 
 def _flat(vectors: Any, one: Feature) -> Any:
-    import tensorflow as tf
-
     if one.combiner == "none" and one.form == "open_grid":
         vectors = tf.reduce_mean(vectors, 1)
     elif one.combiner == "none" and one.form in ("grid", "column"):
@@ -195,14 +199,10 @@ def _flat(vectors: Any, one: Feature) -> Any:
 
 
 def _scaled(vectors: Any) -> Any:
-    import tensorflow as tf
-
     return tf.math.l2_normalize(vectors, 1)
 
 
 def _all_specs(made: Construction) -> dict[str, Any]:
-    import tensorflow as tf
-
     found: dict[str, Any] = {}
     for one in made.features:
         found |= _specs(made, one)
@@ -210,8 +210,6 @@ def _all_specs(made: Construction) -> dict[str, Any]:
 
 
 def _build_module(made: Construction, folder: Path) -> None:
-    import tensorflow as tf
-
     params = {t.name: tf.Variable(tf.cast(_table_numbers(t, made), t.dtype), name=t.name) for t in made.tables}
     graph, module = _Graph(made, params), tf.Module()
     module.params, module.kept = params, graph.kept
@@ -233,8 +231,6 @@ def _build_module(made: Construction, folder: Path) -> None:
 
 
 def _session_variables(made: Construction) -> dict[str, Any]:
-    import tensorflow as tf
-
     v1, found = tf.compat.v1, {}
     for table in made.tables:
         found[table.name] = v1.get_variable(
@@ -252,8 +248,6 @@ def _write_session(
     folder: Path, graph: Callable[[], tuple[dict[str, Any], dict[str, tuple[dict[str, Any], dict[str, Any]]]]]
 ) -> None:
     """Writes a TensorFlow 1 graph; graph() returns the model's signatures, and those of its features."""
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     with tf.Graph().as_default():
         v1.set_random_seed(7)
@@ -280,8 +274,6 @@ def _write_session(
 
 def _build_session(made: Construction, folder: Path) -> None:
     def graph() -> Any:
-        import tensorflow as tf
-
         params = _session_variables(made)
         made_graph = _Graph(made, params)
         inputs = {
@@ -299,8 +291,6 @@ def _build_session(made: Construction, folder: Path) -> None:
 
 def _column(one: Feature, rows: int) -> Any:
     """Returns the categorical column whose steps the composer drew."""
-    import tensorflow as tf
-
     columns = tf.compat.v1.feature_column
     steps: tuple[Step, ...] = one.steps
     if not steps or isinstance(steps[0], Bounded):
@@ -324,8 +314,6 @@ def _rows_of(one: Feature, table: Table) -> int:
 
 def _build_columns(made: Construction, folder: Path) -> None:
     def graph() -> Any:
-        import tensorflow as tf
-
         v1, columns = tf.compat.v1, tf.compat.v1.feature_column
         embedded, widths = {}, {}
         for one in made.features:
@@ -364,8 +352,6 @@ def _build_columns(made: Construction, folder: Path) -> None:
 
 
 def _column_outputs(made: Construction, vectors: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    import tensorflow as tf
-
     if made.tower == "none":
         return {f"{name}_vector": vector for name, vector in vectors.items()}
     first = [*vectors.values()]
@@ -379,20 +365,18 @@ def _column_outputs(made: Construction, vectors: Mapping[str, Any], inputs: Mapp
 
 
 def _build_keras3(made: Construction, folder: Path) -> None:
-    from loadtest.foreign.keras3_models import keras3
+    from loadtest.foreign.frameworks import keras3
 
     _build_keras(made, folder, keras3())
 
 
 def _build_tf_keras(made: Construction, folder: Path) -> None:
-    from loadtest.foreign.tf_keras_models import tf_keras
+    from loadtest.foreign.frameworks import tf_keras
 
     _build_keras(made, folder, tf_keras())
 
 
 def _build_keras(made: Construction, folder: Path, keras: Any) -> None:
-    import tensorflow as tf
-
     is_3 = made.framework == "keras3"
     layers, kept = _embedding_layers(made, keras), list[Any]()
     given, rows, combined_by = {}, {}, {}
@@ -488,7 +472,7 @@ def _step_layer(keras: Any, step: Step, one: Feature, kept: list[Any], *, is_3: 
             return apply(keys)
 
         def compute_output_spec(self, keys: Any) -> Any:
-            return keras.KerasTensor(keys.shape, step.to or keys.dtype)
+            return keras.KerasTensor(keys.shape, dtype_after(step) or keys.dtype)
 
     return Layer()
 
@@ -505,8 +489,6 @@ def _pooled(keras: Any, one: Feature, rows: Any) -> Any:
 
 
 def _sum_of(rows: Any) -> Any:
-    import tensorflow as tf
-
     return tf.reduce_sum(rows, 1)
 
 
@@ -525,3 +507,110 @@ def _keras_outputs(keras: Any, made: Construction, vectors: Mapping[str, Any], n
     flat += [numbers] if made.numbers else []
     joined = flat[0] if len(flat) == 1 else layers.Concatenate()(flat)
     return {"answer": layers.Dense(3, activation="relu")(joined) if made.tower == "dense" else joined}
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """The rows that a graph computed for one input.
+
+    ids: row numbers, [B], [B, K] or, with splits or indices, [N].
+    """
+
+    ids: Any
+    splits: Any = None
+    indices: Any = None
+    dense_shape: Any = None
+    weights: Any = None
+
+    def sparse(self, values: Any) -> Any:
+        if self.indices is not None:
+            return tf.SparseTensor(self.indices, values, self.dense_shape)
+        return self.ragged(values).to_sparse()
+
+    def ragged(self, values: Any) -> Any:
+        return tf.RaggedTensor.from_row_splits(values, self.splits)
+
+
+def read_table(feature: Feature, table: Table, params: Any) -> Any:
+    """Returns the table as the graph changes it before it gathers rows; see random_models.READS."""
+    if feature.layer == "zero_row":
+        return tf.concat([tf.zeros([1, table.dim], params.dtype), params], 0)
+    if feature.layer == "cast_table":
+        return tf.cast(params, tf.float32)
+    if feature.layer == "normalized":
+        return tf.math.l2_normalize(params, 1)
+    if feature.layer == "sliced":
+        return params[: max(1, table.rows - 1)]
+    return tf.reverse(params, [0]) if feature.layer == "reversed" else params
+
+
+def gathered(feature: Feature, table: Table, params: Any, ids: Any, max_norm: float | None = None) -> Any:
+    """Returns the row of each id, as the model reads it from the table or from what read_table() made of it."""
+    if feature.layer == "one_hot":
+        return tf.linalg.matmul(tf.one_hot(ids, table.rows, dtype=params.dtype)[..., None, :], params)[..., 0, :]
+    if table.parts > 1 or max_norm:
+        return tf.compat.v1.nn.embedding_lookup(params, ids, partition_strategy=table.strategy, max_norm=max_norm)
+    return tf.gather(params, ids)
+
+
+def _after_gather(feature: Feature, rows: Any, ids: Any) -> Any:
+    if feature.layer == "zeroed":
+        return rows * tf.cast(tf.not_equal(ids, 0), rows.dtype)[..., None]
+    return rows * tf.cast(rows.shape[-1] ** 0.5, rows.dtype) if feature.layer == "scaled" else rows
+
+
+def combined(feature: Feature, table: Table, params: Any, keyed: Keyed) -> Any:
+    """Returns the vectors that the model computes from an input's rows: [B, D], or [B, K, D] without a combiner."""
+    kind, _, name = feature.combiner.rpartition("_")
+    if "lookup_sparse" in kind or "safe" in kind:
+        return _by_lookup(feature, table, params, keyed, kind, name)
+    if kind in ("sparse_segment", "counted_segment"):
+        segment = {"sum": tf.sparse.segment_sum, "mean": tf.sparse.segment_mean, "sqrtn": tf.sparse.segment_sqrt_n}
+        count = tf.size(keyed.splits) - 1 if kind == "counted_segment" else None
+        return segment[name](params, keyed.ids, _row_numbers(keyed.splits), num_segments=count)
+    rows = _after_gather(feature, gathered(feature, table, params, keyed.ids, feature.max_norm), keyed.ids)
+    if feature.combiner == "none":
+        return rows
+    if feature.combiner in ("sum", "mean"):
+        return tf.reduce_sum(rows, 1) if name == "sum" else tf.reduce_mean(rows, 1)
+    if feature.combiner.startswith("mean_not"):
+        padding = 0 if feature.combiner == "mean_not_0" else -1
+        counts = tf.cast(tf.not_equal(keyed.ids, padding), rows.dtype)[..., None]
+        return tf.reduce_sum(rows * counts, 1) / tf.maximum(tf.reduce_sum(counts, 1), 1)
+    if kind == "reduce":
+        return getattr(tf, feature.combiner)(tf.RaggedTensor.from_row_splits(rows, keyed.splits), axis=1)
+    if kind == "segment":
+        segments = tf.math.segment_sum if name == "sum" else tf.math.segment_mean
+        return segments(rows, _row_numbers(keyed.splits))
+    assert kind == "unsorted_segment", feature.combiner
+    math = tf.math
+    segments = {"sum": math.unsorted_segment_sum, "mean": math.unsorted_segment_mean}.get(
+        name, math.unsorted_segment_sqrt_n
+    )
+    return segments(rows, _row_numbers(keyed.splits), tf.size(keyed.splits) - 1)
+
+
+def ids_read(feature: Feature, ids: Any) -> Any:
+    """Returns the ids at which the model reads the table: -1 of a padded row reads row 0, whose number is left out."""
+    return tf.maximum(ids, 0) if feature.combiner == "mean_not_minus_1" else ids
+
+
+def _by_lookup(feature: Feature, table: Table, params: Any, keyed: Keyed, kind: str, name: str) -> Any:
+    nn = tf.compat.v1.nn
+    dtype = "float32" if feature.layer == "cast_table" else table.dtype
+    given = keyed.ragged if kind.startswith("ragged") else keyed.sparse
+    weights = None if keyed.weights is None else given(tf.cast(keyed.weights, dtype))
+    options = {"combiner": name, "max_norm": feature.max_norm}
+    if kind.startswith("ragged"):
+        return tf.nn.embedding_lookup_sparse(params, given(keyed.ids), weights, **options)
+    options["partition_strategy"] = table.strategy
+    if kind.startswith("safe"):
+        default = 0 if kind == "safe_default" else None
+        return nn.safe_embedding_lookup_sparse(params, given(keyed.ids), weights, default_id=default, **options)
+    if kind == "fast_lookup_sparse":
+        options["allow_fast_lookup"] = True
+    return nn.embedding_lookup_sparse(params, given(keyed.ids), weights, **options)
+
+
+def _row_numbers(splits: Any) -> Any:
+    return tf.repeat(tf.range(tf.size(splits) - 1), tf.cast(splits[1:] - splits[:-1], tf.int32))

@@ -1,46 +1,470 @@
 """Composes models at random: a seed and a number decide inputs, steps, tables, combiners, tower and framework.
 
-Nothing here builds: a Construction is plain data, from which random_building writes the model, random_requests draws
-requests at its edges, and a report tells a person what the model is.
+Nothing here builds: a Construction is plain data, from which random_building writes the model, requests at its edges
+are drawn, and a report tells a person what the model is.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from loadtest.foreign.random_steps import (
-    RANGES,
-    Absolute,
-    AsNumber,
-    AsText,
-    Bounded,
-    Bucketed,
-    CastTo,
-    Clipped,
-    Conditional,
-    Cut,
-    Hashed,
-    KerasLayer,
-    Key,
-    Listed,
-    Masked,
-    Masking,
-    Modulo,
-    Prefixed,
-    Recased,
-    Replaced,
-    Retired,
-    Shifted,
-    Step,
-    TextHash,
-    Vocabulary,
-)
+from loadtest.foreign.frameworks import tf
+
+Key = int | float | bytes
+# Applies a step to a tensor of keys.
+Apply = Callable[[Any], Any]
+
+RANGES = {f"{sign}int{bits}": bits for sign in ("", "u") for bits in (8, 16, 32, 64)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step between an input and the rows of a table, with the keys at its own edges.
+
+    A step of a graph is right for some keys and wrong for others only where it makes a difference between keys: at its
+    constants. A step therefore knows its constants as keys, and how a key looked before the step, so that requests can
+    be chosen from the construction of the model, not from its graph.
+    """
+
+    @property
+    def words(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({fields})"
+
+    def prepare(self, kept: list[Any]) -> Apply:
+        """Returns the function of the graph; appends objects that a module must keep, such as lookup tables."""
+        return self.apply
+
+    def apply(self, keys: Any) -> Any:
+        raise NotImplementedError
+
+    def edges(self) -> Iterable[Key]:
+        """Returns keys before the step that the step may treat in another way than their neighbors."""
+        return ()
+
+    def before(self, key: Any) -> Iterable[Key]:
+        """Returns keys that the step probably turns into this key."""
+        return (key,)
+
+
+def edges_of(steps: Sequence[Step], last: Iterable[Key]) -> list[Key]:
+    """Returns the keys of an input at the edges of all its steps; last: edges of the rows behind the last step."""
+    found = list(last)
+    for step in reversed(steps):
+        own = [near for key in step.edges() for near in _neighbors(key)]
+        # A vocabulary may have many keys: the edges of the steps behind it lead to a few of them.
+        found = own + [key for after in found for key in step.before(after)]
+    return list(dict.fromkeys(found))
+
+
+def _neighbors(key: Key) -> list[Key]:
+    if isinstance(key, bytes):
+        return [key, key.upper(), key.lower(), key.title(), key + b" ", b" " + key, key[:-1], key[1:], key + b"x"]
+    return [key, key - 1, key + 1]
+
+
+def chain(steps: Sequence[Step], kept: list[Any]) -> Apply:
+    calls = [step.prepare(kept) for step in steps]
+    return lambda keys: functools.reduce(lambda found, call: call(found), calls, keys)
+
+
+def dtype_after(step: Step) -> str:
+    """Returns the dtype of the keys after a step; "" if the step does not change it."""
+    if isinstance(step, Masked):
+        return dtype_after(step.inner)
+    if isinstance(step, CastTo):
+        return step.dtype
+    if isinstance(step, AsText):
+        return "string"
+    return "int64" if isinstance(step, Hashed | AsNumber | Bucketed | Vocabulary | KerasLayer) else ""
+
+
+@dataclass(frozen=True)
+class Recased(Step):
+    """Lower, upper or stripped strings."""
+
+    how: str
+
+    def apply(self, keys: Any) -> Any:
+        return {"lower": tf.strings.lower, "upper": tf.strings.upper, "strip": tf.strings.strip}[self.how](keys)
+
+    def before(self, key: bytes) -> Iterable[Key]:
+        return (key, b" " + key + b"\t") if self.how == "strip" else (key, key.swapcase())
+
+
+@dataclass(frozen=True)
+class Replaced(Step):
+    """Strings in which a pattern is replaced; samples: strings that match the pattern."""
+
+    pattern: str
+    rewrite: str
+    samples: tuple[bytes, ...]
+    is_global: bool = True
+
+    def apply(self, keys: Any) -> Any:
+        return tf.strings.regex_replace(keys, self.pattern, self.rewrite, replace_global=self.is_global)
+
+    def edges(self) -> Iterable[Key]:
+        return (*self.samples, self.rewrite.encode(), *(sample * 2 for sample in self.samples))
+
+    def before(self, key: bytes) -> Iterable[Key]:
+        middle, rewrite = len(key) // 2, self.rewrite.encode()
+        found = [key]
+        for sample in self.samples:
+            found += [sample + key, key + sample, key[:middle] + sample + key[middle:]]
+            if rewrite and rewrite in key:
+                found.append(key.replace(rewrite, sample))
+        return found
+
+
+@dataclass(frozen=True)
+class Prefixed(Step):
+    """Strings behind a constant prefix."""
+
+    prefix: bytes
+
+    def apply(self, keys: Any) -> Any:
+        return tf.strings.join([self.prefix, keys])
+
+    def edges(self) -> Iterable[Key]:
+        return (self.prefix,)
+
+    def before(self, key: bytes) -> Iterable[Key]:
+        return (key.removeprefix(self.prefix),)
+
+
+@dataclass(frozen=True)
+class Cut(Step):
+    """The first bytes of strings."""
+
+    length: int
+
+    def apply(self, keys: Any) -> Any:
+        return tf.strings.substr(keys, 0, self.length)
+
+    def before(self, key: bytes) -> Iterable[Key]:
+        return (key, key + b"tail")
+
+
+@dataclass(frozen=True)
+class Hashed(Step):
+    """The hash of a string: how is fast, strong or crc."""
+
+    buckets: int
+    how: str = "fast"
+
+    def apply(self, keys: Any) -> Any:
+        if self.how == "strong":
+            return tf.strings.to_hash_bucket_strong(keys, self.buckets, [12, 34])
+        return (tf.strings.to_hash_bucket_fast if self.how == "fast" else tf.strings.to_hash_bucket)(keys, self.buckets)
+
+    def before(self, key: Any) -> Iterable[Key]:
+        return ()
+
+
+@dataclass(frozen=True)
+class TextHash(Hashed):
+    """The hash of an integer's text."""
+
+    def apply(self, keys: Any) -> Any:
+        return super().apply(tf.strings.as_string(keys))
+
+
+@dataclass(frozen=True)
+class AsText(Step):
+    """Integers as decimal text."""
+
+    def apply(self, keys: Any) -> Any:
+        return tf.strings.as_string(keys)
+
+    def before(self, key: Any) -> Iterable[Key]:
+        try:
+            return (int(key),)
+        except ValueError:
+            return ()
+
+
+@dataclass(frozen=True)
+class AsNumber(Step):
+    """Integers that strings hold as text."""
+
+    def apply(self, keys: Any) -> Any:
+        return tf.strings.to_number(keys, tf.int64)
+
+    def edges(self) -> Iterable[Key]:
+        return (b"7", b"007", b"+7", b"-0", b"7.0", b"1e1", b"0x1", b"9223372036854775808")
+
+    def before(self, key: Any) -> Iterable[Key]:
+        return (str(key).encode(), b"0%d" % key if isinstance(key, int) else b"")
+
+
+@dataclass(frozen=True)
+class Retired(Step):
+    """One key that becomes another one, as ids do that an owner has retired."""
+
+    key: Key
+    replacement: Key
+
+    def apply(self, keys: Any) -> Any:
+        # In a graph of TensorFlow 1, == compares the Python objects.
+        key, replacement = (tf.constant(value, keys.dtype) for value in (self.key, self.replacement))
+        return tf.where(tf.equal(keys, key), replacement, keys)
+
+    def edges(self) -> Iterable[Key]:
+        return (self.key, self.replacement)
+
+
+@dataclass(frozen=True)
+class Conditional(Retired):
+    """Keys that all become one key if one of the request's keys is a certain one, by control flow of the graph."""
+
+    def apply(self, keys: Any) -> Any:
+        key, replacement = (tf.constant(value, keys.dtype) for value in (self.key, self.replacement))
+        has_key = tf.reduce_any(tf.equal(keys, key))
+        return tf.cond(has_key, lambda: tf.fill(tf.shape(keys), replacement), lambda: tf.identity(keys))
+
+
+@dataclass(frozen=True)
+class Listed(Step):
+    """Some keys that all become one key."""
+
+    keys: tuple[Key, ...]
+    replacement: Key
+
+    def apply(self, keys: Any) -> Any:
+        is_listed = tf.reduce_any(tf.equal(keys[..., None], tf.constant(self.keys, keys.dtype)), -1)
+        return tf.where(is_listed, tf.constant(self.replacement, keys.dtype), keys)
+
+    def edges(self) -> Iterable[Key]:
+        return (*self.keys, self.replacement)
+
+
+@dataclass(frozen=True)
+class Masked(Step):
+    """One key that reads a row of its own, before a hash or a vocabulary maps all others to the rows behind it."""
+
+    key: Key
+    row: int
+    shift: int
+    inner: Step
+
+    def prepare(self, kept: list[Any]) -> Apply:
+        inner = self.inner.prepare(kept)
+
+        def apply(keys: Any) -> Any:
+            rows = inner(keys)
+            is_masked = tf.equal(keys, tf.constant(self.key, keys.dtype))
+            return tf.where(is_masked, tf.constant(self.row, rows.dtype), rows + self.shift)
+
+        return apply
+
+    def edges(self) -> Iterable[Key]:
+        return (self.key, *self.inner.edges())
+
+    def before(self, key: Any) -> Iterable[Key]:
+        return self.inner.before(key - self.shift) if isinstance(key, int) else ()
+
+
+@dataclass(frozen=True)
+class Clipped(Step):
+    """Integers that are clipped to a range, by clip_by_value or by minimum and maximum."""
+
+    low: int
+    high: int
+    by_minimum: bool = False
+
+    def apply(self, keys: Any) -> Any:
+        if self.by_minimum:
+            return tf.maximum(tf.minimum(keys, self.high), self.low)
+        return tf.clip_by_value(keys, self.low, self.high)
+
+    def edges(self) -> Iterable[Key]:
+        return (self.low, self.high, self.low - 1000, self.high + 1000)
+
+
+@dataclass(frozen=True)
+class Bounded(Step):
+    """Integers of a range; all others become one integer. how: the form of the condition."""
+
+    low: int
+    high: int
+    other: int
+    how: str = "or"
+
+    def apply(self, keys: Any) -> Any:
+        other = tf.fill(tf.shape(keys), tf.constant(self.other, keys.dtype))
+        if self.how == "or":
+            return tf.where((keys < self.low) | (keys >= self.high), other, keys)
+        if self.how == "not":
+            inside = tf.logical_not(tf.logical_or(tf.less(keys, self.low), tf.greater(keys, self.high - 1)))
+            return tf.where(inside, keys, other)
+        if self.how == "arithmetic":
+            inside = tf.cast((keys >= self.low) & (keys < self.high), keys.dtype)
+            return keys * inside + self.other * (1 - inside)
+        return tf.where(keys < self.high, keys, other)
+
+    def edges(self) -> Iterable[Key]:
+        return (self.low, self.high, self.other)
+
+
+@dataclass(frozen=True)
+class Modulo(Step):
+    """Integers modulo a constant; how: floor, or truncate, whose remainder of a negative integer is negative."""
+
+    divisor: int
+    how: str = "floor"
+
+    def apply(self, keys: Any) -> Any:
+        divisor = tf.constant(self.divisor, keys.dtype)
+        return tf.truncatemod(keys, divisor) if self.how == "truncate" else keys % divisor
+
+    def edges(self) -> Iterable[Key]:
+        return (self.divisor, 2 * self.divisor, -self.divisor)
+
+    def before(self, key: Any) -> Iterable[Key]:
+        return (key, key + 3 * self.divisor) if isinstance(key, int) else (key,)
+
+
+@dataclass(frozen=True)
+class Shifted(Step):
+    """Integers plus a constant."""
+
+    offset: int
+
+    def apply(self, keys: Any) -> Any:
+        return keys + self.offset
+
+    def before(self, key: int) -> Iterable[Key]:
+        return (key - self.offset,)
+
+
+@dataclass(frozen=True)
+class Masking(Step):
+    """The low bits of integers, as a graph of a table of 2^n rows keeps them."""
+
+    mask: int
+
+    def apply(self, keys: Any) -> Any:
+        return tf.bitwise.bitwise_and(keys, tf.constant(self.mask, keys.dtype))
+
+    def edges(self) -> Iterable[Key]:
+        return (self.mask, self.mask + 2)
+
+
+@dataclass(frozen=True)
+class Absolute(Step):
+    """The absolute values of integers."""
+
+    def apply(self, keys: Any) -> Any:
+        return tf.abs(keys)
+
+    def before(self, key: int) -> Iterable[Key]:
+        return (key, -key)
+
+
+@dataclass(frozen=True)
+class CastTo(Step):
+    """Numbers of another dtype."""
+
+    dtype: str
+
+    def apply(self, keys: Any) -> Any:
+        return tf.cast(keys, self.dtype)
+
+    def edges(self) -> Iterable[Key]:
+        bits = RANGES[self.dtype]
+        return (2**bits, 2 ** (bits - 1), -(2 ** (bits - 1)), 2**bits + 5)
+
+
+@dataclass(frozen=True)
+class Bucketed(Step):
+    """The buckets of numbers."""
+
+    boundaries: tuple[float, ...]
+
+    def apply(self, keys: Any) -> Any:
+        return tf.cast(tf.raw_ops.Bucketize(input=keys, boundaries=[*self.boundaries]), tf.int64)
+
+    def edges(self) -> Iterable[Key]:
+        return [near for value in self.boundaries for near in (value, value + 0.01, value - 0.01)]
+
+    def before(self, key: Any) -> Iterable[Key]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Vocabulary(Step):
+    """A table of keys; an unknown key reads a bucket (buckets > 0) or the default.
+
+    keys: row -> key; the rows are shuffled if is_shuffled.
+    """
+
+    keys: tuple[Key, ...]
+    buckets: int
+    default: int
+    is_shuffled: bool = False
+
+    def prepare(self, kept: list[Any]) -> Apply:
+        rows = np.arange(len(self.keys), dtype=np.int64)
+        if self.is_shuffled:
+            rows = np.random.default_rng(len(self.keys)).permutation(rows)
+        dtype = tf.string if isinstance(self.keys[0], bytes) else tf.int64
+        initializer = tf.lookup.KeyValueTensorInitializer(tf.constant(self.keys, dtype), tf.constant(rows))
+        if self.buckets:
+            table = tf.lookup.StaticVocabularyTable(initializer, self.buckets)
+        else:
+            table = tf.lookup.StaticHashTable(initializer, self.default)
+        kept.append(table)
+        return table.lookup
+
+    @property
+    def words(self) -> str:
+        more = f"buckets={self.buckets}, default={self.default}, is_shuffled={self.is_shuffled}"
+        return f"Vocabulary({len(self.keys)} keys {list(self.keys[:4])}..., {more})"
+
+    def edges(self) -> Iterable[Key]:
+        return (*self.keys[:6], *self.keys[-2:])
+
+    def before(self, key: Any) -> Iterable[Key]:
+        return self.keys[key : key + 1] if isinstance(key, int) and key >= 0 else ()
+
+
+@dataclass(frozen=True)
+class KerasLayer(Step):
+    """A stock layer of Keras that maps keys to rows; options: its arguments by name, as (name, value) pairs."""
+
+    layer: str
+    options: tuple[tuple[str, Any], ...]
+
+    def made(self, keras: Any) -> Any:
+        return getattr(keras.layers, self.layer)(**{name: _plain(value) for name, value in self.options})
+
+    @property
+    def words(self) -> str:
+        return f"{self.layer}({', '.join(f'{name}={_plain(value)!r}' for name, value in self.options)})"
+
+    def edges(self) -> Iterable[Key]:
+        given = dict(self.options)
+        found: list[Key] = [*given.get("vocabulary", ()), *given.get("bin_boundaries", ())]
+        return [*found[:6], *found[-2:], *(given[n] for n in ("mask_token", "mask_value", "oov_token") if n in given)]
+
+    def before(self, key: Any) -> Iterable[Key]:
+        return dict(self.options).get("vocabulary", ())[-2:]
+
+
+def _plain(value: Any) -> Any:
+    # Keras takes strings, not bytes, and lists.
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value.decode() if isinstance(value, bytes) else value
+
 
 _T = TypeVar("_T")
 Framework = Literal["module", "session", "keras3", "tf_keras", "columns"]
@@ -81,20 +505,7 @@ _PATTERNS = (
     Replaced("^$", "missing", (b"",)),
 )
 _WORDS = (
-    b"a",
-    b"b",
-    b"a_b",
-    b"c_d",
-    b"ab12",
-    b"x",
-    b"red",
-    b"Blue",
-    b"a.org/b",
-    b"item_7",
-    b"0",
-    b"12",
-    b"[UNK]",
-    b"nan",
+    *(b"a", b"b", b"a_b", b"c_d", b"ab12", b"x", b"red", b"Blue", b"a.org/b", b"item_7", b"0", b"12", b"[UNK]", b"nan"),
 )
 _MASKS = (b"", b"[PAD]", b"nan", b"NaN", b"-1", b"0", b"null", b"a", b"<pad>", b"unknown")
 
@@ -156,7 +567,6 @@ class Construction:
 
     @property
     def words(self) -> str:
-        """The construction in words, on one line for each feature."""
         more = (f", {self.numbers} numbers" if self.numbers else "") + (", variant" if self.has_variant else "")
         lines = [f"{self.name}: {self.framework}, tower {self.tower}{more}"]
         for one in self.features:
@@ -376,7 +786,7 @@ class _Composer:
         elif self._chance(0.1) and size < 2**31:
             steps.append(CastTo("int32"))
         if self._chance(0.25):
-            return self._keyed_integers(steps, size, steps[-1].to if steps and steps[-1].to else dtype)
+            return self._keyed_integers(steps, size, dtype_after(steps[-1]) or dtype if steps else dtype)
         for _ in range(1 if self._is_plain else self._one((0, 0, 1, 1, 1, 1, 2))):
             step, size = self._integer_step(size)
             steps.append(step)

@@ -24,7 +24,6 @@ _WORDS_CHARS = 700
 
 
 def header() -> str:
-    """Returns the two header lines of the Markdown table of results."""
     return _line(_COLUMNS) + "\n" + _line("---" for _ in _COLUMNS)
 
 
@@ -70,7 +69,6 @@ def details(results: Iterable[ModelResult]) -> list[str]:
 
 
 def summary(results: Iterable[ModelResult]) -> str:
-    """Returns one line with the totals of all models."""
     results = list(results)
     adopted = [result for result in results if result.adopted and result.adopted.version]
     exact = [result for result in adopted if result.is_exact]

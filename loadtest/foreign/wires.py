@@ -35,12 +35,10 @@ class GrpcWire:
         return {name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}
 
     def close(self) -> None:
-        """Closes the connection."""
         self._channel.close()
 
 
 def grpc_request(model: str, signature: str, inputs: Tensors) -> Any:
-    """Encodes input arrays as a PredictRequest."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name, request.model_spec.signature_name = model, signature
     for name, array in inputs.items():
@@ -66,17 +64,14 @@ class RestWire:
         return body["outputs"]
 
     def close(self) -> None:
-        """Closes the connection."""
         self._connection.close()
 
 
 def rest_path(model: str) -> str:
-    """Returns the URL path of a model's predict route."""
     return f"/v1/models/{model}:predict"
 
 
 def rest_body(signature: str, inputs: Tensors) -> bytes:
-    """Encodes a predict request in the columnar JSON form."""
     columns = {name: _plain(array) for name, array in inputs.items()}
     return json.dumps({"signature_name": signature, "inputs": columns}).encode()
 

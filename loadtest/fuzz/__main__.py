@@ -4,8 +4,7 @@
     python -m loadtest.fuzz --requests 2000 --seed 7 --wires grpc,http --model_base_path models/movielens
     python -m loadtest.fuzz --seed 7 --wires http --only 1234       one request again
     python -m loadtest.fuzz --requests 2000 -- --graph_signatures=off
-    python -m loadtest.fuzz --wires grpc-batches,http-batches --requests 1000000    over raw sockets, in batches
-    python -m loadtest.fuzz --wires grpc-batches,http-batches --tls                 the same over TLS
+    python -m loadtest.fuzz --wires grpc,http --requests 1000000 --tls
 
 A finding is a 500, INTERNAL, UNKNOWN or anything else that blames the server, an answer that is not well formed, a log
 record of level error, a server that is gone, or one that grows by more than --max_growth_mib when some of the requests
@@ -23,15 +22,14 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from loadtest.fuzz.batches import GrpcBatches, Http1Batches
-from loadtest.fuzz.campaign import Campaign, say
-from loadtest.fuzz.wires import GrpcWire, HttpWire, ReloadWire, Wire
-from loadtest.live_server import LiveServer, served_model
+from loadtest.fuzz.campaign import Campaign
+from loadtest.fuzz.seeds import RELOAD
+from loadtest.fuzz.wires import GrpcWire, HttpWire, Wire
+from loadtest.live_server import LiveServer, say, served_model, server_flags, write_ssl_config
 from loadtest.model_samples import ServedModel, ask
-from loadtest.tls import server_flags, write_ssl_config
 
-_BATCHES = ("grpc-batches", "http-batches")
-_WIRES = ("grpc", "http", *_BATCHES, "schema", "reload")
+_TLS_WIRES = ("grpc", "http")
+_WIRES = (*_TLS_WIRES, "schema", "reload")
 # Reload requests are slow and may unload the model, so they are sent last, and a hundred times fewer than others.
 _RELOAD_SHARE = 100
 
@@ -44,8 +42,8 @@ def main() -> int:
     with ExitStack() as stack:
         flags = list(options.server_flags)
         if options.tls:
-            if not set(wires) <= set(_BATCHES):
-                parser.error(f"--tls is for the wires {','.join(_BATCHES)}")
+            if not set(wires) <= set(_TLS_WIRES):
+                parser.error(f"--tls is for the wires {','.join(_TLS_WIRES)}")
             config = write_ssl_config(Path(stack.enter_context(tempfile.TemporaryDirectory())))
             if config is None:
                 parser.error("--tls needs the program openssl")
@@ -71,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="send the request of this number alone")
     parser.add_argument("--wires", default=",".join(_WIRES), help="which, comma-separated (default: %(default)s)")
-    parser.add_argument("--tls", action="store_true", help=f"for {' and '.join(_BATCHES)}: connect with TLS")
+    parser.add_argument("--tls", action="store_true", help=f"for {' and '.join(_TLS_WIRES)}: connect with TLS")
     parser.add_argument("--connections", type=int, default=4, help="requests in flight (default: %(default)s)")
     parser.add_argument(
         "--max_growth_mib", type=float, default=64.0, help="when requests are repeated (default: %(default)s)"
@@ -87,11 +85,9 @@ def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
         return run_schemathesis(server.http, **options_of_it) == 0
     model = ask(server.http, options.model_name)
     kinds: dict[str, tuple[Callable[[str, ServedModel, int], Wire], str]] = {
-        "grpc": (GrpcWire, server.grpc),
-        "http": (HttpWire, server.http),
-        "grpc-batches": (partial(GrpcBatches, is_tls=options.tls), server.grpc),
-        "http-batches": (partial(Http1Batches, is_tls=options.tls), server.http),
-        "reload": (ReloadWire, server.grpc),
+        "grpc": (partial(GrpcWire, is_tls=options.tls), server.grpc),
+        "http": (partial(HttpWire, is_tls=options.tls), server.http),
+        "reload": (partial(GrpcWire, only=RELOAD), server.grpc),
     }
     kind, address = kinds[wire]
     connect: partial[Wire] = partial(kind, address, model, options.seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import itertools
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from loadtest.fuzz.wires import Sent, Wire
-from loadtest.live_server import Held, LiveServer
+from loadtest.live_server import Held, LiveServer, say
 
 # A run of the fuzzer stops after this many wrong reactions of the server.
 _ENOUGH = 20
@@ -103,11 +102,9 @@ class Campaign:
         return self.again.pss_mib - self.once.pss_mib if self.once and self.again else 0.0
 
     def grown_descriptors(self) -> int:
-        """Returns the growth of the server's open file descriptors since the start."""
         return self.again.descriptors - self.start.descriptors if self.start and self.again else 0
 
     def print_figures(self) -> None:
-        """Prints the figures of the run: the answers by status, and the server's memory and descriptors."""
         sent = self.statuses.total()
         say(f"{self.name}: {sent} requests, {self.seconds:.1f} s without those that were repeated")
         say("  " + ", ".join(f"{status} {count}" for status, count in self.statuses.most_common()))
@@ -115,9 +112,3 @@ class Campaign:
         say(f"  after all:     {self.once}")
         say(f"  some repeated: {self.again}")
         say(f"  {self.problems} findings")
-
-
-def say(text: str) -> None:
-    """Writes a line to standard output and flushes it."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -42,7 +42,6 @@ class Route:
 
 
 def grpc_seeds(model: ServedModel) -> dict[str, list[bytes]]:
-    """Returns valid serialized requests by gRPC method."""
     examples = list(_examples())
     return {
         PREDICT: [request.SerializeToString() for request in _predict_requests(model, examples)],
@@ -61,7 +60,6 @@ def grpc_seeds(model: ServedModel) -> dict[str, list[bytes]]:
 
 
 def http_seeds(model: ServedModel) -> list[Route]:
-    """Returns the HTTP routes that accept a body, with valid bodies."""
     version = f"/v1/models/{model.name}/versions/{model.version}"
     columns = [{"signature_name": s.name, "inputs": s.columns()} for s in model.predicted()]
     rows = [{"signature_name": s.name, "instances": _as_rows(s)} for s in model.predicted() if _as_rows(s)]
@@ -91,7 +89,6 @@ _INFERENCES = ("classify", "regress")
 
 
 def infer_seeds(model: ServedModel) -> list[bytes]:
-    """Returns valid serialized requests of the Open Inference Protocol's ModelInfer: raw contents, and typed ones."""
     found = []
     for signature, document in _infer_documents(model):
         for is_raw in (True, False):
@@ -108,7 +105,6 @@ def infer_seeds(model: ServedModel) -> list[bytes]:
 
 
 def binary_seeds(model: ServedModel) -> list[Route]:
-    """Returns the Open Inference Protocol's HTTP route with binary bodies: a JSON head, then the tensors' bytes."""
     documents = []
     for _, document in _infer_documents(model):
         tensors = [
@@ -154,7 +150,6 @@ def _infer_documents(model: ServedModel) -> Iterator[tuple[Signature, dict[str, 
 
 
 def _raw(tensor: dict[str, Any]) -> bytes:
-    """Encodes the values of a tensor as the Open Inference Protocol's raw data."""
     if tensor["datatype"] == "BYTES":
         return b"".join(len(text).to_bytes(4, "little") + text for text in _typed(tensor))
     return np.array(tensor["data"], _DTYPES[tensor["datatype"]]).tobytes()

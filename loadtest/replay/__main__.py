@@ -26,14 +26,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadtest.fuzz.campaign import say
-from loadtest.live_server import ROOT, LiveServer, export_demo
+from loadtest.live_server import ROOT, LiveServer, export_demo, say
 from loadtest.model_samples import ask
 from loadtest.replay.comparing import Difference, Intended, differences, read_intended, without_nan_signs
-from loadtest.replay.drawing import Drawing
-from loadtest.replay.exchanges import Exchanges, Stored
-from loadtest.replay.requests import FORMS, OTHER, Request
-from loadtest.replay.written import written
+from loadtest.replay.drawing import Drawing, written
+from loadtest.replay.requests import FORMS, OTHER, Exchanges, Request, Stored
 from tests.conformance.contract_models import write_half, write_kinds
 from tests.mixed_model import write_mixed_model
 from tests.tower_zoo import write_zoo_model
@@ -222,16 +219,13 @@ class Corpus:
         self.models = folder / "models"
 
     def forms(self) -> list[str]:
-        """Returns the names of the recorded forms."""
         return sorted(file.name.removesuffix(".jsonl.gz") for file in self._folder.glob("*.jsonl.gz"))
 
     def about(self) -> About:
-        """Reads the description of the recording."""
         found = json.loads((self._folder / "about.json").read_text())
         return About(**found | {"flags": tuple(found["flags"])})
 
     def write_about(self, about: About) -> None:
-        """Writes the description of the recording."""
         (self._folder / "about.json").write_text(json.dumps(asdict(about), indent=1))
 
     @contextmanager

@@ -19,8 +19,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from loadtest.replay.exchanges import Stored
-from loadtest.replay.requests import Request
+from loadtest.replay.requests import Request, Stored
 from loadtest.wire import message_class
 
 INTENDED = Path(__file__).parent / "intended.toml"
@@ -60,7 +59,6 @@ class Intended:
     used: int = field(default=0, compare=False)
 
     def covers(self, request: Request, difference: Difference) -> bool:
-        """Says whether a difference is this change."""
         return (
             fnmatchcase(request.form, self.form)
             and any(fnmatchcase(difference.part, part) for part in self.parts)

@@ -1,30 +1,286 @@
-"""Draws random requests of each form for the models of a server: valid ones, and ones with a fault of each kind.
+"""Yields the requests of a corpus: random ones of each form, valid and with faults of each kind, and hand-written ones.
 
-Request number i of a form depends only on the seed, the form, i and the models.
+Random request number i of a form depends only on the seed, the form, i and the models.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+from google.protobuf import json_format
 
-from loadtest.fuzz.byte_mutations import mutated
-from loadtest.fuzz.json_mutations import mutated_json
+from loadtest.fuzz.mutations import mutated, mutated_json
 from loadtest.model_samples import DTYPES, ServedModel, Signature
-from loadtest.replay.dressing import dresses
-from loadtest.replay.requests import BINARY_HEADER, Request, framed, of_call
-from loadtest.replay.written import case_request
-from loadtest.wire import message_class
-from tests.conformance.oip_wires import INFER
+from loadtest.replay.requests import BINARY_HEADER, Request, of_call
+from loadtest.wire import framed, message_class
+from tests.conformance import contract_calls, test_data_planes, test_tfs_contract
+from tests.conformance.oip_wires import INFER, OipGrpcWire, OipHttpWire
 from tests.conformance.random_calls import Array, Call, Drawn, RandomCalls, encoded, spoil
+from tests.conformance.wires import GrpcWire, HttpWire, takes
+from tests.conformance.wires import Request as LookupRequest
+
+Dress = Callable[[Request], Request]
+
+_ANY_HEADERS = (
+    ("authorization", "Bearer token"),
+    ("x-request-id", "given-by-the-client"),
+    ("x-request-id", "not a valid id \t"),
+    ("x-request-id", "x" * 300),
+    ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+    ("traceparent", "00-0-0-0"),
+    ("tracestate", "vendor=value"),
+    ("baggage", "a=b"),
+    ("user-agent", "curl/8.5.0"),
+    ("x-tensor-encoding", "content"),
+    ("x-tensor-encoding", "nothing"),
+    ("x-forwarded-for", "10.0.0.1, 10.0.0.2"),
+    ("accept", "text/plain"),
+    ("accept-language", "de"),
+    ("cookie", "a=b; c=d"),
+    ("x-unknown", "\u00e9"),
+    ("cache-control", "no-cache"),
+)
+_HTTP_HEADERS = (
+    *(("content-type", value) for value in ("application/json", "text/plain", "application/json; charset=latin-1", "")),
+    ("content-type", "application/octet-stream"),
+    *(("accept-encoding", value) for value in ("gzip", "br, gzip;q=0.5", "gzip;q=0", "identity", "*", "deflate", "")),
+    *(("content-encoding", value) for value in ("gzip", "br", "identity", "GZIP", "gzip, gzip", "deflate", "")),
+    ("expect", "100-continue"),
+    ("expect", "200-ok"),
+    ("connection", "close"),
+    ("host", "example.org"),
+    ("origin", "https://example.org"),
+    ("if-none-match", "*"),
+    ("range", "bytes=0-3"),
+    *((BINARY_HEADER, value) for value in ("0", "1", "-1", "x", "99999999", "")),
+)
+_GRPC_HEADERS = (
+    *(("grpc-encoding", value) for value in ("identity", "gzip", "deflate", "snappy")),
+    *(("grpc-accept-encoding", value) for value in ("gzip", "identity,gzip", "deflate", "nothing")),
+    *(("grpc-timeout", value) for value in ("1H", "999999999S", "x", "-1S", "1", "123456789S")),
+    *(("content-type", value) for value in ("application/grpc+proto", "application/grpc-web", "application/json", "")),
+    ("te", ""),
+    ("binary-bin", "AAEC"),
+    ("binary-bin", "***"),
+    ("grpc-previous-rpc-attempts", "1"),
+)
+_METHODS = ("GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
+_PATHS: tuple[Callable[[str], str], ...] = (
+    lambda path: path + "?pretty=true",
+    lambda path: path + "/",
+    lambda path: path + "x",
+    lambda path: path.replace("/models", "//models", 1),
+    lambda path: path.replace("/v1", "/v3", 1),
+    lambda path: path.upper(),
+    lambda path: path.replace("e", "%65", 1),
+    lambda path: path.replace(":", "%3A"),
+    lambda path: path + "%00",
+    lambda path: path.replace("/models/", "/models/%C3%A9", 1),
+    lambda path: path.replace("/models/", "/models/../models/", 1),
+)
+
+
+def dresses(form: str) -> Iterator[tuple[str, Dress]]:
+    is_grpc = form.startswith("grpc")
+    for name, value in _ANY_HEADERS + (_GRPC_HEADERS if is_grpc else _HTTP_HEADERS):
+        if not (is_grpc and name == "accept" or value == "\u00e9" and is_grpc):
+            yield f"{name}: {value[:40]}", lambda request, name=name, value=value: _with(request, (name, value))
+    if is_grpc:
+        yield from _framings()
+        return
+    for method in _METHODS:
+        yield method, lambda request, method=method: replace(request, method=method)
+    for number, change in enumerate(_PATHS):
+        yield f"path {number}", lambda request, change=change: replace(request, path=change(request.path))
+    yield "gzip body", _zipped
+    yield "gzip body and answer", lambda request: _with(_zipped(request), ("accept-encoding", "gzip"))
+    yield "gzip body twice", lambda request: _with(_zipped(_zipped(request)), ("content-encoding", "gzip, gzip"))
+    yield "half a gzip body", lambda request: _cut(_zipped(request))
+    yield "more after a gzip body", lambda request: replace(_zipped(request), body=_zipped(request).body + b"more")
+    yield (
+        "two gzip members",
+        lambda request: replace(_zipped(request), body=gzip.compress(b" ", mtime=0) + _zipped(request).body),
+    )
+    yield "gzip bomb", lambda request: replace(_zipped(request), body=gzip.compress(bytes(1 << 24), mtime=0))
+    yield "chunked", _chunked
+    yield "no body", lambda request: replace(request, body=b"")
+    yield "too large", lambda request: replace(request, body=request.body + b" " * (1 << 18))
+    yield "byte order mark", lambda request: replace(request, body=b"\xef\xbb\xbf" + request.body)
+    yield "many headers", lambda request: _with(request, *((f"x-{i}", "y" * 50) for i in range(60)))
+
+
+def _framings() -> Iterator[tuple[str, Dress]]:
+    yield "gzip message", _zipped_message
+    yield "gzip message and answer", lambda request: _with(_zipped_message(request), ("grpc-accept-encoding", "gzip"))
+    yield "compressed flag without a coding", lambda request: replace(_zipped_message(request), headers=request.headers)
+    yield (
+        "half a gzip message",
+        lambda request: _with(
+            replace(request, body=framed(gzip.compress(request.body[5:], mtime=0)[:-9], 1)), ("grpc-encoding", "gzip")
+        ),
+    )
+    yield (
+        "gzip bomb",
+        lambda request: _with(
+            replace(request, body=framed(gzip.compress(bytes(1 << 24), mtime=0), 1)), ("grpc-encoding", "gzip")
+        ),
+    )
+    yield "two messages", lambda request: replace(request, body=request.body * 2)
+    yield "no message", lambda request: replace(request, body=b"")
+    yield "empty message", lambda request: replace(request, body=framed(b""))
+    yield "half a prefix", lambda request: replace(request, body=request.body[:3])
+    yield "half a message", _cut
+    yield "flag 2", lambda request: replace(request, body=framed(request.body[5:], 2))
+    yield "more after the message", lambda request: replace(request, body=request.body + b"mor")
+    yield "too large", lambda request: replace(request, body=framed(bytes(1 << 18)))
+    yield "unknown method", lambda request: replace(request, path=request.path + "x")
+    yield "unknown service", lambda request: replace(request, path="/no.Service/Call")
+    yield "path without a method", lambda request: replace(request, path="/nothing")
+
+
+def _with(request: Request, *more: tuple[str, str]) -> Request:
+    names = {name.lower() for name, _ in more}
+    kept = tuple(pair for pair in request.headers if pair[0].lower() not in names)
+    return replace(request, headers=kept + more)
+
+
+def _zipped(request: Request) -> Request:
+    return _with(replace(request, body=gzip.compress(request.body, mtime=0)), ("content-encoding", "gzip"))
+
+
+def _zipped_message(request: Request) -> Request:
+    body = framed(gzip.compress(request.body[5:], mtime=0), 1)
+    return _with(replace(request, body=body), ("grpc-encoding", "gzip"))
+
+
+def _cut(request: Request) -> Request:
+    return replace(request, body=request.body[: len(request.body) // 2])
+
+
+def _chunked(request: Request) -> Request:
+    halves = [half for half in (request.body[:10], request.body[10:]) if half]
+    body = b"".join(b"%x\r\n%s\r\n" % (len(half), half) for half in [*halves, b""])
+    return _with(replace(request, body=body), ("Transfer-Encoding", "chunked"))
+
+
+_CASES = Path(contract_calls.__file__).parent / "cases"
+_DEPTHS, _DIGITS = (8, 9, 17, 64, 65, 200, 1025, 40_000), (18, 19, 20, 309, 2000)
+# Methods of gRPC and HTTP whose requests no data route answers: they are control requests.
+_CONTROL = ("GetModelStatus", "GetModelMetadata", "HandleReloadConfigRequest")
+
+
+class _Caught(Exception):
+    """Ends a client's call before it is sent; holds the call's bytes."""
+
+    def __init__(self, call: Call, method: str) -> None:
+        super().__init__(call, method)
+        self.call, self.method = call, method
+
+
+class Catcher:
+    """Stands in for a gRPC channel and for an HTTP client; a call raises _Caught."""
+
+    def unary_unary(self, path: str) -> Callable[..., NoReturn]:
+
+        def call(body: bytes, *, timeout: float = 0, metadata: Any = ()) -> NoReturn:
+            raise _Caught(Call("", True, path, body, tuple(metadata)), "GRPC")
+
+        return call
+
+    def exchange(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> NoReturn:
+        raise _Caught(Call("", False, path, body, tuple((headers or {}).items())), method)
+
+    def post(self, path: str, body: str) -> NoReturn:
+        self.exchange("POST", path, body.encode())
+
+
+def caught(name: str, send: Callable[[Any], object]) -> Request:
+    """Returns the request that a function sends over the channel or client which it is given."""
+    try:
+        send(Catcher())
+    except _Caught as found:
+        return of_call(found.call, name, found.method)
+    raise AssertionError(f"{name} sent nothing")
+
+
+def case_request(name: str, case: Mapping[str, Any], wire: str) -> Request:
+    if wire.startswith("grpc"):
+        return caught(name, lambda to: contract_calls.send_grpc(to, case, as_content=wire == "grpc content"))
+    return caught(name, lambda to: contract_calls.send_rest(to, case, wire))
+
+
+def written() -> Iterator[Request]:
+    """Yields all hand-written requests to data routes, each once."""
+    seen: set[tuple[object, ...]] = set()
+    for request in (*_contract(), *_lookups(), *_exact(), *_bounds()):
+        is_control = request.path.endswith(_CONTROL) or request.path.endswith("/metadata")
+        if request.method == "GET" and not request.path.rpartition("/")[2].count(":"):
+            continue
+        content = (request.method, request.path, request.headers, request.body)
+        if not is_control and content not in seen:
+            seen.add(content)
+            yield request
+
+
+def _read(name: str) -> list[Any]:
+    found: list[Any] = json.loads((_CASES / f"{name}.json").read_text())
+    return found
+
+
+def _contract() -> Iterator[Request]:
+    for case in _read("contract"):
+        for wire in contract_calls.wires_of(case):
+            yield case_request(f"{case['name']}, {wire}", case, wire)
+
+
+def _lookups() -> Iterator[Request]:
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "http :lookup": lambda to: HttpWire(to, "lookup"),
+        "http columns": lambda to: HttpWire(to, "columns"),
+        "http rows": lambda to: HttpWire(to, "rows"),
+        "grpc": GrpcWire,
+        "oip json": lambda to: OipHttpWire(to, is_binary=False),
+        "oip binary": lambda to: OipHttpWire(to, is_binary=True),
+        "oip grpc": lambda to: OipGrpcWire(to, is_raw=True),
+        "oip grpc contents": lambda to: OipGrpcWire(to, is_raw=False),
+    }
+    for case in (*_read("lookups"), *_read("policies")):
+        request = LookupRequest(**case["request"])
+        for wire, kind in kinds.items():
+            if takes(wire, request):
+                yield caught(f"{case['name']}, {wire}", lambda to, kind=kind, request=request: kind(to).send(request))
+
+
+def _exact() -> Iterator[Request]:
+    for case in (*_read("contract_rest"), *_read("tfs_contract")):
+        if "rpc" in case:
+            service, method = case["rpc"].split("/")
+            if method not in _CONTROL:
+                message = json_format.ParseDict(case["message"], test_tfs_contract.request_class(method)())
+                path = f"/tensorflow.serving.{service}/{method}"
+                yield of_call(Call("", True, path, message.SerializeToString(deterministic=True)), case["name"])
+            continue
+        body = case.get("body", "")
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        call = Call("", False, case["path"], data, tuple(case.get("headers", {}).items()))
+        yield of_call(call, case["name"], case["method"])
+
+
+def _bounds() -> Iterator[Request]:
+    for documents, sizes in ((test_data_planes.depth, _DEPTHS), (test_data_planes.digits, _DIGITS)):
+        for size in sizes:
+            for number, (path, body) in enumerate(documents(size)):
+                yield of_call(Call("", False, path, body), f"{documents.__name__} {size}, document {number}")
+
 
 _CALLS = {
     **{"grpc_classify": "classify", "rest_classify": "classify", "grpc_regress": "regress"},
@@ -130,7 +386,6 @@ def _values(rng: Random, dtype: str, sizes: Sequence[int]) -> Array:
 
 
 def _drawn(rng: Random, model: ServedModel, signature: Signature) -> Drawn:
-    """Draws tensors for a signature by the dtypes and shapes of its inputs."""
     rows = rng.choice(_ROWS)
     ragged = {
         name.removesuffix("__row_splits").removesuffix("_splits")
@@ -178,11 +433,7 @@ def _inference(rng: Random, form: str, call: str) -> Request:
     """Draws a request to classify or regress tf.Examples by model "half"; some name a wrong signature."""
     examples = [_example(rng) for _ in range(rng.choice((0, 1, 1, 1, 2, 5)))]
     signature = call if rng.random() < 0.7 else rng.choice(("scores", *_SIGNATURES))
-    case: dict[str, Any] = {
-        "call": call,
-        "spec": {"name": "half", "signature": signature},
-        "examples": examples,
-    }
+    case: dict[str, Any] = {"call": call, "spec": {"name": "half", "signature": signature}, "examples": examples}
     if rng.random() < 0.2:
         case["context"] = _example(rng)
     if call == "multi":
@@ -207,7 +458,6 @@ def _example(rng: Random) -> dict[str, Any]:
 
 
 def _misdirected(rng: Random, request: Request) -> Request:
-    """Changes which model, version, label or signature a request asks for."""
     if request.is_grpc:
         return _misdirected_grpc(rng, request)
     if rng.random() < 0.3 and b'"signature_name"' in request.body:
@@ -257,7 +507,6 @@ def _misdirected_grpc(rng: Random, request: Request) -> Request:
 
 
 def _mutated(rng: Random, request: Request) -> Request:
-    """Mutates the bytes of a message, of a document, or of a document's structure."""
     if request.is_grpc:
         return replace(request, body=framed(mutated(rng, [request.body[5:]])))
     length = dict(request.headers).get(BINARY_HEADER)

@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadtest.network_hosts import can_make_hosts
-from loadtest.replicas.faults import FAULTS, roll_out_version, rolling_restart
-from loadtest.replicas.fleet import Fleet, balancers, fleet
+from loadtest.replicas.fleet import FAULTS, Fleet, balancers, fleet, roll_out_version, rolling_restart
 from loadtest.replicas.load import PERIOD_S, Load, Tally
 
 Show = Callable[[str, str, dict[str, Tally]], None]
@@ -59,7 +58,6 @@ def run(
 
 
 def main() -> int:
-    """Runs the faults, prints the table of results, and writes the clients' errors to standard error."""
     by_name = {fault.__name__: fault for fault in FAULTS}
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each fault lasts")

@@ -11,7 +11,8 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 from typing import NamedTuple
 
-from loadtest.simulate import mutations, power, repository
+from loadtest.simulate import power, repository
+from loadtest.simulate import power as mutations
 
 _KINDS = ("power", "repository")
 _CHUNK = 20

@@ -58,7 +58,6 @@ class Case:
         """Writes what is durable before the first life."""
 
     def live(self, disk: Recorder) -> None:
-        """Runs the code for one life."""
         raise NotImplementedError
 
     def check(self, marks: Sequence[Mark]) -> None:
@@ -175,11 +174,9 @@ class DeltaFiles(Case):
         return self.root / "models" / "1"
 
     def prepare(self) -> None:
-        """Writes the version."""
         write_toy_model(self._version)
 
     def live(self, disk: Recorder) -> None:
-        """Writes deltas with given and with free numbers."""
         rng = self.rng
         self._faults(disk)
         for _ in range(rng.randint(1, 4)):
@@ -196,7 +193,6 @@ class DeltaFiles(Case):
                     raise Broken(f"delta {number} does not exist, and can not be written: {error}") from error
 
     def check(self, marks: Sequence[Mark]) -> None:
-        """Reads the folder: it has all confirmed files, and each file is whole."""
         faults: list[str] = []
         inbox = Inbox(self._version, max_bytes=_ALL, refused=lambda fault, where: faults.append(f"{where}: {fault}"))
         found = {f"{one.sequence:016d}.delta": float(one.rows[0, 0]) for one in inbox.read(_ALL)}
@@ -216,12 +212,10 @@ class Versions(Case):
     """Versions that an export writes with finish(), and that compact makes of a version with deltas."""
 
     def prepare(self) -> None:
-        """Writes a version with a delta."""
         write_toy_model(self.root / "compacted" / "1")
         write_delta(self.root / "compacted" / "1", "user", np.arange(2), np.ones((2, 2)), force=True)
 
     def live(self, disk: Recorder) -> None:
-        """Exports into a new or an old folder, or compacts."""
         rng = self.rng
         self._faults(disk)
         for _ in range(rng.randint(1, 2)):
@@ -293,7 +287,6 @@ class _Bucket:
         )
 
     def take(self, version: str, path: str) -> None:
-        """Removes an object of a version."""
         self.versions[version].pop(path, None)
         self.put(version, {})
 
@@ -303,12 +296,10 @@ class _Bucket:
             raise StoreError(5, "off")
 
     def folders(self) -> list[str]:
-        """Lists the versions."""
         self._use()
         return list(self.versions)
 
     def objects(self, folder: str) -> list[StoredObject]:
-        """Lists the objects of a version, or of its deltas."""
         self._use()
         version, _, below = folder.partition("/")
         prefix = f"{below}/" if below else ""
@@ -319,7 +310,6 @@ class _Bucket:
         )
 
     def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:
-        """Reads a part."""
         self._use()
         return self.versions[folder][one.path][begin:end]
 
@@ -340,7 +330,6 @@ class Fetches(Case):
         self.now_s = 0.0
 
     def prepare(self) -> None:
-        """Puts a version into the store."""
         self._upload("1")
 
     def _upload(self, version: str) -> None:
@@ -366,7 +355,6 @@ class Fetches(Case):
             cache.close()
 
     def live(self, disk: Recorder) -> None:
-        """Polls a store that changes meanwhile, and that fails at times."""
         rng, bucket = self.rng, self.bucket
         self._faults(disk)
         with self._failing(), self._mirror() as mirror:
@@ -454,7 +442,6 @@ class _Counted:
 
     @property
     def servable(self) -> Any:
-        """Returns itself."""
         return self
 
     def traffic(self, table: str, limit: int) -> Any:
@@ -474,7 +461,6 @@ class SmallFiles(Case):
     """Files that are replaced as a whole: lookup statistics and hot rows."""
 
     def live(self, disk: Recorder) -> None:
-        """Replaces the files some times."""
         rng = self.rng
         self._faults(disk)
         table = TableDescription("film", 10, 4, "mean", ("liked",))

@@ -92,7 +92,6 @@ class Recorder:
             raise Killed
 
     def mark(self, label: str, value: object = None) -> None:
-        """Records what the case knows from here on."""
         self.steps.append(Mark(label, value))
 
     def __enter__(self) -> Recorder:

@@ -23,14 +23,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.artifact import ROOT, prepared
+from loadtest.bench.models import ROOT, prepared
 from loadtest.bench.workloads import MODEL, SMALL, TINY, Data
 from loadtest.live_server import Held, LiveServer
-from loadtest.soak import floods, upserts
+from loadtest.soak import load as floods
+from loadtest.soak import load as upserts
 from loadtest.soak.calls import Calls
 from loadtest.soak.load import Trouble, running
-from loadtest.soak.report import Report, Sample, sampled
-from loadtest.soak.tally import Tally
+from loadtest.soak.report import Report, Sample, Tally, sampled
 
 _SIZES = {"small": SMALL, "tiny": TINY}
 

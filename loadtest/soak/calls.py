@@ -15,8 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from loadtest.bench.messages import GRPC, JSON, check
-from loadtest.bench.workloads import MODEL, Arrays, Data
+from loadtest.bench.workloads import GRPC, JSON, MODEL, Arrays, Data, check
 from loadtest.wire import PREDICT_METHOD, message_class
 
 _MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
@@ -86,7 +85,6 @@ class Calls:
         }
 
     def channel(self) -> grpc.Channel:
-        """Opens a gRPC channel that has a connection of its own."""
         return grpc.insecure_channel(self._grpc, _OPTIONS)
 
     def _first(self, channel: grpc.Channel, workload: str, inputs: Arrays, data: Data, metadata: Any) -> Asked:
@@ -189,7 +187,6 @@ class Calls:
         return "OK"
 
     def available(self, channel: grpc.Channel) -> set[int]:
-        """Returns the numbers of the model's versions that are AVAILABLE."""
         request = message_class("tensorflow.serving.GetModelStatusRequest")()
         request.model_spec.name = MODEL
         body = _unary(channel, _MODEL_STATUS, request.SerializeToString())
@@ -212,7 +209,6 @@ class Calls:
         return "4 times 200"
 
     def _over_http(self, _channel: grpc.Channel, source: random.Random) -> str:
-        """Sends a valid and an invalid request over one HTTP connection, and checks both answers."""
         connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
         try:
             one = source.choice(self._medium)

@@ -1,7 +1,10 @@
-"""The clients of the soak test: threads that send requests by a schedule, that watch health, and that swap versions."""
+"""The threads of the soak test: clients with a schedule, a watch of health, and version swaps, upserts and attacks."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -9,14 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from loadtest.bench.workloads import MODEL
+from loadtest.attacks.attacker import run as attack
+from loadtest.attacks.cases import CASES
+from loadtest.attacks.targets import Target, targets_of
+from loadtest.bench.workloads import MODEL, WORKLOADS, Data
+from loadtest.live_server import exchange
 from loadtest.soak.calls import SMALL_LOOKUP, Calls
-from loadtest.soak.tally import Tally
+from loadtest.soak.report import Tally
 
 THREADS = 8
 # Seconds after which half of the sending threads replace their gRPC channels by new ones.
@@ -30,13 +40,7 @@ Trouble = Callable[[threading.Event], None]
 
 @contextmanager
 def running(
-    calls: Calls,
-    tally: Tally,
-    models: Path,
-    *,
-    rate: float,
-    swap_s: float,
-    troubles: Sequence[Trouble] = (),
+    calls: Calls, tally: Tally, models: Path, *, rate: float, swap_s: float, troubles: Sequence[Trouble] = ()
 ) -> Iterator[None]:
     """Sends requests from several threads, watches health and swaps versions until the `with` block ends.
 
@@ -49,11 +53,7 @@ def running(
     stop = threading.Event()
     begin_s = time.monotonic() + 0.1
     clients = [
-        threading.Thread(
-            target=_client,
-            args=(calls, tally, stop),
-            kwargs={"number": n, "rate": rate, "at_s": begin_s},
-        )
+        threading.Thread(target=_client, args=(calls, tally, stop), kwargs={"number": n, "rate": rate, "at_s": begin_s})
         for n in range(THREADS)
     ]
     swapper = threading.Thread(target=_swap, args=(calls, tally, stop, models, swap_s))
@@ -74,15 +74,7 @@ def running(
                 thread.join()
 
 
-def _client(
-    calls: Calls,
-    tally: Tally,
-    stop: threading.Event,
-    *,
-    number: int,
-    rate: float,
-    at_s: float,
-) -> None:
+def _client(calls: Calls, tally: Tally, stop: threading.Event, *, number: int, rate: float, at_s: float) -> None:
     kinds = list(calls.share)
     weights = [share for share, _ in calls.share.values()]
     period_s = THREADS / rate
@@ -152,3 +144,118 @@ def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_
                     tally.failed("version swap", f"version {version} is not AVAILABLE after {_MAX_LOAD_S:.0f} s")
                     return
                 stop.wait(0.2)
+
+
+_FEATURE = "user"
+_FLOOD_S = 3.0
+# A flood that runs this many seconds longer than planned is killed, and counts as a failure.
+_OVERTIME_S = 60.0
+_FLOOD = "flood"
+
+
+def flood(grpc_address: str, http_address: str, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
+    """Runs the attacks of `loadtest.attacks` in turn, 3 s each, until `stop` is set.
+
+    Args:
+      grpc_address, http_address: host:port of the server's listeners without TLS.
+      interval_s: seconds from the end of an attack to the start of the next.
+    """
+    host = grpc_address.rpartition(":")[0]
+    ports = (int(address.rpartition(":")[2]) for address in (grpc_address, http_address))
+    targets = targets_of(host, *ports, MODEL, _FEATURE, ())
+    rounds = itertools.cycle([(name, target) for name in CASES for target in targets if CASES[name].fits(target)])
+    # The attacker runs in a process of its own, because its loops would hold the interpreter lock that the clients
+    # need.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["loadtest.attacks.cases"])
+    while not stop.wait(interval_s):
+        name, target = next(rounds)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_attack, args=(target, name, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            is_over = ours.poll(max(_FLOOD_S, CASES[name].least_s) + _OVERTIME_S)
+            why = "" if is_over and ours.recv() else f"{name} did not end"
+        except EOFError:
+            why = f"{name}: the attacker's process ended with an error"
+        finally:
+            process.kill()
+            process.join()
+            ours.close()
+        if why:
+            tally.failed(_FLOOD, why)
+        else:
+            tally.done(_FLOOD, name, None, 0)
+
+
+def _attack(target: Target, name: str, pipe: Connection) -> None:
+    attack(target, CASES[name], max(_FLOOD_S, CASES[name].least_s))
+    pipe.send(True)
+
+
+_TABLE, _FEATURE = "user", "user"
+_PATIENCE_S = 30.0
+# Number of consecutive answers, each over a new connection, that must show an upserted row before the row counts as
+# seen.
+_LOOKS = 4
+_UPSERT = "upsert"
+
+
+def free_row(data: Data) -> int:
+    """Returns a row of the table that no other request of the soak test reads."""
+    used = {int(i) for name in WORKLOADS for inputs in data.requests(name) for i in inputs.get(_FEATURE, [])}
+    return next(row for row in range(data.sizes.tables[_TABLE][0]) if row not in used)
+
+
+def upsert(admin: str, address: str, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
+    """Changes one row every interval_s seconds, until `stop` is set.
+
+    Args:
+      admin, address: host:port of the admin listener and of the HTTP listener.
+    """
+    row, dim = free_row(data), data.sizes.tables[_TABLE][1]
+    number = 0
+    while not stop.wait(interval_s):
+        number += 1
+        wanted = np.full(dim, number, np.float32).tolist()
+        try:
+            _post(admin, f"/v1/models/{MODEL}/tables/{_TABLE}:upsert", {"ids": [row], "rows": [wanted]})
+            outcome = _seen(address, row, wanted, stop)
+        except Exception as error:
+            tally.failed(_UPSERT, f"{type(error).__name__} {error}")
+            continue
+        if outcome:
+            tally.done(_UPSERT, outcome, None, 0)
+        elif not stop.is_set():
+            tally.failed(_UPSERT, f"not seen after {_PATIENCE_S:.0f} s")
+
+
+def _seen(address: str, row: int, wanted: list[float], stop: threading.Event) -> str:
+    """Reads the row until it has the written value; returns the outcome in words, "" if it never comes in time."""
+    end_s = time.monotonic() + _PATIENCE_S
+    in_a_row = 0
+    versions = _versions(address)
+    while not stop.is_set() and time.monotonic() < end_s:
+        answer = _post(address, f"/v1/models/{MODEL}/tables/{_TABLE}:rows", {"ids": [row]})
+        in_a_row = in_a_row + 1 if answer["rows"][0] == wanted else 0
+        if in_a_row == _LOOKS:
+            return "seen"
+        if not in_a_row:
+            if _versions(address) != versions:
+                # The new version was copied from files that lack the upsert, so it does not have the changed row.
+                return "overtaken by a version"
+            time.sleep(0.05)
+    return ""
+
+
+def _versions(address: str) -> set[str]:
+    statuses = json.loads(exchange(address, f"/v1/models/{MODEL}")[1])["model_version_status"]
+    return {status["version"] for status in statuses if status["state"] == "AVAILABLE"}
+
+
+def _post(address: str, path: str, document: dict[str, Any]) -> Any:
+    status, body = exchange(address, path, json.dumps(document).encode())
+    if status != 200:
+        raise ValueError(f"HTTP {status}: {body[:200]!r}")
+    return json.loads(body)

@@ -1,20 +1,82 @@
-"""Writes the result of a soak test: all samples as JSON, and a summary as Markdown and as a picture."""
+"""Counts requests by kind, samples the resources of the server, and writes the result as JSON and as Markdown."""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadtest.charts import Series, line_chart, stacked
 from loadtest.live_server import held_by
-from loadtest.soak.tally import Window
+
+# Texts of failures are cut to this length. Failures after the server has ended differ only beyond it, so they count as
+# one kind of failure.
+_MAX_LENGTH = 300
+
+
+@dataclass
+class Window:
+    """Counts of requests and failures since the previous sample.
+
+    seconds: response time of each small lookup.
+    behind_s: the longest delay of a request behind its schedule, caused by the clients or the server.
+    """
+
+    requests: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+    behind_s: float = 0.0
+
+
+class Tally:
+    """Counter of requests and failures by kind. Concurrency: any thread.
+
+    problems: text of a failure -> (how often, when first in seconds since the epoch).
+    """
+
+    def __init__(self, interrupted: threading.Event) -> None:
+        self._lock = threading.Lock()
+        self._interrupted = interrupted
+        self._window = Window()
+        self.problems: dict[str, tuple[int, float]] = {}
+
+    def done(self, kind: str, outcome: str, seconds: float | None, behind_s: float) -> None:
+        """Counts a request that had the expected outcome.
+
+        Args:
+          seconds: the response time; None if it shall not be recorded.
+        """
+        with self._lock:
+            self._window.requests[kind] += 1
+            self._window.outcomes[f"{kind}: {outcome}"] += 1
+            self._window.behind_s = max(self._window.behind_s, behind_s)
+            if seconds is not None:
+                self._window.seconds.append(seconds)
+
+    def failed(self, kind: str, why: str) -> None:
+        """Counts a failed request, except after Ctrl-C, which interrupts the server too."""
+        if self._interrupted.wait(0.3):
+            return
+        why = " ".join(f"{kind}: {why}".split())[:_MAX_LENGTH]
+        with self._lock:
+            self._window.requests[kind] += 1
+            self._window.failures[kind] += 1
+            count, first = self.problems.get(why, (0, time.time()))
+            self.problems[why] = (count + 1, first)
+
+    def next_window(self) -> Window:
+        """Returns the counts of requests since the previous call, and starts new counts at 0."""
+        with self._lock:
+            window, self._window = self._window, Window()
+        return window
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +200,11 @@ class Report:
         return bool(self.samples) and not self.problems and not self.faults
 
     def write(self, out: Path) -> None:
-        """Writes the files soak.json, soak.md and soak.svg into a folder."""
         out.mkdir(parents=True, exist_ok=True)
         document = {**self.about, "totals": self._totals(), "problems": self.problems, "faults": self.faults}
         document |= {"slopes_mib_per_hour": self._slopes(), "samples": [asdict(sample) for sample in self.samples]}
         (out / "soak.json").write_text(json.dumps(document, indent=1))
         (out / "soak.md").write_text(self.markdown())
-        (out / "soak.svg").write_text(self.picture())
 
     def _totals(self) -> dict[str, dict[str, int]]:
         names = ("requests", "failures", "outcomes")
@@ -156,10 +216,7 @@ class Report:
     def markdown(self) -> str:
         """Returns a Markdown table of the samples, several in a row if there are many, and tables of the totals."""
         together = max(1, -(-len(self.samples) // _MAX_ROWS))
-        lines = [
-            f"| {' | '.join(_COLUMNS)} |",
-            "|---" * len(_COLUMNS) + "|",
-        ]
+        lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
         cpu_s = 0.0
         for first in range(0, len(self.samples), together):
             some = self.samples[first : first + together]
@@ -189,33 +246,3 @@ class Report:
         lines += [f"FAILURE {count} times: {why}" for why, (count, _) in self.problems.items()]
         lines += [f"FAULT logged {count} times: {fault}" for fault, count in self.faults.items()]
         return "\n".join(lines) + "\n"
-
-    def picture(self) -> str:
-        """Draws response times, memory, descriptors and requests over time as an SVG picture."""
-        charts = []
-        for title, unit, shown in _CHARTS:
-            series = [Series(name, [(s.at_s / 60, read(s)) for s in self.samples]) for name, read in shown]
-            charts.append(line_chart(title, series, x_label="minutes", y_label=unit))
-        return stacked(charts)
-
-
-_CHARTS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Sample], float]], ...]], ...] = (
-    ("Small lookups over gRPC", "ms", (("p99", lambda s: s.p99_ms), ("p50", lambda s: s.p50_ms))),
-    (
-        "Memory",
-        "MiB",
-        (
-            ("share of all (PSS)", lambda s: s.pss_mib),
-            ("anonymous", lambda s: s.anonymous_mib),
-        ),
-    ),
-    ("Open file descriptors", "", (("descriptors", lambda s: float(s.descriptors)),)),
-    (
-        "Requests in each sample",
-        "",
-        (
-            ("requests", lambda s: float(sum(s.requests.values()))),
-            ("failures", lambda s: float(sum(s.failures.values()))),
-        ),
-    ),
-)

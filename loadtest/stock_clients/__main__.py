@@ -12,22 +12,12 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from loadtest.live_server import served_model
 from loadtest.model_samples import ask
-from loadtest.stock_clients import curl, health_probe, own_client, reflected, serving_api, triton
-from loadtest.stock_clients.outcome import Check, Place, run_checks
-
-_CLIENTS: dict[str, Callable[[Place], Iterable[Check]]] = {
-    "serving_api": serving_api.checks,
-    "reflection": reflected.checks,
-    "health": health_probe.checks,
-    "curl": curl.checks,
-    "triton": triton.checks,
-    "own": own_client.checks,
-}
+from loadtest.stock_clients.clients import CLIENTS
+from loadtest.stock_clients.outcome import Place, run_checks
 
 
 def main() -> int:
@@ -37,14 +27,14 @@ def main() -> int:
     parser.add_argument("--model_base_path", type=Path, help="default: a tiny model, trained and exported now")
     parser.add_argument("--example", type=json.loads, default={}, help="a tf.Example to classify, as JSON")
     parser.add_argument("--signatures", default="", help="which to call, comma-separated (default: all)")
-    parser.add_argument("--clients", default=",".join(_CLIENTS), help="which, comma-separated (default: %(default)s)")
+    parser.add_argument("--clients", default=",".join(CLIENTS), help="which, comma-separated (default: %(default)s)")
     parser.add_argument("server_flags", nargs="*", help="more flags of the server, after --")
     options = parser.parse_args()
     with served_model(options.model_base_path, options.model_name, options.server_flags) as (server, base_path):
         called = frozenset(filter(None, options.signatures.split(",")))
         model = dataclasses.replace(ask(server.http, options.model_name), called=called)
         place = Place(server.http, server.grpc, base_path, model, options.example)
-        chosen = [_CLIENTS[name] for name in options.clients.split(",")]
+        chosen = [CLIENTS[name] for name in options.clients.split(",")]
         failed = run_checks(itertools.chain.from_iterable(checks(place) for checks in chosen))
         for fault, count in server.faults.most_common():
             sys.stdout.write(f"the server logged {count} times: {fault}\n")

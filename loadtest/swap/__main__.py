@@ -14,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadtest.live_server import ROOT, LiveServer
+from loadtest.live_server import ROOT, LiveServer, exchange, say
 from loadtest.swap.model import rows_of, write_version
 
 _VERSIONS = 2
@@ -61,7 +60,7 @@ def main() -> int:
 
 
 def _measure(scratch: Path, options: argparse.Namespace, flags: list[str]) -> int:
-    _say(f"writing {_VERSIONS} versions of {options.gigabytes:g} GB ...")
+    say(f"writing {_VERSIONS} versions of {options.gigabytes:g} GB ...")
     for number in range(1, _VERSIONS + 1):
         if not (scratch / f"spare-{number}").exists():
             write_version(scratch / f"spare-{number}", number, options.gigabytes)
@@ -131,8 +130,8 @@ def _one_swap(server: LiveServer, base: Path, scratch: Path, old: int, run: Run)
 
 
 def _states(server: LiveServer) -> dict[int, str]:
-    with urllib.request.urlopen(f"{server.http}/v1/models/swap", timeout=30) as response:
-        return {int(s["version"]): s["state"] for s in json.load(response)["model_version_status"]}
+    statuses = json.loads(exchange(server.http, "/v1/models/swap")[1])["model_version_status"]
+    return {int(status["version"]): status["state"] for status in statuses}
 
 
 def _remember(server: LiveServer, run: Run) -> None:
@@ -150,23 +149,23 @@ def _report(run: Run, asked: dict[str, Any], options: argparse.Namespace, server
     during = np.zeros(len(due), bool)
     for begun_s, _, ended_s in run.swaps:
         during |= (due >= begun_s) & (due <= ended_s)
-    _say(f"{len(answers)} answers at {options.rate:g}/s, {len(run.swaps)} swaps, {asked['num_wrong']} failures")
+    say(f"{len(answers)} answers at {options.rate:g}/s, {len(run.swaps)} swaps, {asked['num_wrong']} failures")
     for what in asked["wrong"]:
-        _say(f"  {what}")
+        say(f"  {what}")
     if not run.swaps:
-        _say("no version was swapped in")
+        say("no version was swapped in")
         return 1
     took = [f"{answers_s - begun_s:.1f}/{ended_s - begun_s:.1f}" for begun_s, answers_s, ended_s in run.swaps]
-    _say(f"seconds to the new version's first answer / to the old one's end: {', '.join(took)}")
+    say(f"seconds to the new version's first answer / to the old one's end: {', '.join(took)}")
     quantiles = {}
     for name, chosen in (("without", ~during & is_settled), ("during", during & is_settled)):
         p50, p99, p999 = np.percentile(ms[chosen], [50, 99, 99.9])
         quantiles[name] = p99
-        _say(
+        say(
             f"{name:8} swaps: {chosen.sum():6} requests, p50 {p50:.2f} ms, p99 {p99:.2f}, p99.9 {p999:.2f}, "
             f"most {ms[chosen].max():.2f}"
         )
-    _say(f"p99 during swaps: {quantiles['during'] / quantiles['without']:.2f} x p99 without")
+    say(f"p99 during swaps: {quantiles['during'] / quantiles['without']:.2f} x p99 without")
     _memory(run, options, server)
     return 1 if asked["num_wrong"] else 0
 
@@ -174,7 +173,7 @@ def _report(run: Run, asked: dict[str, Any], options: argparse.Namespace, server
 def _memory(run: Run, options: argparse.Namespace, server: LiveServer) -> None:
     memory = np.array(run.memory)
     most = memory[memory[:, 1].argmax()]
-    _say(
+    say(
         f"resident: {memory[0][1]:.0f} MiB at first, at most {most[1]:.0f} ({most[2]:.0f} of files), "
         f"at the end {memory[-1][1]:.0f} ({memory[-1][2]:.0f} of files); a version is {options.gigabytes * 1024:.0f}"
     )
@@ -183,13 +182,8 @@ def _memory(run: Run, options: argparse.Namespace, server: LiveServer) -> None:
         within = memory[(memory[:, 0] >= begun_s) & (memory[:, 0] <= ended_s)]
         after = memory[memory[:, 0] >= ended_s]
         left = f"{after[0][1]:.0f} behind it" if len(after) else "the run ended with it"
-        _say(f"  swap: {before[1]:.0f} MiB before, at most {within[:, 1].max():.0f} in it, {left}")
-    _say(f"now: {server.held()}")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+        say(f"  swap: {before[1]:.0f} MiB before, at most {within[:, 1].max():.0f} in it, {left}")
+    say(f"now: {server.held()}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.bench.messages import varint
-from loadtest.wire import DT_INT64, message_class
+from loadtest.wire import DT_INT64, message_class, varint
 
 DIM = 64
 TABLES = ("user", "item")
@@ -162,5 +161,4 @@ def _masked(crc: int) -> int:
 
 
 def numbers_of(answer: Any) -> set[float]:
-    """Returns the set of different numbers in the embeddings of an answer."""
     return {number for rows in answer["embeddings"].values() for row in rows for number in row}

@@ -111,7 +111,6 @@ class SteadyLoad:
 
 
 def main() -> None:
-    """Sends lookups at a steady rate, and prints the results as JSON."""
     port, user, item, rate, connections = sys.argv[1:]
     load = SteadyLoad(int(port), {"user": int(user), "item": int(item)}, float(rate), int(connections))
     load.run()

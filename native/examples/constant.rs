@@ -3,7 +3,7 @@
 //!
 //! `constant FOLDER KIND` reads `<workload>.<KIND>.answer` of FOLDER, prints its port, and answers
 //! `/constant/<workload>` until it is killed. KIND is `grpc` (HTTP/2) or `json` (HTTP/1.1).
-//! `loadtest/bench/baselines/hyper_constant.py` starts it.
+//! `loadtest/bench/baselines.py` starts it.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.bench.artifact import prepared
+from loadtest.bench.models import prepared
 from tests.conftest import MakeOnce
 from tests.integration.process import ROOT, ServerProcess, environment
 from tests.integration.remote_tables import large

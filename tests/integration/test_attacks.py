@@ -19,10 +19,8 @@ from loadtest.attacks import frames
 from loadtest.attacks.__main__ import main
 from loadtest.attacks.attacker import Attacker
 from loadtest.attacks.cases import CASES
-from loadtest.attacks.measuring import Result, measure, resident_mib
-from loadtest.attacks.peers import reference_of, secured, targets_of, write_callers
-from loadtest.attacks.targets import Target
-from loadtest.attacks.victim import Victim
+from loadtest.attacks.measuring import Result, Victim, measure, resident_mib
+from loadtest.attacks.targets import Target, reference_of, secured, targets_of, write_callers
 from loadtest.swap.model import DIM, write_version
 from tests.certificates import Authority, ssl_config
 from tests.integration.billion import refusals

@@ -12,9 +12,8 @@ import pytest
 
 from loadtest.bench.__main__ import main
 from loadtest.bench.cases import RATIOS, cases
-from loadtest.bench.messages import GRPC, JSON, check, grpc_answer, json_answer
 from loadtest.bench.report import BEGIN, END, write_into
-from loadtest.bench.workloads import TINY, WORKLOADS, Data
+from loadtest.bench.workloads import GRPC, JSON, TINY, WORKLOADS, Data, check, grpc_answer, json_answer
 
 pytestmark = pytest.mark.tf
 
@@ -25,10 +24,6 @@ CASES = [
     "gRPC/W5",
     "gRPC, grpcio constant/W1",
     "JSON/W2",
-    "JSON, ASGI constant/W1",
-    "JSON, ASGI around orjson/W2",
-    "JSON, FastAPI constant/W2",
-    "orjson alone/W2",
     "binary/W3",
     *(f"gRPC, foreign, {side}/{workload}" for workload in WORKLOADS for side in ("adopted", "whole")),
     "JSON, foreign, adopted/W1",

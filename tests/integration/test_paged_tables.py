@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from loadtest.bench.large_model import write_large_model
+from loadtest.bench.models import write_large_model
 from tests.integration.memory_group import MemoryGroup, NoMemoryGroup
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.tower_model import TAGS, USERS

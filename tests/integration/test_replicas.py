@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.network_hosts import can_make_hosts
-from loadtest.replicas import faults
+from loadtest.replicas import fleet as faults
 from loadtest.replicas.__main__ import run
 from loadtest.replicas.fleet import balancers
 from loadtest.replicas.load import Tally

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.foreign.child_process import run_each
+from loadtest.foreign.children import run_each
 from loadtest.foreign.comparing import Refused, Tally, compare, difference, ulps
-from loadtest.foreign.kinds import Ids, InputSpec, Kind, Padded, Ragged, Sparse, Words
+from loadtest.foreign.kinds import Ids, InputSpec, Kind, NoKind, Padded, Ragged, RandomRequests, Sparse, Words
 from loadtest.foreign.models import ForeignModel, Zoo, all_models
-from loadtest.foreign.random_requests import NoKind, RandomRequests
 
 INT64, TEXT = np.dtype(np.int64), np.dtype(object)
 

@@ -7,13 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loadtest.foreign.kinds import Draw, Edges, InputSpec, edge_keys
-from loadtest.foreign.random_models import Construction, construction_of, random_name
-from loadtest.foreign.random_requests import RandomRequests, judged
-from loadtest.foreign.random_steps import (
+from loadtest.foreign.kinds import Draw, Edges, InputSpec, RandomRequests, edge_keys, judged
+from loadtest.foreign.random_models import (
     AsText,
     CastTo,
     Clipped,
+    Construction,
     Hashed,
     KerasLayer,
     Key,
@@ -25,7 +24,9 @@ from loadtest.foreign.random_steps import (
     Shifted,
     Step,
     Vocabulary,
+    construction_of,
     edges_of,
+    random_name,
 )
 
 IDS = InputSpec(np.dtype(np.int64), (-1,))

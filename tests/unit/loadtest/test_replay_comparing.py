@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from loadtest.replay.comparing import Difference, Intended, differences, read_intended, without_nan_signs
-from loadtest.replay.requests import Request, framed
-from loadtest.wire import message_class
+from loadtest.replay.requests import Request
+from loadtest.wire import framed, message_class
 
 LOOKUP = Request(
     "lookup", "random 1", "POST", "/v1/models/toy:lookup", (("x-request-id", "mine"),), b'{"features": {}}'

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.simulate.cases import CASES
-from loadtest.simulate.mutations import plant_all
-from loadtest.simulate.power import run_seed
+from loadtest.simulate.power import plant_all, run_seed
 
 
 # Before service/artifact/files.py was written, 33 of these seeds failed.

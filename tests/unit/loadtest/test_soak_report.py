@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import xml.etree.ElementTree as ET
 
 import pytest
 
-from loadtest.soak.report import Report, Sample, slope_mib_per_hour
-from loadtest.soak.tally import Tally, Window
+from loadtest.soak.report import Report, Sample, Tally, Window, slope_mib_per_hour
 
 SAMPLE = Sample(
     at_s=60,
@@ -54,15 +52,6 @@ def test_a_failure_and_a_fault_each_spoil_a_run() -> None:
     assert not Report({}).is_good
     assert not Report({}, [SAMPLE], problems={"lookup: INTERNAL": (1, 0.0)}).is_good
     assert not Report({}, [SAMPLE], faults={"ValueError": 1}).is_good
-
-
-def test_the_picture_has_times_memory_descriptors_and_requests() -> None:
-    root = ET.fromstring(Report({}, samples(0, 100)).picture())
-    times, memory, descriptors, requests = root.findall("{*}svg")
-    assert [len(chart.findall("{*}polyline")) for chart in (times, memory, descriptors, requests)] == [2, 2, 1, 2]
-    # A polyline's points go from the newest sample to the oldest. x: 64 to 784 for minutes 1 to 2; y: 220 (0 MiB) up to
-    # 44 (200 MiB).
-    assert memory.findall("{*}polyline")[0].get("points") == "64.0,220.0 784.0,132.0"
 
 
 def test_failures_are_counted_until_the_run_is_interrupted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from loadtest.foreign.child_process import write_result
+from loadtest.foreign.children import write_result
 
 SECONDS = {"fine": 1, "slow": 9}
 

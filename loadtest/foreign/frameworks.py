@@ -1,15 +1,47 @@
-"""Makes the numbers of tables and layers in foreign models from a seed."""
+"""The frameworks that build foreign models, imported when a model is built, and helpers of builders."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadtest.foreign.models import SEED
+SEED = 7
+
+
+class _Lazy:
+    """A module that is imported at the first use of a name of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+# Keras 2 and Keras 3 cannot share a process, and a list of the models needs no TensorFlow.
+tf: Any = _Lazy("tensorflow")
+
+
+def keras3() -> Any:
+    """Imports Keras 3 with the TensorFlow backend, and sets the random seed."""
+    import keras
+
+    assert keras.backend.backend() == "tensorflow"
+    keras.utils.set_random_seed(SEED)
+    return keras
+
+
+def tf_keras() -> Any:
+    """Imports Keras 2 (tf_keras) and sets its random seed."""
+    import tf_keras as keras
+
+    keras.utils.set_random_seed(SEED)
+    return keras
 
 
 def normal(name: str, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
@@ -20,15 +52,11 @@ def normal(name: str, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
 
 def variable(name: str, *shape: int, dtype: str = "float32", scale: float = 1.0) -> Any:
     """Returns a tf.Variable of normally distributed numbers, as normal() makes them."""
-    import tensorflow as tf
-
     return tf.Variable(tf.cast(normal(name, *shape, scale=scale), dtype), name=name)
 
 
 def spec(name: str, dtype: str = "int64", shape: tuple[int | None, ...] = (None,)) -> Any:
     """Returns the tf.TensorSpec of an input; by default it is an input of ids [B]."""
-    import tensorflow as tf
-
     return tf.TensorSpec(shape, dtype, name)
 
 
@@ -40,8 +68,6 @@ def save_module(
     Args:
       signatures: name -> (function, TensorSpecs of its inputs).
     """
-    import tensorflow as tf
-
     module = tf.Module()
     for name, value in variables.items():
         setattr(module, name, value)
@@ -61,12 +87,9 @@ class Tower:
         self.last_bias = variable(f"{name}_last_bias", outputs, scale=0.1)
 
     def __call__(self, rows: Any) -> Any:
-        import tensorflow as tf
-
         hidden = tf.nn.relu(tf.matmul(rows, self.kernel) + self.bias)
         return tf.matmul(hidden, self.last_kernel) + self.last_bias
 
     @property
     def variables(self) -> list[Any]:
-        """The variables of both layers of the tower."""
         return [self.kernel, self.bias, self.last_kernel, self.last_bias]
