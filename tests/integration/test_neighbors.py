@@ -1,4 +1,4 @@
-"""Searches for nearest rows in a whole server, over both wires."""
+"""Nearest rows over HTTP and gRPC, with an index and the recall that it tells."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from embedding_client import EmbeddingClient
 from embedding_client.errors import InvalidRequest, NotFound
+from loadtest.neighbor_recall import run
 from tests.integration.process import ServerProcess, until
 from tests.toy_model import toy_tables, write_toy_model
 
@@ -100,3 +101,18 @@ def test_an_index_is_built_beside_requests_and_tells_its_recall(tmp_path: Path) 
         assert server.http.post(PATH, json=asked).json() == found
         # The server read the index from its file: the metrics show the time of the first build.
         assert took in server.http.get("/metrics").text.splitlines()
+
+
+def test_the_told_recall_is_near_the_truth(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    rows = 2 * random.normal(size=(100, 16))[random.integers(0, 100, 3000)] + 0.5 * random.normal(size=(3000, 16))
+    np.save(tmp_path / "rows.npy", rows.astype(np.float32))
+    kinds = ["rows, 50 nearest excluded", "midpoints of two rows"]
+    found = dict(run(tmp_path / "rows.npy", None, "l2", kinds))
+    assert [*found] == [*kinds, "midpoints of two rows, among all kinds"]
+    for kind, one in found.items():
+        if one.told is None:
+            assert one.true > 0.9
+        else:
+            assert one.told >= 0.95 and abs(one.true - one.told) < 0.1, kind
+            assert one.scanned < 0.5

@@ -18,7 +18,7 @@ from service.tables.row_index import RowLists, build_index, tune_index
 from tests.conftest import RecordingObserver
 from tests.integration.process import until
 from tests.unit.deltas.conftest import Served
-from tests.unit.engine.test_neighbor_indexes import ROWS, find, nearest, write_large
+from tests.unit.engine.test_searches import ROWS, find, nearest, write_large
 
 pytestmark = pytest.mark.slow
 

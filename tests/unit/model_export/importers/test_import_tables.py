@@ -17,6 +17,7 @@ from model_export.importers.import_tables import COMPARED_ROWS_KEY, import_summa
 from model_export.parity.saved_table import read_tables
 from service.artifact.manifest import Manifest
 from tests.unit.model_export.importers.reading import matrix, small_chunks
+from tests.unit.model_export.late import tf
 
 pytestmark = pytest.mark.tf
 
@@ -66,8 +67,6 @@ def test_an_import_is_an_artifact_that_verifies(
 
 
 def test_tensorflows_own_loader_answers(tmp_path: Path, sources: dict[str, str]) -> None:
-    from model_export.tensorflow_setup import tf
-
     folder = model_export.import_tables(
         tmp_path / "m",
         sources,
@@ -91,8 +90,6 @@ def test_tensorflows_own_loader_answers(tmp_path: Path, sources: dict[str, str])
 def test_a_table_of_int4_keeps_two_numbers_a_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    from model_export.tensorflow_setup import tf
-
     if is_large:
         monkeypatch.setattr(module, "_WHOLE_CHECK_BYTES", 1)
         monkeypatch.setattr(module, "_COMPARED_ROWS", 3)
