@@ -81,7 +81,9 @@ def test_a_session_ends_in_time_by_sign_out_and_with_its_token(
     callers.replace([ANOTHER, READER], ())
     found = sessions.find(second)
     assert found is not None and found[1].name == "reader" and sessions.find(first) is None
-    clock.now_s += SESSION_S + 1
+    clock.now_s += SESSION_S - 1
+    assert sessions.find(second) is not None
+    clock.now_s += 1
     assert sessions.find(second) is None and sessions.grant(third, None, is_read=True) is None
 
 
