@@ -28,7 +28,7 @@ TAGS = [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]
 def write_tower_model(tf: Any, folder: Path) -> Path:
     """Writes version 1 of the tower model below a folder, and returns the version's folder."""
     # The function imports TensorFlow itself, so that a test file can import this module without TensorFlow.
-    from model_export import adopt
+    from model_export.adoption.adopt import adopt
 
     module = tf.Module()
     module.tables = {"user": tf.Variable(USERS, name="user"), "tag": tf.Variable(TAGS, name="tag")}

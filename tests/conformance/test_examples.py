@@ -23,7 +23,7 @@ from service.artifact.tf_record import WARMUP_PATH
 from tests.conformance.contract_calls import METHODS, Refused
 from tests.conformance.wires import HttpClient
 from tests.integration.process import ServerProcess, server_of
-from tests.unit.artifact.test_tf_record import record
+from tests.unit.artifact.test_encodings import record
 
 pytestmark = pytest.mark.tf
 

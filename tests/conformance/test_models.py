@@ -27,7 +27,7 @@ from service.types import State
 from tests.conformance.wires import HTTP_STATUS_OF_CODE, HttpClient
 from tests.integration.process import ServerProcess
 from tests.toy_model import SHARD, write_toy_model
-from tests.unit.artifact.test_tf_record import record
+from tests.unit.artifact.test_encodings import record
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases" / "models.json").read_text())
 WARMUP = Path("assets.extra/tf_serving_warmup_requests")

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.foreign.frameworks import tf
 from model_export.columns.embedding_column import embedding_column
 from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
 from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters
-from model_export.tensorflow_setup import tf
 from movielens.ratings import RatingData, read_ratings, synthetic_ratings
 
 BATCH, DIM, HELD_OUT = 100, 8, 10

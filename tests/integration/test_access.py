@@ -21,7 +21,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from embedding_client import AsyncEmbeddingClient, EmbeddingClient
+from embedding_client.async_client import AsyncEmbeddingClient
+from embedding_client.client import EmbeddingClient
 from embedding_client.errors import Refused
 from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor

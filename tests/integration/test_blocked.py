@@ -25,7 +25,7 @@ from tests.integration.conftest import Serve, add_version
 from tests.integration.limited import limited, lookup
 from tests.integration.process import PATIENCE_S, ServerProcess, until
 from tests.integration.silent import full_pipe, needs_mounts, silent_disk, silent_names, silent_server
-from tests.integration.test_request_log import config
+from tests.integration.test_hot_rows import config
 
 pytestmark = pytest.mark.slow
 ROW_1 = [[1, 10]]

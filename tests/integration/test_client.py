@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_client import AsyncEmbeddingClient, EmbeddingClient
+from embedding_client.async_client import AsyncEmbeddingClient
+from embedding_client.client import EmbeddingClient
 from embedding_client.errors import (
     DeadlineExceeded,
     EmbeddingError,

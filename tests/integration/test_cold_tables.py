@@ -23,7 +23,7 @@ _CLIENTS = 8
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     """A folder with a model of one table of 16 MiB, which is written to the disk, and the table."""
-    from model_export import import_tables
+    from model_export.importers.import_tables import import_tables
 
     folder = tmp_path_factory.mktemp("cold")
     source = np.random.default_rng(7).normal(size=(_NUM_ROWS, _DIM)).astype(np.float32)

@@ -1,16 +1,27 @@
-"""Thousands of connections are answered, one too many is refused, and missing descriptors stop nothing."""
+"""Thousands of connections, idle ones among them: each is answered, and one more is told why not."""
 
 from __future__ import annotations
 
+import random
 import resource
+import shutil
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import grpc
+import httpx
+import numpy as np
 import pytest
 
-from tests.integration.process import PATIENCE_S, ServerProcess, until
+from service.configuration.settings import Settings
+from tests.exposition import read_exposition
+from tests.integration.conftest import Serve
+from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until, unused_ports
 from tests.integration.raw_http import BODY, answer, connect, post, rest, status
 from tests.toy_model import write_toy_model
 
@@ -99,3 +110,197 @@ def cpu_s(pid: int) -> float:
     """Returns the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
+
+
+_PATH = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
+# Times in seconds for which well-known balancers keep an idle connection to a server, by their documentation.
+IDLE_S = {"nginx": 60, "AWS": 60, "Google Cloud": 600}
+SCALE = 300
+REQUESTS = 180
+INPUTS: dict[str, Any] = {
+    "user": np.array([1]),
+    "tags__values": np.array([3]),
+    "tags__row_splits": np.array([0, 1]),
+}
+NGINX = """
+daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;
+events {{ worker_connections 256; }}
+http {{
+    access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f;
+    uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+    upstream http_server {{ server 127.0.0.1:{http_port}; keepalive 8; keepalive_timeout {idle_ms}ms; }}
+    upstream grpc_server {{ server 127.0.0.1:{grpc_port}; keepalive 8; keepalive_timeout {idle_ms}ms; }}
+    server {{
+        listen 127.0.0.1:{http_front};
+        location / {{
+            proxy_pass http://http_server; proxy_http_version 1.1; proxy_set_header Connection "";
+            proxy_next_upstream off;
+        }}
+    }}
+    server {{
+        listen 127.0.0.1:{grpc_front} http2;
+        location / {{ grpc_pass grpc://grpc_server; grpc_next_upstream off; }}
+    }}
+}}
+"""
+HAPROXY = """
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    retries 0
+    http-reuse always
+    default-server pool-purge-delay {purge_ms}ms
+frontend http
+    bind 127.0.0.1:{http_front}
+    default_backend http_server
+backend http_server
+    server one 127.0.0.1:{http_port}
+frontend grpc
+    bind 127.0.0.1:{grpc_front} proto h2
+    default_backend grpc_server
+backend grpc_server
+    server one 127.0.0.1:{grpc_port} proto h2
+"""
+PROXIES = {
+    "nginx": (NGINX, ["-c"], []),
+    "haproxy": (HAPROXY, ["-db", "-f"], []),
+}
+
+
+@pytest.fixture
+def behind(serve: Serve, tmp_path: Path) -> Iterator[Callable[[str], tuple[ServerProcess, int, int]]]:
+    """Returns a function that starts a server and a proxy; it returns the server and the proxy's two ports."""
+    with ExitStack() as stack:
+
+        def start(name: str) -> tuple[ServerProcess, int, int]:
+            program = shutil.which(name, path=_PATH)
+            if program is None:
+                pytest.skip(f"{name} is not installed")
+            server = serve().ready()
+            http_front, grpc_front = unused_ports(2)
+            text, before, after = PROXIES[name]
+            file = tmp_path / f"{name}.conf"
+            file.write_text(
+                text.format(
+                    folder=tmp_path,
+                    http_port=server.http_port,
+                    grpc_port=server.grpc_port,
+                    http_front=http_front,
+                    grpc_front=grpc_front,
+                    idle_ms=60_000 // SCALE,
+                    purge_ms=5_000 // SCALE,
+                )
+            )
+            log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
+            process = subprocess.Popen([program, *before, str(file), *after], cwd=tmp_path, stdout=log, stderr=log)
+
+            def stop() -> None:
+                process.terminate()
+                process.wait(PATIENCE_S)
+
+            stack.callback(stop)
+            until(lambda: process.poll() is not None or _answers(http_front))
+            assert process.poll() is None, (tmp_path / f"{name}.log").read_text()
+            return server, http_front, grpc_front
+
+        yield start
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE_S).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_an_hour_of_sparse_requests_has_no_failure(
+    behind: Callable[[str], tuple[ServerProcess, int, int]], name: str
+) -> None:
+    _, http_port, grpc_port = behind(name)
+    pauses = random.Random(name)
+    gaps = [pauses.expovariate(SCALE / 20) for _ in range(REQUESTS)]
+
+    def by_http() -> list[str]:
+        failed = []
+        for gap in gaps:
+            time.sleep(gap)
+            url = f"http://127.0.0.1:{http_port}/v1/models/default:lookup"
+            answer = httpx.post(url, json={"features": {"user": [1]}}, timeout=PATIENCE_S)
+            if answer.status_code != 200 or answer.json()["embeddings"] != {"user": [[1, 10]]}:
+                failed.append(f"{answer.status_code} {answer.text}")
+        return failed
+
+    def by_grpc() -> list[str]:
+        failed = []
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            for gap in gaps:
+                time.sleep(gap)
+                try:
+                    assert predict_grpc(channel, INPUTS, "lookup")["user"].tolist() == [[1, 10]]
+                except grpc.RpcError as error:
+                    failed.append(f"{error.code()} {error.details()}")
+        return failed
+
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(by_http), threads.submit(by_grpc)]
+    assert [run.result() for run in runs] == [[], []]
+
+
+def test_the_default_is_longer_than_every_common_balancers() -> None:
+    assert Settings().rest_api_keep_alive_s > max(IDLE_S.values())
+
+
+def test_the_longest_idle_connection_makes_room_for_a_new_one(serve: Serve) -> None:
+    server = serve(max_connections=4).answering()
+    server.wait_for_log("loaded")
+    with ExitStack() as stack:
+        held = [stack.enter_context(connect(server)) for _ in range(4)]
+        for sock in held:
+            _ask(sock)
+        newest: list[Any] = []
+
+        def is_admitted() -> bool:
+            # The others are in use, so that the core, which looks at its connections once a second, never finds them
+            # idle for as long as the first one.
+            for sock in held[1:]:
+                _ask(sock)
+            newest[:] = [stack.enter_context(connect(server))]
+            try:
+                newest[0].sendall(post(BODY))
+                return _answer(newest[0]) == 200
+            except ConnectionError:
+                return False
+
+        until(is_admitted)
+        assert rest(held[0]) == b"", "the connection that was idle for longest is closed"
+        for sock in (*held[1:], newest[0]):
+            _ask(sock)
+    until(lambda: _dropped(server).get("idle", 0) >= 1)
+
+
+def _ask(sock: Any) -> None:
+    sock.sendall(post(BODY))
+    assert _answer(sock) == 200
+
+
+def _answer(sock: Any) -> int:
+    """Reads an answer to BODY; returns its status, 0 if the connection was closed."""
+    data = b""
+    while not data.endswith(b"}}"):
+        piece = sock.recv(4096)
+        if not piece:
+            return 0
+        data += piece
+    return status(data)
+
+
+def _dropped(server: ServerProcess) -> dict[str, float]:
+    try:
+        text = server.http.get("/metrics").text
+    except httpx.TransportError:
+        return {}
+    family = read_exposition(text)["embedding_server_connections_dropped_total"]
+    return {labels["reason"]: family.value(**labels) for labels in family.labelled()}

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from model_export import compact
+from model_export.compaction.compact import compact
 from tests.deltas import crc32c, delta_bytes, drop
 from tests.exposition import Family, read_exposition
 from tests.integration.conftest import Serve

@@ -64,7 +64,7 @@ def manifest(artifact: Path) -> Manifest:
 @pytest.fixture(scope="module")
 def signatures(artifact: Path) -> Any:
     """The signatures of the artifact, loaded by TensorFlow."""
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     loaded = tf.saved_model.load(str(artifact))
     return {name: _Signature(loaded, function) for name, function in loaded.signatures.items()}
@@ -78,7 +78,7 @@ class _Signature:
         self._function = function
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        from model_export.tensorflow_setup import tf
+        from loadtest.foreign.frameworks import tf
 
         specs = self._function.structured_input_signature[1]
         outputs = self._function(**{name: tf.constant(inputs[name], spec.dtype) for name, spec in specs.items()})
@@ -107,7 +107,7 @@ def predict_inputs(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_manifest_says_where_the_variables_bytes_are(artifact: Path, manifest: Manifest) -> None:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     assert sorted(manifest.tables) == ["film", "genre", "occupation", "user"]
     reader = tf.train.load_checkpoint(str(artifact / "variables" / "variables"))
@@ -118,7 +118,7 @@ def test_the_manifest_says_where_the_variables_bytes_are(artifact: Path, manifes
 
 
 def test_the_tables_are_those_that_were_trained(run_folder: Path, artifact: Path, manifest: Manifest) -> None:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     trained = tf.train.load_checkpoint(str(run_folder / "checkpoints"))
     for name, table in read_tables(artifact, manifest).items():
@@ -127,7 +127,7 @@ def test_the_tables_are_those_that_were_trained(run_folder: Path, artifact: Path
 
 
 def test_variables_have_readable_names_and_no_optimizer_slots(artifact: Path) -> None:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     suffix = "/.ATTRIBUTES/VARIABLE_VALUE"
     names = [name.removesuffix(suffix) for name, _ in tf.train.list_variables(str(artifact / "variables/variables"))]
@@ -194,7 +194,7 @@ def test_weights_are_optional_on_the_wire(artifact: Path) -> None:
 
 def test_a_session_may_leave_weights_out(artifact: Path, signatures: Any) -> None:
     # Runs the graph as TensorFlow Serving does: feeds and fetches are the tensor names of the SignatureDef.
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     inputs = predict_inputs()
     for name in ("lookup", "lookup_tpu_tensor_core"):
@@ -209,7 +209,7 @@ def test_a_session_may_leave_weights_out(artifact: Path, signatures: Any) -> Non
 
 
 def test_the_cpu_lookup_is_tensorflows_own(artifact: Path, manifest: Manifest, signatures: Any) -> None:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     tables = {name: table[np.arange(table.shape[0])] for name, table in read_tables(artifact, manifest).items()}
     entry = manifest.signatures["lookup"]
@@ -291,14 +291,14 @@ def test_a_padded_batch_is_its_rows_run_alone(signatures: Any, rows: int) -> Non
 def test_bad_ids_weights_and_splits_are_errors_of_the_graph(
     signatures: Any, name: str, changed: dict[str, Any]
 ) -> None:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         signatures[name](lookup_inputs(**changed))
 
 
 def test_the_padded_lookup_neither_cuts_nor_overflows(signatures: Any) -> None:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     run = signatures["lookup_tpu_tensor_core"]
     ten = {"recent_films__values": [1] * 10, "recent_films__row_splits": [0, 10, 10]}
@@ -353,7 +353,7 @@ def test_examples_mean_what_tensors_mean(artifact: Path, manifest: Manifest, sig
 
 
 def test_predictions_match_the_trained_model_and_lie_in_the_range_of_ratings(run_folder: Path, signatures: Any) -> None:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
     from movielens.loop import restore_weights
     from movielens.model import RatingModel
     from movielens.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
@@ -504,7 +504,7 @@ def _rows(rows: Array) -> dict[str, Any]:
 
 
 def _example(**fields: list[Any]) -> bytes:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     def feature(values: list[Any]) -> Any:
         if isinstance(values[0], str):

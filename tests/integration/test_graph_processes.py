@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_client import EmbeddingClient
+from embedding_client.client import EmbeddingClient
 from service.graph.library import find_core
 from tests.integration.conftest import Serve
 from tests.integration.process import PATIENCE_S, ServerProcess
@@ -55,7 +55,7 @@ def items(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     """Returns a function that makes a model folder: with only lookups, or with a score too, adopted or as TensorFlow
     wrote it.
     """
-    from model_export import adopt
+    from model_export.adoption.adopt import adopt
 
     folder = tmp_path_factory.mktemp("items")
     saved = {name: item_model(tf, folder / name, has_score=name == "score") for name in ("lookups", "score")}

@@ -21,7 +21,7 @@ from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until
 from tests.integration.test_models import ask, reload
 from tests.toy_model import rewrite_manifest, write_toy_model
-from tests.unit.artifact.test_tf_record import record
+from tests.unit.artifact.test_encodings import record
 
 WARMUP = Path("assets.extra/tf_serving_warmup_requests")
 AVAILABLE = ("AVAILABLE", "OK")

@@ -1,4 +1,4 @@
-"""Searches for nearest rows in a whole server, over both wires."""
+"""Nearest rows over HTTP and gRPC, with an index and the recall that it tells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_client import EmbeddingClient
+from embedding_client.client import EmbeddingClient
 from embedding_client.errors import InvalidRequest, NotFound
 from tests.integration.process import ServerProcess, until
 from tests.toy_model import toy_tables, write_toy_model

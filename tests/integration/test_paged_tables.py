@@ -28,7 +28,7 @@ _DIM, _CHUNK_ROWS = 64, 1 << 18
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes a model with one large table; returns its folder."""
-    from model_export import import_tables
+    from model_export.importers.import_tables import import_tables
 
     folder = tmp_path_factory.mktemp("larger")
     scratch = tmp_path_factory.mktemp("small")
@@ -152,7 +152,7 @@ def test_a_table_that_fits_is_warmed_and_no_page_is_dropped(model: Path) -> None
 @pytest.fixture(scope="module")
 def small_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     """A folder with the models `float32` and `int8` of one table, and the table: [5000, 24] float32."""
-    from model_export import import_tables
+    from model_export.importers.import_tables import import_tables
 
     folder = tmp_path_factory.mktemp("small")
     source = np.random.default_rng(5).normal(size=(5000, 24)).astype(np.float32)

@@ -123,21 +123,6 @@ def test_a_corrupt_version_leaves_the_old_one_serving(serve: Serve, base: Path) 
     assert load.scales == {1, 3}
 
 
-def test_a_copy_that_is_not_finished_is_served_once_it_is(serve: Serve, base: Path) -> None:
-    server = serve(load_retry_interval_micros=50_000, max_num_load_retries=1000).ready()
-    whole = base.parent / "whole"
-    shutil.copytree(base / "1", whole)
-    (base / "2").mkdir()
-    for source in sorted(whole.rglob("*")):
-        target = base / "2" / source.relative_to(whole)
-        if source.is_dir():
-            target.mkdir()
-        else:
-            target.write_bytes(source.read_bytes())
-        assert server.lookup({"user": [4]}) == {"user": [[4, 40]]}
-    until(lambda: versions(server).get(2, {}).get("state") == "AVAILABLE")
-
-
 def test_a_model_folder_that_vanishes_keeps_being_served(serve: Serve, base: Path) -> None:
     server = serve(version_settle_s=3600).ready()
     # The folder is empty for a moment. A scan that meets it so unloads nothing.

@@ -22,11 +22,12 @@ from service.types import Array
 from tests.deltas import delta_bytes, drop
 from tests.integration.process import ServerProcess
 from tests.integration.remote_tables import layout_of
-from tests.integration.test_remote_faults import ROWS, reopened
+from tests.integration.test_remote_faults import reopened
 from tests.toy_model import write_toy_model
 from tests.valkey_cluster import Cluster, needs_program, until
 
 pytestmark = needs_program
+ROWS = 100_000
 _OPTIONS = "?timeout_ms=3000&node_timeout_ms=1000"
 
 

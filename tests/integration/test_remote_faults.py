@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
+import shutil
 import signal
 import threading
+import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,22 +20,23 @@ import pytest
 from model_export.remote.push import push
 from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
-from service.errors import TableUnreachable
+from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_tables import RemoteTables
-from service.native.clusters import Clusters
+from service.native.clusters import FRESH_S, Clusters
 from service.remote.address import StoreAddress
+from service.remote.layout import slot_of
 from service.tables.remote_table import RemoteTable
-from tests.conformance.wires import fill_tensor
+from tests.conformance.wires import fill_tensor, read_tensor
 from tests.integration.h2_client import H2Client
-from tests.integration.process import ServerProcess
+from tests.integration.process import PATIENCE_S, ServerProcess
 from tests.integration.remote_readers import Readers
-from tests.integration.remote_tables import layout_of
+from tests.integration.remote_tables import large, layout_of
 from tests.toy_model import write_toy_model
 from tests.valkey_cluster import Cluster, needs_program, until
 
 pytestmark = needs_program
 
-ROWS = 100_000
+ROWS = 20_000
 # Long timeouts: on a busy machine, only the nodes that a test freezes must look like dead ones.
 _PATIENT = "?timeout_ms=60000&node_timeout_ms=20000"
 
@@ -54,72 +57,25 @@ def reopened(tables: RemoteTables, folder: Path) -> RemoteTable:
     return tables.open("toy", int(folder.name), folder, manifest)["user"]
 
 
-@pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_no_read_fails_while_primaries_die_and_replicas_take_over(
-    cluster: Cluster, written: tuple[Path, np.ndarray]
-) -> None:
+def test_stored_rows_of_a_dead_node_are_the_default_row(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
     folder, rows = written
-    table, tables, clusters = opened(cluster, folder, "?timeout_ms=60000&node_timeout_ms=1000")
-    with Readers(table.rows, rows) as readers:
-        cluster.nodes[0].kill()
-        readers.more()
-        # The replica of the killed node becomes a primary.
-        until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
-        readers.more()
-        # A frozen node sends no answer and closes no connection, so a read asks another node after node_timeout_ms.
-        cluster.nodes[1].freeze()
-        readers.more()
-        cluster.nodes[1].thaw()
-        readers.more()
-    assert (readers.wrong, readers.failures) == (0, [])
-    (counts,) = clusters.counts().tables.values()
-    assert counts.retries > 0 and counts.errors == 0
-
-
-def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
-    cluster: Cluster, written: tuple[Path, np.ndarray]
-) -> None:
-    folder, rows = written
-    table, tables, clusters = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000")
-    gentle, gentle_tables, clusters = opened(
+    table, tables, clusters = opened(
         cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000&on_unavailable=default_row"
     )
     layout = layout_of(folder, "user")
     # True for each row whose slot belongs to the first primary.
     is_lost = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] < 16384 // 3
-    assert tables.problem("toy") == ""
-    cluster.nodes[0].kill()
-    tables.look()
-    assert "table 'user' of version 1 can not be reached" in tables.problem("toy")
-    assert tables.problem("other") == ""
-    lost, kept = np.flatnonzero(is_lost)[:300], np.flatnonzero(~is_lost)[:300]
-    # By default, a cluster without a node for some slots refuses reads of all slots.
-    for node in cluster.nodes[1:]:
+    lost, kept = np.flatnonzero(is_lost)[:100], np.flatnonzero(~is_lost)[:100]
+    for node in cluster.nodes:
         node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
-    until(lambda: _reads(table, kept))
-    assert (table.rows(kept) == rows[kept]).all()
-    with pytest.raises(TableUnreachable, match='Rows of table "user" can not be read now'):
-        table.rows(np.concatenate([kept, lost]))
-    ids = np.concatenate([kept, lost])
-    assert (gentle.stored_rows(ids) == np.concatenate([rows[kept], np.repeat(rows[:1], lost.size, 0)])).all()
-    gentle_tables.look()
-    assert gentle_tables.problem("toy") == ""
+    cluster.nodes[0].kill()
+    until(lambda: not _refusal(table, kept))
+    found = table.stored_rows(np.concatenate([kept, lost]))
+    assert (found == np.concatenate([rows[kept], np.repeat(rows[:1], lost.size, 0)])).all()
+    tables.look()
+    assert tables.problem("toy") == ""
     (counts,) = clusters.counts().tables.values()
     assert counts.default_rows == lost.size
-    # A node that restarts without its keys has no rows, and the table refuses reads of them instead of inventing
-    # values.
-    cluster.nodes[0].start()
-    until(cluster.is_whole)
-    until(lambda: "not in the cluster" in _refusal(table, lost))
-    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
-    until(lambda: _reads(table, lost))
-    assert (table.rows(lost) == rows[lost]).all()
-    tables.look()
-    assert tables.problem("toy") == ""
-
-
-def _reads(table: RemoteTable, ids: np.ndarray) -> bool:
-    return not _refusal(table, ids)
 
 
 def _refusal(table: RemoteTable, ids: np.ndarray) -> str:
@@ -156,33 +112,6 @@ def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tupl
         # A read must not get an answer that the node sends late to an earlier read.
         found = server.predict_grpc({"user": ids[::-1]}, "lookup", model="toy")
         assert (found["user"] == rows[ids[::-1]]).all()
-
-
-def test_reads_go_on_while_slots_move_and_the_log_tells_it(
-    cluster: Cluster, written: tuple[Path, np.ndarray], caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, rows = written
-    table, tables, _ = opened(cluster, folder)
-    caplog.set_level(logging.INFO, "service.loading.remote_tables")
-    layout = layout_of(folder, "user")
-    old, new = cluster.nodes[:2]
-    names = [node.ask("CLUSTER MYID") for node in (old, new)]
-    slots = sorted({slot for slot in layout.slots.tolist() if slot < 16384 // 3})
-    with Readers(table.rows, rows) as readers:
-        for slot in slots[:8]:
-            new.ask("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
-            old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
-            for key in old.ask("CLUSTER GETKEYSINSLOT", slot, 1000):
-                old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
-            # The old node still owns the slot, whose keys have moved: it answers reads with the redirection ASK.
-            readers.more(2)
-            for node in (new, old, cluster.nodes[2]):
-                node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])
-        readers.more()
-    assert (readers.wrong, readers.failures) == (0, [])
-    until(lambda: (tables.look(), "hash slots have another primary" in caplog.messages)[1])
-    (told,) = [record for record in caplog.records if record.message == "hash slots have another primary"]
-    assert re.fullmatch(rf"\d slots: \d from 127.0.0.1:{old.port} to 127.0.0.1:{new.port}", vars(told)["moved"])
 
 
 def test_a_version_that_is_pushed_after_many_failed_loads_is_served(cluster: Cluster, tmp_path: Path) -> None:
@@ -389,3 +318,273 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     late_table = reopened(late, folder)
     assert "table 'user' of version 1 can not be reached" in late.problem("toy")
     assert (table.info, late_table.info.name) == (late_table.info, "user")
+
+
+def serving(cluster: Cluster, folder: Path, options: str = _PATIENT, **flags: object) -> ServerProcess:
+    """Writes the table "user" into a cluster, and starts a server that reads it there."""
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+    return ServerProcess(
+        model_name="toy",
+        model_base_path=folder.parent,
+        graph_signatures="off",
+        remote_tables=f"user={cluster.address}{options}",
+        **flags,
+    )
+
+
+def read(server: ServerProcess, ids: np.ndarray, timeout_s: float = PATIENCE_S) -> np.ndarray:
+    """Returns [N, 2] float32 rows of the table, over gRPC."""
+    return server.predict_grpc({"user": ids}, "lookup", model="toy", timeout_s=timeout_s)["user"]
+
+
+def plane(server: ServerProcess) -> dict:
+    """Returns the status page's section about the data plane."""
+    return server.http.get("/v1/statusz").json()["data_plane"]
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_no_answer_fails_while_primaries_die_and_replicas_take_over(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    with serving(cluster, folder, "?timeout_ms=60000&node_timeout_ms=1000") as server:
+        server.ready()
+        with Readers(partial(read, server), rows) as readers:
+            cluster.nodes[0].kill()
+            readers.more()
+            until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
+            readers.more()
+            cluster.nodes[1].freeze()
+            readers.more()
+            cluster.nodes[1].thaw()
+            readers.more()
+        assert (readers.wrong, readers.failures) == (0, [])
+        assert plane(server)["forwarded"]["grpc"] == 0
+        remote = server.http.get("/v1/statusz").json()["remote"]
+        (counts,) = remote["tables"]
+        assert counts["retries"] > 0 and counts["errors"] == 0 and remote["cache"] is None
+
+
+def test_answers_go_on_while_slots_move_and_the_log_tells_it(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    slots = sorted({slot for slot in layout_of(folder, "user").slots.tolist() if slot < 16384 // 3})
+    old, new = cluster.nodes[:2]
+    names = [node.ask("CLUSTER MYID") for node in (old, new)]
+    with serving(cluster, folder) as server:
+        server.ready()
+        with Readers(partial(read, server), rows) as readers:
+            for slot in slots[:4]:
+                new.ask("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
+                old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
+                for key in old.ask("CLUSTER GETKEYSINSLOT", slot, 1000):
+                    old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
+                # The slot's keys are at the new node, but the old node still owns the slot, so it answers a read with a
+                # redirection, ASK.
+                readers.more(2)
+                for node in (new, old, cluster.nodes[2]):
+                    node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])
+            readers.more()
+        assert (readers.wrong, readers.failures) == (0, [])
+        assert plane(server)["forwarded"]["grpc"] == 0
+        told = server.wait_for_log("hash slots have another primary")
+        assert re.fullmatch(rf"\d slots: \d from 127.0.0.1:{old.port} to 127.0.0.1:{new.port}", told["moved"])
+
+
+def test_rows_of_a_dead_node_are_refused_or_default_in_the_words_of_the_reference(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    options = "?timeout_ms=3000&node_timeout_ms=1000"
+    layout = layout_of(folder, "user")
+    is_lost = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] < 16384 // 3
+    lost, kept = np.flatnonzero(is_lost)[:100], np.flatnonzero(~is_lost)[:100]
+    for node in cluster.nodes:
+        node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
+    with (
+        serving(cluster, folder, options) as strict,
+        serving(cluster, folder, options + "&on_unavailable=default_row") as gentle,
+    ):
+        strict.ready()
+        gentle.ready()
+        cluster.nodes[0].kill()
+        assert (read(strict, kept) == rows[kept]).all()
+        text = 'Rows of table "user" can not be read now: '
+        with pytest.raises(grpc.RpcError) as told:
+            read(strict, np.concatenate([kept, lost]))
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE and told.value.details().startswith(text)
+        refused = strict.http.post("/v1/models/toy:lookup", json={"features": {"user": lost.tolist()}})
+        assert refused.status_code == 503 and refused.json()["error"].startswith(text)
+        assert (refused.headers["X-Error-Code"], "Retry-After" in refused.headers) == ("UNAVAILABLE", False)
+        found = read(gentle, np.concatenate([kept, lost]))
+        assert (found == np.concatenate([rows[kept], np.repeat(rows[:1], lost.size, 0)])).all()
+        metrics = gentle.http.get("/metrics").text
+        (count,) = re.findall(r"remote_table_default_rows_total{.*} (.*)", metrics)
+        assert float(count) == lost.size
+        assert [plane(server)["forwarded"]["grpc"] for server in (strict, gentle)] == [0, 0]
+
+
+def test_hot_rows_come_from_the_cache_and_metrics_count_them(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    with serving(cluster, folder, remote_cache_bytes=1 << 20) as server:
+        server.ready()
+        hot = np.arange(50)
+        for _ in range(5):
+            assert (read(server, hot) == rows[hot]).all()
+        cold = np.arange(100, ROWS)
+        assert (read(server, cold) == rows[cold]).all()
+        assert (read(server, hot[:10]) == rows[:10]).all()
+        metrics = server.http.get("/metrics").text
+
+        def value(name: str) -> float:
+            (found,) = re.findall(rf"^embedding_server_remote_{name}{{.*}} (.*)$", metrics, re.MULTILINE)
+            return float(found)
+
+        hits, misses = value("table_cache_hits_total"), value("table_cache_misses_total")
+        assert hits + misses == 5 * 50 + cold.size + 10 and hits >= 4 * 50
+        assert value("table_rows_total") == misses
+        assert value("cache_rows") > 0 and value("cache_bytes") <= 1 << 20 and value("cache_evictions_total") > 0
+        cache = server.http.get("/v1/statusz").json()["remote"]["cache"]
+        assert cache.keys() == {"rows", "bytes", "evictions"}
+
+
+def read_with_notes(server: ServerProcess, ids: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:
+    """Returns [N, 2] float32 rows, and the trailing metadata that name rows which could not be read."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
+    fill_tensor(request.inputs["user"], ids)
+    call = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    data, told = call.with_call(request.SerializeToString(), timeout=PATIENCE_S)
+    response = message_class("tensorflow.serving.PredictResponse").FromString(data)
+    notes = {key: str(value) for key, value in told.trailing_metadata() if key.endswith("-rows")}
+    return read_tensor(response.outputs["user"]), notes
+
+
+def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    hot, options = np.arange(50), "?timeout_ms=2000&node_timeout_ms=500"
+    with (
+        serving(cluster, folder, options, remote_cache_bytes=1 << 20) as strict,
+        serving(cluster, folder, options + "&on_unavailable=stale", remote_cache_bytes=1 << 20) as stale,
+        serving(cluster, folder, options + "&on_unavailable=default_row") as default,
+    ):
+        for server in (strict, stale, default):
+            server.ready()
+            found, notes = read_with_notes(server, hot)
+            assert (found == rows[hot]).all() and notes == {}
+        for node in cluster.nodes:
+            node.kill()
+        # The nodes are dead, so the server does not hear of changes, and marks cached rows as possibly old.
+        until(lambda: read_with_notes(stale, hot)[1] == {"x-stale-rows": "user=50"})
+        assert (read(stale, hot) == rows[hot]).all()
+        until(lambda: not _answers(strict, hot))
+        found, notes = read_with_notes(default, hot)
+        assert (found == rows[:1]).all() and notes == {"x-default-rows": "user=50"}
+        with pytest.raises(grpc.RpcError) as told:
+            read(stale, np.array([1, 15_000]))
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+        body = {"features": {"user": [3, 4, 3]}}
+        looked_up = stale.http.post("/v1/models/toy:lookup", json=body)
+        assert (np.array(looked_up.json()["embeddings"]["user"], np.float32) == rows[[3, 4, 3]]).all()
+        assert looked_up.headers["X-Stale-Rows"] == "user=2"
+        by_id = stale.http.post("/v1/models/toy/tables/user:rows", json={"ids": [3, 4, 3]})
+        assert (by_id.status_code, by_id.headers.get("X-Stale-Rows")) == (200, "user=2"), by_id.text
+        assert (np.array(by_id.json()["rows"], np.float32) == rows[[3, 4, 3]]).all()
+        (counts,) = stale.http.get("/v1/statusz").json()["remote"]["tables"]
+        assert counts["stale_rows"] >= 50 + 50 + 2 + 2
+        # The table of server `stale` has on_unavailable=stale, so this server stays ready without nodes.
+        until(lambda: strict.http.get("/readyz").status_code == 503)
+        assert stale.http.get("/readyz").status_code == 200
+
+
+def _answers(server: ServerProcess, ids: np.ndarray) -> bool:
+    try:
+        read(server, ids)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        return False
+    return True
+
+
+def test_stale_without_a_cache_is_refused(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+    folder, _ = written
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+    address = StoreAddress.parse(cluster.address + "?on_unavailable=stale")
+    with pytest.raises(ArtifactError, match="give --remote_cache_bytes"):
+        RemoteTables({"user": address}, lambda: None, Clusters(0)).open("toy", 1, folder, Manifest.read(folder))
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_rows_of_a_frozen_primary_come_from_its_replica_before_the_node_is_given_up(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    with serving(cluster, folder) as server:
+        server.ready()
+        rng = np.random.default_rng(3)
+        for _ in range(200):
+            ids = rng.integers(0, ROWS, 30)
+            assert (read(server, ids) == rows[ids]).all()
+        cluster.nodes[1].freeze()
+        for _ in range(3):
+            ids = rng.integers(0, ROWS, 30)
+            # The server waits up to 20 s for a node, so an answer within 10 s came from another node than the frozen
+            # one.
+            assert (read(server, ids, timeout_s=10) == rows[ids]).all()
+        cluster.nodes[1].thaw()
+        (counts,) = server.http.get("/v1/statusz").json()["remote"]["tables"]
+        assert counts["hedge_wins"] >= 3 and counts["errors"] == 0
+        assert counts["hedges"] <= 0.05 * 3 * counts["reads"]
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_cached_rows_hold_while_a_replica_tells_the_changes(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+    folder, rows = written
+    slot = slot_of(layout_of(folder, "user").record)
+    options = "?timeout_ms=20000&node_timeout_ms=500"
+    with serving(cluster, folder, options, remote_cache_bytes=1 << 20) as server:
+        server.ready()
+        hot = np.arange(50)
+        assert (read(server, hot) == rows[hot]).all()
+
+        def is_cached() -> bool:
+            before = hits()
+            assert (read(server, hot) == rows[hot]).all()
+            return hits() - before == hot.size
+
+        def hits() -> int:
+            (found,) = server.http.get("/v1/statusz").json()["remote"]["tables"]
+            return int(found["cache_hits"])
+
+        cluster.nodes[slot * 3 // 16384].freeze()
+        time.sleep(4 * FRESH_S)
+        # On a busy machine, the row may leave the cache before the server reads the changes again.
+        until(is_cached)
+        cluster.nodes[slot * 3 // 16384].thaw()
+
+
+def test_a_version_has_its_hot_rows_in_the_cache_before_it_is_available(
+    cluster: Cluster, written: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder, rows = written
+    models = tmp_path / "models" / "toy"
+    shutil.copytree(folder, models / "1")
+    newer, newer_rows = large(tmp_path / "newer" / "2", ROWS, seed=4)
+    push(newer, StoreAddress.parse(cluster.address), model="toy", tables=["user"])
+    with serving(cluster, models / "1", remote_cache_bytes=1 << 20, file_system_poll_wait_seconds=0.2) as server:
+        server.ready()
+        hot = np.arange(300, 320)
+        for _ in range(200):
+            assert (read(server, hot) == rows[hot]).all()
+        newer.rename(models / "2")
+        until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["version"] == "2")
+        until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["state"] == "AVAILABLE")
+        for node in cluster.nodes:
+            node.kill()
+        # No node runs, so each row comes from the cache; the cache has the rows of the newer version.
+        assert (read(server, hot) == newer_rows[hot]).all()

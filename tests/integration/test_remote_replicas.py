@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -15,10 +14,9 @@ from model_export.remote.push import push
 from service.errors import TableUnreachable
 from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
-from tests.integration.process import ServerProcess
 from tests.integration.remote_tables import layout_of
 from tests.integration.test_remote_changes import Server
-from tests.integration.test_remote_core import ROWS, read, serving
+from tests.integration.test_remote_faults import ROWS
 from tests.valkey_cluster import Cluster, Node, needs_program, until
 
 pytestmark = needs_program
@@ -150,39 +148,3 @@ def _reads(server: Server, row: int) -> list[list[float]] | str:
         return list(server.table.rows(np.array([row])).tolist())
     except TableUnreachable:
         return "unreachable"
-
-
-def test_the_core_reads_no_row_of_a_replica_that_is_cut_off(stage: Stage, written: tuple[Path, np.ndarray]) -> None:
-    folder, rows = written
-    (row,) = stage.own[:1]
-    ids = np.array([row])
-    options = "?timeout_ms=2000&node_timeout_ms=500&hedge_percent=100"
-    stage.forbid_takeover()
-    with serving(stage.cluster, folder, options) as server:
-        server.ready()
-        for _ in range(100):
-            assert (read(server, ids) == rows[ids]).all()
-
-        def is_in_sync() -> bool:
-            clusters = server.http.get("/v1/statusz").json()["clusters"]
-            return bool(of_node(clusters, stage.replica)["is_in_sync"])
-
-        until(is_in_sync)
-        stage.cut()
-        writer = Server(stage.cluster, folder)
-        assert writer.upsert([row], [[7, 7]])[0] == 1
-        until(lambda: not is_in_sync())
-        stage.primary.freeze()
-        for _ in range(3):
-            with pytest.raises(grpc.RpcError) as told:
-                read(server, ids)
-            assert told.value.code() is grpc.StatusCode.UNAVAILABLE
-        stage.primary.thaw()
-        until(lambda: _core_reads(server, ids) == [[7, 7]])
-
-
-def _core_reads(server: ServerProcess, ids: np.ndarray) -> list[list[float]]:
-    try:
-        return list(read(server, ids).tolist())
-    except grpc.RpcError:
-        return []

@@ -13,8 +13,9 @@ from model_export.remote.push import push
 from service.engine.servable import Servable
 from service.graph.native_form import NativeGraph
 from service.graph.tower import TowerBackend
+from service.loading.feature_lookups import CompileNative
 from service.loading.graph_opening import native_graphs
-from service.loading.loader import CompileNative, ServableLoader
+from service.loading.loader import ServableLoader
 from service.loading.remote_tables import RemoteTables
 from service.native.clusters import Clusters
 from service.native.native_servable import compile_native

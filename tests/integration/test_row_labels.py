@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
-from embedding_client import EmbeddingClient
+from embedding_client.client import EmbeddingClient
 from model_export.parity.integrity import integrity_faults
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from tests.integration.process import ROOT, ServerProcess, environment
@@ -139,7 +139,7 @@ def test_unknown_keys_are_counted_on_all_protocols(server: ServerProcess) -> Non
 def _predict(channel: grpc.Channel, keys: list[bytes]) -> Any:
     from tensorflow_serving.apis import predict_pb2
 
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     request = predict_pb2.PredictRequest()
     request.model_spec.name, request.model_spec.signature_name = "default", "lookup"

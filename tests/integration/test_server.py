@@ -1,29 +1,28 @@
-"""The server runs as a process: it starts, answers, refuses to start, and leaves libraries unloaded."""
+"""Starts, ports and flags of the wires: lookups without TensorFlow, limits, addresses, and starts that are refused."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.artifact.protos import message_class
-from tests.integration.conftest import Serve, add_version
-from tests.integration.process import ROOT, environment, predict_grpc, until
-from tests.toy_model import write_toy_model
+from tests.conformance.wires import fill_tensor
+from tests.integration.conftest import Serve
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc
 
 MAX_RSS_BYTES = 270 << 20
-
-
-def run(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a server that should stop by itself; returns its output and exit status."""
-    command = [sys.executable, "-m", "service", *flags]
-    return subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, timeout=120)
 
 
 def test_answers_lookups_over_both_wires_without_tensorflow(serve: Serve) -> None:
@@ -50,45 +49,6 @@ def test_answers_lookups_over_both_wires_without_tensorflow(serve: Serve) -> Non
     assert "variables.data-00000-of-00001" in maps, "the table is mapped and not copied"
     status = dict(line.split(":", 1) for line in Path(f"/proc/{server.pid}/status").read_text().splitlines())
     assert int(status["VmRSS"].split()[0]) * 1024 < MAX_RSS_BYTES
-
-
-def test_tells_its_health_over_both_wires(serve: Serve) -> None:
-    server = serve(model_name="toy").ready()
-    assert server.http.get("/healthz").json() == {"status": "ok"}
-    assert server.http.get("/readyz").json()["status"] == "ready"
-    health = health_pb2_grpc.HealthStub(server.channel)
-    for service in ("", "tensorflow.serving.PredictionService", "toy"):
-        assert health.Check(health_pb2.HealthCheckRequest(service=service), timeout=60).status == 1
-
-
-def test_counts_what_it_answered(serve: Serve) -> None:
-    server = serve().ready()
-    server.lookup({"user": [1, 2, 3]})
-    server.http.post("/v1/models/default:lookup", json={"features": {"user": [99]}})
-    labels = 'api="http",{}model="default",signature="lookup",version="1"'
-    text = server.http.get("/metrics").text
-    assert f"embedding_server_rows_total{{{labels.format('')}}} 3.0" in text
-    bad_request = 'code="INVALID_ARGUMENT",'
-    assert f"embedding_server_requests_total{{{labels.format(bad_request)}}} 1.0" in text
-    assert 'embedding_server_version_state{model="default",version="1"} 30.0' in text
-
-
-def test_is_alive_but_not_ready_until_a_version_comes(serve: Serve, base: Path) -> None:
-    empty = base.parent / "empty"
-    empty.mkdir()
-    server = serve(model_base_path=empty)
-    port = server.wait_for_log("listening")["http_port"]
-    import httpx
-
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-        assert http.get("/healthz").status_code == 200
-        until(lambda: "no version folder" in http.get("/readyz").text)
-        assert http.get("/readyz").status_code == 503
-        response = http.post("/v1/models/default:lookup", json={"features": {"user": [1]}})
-        assert response.status_code == 503
-        assert "no version folder" in response.json()["error"]
-        add_version(empty, 1)
-        until(lambda: http.get("/readyz").status_code == 200)
 
 
 def test_a_large_request_is_answered_and_one_over_the_limit_refused(serve: Serve) -> None:
@@ -123,59 +83,10 @@ def test_metadata_of_64_kb_is_accepted_and_more_is_refused(serve: Serve, forward
     assert predict(1) == [[1, 10]]
 
 
-def test_reflection_lists_the_services(serve: Serve) -> None:
-    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-
-    server = serve().ready()
-    stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
-    (answer,) = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=60)
-    names = {service.name for service in answer.list_services_response.service}
-    assert {"tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"} <= names
-
-
-@pytest.mark.parametrize("flag", ["rest_api_port", "port"])
-def test_a_port_in_use_stops_the_start_with_2_and_names_the_flag(serve: Serve, flag: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        server = serve(**{flag: port})
-        assert server.exit_code() == 2
-    assert "cannot start" in server.text()
-    assert f"127.0.0.1:{port}" in server.text()
-    assert f"--{flag}" in server.text()
-
-
 def test_two_servers_never_share_a_port(serve: Serve) -> None:
     first = serve().ready()
     for flag, port in (("rest_api_port", first.http_port), ("port", first.grpc_port)):
         assert serve(**{flag: port}).exit_code() == 2
-
-
-def test_bad_settings_stop_the_start_with_all_faults() -> None:
-    result = run("--port=x", "--log_level=loud", "--rest_api_port=70000", EMB_COLOR="red")
-    assert result.returncode == 2
-    for fault in (
-        "EMB_COLOR",
-        "--port is 'x'",
-        "--log_level is 'loud'",
-        "--rest_api_port is 70000",
-        "name a folder of models",
-    ):
-        assert fault in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_help_is_short_of_nothing() -> None:
-    result = run("--help")
-    assert result.returncode == 0
-    assert "--model_base_path" in result.stdout
-    assert result.stderr == ""
-
-
-def test_settings_may_come_from_the_environment(base: Path) -> None:
-    # The environment sets the required base path, and a bad flag ends the process before it starts to serve.
-    result = run("--port=-1", EMB_MODEL_BASE_PATH=str(base))
-    assert result.returncode == 2
-    assert result.stderr.splitlines()[1:] == ["--port is -1: expected 0 to 65535"]
 
 
 def test_the_log_has_one_json_object_per_line(serve: Serve) -> None:
@@ -189,29 +100,167 @@ def test_the_log_has_one_json_object_per_line(serve: Serve) -> None:
     assert {r["level"] for r in server.records} == {"info"}
 
 
-def test_an_unknown_grpc_method_is_unimplemented(serve: Serve) -> None:
-    server = serve().ready()
-    request = message_class("tensorflow.serving.PredictRequest")().SerializeToString()
-    for method in ("/tensorflow.serving.SessionService/SessionRun", "/nobody.Knows/This"):
-        with pytest.raises(grpc.RpcError) as caught:
-            server.channel.unary_unary(method)(request, timeout=60)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+INPUTS: dict[str, Any] = {
+    "user": np.array([1]),
+    "tags__values": np.array([3]),
+    "tags__row_splits": np.array([0, 1]),
+}
 
 
-def test_ipv6_is_served_where_there_is_any(serve: Serve) -> None:
+def _has_ipv6() -> bool:
     try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
     except OSError:
-        pytest.skip("this machine has no IPv6")
-    server = serve(host="::1")
-    listening = server.wait_for_log("listening")
+        return False
+
+
+needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+
+
+def listening_ports(pid: int) -> set[int]:
+    """Returns the numbers of the TCP ports on which a process listens."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+        except OSError:
+            continue
+    found = set()
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(int(fields[1].rpartition(":")[2], 16))
+    return found
+
+
+@contextmanager
+def channel_to(target: str) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(target) as channel:
+        yield channel
+
+
+def asks(target: str) -> bool:
+    """Says whether a server at a gRPC target answers a lookup."""
+    with channel_to(target) as channel:
+        answer = predict_grpc(channel, INPUTS, "lookup")
+    return answer["user"].tolist() == [[1, 10]]
+
+
+def is_healthy(*flags: str) -> bool:
+    """Says whether the image's health check finds the server ready."""
+    command = [sys.executable, "-m", "service.healthcheck", "--host=127.0.0.1", *flags]
+    return subprocess.run(command, cwd=ROOT, env=environment(), timeout=PATIENCE_S).returncode == 0
+
+
+def test_0_is_off_as_in_tensorflow_serving(serve: Serve, tmp_path: Path) -> None:
+    grpc_only = serve(rest_api_port=0)
+    ports = grpc_only.wait_for_log("listening")
+    assert ports.keys().isdisjoint({"http_port", "admin_port"})
+    assert listening_ports(grpc_only.pid) == {ports["grpc_port"]}
+    grpc_only.wait_for_log("loaded")
+    assert asks(f"127.0.0.1:{ports['grpc_port']}")
+    assert is_healthy("--rest_api_port=0", f"--port={ports['grpc_port']}")
+
+    http_only = serve(port=0).ready()
+    assert http_only.grpc_port is None
+    assert listening_ports(http_only.pid) == {http_only.http_port}
+    assert http_only.lookup({"user": [1]}) == {"user": [[1, 10]]}
+
+    path = tmp_path / "grpc.sock"
+    socket_only = serve(port=0, rest_api_port=0, grpc_socket_path=path)
+    assert socket_only.wait_for_log("listening").keys().isdisjoint({"http_port", "grpc_port", "admin_port"})
+    socket_only.wait_for_log("loaded")
+    assert asks(f"unix:{path}")
+    assert listening_ports(socket_only.pid) == set()
+    assert is_healthy("--rest_api_port=0", "--port=0", f"--grpc_socket_path={path}")
+    for server in (grpc_only, http_only, socket_only):
+        server.signal(15)
+        assert server.exit_code() == 0
+    assert not is_healthy("--rest_api_port=0", "--port=0", f"--grpc_socket_path={path}")
+
+
+@needs_ipv6
+@pytest.mark.parametrize("host", ["::", "[::]", "0.0.0.0,::", "127.0.0.1,[::1]"])
+def test_both_families_reach_a_server(serve: Serve, host: str) -> None:
+    server = serve(host=host, admin_port="auto", admin_host="127.0.0.1,::1").answering()
     server.wait_for_log("loaded")
-    with grpc.insecure_channel(f"[::1]:{listening['grpc_port']}") as channel:
-        assert predict_grpc(channel, {"user": np.array([2])}, "lookup")["user"].tolist() == [[2, 20]]
+    _ask_by_both(server)
 
 
-def test_a_second_model_folder_of_another_name_is_another_server(serve: Serve, tmp_path: Path) -> None:
-    write_toy_model(tmp_path / "other" / "7", scale=3)
-    first, second = serve().ready(), serve(model_base_path=tmp_path / "other").ready()
-    assert first.lookup({"user": [1]}) == {"user": [[1, 10]]}
-    assert second.lookup({"user": [1]}) == {"user": [[3, 30]]}
+def _ask_by_both(server: ServerProcess) -> None:
+    for address in ("127.0.0.1", "[::1]"):
+        assert asks(f"{address}:{server.grpc_port}")
+        body = {"features": {"user": [1]}}
+        answer = httpx.post(f"http://{address}:{server.http_port}/v1/models/default:lookup", json=body, timeout=60)
+        assert answer.json()["embeddings"] == {"user": [[1, 10]]}
+        assert httpx.get(f"http://{address}:{server.admin_port}/healthz", timeout=60).status_code == 200
+
+
+@needs_ipv6
+def test_an_address_that_is_in_use_is_named(serve: Serve) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        server = serve(host="127.0.0.1,::1", rest_api_port=port)
+        assert server.exit_code() == 2
+    assert f"cannot listen on [::1]:{port} for HTTP: Address already in use" in server.text()
+
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+
+
+def test_flags_of_the_wires(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:
+    socket = tmp_path_factory.mktemp("s") / "grpc"
+    flags = ("--rest_api_enable_cors_support", "--enable_serialization_as_tensor_content", "--rest_api_strict_json")
+    settings = {
+        "grpc_socket_path": socket,
+        "grpc_channel_arguments": "grpc.max_receive_message_length=2000",
+        "rest_api_gzip_min_bytes": 1000,
+    }
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "default", "lookup"
+    fill_tensor(request.inputs["user"], np.array([1, 4]))
+    server = serve(*flags, **settings).ready()
+    with grpc.insecure_channel(f"unix:{socket}") as local:
+        for channel in (server.channel, local):
+            data = channel.unary_unary(PREDICT)(request.SerializeToString(), timeout=PATIENCE_S)
+            (output,) = message_class("tensorflow.serving.PredictResponse").FromString(data).outputs.values()
+            assert np.frombuffer(output.tensor_content, "<f4").tolist() == [1.0, 10.0, 4.0, 40.0]
+    request.inputs["user"].Clear()
+    fill_tensor(request.inputs["user"], np.ones(4000, np.int64))
+    with pytest.raises(grpc.RpcError) as caught:
+        server.channel.unary_unary(PREDICT)(request.SerializeToString(), timeout=PATIENCE_S)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    path = "/V1/MODELS/default:lookup"
+    response = server.http.post(path, json={"features": {"user": [1] * 1000}}, headers={"Origin": "http://a"})
+    assert response.json()["embeddings"]["user"] == [[1.0, 10.0]] * 1000
+    assert response.headers["content-encoding"] == "gzip"
+    assert response.headers["access-control-allow-origin"] == "*"
+    response = server.http.post(path, content=b'{"features": {"user": [NaN]}}')
+    assert response.status_code == 400 and "NaN" in json.loads(response.content)["error"]
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "compressed"])
+def test_a_limit_below_the_size_of_small_requests_holds(serve: Serve, *, is_packed: bool) -> None:
+    server = serve(max_request_bytes=1024).ready()
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "default", "lookup"
+    call = server.channel.unary_unary(PREDICT)
+    compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
+    for ids, is_fitting in ((500, True), (4000, False)):
+        request.inputs["user"].Clear()
+        fill_tensor(request.inputs["user"], np.ones(ids, np.int64))
+        try:
+            call(request.SerializeToString(), timeout=PATIENCE_S, compression=compression)
+            code = grpc.StatusCode.OK
+        except grpc.RpcError as error:
+            code = error.code()
+        assert code is (grpc.StatusCode.OK if is_fitting else grpc.StatusCode.RESOURCE_EXHAUSTED)
+        body = b'{"features": {"user": [%s]}}' % b",".join([b"1"] * (ids // 2))
+        headers = {"content-encoding": "gzip"} if is_packed else {}
+        response = server.http.post(
+            "/v1/models/default:lookup", content=gzip.compress(body) if is_packed else body, headers=headers
+        )
+        assert response.status_code == (200 if is_fitting else 413)

@@ -154,10 +154,3 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
     assert stubs.reload(*(config.copy() for config in configs.values())) == (0, "")
     for name in configs:
         assert stubs.predict(name) == (123, [2.5])
-
-
-def test_a_file_that_is_none_stops_the_start(serve: Serve, tf_serving_testdata: Path) -> None:
-    file = tf_serving_testdata / "bad_model_config.txt"
-    server = serve(model_base_path="", model_config_file=file)
-    assert server.exit_code() == 2
-    assert f"Invalid protobuf file: '{file}'" in server.text()

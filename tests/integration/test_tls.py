@@ -22,7 +22,8 @@ import httpx
 import numpy as np
 import pytest
 
-from embedding_client import AsyncEmbeddingClient, EmbeddingClient
+from embedding_client.async_client import AsyncEmbeddingClient
+from embedding_client.client import EmbeddingClient
 from embedding_client.targets import Tls
 from tests.certificates import Authority, Issued, ssl_config
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, environment, predict_grpc, until

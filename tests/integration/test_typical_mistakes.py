@@ -374,10 +374,6 @@ def test_a_mistake_has_its_status_and_says_what_to_do(
     assert not (where / "out").exists()
 
 
-def test_there_are_at_least_twenty_typical_mistakes() -> None:
-    assert len(ALL) >= 20
-
-
 # Maps --model_base_path, relative to the test's folder, to the reason that a server without any version gives.
 WAITING = {
     "models/toi": "cannot read its folder {w}/models/toi: No such file or directory" + _HINT,

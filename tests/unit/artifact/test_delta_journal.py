@@ -1,18 +1,76 @@
-"""Checks that every reader gets the appended records, whatever a killed writer or a bad disk left in the file."""
+"""Deltas are written, read and kept in a journal, durably."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from service.artifact.delta_file import Delta, DeltaFault, encode
+from service.artifact.delta_file import Delta, DeltaFault, decode, encode, fingerprint_of
 from service.artifact.delta_journal import Journal
+from service.artifact.files import outdated, publish_folder, restore_folders, write_whole
 from service.errors import DeltaRefused, JournalUnavailable
+from tests.deltas import crc32c, delta_bytes
+
+
+def test_written_as_the_format_says(toy_model: Path) -> None:
+    version = toy_model / "1"
+    rows = np.array([[1, 2], [3, 4.5]], np.float32)
+    made = encode(Delta(9, "user", np.array([4, 0]), rows, fingerprint_of(version), 0, is_forced=True))
+    assert made == delta_bytes(version, 9, "user", [4, 0], rows.tolist(), flags=1)
+    read = decode(made)
+    assert (read.sequence, read.table, read.is_forced, read.ids.tolist()) == (9, "user", True, [4, 0])
+    assert read.rows.tolist() == rows.tolist()
+
+
+def test_no_changed_byte_goes_unnoticed(toy_model: Path) -> None:
+    data = delta_bytes(toy_model / "1", 1, "user", [1], [[5, 6]])
+    for place in range(len(data)):
+        for bit in (1, 128):
+            changed = bytearray(data)
+            changed[place] ^= bit
+            with pytest.raises(DeltaFault):
+                decode(bytes(changed))
+
+
+def test_no_part_is_taken_for_the_whole(toy_model: Path) -> None:
+    data = delta_bytes(toy_model / "1", 1, "user", [1], [[5, 6]])
+    for size in range(len(data)):
+        with pytest.raises(DeltaFault):
+            decode(data[:size])
+    with pytest.raises(DeltaFault) as fault:
+        decode(data + b"\0")
+    assert fault.value.reason == "corrupt"
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "reason"),
+    [
+        (8, struct.pack("<I", 2), "format"),
+        (32, struct.pack("<I", 2), "format"),
+        (36, struct.pack("<I", 2**31), "truncated"),
+        (40, struct.pack("<Q", 2**60), "truncated"),
+        (40, struct.pack("<Q", 0), "format"),
+        (16, struct.pack("<Q", 0), "sequence"),
+        (16, struct.pack("<Q", 2**63), "sequence"),
+        (80, struct.pack("<I", 2**31), "format"),
+        (88, b"\xff", "format"),
+    ],
+)
+def test_a_forged_header_is_refused_though_its_checksum_is_right(
+    toy_model: Path, offset: int, value: bytes, reason: str
+) -> None:
+    data = delta_bytes(toy_model / "1", 1, "user", [1], [[5, 6]])[:-4]
+    forged = data[:offset] + value + data[offset + len(value) :]
+    with pytest.raises(DeltaFault) as fault:
+        decode(forged + struct.pack("<I", crc32c(forged)))
+    assert fault.value.reason == reason
+
 
 ALL = 1 << 30
 
@@ -149,3 +207,35 @@ def test_what_is_no_file_is_not_written_to(path: Path, put: Callable[[Path], Non
     put(path)
     with pytest.raises(JournalUnavailable):
         Writer(path).append(1)
+
+
+def test_a_file_of_another_writer_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "1.delta"
+    write_whole(file, b"first", is_new=True)
+    with pytest.raises(FileExistsError):
+        write_whole(file, b"second", is_new=True)
+    assert [(path.name, path.read_bytes()) for path in file.parent.iterdir()] == [("1.delta", b"first")]
+
+
+def test_a_replaced_folder_comes_back_if_the_new_one_never_got_its_name(tmp_path: Path) -> None:
+    target, staging = tmp_path / "1", tmp_path / ".fetching-1"
+    for folder, text in ((target, "old"), (staging, "new")):
+        folder.mkdir()
+        (folder / "file").write_text(text)
+    target.rename(outdated(target))
+    restore_folders(tmp_path)
+    assert (target / "file").read_text() == "old"
+    publish_folder(staging, target)
+    assert [(path.name, (path / "file").read_text()) for path in tmp_path.iterdir()] == [("1", "new")]
+
+
+def test_a_new_folder_replaces_none(tmp_path: Path) -> None:
+    staging, target = tmp_path / "staging", tmp_path / "1"
+    for folder in (staging, target):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    with pytest.raises(OSError, match="not empty"):
+        publish_folder(staging, target, is_new=True)
+    assert (target / "file").read_text() == "1"
+    publish_folder(staging, target)
+    assert (target / "file").read_text() == "staging"

@@ -1,19 +1,33 @@
-"""The manifest is read as it was written, and each of its faults is refused by name."""
+"""A manifest is checked, with its files, vocabularies and labels."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.artifact.manifest import FORMAT_VERSION, MANIFEST_PATH, MAX_MANIFEST_BYTES, Manifest
-from service.errors import ArtifactError
+from service.artifact.completeness import Arrival, check_tree, fingerprint
+from service.artifact.dict_vocabulary import DictVocabulary, open_vocabularies
+from service.artifact.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_PATH,
+    MAX_MANIFEST_BYTES,
+    LabelEntry,
+    Manifest,
+    TableEntry,
+    VocabularyEntry,
+)
+from service.artifact.row_labels import NO_LABELS, RowLabels, open_labels, write_labels
+from service.errors import ArtifactError, IdOutOfRange
+from tests.conftest import Clock
 from tests.toy_model import toy_manifest, toy_tables, variable_name, write_toy_model
 
 
@@ -331,3 +345,191 @@ def test_a_manifest_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         file.truncate(MAX_MANIFEST_BYTES + 1)
     with pytest.raises(ArtifactError, match=f"it has more than {MAX_MANIFEST_BYTES} bytes, the most that are read"):
         Manifest.read(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Returns the folder of a version whose copy has only begun."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "saved_model.pb").write_bytes(b"half of it")
+    return tmp_path / "1"
+
+
+def arrival(folder: Path, clock: Clock, wall: Clock) -> Arrival:
+    """Returns an Arrival of a folder that must be unchanged for 10 s; a test sets both of its clocks."""
+    return Arrival(folder, 10.0, clock, wall)
+
+
+@pytest.mark.parametrize("jump_s", [1e6, -1e6], ids=["ahead", "back"])
+def test_a_clock_that_jumps_makes_no_half_copy_whole_and_no_whole_one_wait_longer(
+    folder: Path, clock: Clock, jump_s: float
+) -> None:
+    wall = Clock(fingerprint(folder).changed_at_s + 1)
+    watched = arrival(folder, clock, wall)
+    assert not watched.is_complete()
+    wall.now_s += jump_s
+    clock.now_s += 5
+    assert not watched.is_complete()
+    (folder / "more").write_bytes(b"the other half")
+    clock.now_s += 6
+    assert not watched.is_complete()
+    clock.now_s += 10
+    assert watched.is_complete()
+
+
+def test_what_lies_there_for_long_does_not_wait(folder: Path, clock: Clock) -> None:
+    wall = Clock(fingerprint(folder).changed_at_s + 11)
+    assert arrival(folder, clock, wall).is_complete()
+
+
+def test_a_file_systems_clock_that_is_ahead_costs_the_settle_time_and_no_more(folder: Path, clock: Clock) -> None:
+    wall = Clock(fingerprint(folder).changed_at_s - 1e6)
+    watched = arrival(folder, clock, wall)
+    assert not watched.is_complete()
+    clock.now_s += 10
+    assert watched.is_complete()
+
+
+def opened(folder: Path, text: bytes, entry: VocabularyEntry) -> DictVocabulary:
+    """Writes a vocabulary file and opens it."""
+    (folder / "words.txt").write_bytes(text)
+    return open_vocabularies(folder, Manifest({}, {}, {}, {"v": entry}))["v"]
+
+
+def ids(vocabulary: DictVocabulary, *keys: object) -> list[int]:
+    """Returns the rows of some keys."""
+    return list(map(int, vocabulary.ids_of(np.array([*keys, None], object)[:-1], "x")))
+
+
+def test_lines_are_keys(tmp_path: Path) -> None:
+    words = opened(tmp_path, b"red\r\ngr\xc3\xbcn\nblue", VocabularyEntry("words.txt", 3, first_id=2, oov_id=0))
+    assert ids(words, b"red", "grün".encode(), "blue", b"pink", b"") == [2, 3, 4, 0, 0]
+    assert (words.key_of(3), words.key_of(0), words.example_key) == ("grün".encode(), None, b"red")
+    codes = opened(tmp_path, b"100\n-5\n", VocabularyEntry("words.txt", 2, key_dtype="int64", on_oov="drop"))
+    assert codes.ids_of(np.array([[-5], [7]]), "x").tolist() == [[1], [-1]]
+
+
+def test_unknown_keys(tmp_path: Path) -> None:
+    strict = opened(tmp_path, b"red\n", VocabularyEntry("words.txt", 1))
+    with pytest.raises(IdOutOfRange, match="'pink' at position 1 is not in its vocabulary of 1 strings"):
+        ids(strict, b"red", b"pink")
+    # FarmHash's Fingerprint64 of "hello" is 13009744463427800296.
+    buckets = opened(tmp_path, b"red\n", VocabularyEntry("words.txt", 1, first_id=3, num_oov_buckets=7))
+    assert ids(buckets, b"hello") == [4 + 13009744463427800296 % 7]
+    hashed = open_vocabularies(tmp_path, Manifest({}, {}, {}, {"v": VocabularyEntry("", 0, num_oov_buckets=7)}))["v"]
+    assert ids(hashed, b"hello") == [13009744463427800296 % 7]
+    masked = opened(tmp_path, b"red\n", VocabularyEntry("words.txt", 1, first_id=2, oov_id=1, empty_key_id=0))
+    assert ids(masked, b"", b"red", b"x") == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "match"),
+    [
+        (b"red\n", VocabularyEntry("words.txt", 2), "has 1 lines, its manifest says 2"),
+        (b"", VocabularyEntry("words.txt", 1), "has 0 lines"),
+        (b"red\nred\n", VocabularyEntry("words.txt", 2), "holds b'red' twice"),
+        (b"1\nx\n", VocabularyEntry("words.txt", 2, key_dtype="int64"), "line 2 is b'x', expected an int64"),
+        (b"9223372036854775808\n", VocabularyEntry("words.txt", 1, key_dtype="int64"), "expected an int64"),
+    ],
+)
+def test_a_file_that_contradicts_its_entry_is_refused(
+    text: bytes, entry: VocabularyEntry, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArtifactError, match=match):
+        opened(tmp_path, text, entry)
+
+
+TITLES = ["", "Alien (1979)", "Star Wars (1977)", "Before Star Wars", "Été à Paris", "two\nlines\r\n", "star"]
+
+
+def manifest(entry: LabelEntry, rows: int = len(TITLES)) -> Manifest:
+    """Returns the manifest of one table with labels."""
+    table = TableEntry("t", rows, 1, "float32", "variables/variables.data-00000-of-00001", 0, 4 * rows, 0)
+    return Manifest({"film": table}, {}, {}, labels={"film": entry})
+
+
+def written(folder: Path, titles: list[str] = TITLES) -> RowLabels:
+    """Writes labels and opens them."""
+    return open_labels(folder, manifest(write_labels(folder, "film", 0, titles), len(titles)))["film"]
+
+
+def test_each_row_has_its_label(tmp_path: Path) -> None:
+    labels = written(tmp_path)
+    assert labels.of([2, 0, 1, 5, 99, -1]) == ["Star Wars (1977)", None, "Alien (1979)", "two lines", None, None]
+    assert NO_LABELS.of([0, 1]) == [None, None]
+
+
+def test_rows_are_found_by_a_part_of_their_label_in_either_case(tmp_path: Path) -> None:
+    labels = written(tmp_path)
+    assert labels.find("star", 9) == [2, 6, 3]
+    assert labels.find("star", 1) == [2]
+    assert labels.find("ÉTÉ À", 9) == [4] and labels.find("(19", 9) == [1, 2]
+    assert labels.find("", 9) == labels.find("none of them", 9) == NO_LABELS.find("x", 9) == []
+    many = written(tmp_path / "many", [f"film {row}" for row in range(150_000)])
+    assert many.find("film 149999", 9) == [149_999] and many.row_of("film 70000") == 70_000
+
+
+def test_a_whole_label_names_one_row(tmp_path: Path) -> None:
+    labels = written(tmp_path)
+    assert [labels.row_of(one) for one in ("star", "Star Wars (1977)", "Star Wars", "")] == [6, 2, None, None]
+
+
+def test_a_files_name_is_no_path(tmp_path: Path) -> None:
+    entry = write_labels(tmp_path, "../a/b\0", 3, ["x"])
+    assert (entry.file, entry.starts) == ("assets.extra/labels/3-.._a_b_.txt", "assets.extra/labels/3-.._a_b_.starts")
+
+
+def _cut(folder: Path, entry: LabelEntry) -> None:
+    (folder / entry.file).write_text("shorter\n")
+
+
+def _without(folder: Path, entry: LabelEntry) -> None:
+    (folder / entry.starts).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "rows", "fault"),
+    [
+        (_cut, len(TITLES), "the two files do not belong together"),
+        (_without, len(TITLES), "cannot read the labels of table 'film': "),
+        (lambda *_: None, 8, "has places for 7 labels, and table 'film' has 8 rows"),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, damage: Callable[[Path, LabelEntry], None], rows: int, fault: str) -> None:
+    entry = write_labels(tmp_path, "film", 0, TITLES)
+    damage(tmp_path, entry)
+    with pytest.raises(ArtifactError, match=re.escape(fault)):
+        open_labels(tmp_path, manifest(entry, rows))
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "m" / "1"
+    (folder / "variables").mkdir(parents=True)
+    (folder / "assets").mkdir()
+    (folder / "variables" / "data").write_text("data")
+    (tmp_path / "secret").write_text("secret")
+    return folder
+
+
+def test_links_within_the_models_folder_are_taken(version: Path) -> None:
+    (version / "assets" / "same").symlink_to("../variables/data")
+    (version.parent / "shared").mkdir()
+    (version / "assets" / "shared").symlink_to("../../shared")
+    check_tree(version)
+    (version / "assets" / "shared").unlink()
+    # The version folder is itself a symbolic link, as some deployment tools make it.
+    linked = version.parent.parent.parent / "served" / "m" / "7"
+    linked.parent.mkdir(parents=True)
+    linked.symlink_to(version)
+    check_tree(linked)
+
+
+@pytest.mark.parametrize("target", ["{}/secret", "../../../../secret", "/etc", "{}/models/other/absent"])
+@pytest.mark.parametrize("where", ["assets/link", "variables/deep", "link"])
+def test_a_link_elsewhere_is_refused(version: Path, tmp_path: Path, target: str, where: str) -> None:
+    (version / where).symlink_to(
+        target.format(tmp_path) if where != "link" else target.format(tmp_path).replace("../", "", 1)
+    )
+    with pytest.raises(ArtifactError, match=f"{where} is a link out of"):
+        check_tree(version)

@@ -1,15 +1,22 @@
-"""Checks which inputs the client sends as one id per row, which as ragged ids, and which it refuses."""
+"""Inputs become requests of each method, and their faults are named."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embedding_client.errors import InvalidRequest
+from embedding_client.http_bodies import lookup_body, predict_body, rows_body
 from embedding_client.inputs import feature_ids, lookup_ids, tensors
+from embedding_client.leaves import leaf_array, to_array
+from embedding_client.methods import Methods
 from embedding_client.types import RaggedIds
+from service.reference.http_app import LookupBody, RowsBody
+from service.reference.json_tensors import parse_object, predict_inputs
+from service.types import Array, SignatureSpec, TensorSpec
 
 ROWS = [[1, 5], [], [7]]
 SPLITS = [0, 2, 2, 3]
@@ -177,3 +184,188 @@ def test_ids_are_integers_or_strings(ids: Any) -> None:
         InvalidRequest, match='^INVALID_ARGUMENT: feature "user": expected integers or strings as ids, got'
     ):
         lookup_ids({"user": ids}, None)
+
+
+def decode_lookup(body: bytes) -> LookupBody:
+    """Reads a lookup's body; raises if it has a key of another name, or a value of another type."""
+    return LookupBody.model_validate(parse_object(body, strict=False))
+
+
+def decode_x(body: bytes, dtype: str) -> Array:
+    """Reads the input x of a predict's body by column, for the signature "s"."""
+    document = parse_object(body, strict=False)
+    assert document.keys() == {"signature_name", "inputs"} and document["signature_name"] == "s"
+    spec = SignatureSpec("s", "predict", "m", {"x": TensorSpec("x", dtype, None)}, {})
+    return predict_inputs({"inputs": document["inputs"]}, spec)["x"]
+
+
+def test_a_lookup_is_nested_by_row() -> None:
+    ragged = RaggedIds(np.array([b"a", b"\xff"], object), np.array([0, 2, 2]), np.array([0.1, 2], np.float32))
+    body = decode_lookup(lookup_body({"user": np.array([1, 2], np.int32), "tags": ragged}, "lookup"))
+    assert body.signature_name == "lookup"
+    assert body.features == {"user": [1, 2], "tags": [["a", {"b64": "/w=="}], []]}
+    # A weight has all digits of its float32, so that every reader rounds it to the same float32.
+    assert body.weights == {"tags": [[0.10000000149011612, 2.0], []]}
+
+
+def test_a_float32_is_the_same_again_though_the_server_rounds_twice() -> None:
+    # Rounded to a double and then to a float32, the number's shortest decimal form would give the neighbouring float32.
+    given = np.array([363742205], np.uint32).view(np.float32)
+    read = decode_x(predict_body({"x": given}, "s"), "float32")
+    assert (read.dtype, read.tobytes()) == (given.dtype, given.tobytes())
+
+
+def test_weights_that_are_not_finite_are_bare_tokens() -> None:
+    ragged = RaggedIds(np.array([1, 2, 3]), np.array([0, 3]), np.array([np.nan, np.inf, 1], np.float32))
+    (row,) = decode_lookup(lookup_body({"tags": ragged}, "lookup")).weights["tags"]
+    np.testing.assert_array_equal(row, [np.nan, np.inf, 1])
+
+
+def test_a_lookup_without_rows() -> None:
+    ragged = RaggedIds(np.array([], np.int64), np.array([0]))
+    assert decode_lookup(lookup_body({"tags": ragged}, "x")).features == {"tags": []}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "uint8", "bool", "string"])
+def test_a_predict_goes_by_column(dtype: str) -> None:
+    if dtype == "string":
+        given = np.array([[b"a", b"null"], [b"", b"\xfe"]], object)
+    else:
+        given = (np.array([[0, 1], [7, 100]]) / 3).astype(dtype)
+    np.testing.assert_array_equal(decode_x(predict_body({"x": given}, "s"), dtype), given, strict=True)
+
+
+def test_scalars_and_what_is_not_finite() -> None:
+    x = np.array([np.nan, np.inf, -np.inf], np.float32)
+    text = predict_body({"x": x, "y": np.array(2, np.int64)}, "").decode()
+    document = json.loads(text)
+    assert document["inputs"]["y"] == 2
+    np.testing.assert_array_equal(np.array(document["inputs"]["x"], np.float32), x)
+
+
+def test_what_json_can_not_say() -> None:
+    for dtype in (np.complex64, np.longdouble):
+        with pytest.raises(InvalidRequest, match=f'"x": dtype {np.dtype(dtype)} has no JSON form; use gRPC'):
+            predict_body({"x": np.zeros(1, dtype)}, "")
+
+
+def test_rows() -> None:
+    assert RowsBody.model_validate_json(rows_body(np.arange(10)[::3])).ids == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize(
+    ("flat", "dtype", "values"),
+    [
+        ([], "int64", []),
+        ([1, -2], "int64", [1, -2]),
+        ([np.int32(3), 4], "int64", [3, 4]),
+        ([1.5, 2], "float32", [1.5, 2]),
+        ([np.float64(0.25)], "float32", [0.25]),
+        ([True, np.bool_(False)], "bool", [True, False]),
+        (["a", "é"], "object", [b"a", "é".encode()]),
+        ([b"\0x", np.str_("y")], "object", [b"\0x", b"y"]),
+    ],
+)
+def test_lists(flat: list[Any], dtype: str, values: list[Any]) -> None:
+    array = leaf_array("x", flat)
+    assert (array.dtype, array.tolist()) == (np.dtype(dtype), values)
+
+
+@pytest.mark.parametrize(
+    ("flat", "problem"),
+    [
+        ([1, "a"], "all of one kind, got int, str"),
+        ([True, 1], "all of one kind, got bool, int"),
+        ([None], "NoneType"),
+        ([1 << 63], "does not fit int64"),
+        (["\ud800"], "lone surrogate"),
+    ],
+)
+def test_what_can_not_be_sent(flat: list[Any], problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^INVALID_ARGUMENT: x: .*{problem}"):
+        leaf_array("x", flat)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "float16", "float32", "float64", "bool", "complex64"])
+def test_a_numpy_array_of_numbers_is_taken_as_it_is(dtype: str) -> None:
+    array = np.zeros((2, 3), dtype)
+    assert to_array("x", array) is array
+
+
+def test_other_byte_orders_become_native() -> None:
+    array = to_array("x", np.array([1, 2], ">i4"))
+    assert array.dtype == np.int32
+    assert array.dtype.isnative
+    assert array.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["U", "S", object])
+def test_arrays_of_strings_become_bytes(dtype: Any) -> None:
+    array = to_array("x", np.array([["a"], ["bc"]], dtype))
+    assert array.dtype == object
+    assert array.tolist() == [[b"a"], [b"bc"]]
+
+
+def test_scalars_and_nested_lists_keep_their_rank() -> None:
+    assert to_array("x", 3).shape == ()
+    assert to_array("x", "abc").tolist() == b"abc"
+    assert to_array("x", [[[1.0], [2.0]]]).shape == (1, 2, 1)
+    assert to_array("x", [[], []]).shape == (2, 0)
+
+
+@pytest.mark.parametrize("dtype", [object, "S3", "U3"])
+def test_an_empty_array_of_strings_stays_one(dtype: Any) -> None:
+    array = to_array("x", np.empty((0, 2), dtype))
+    assert (array.dtype, array.shape) == (np.dtype(object), (0, 2))
+    assert to_array("x", []).dtype == np.int64
+
+
+@pytest.mark.parametrize("value", [[[1.0], [1.0, 2.0]], [1.0, [2.0]], [[[1.0]], [[1.0], [2.0]]]])
+def test_unequal_lists_are_no_tensor(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="unequal length"):
+        to_array("x", value)
+
+
+def test_dates_can_not_be_sent() -> None:
+    with pytest.raises(InvalidRequest, match="datetime64"):
+        to_array("x", np.array(["2020-01-01"], "datetime64[D]"))
+
+
+METHODS = Methods("h:1", "m", None, None)
+ONE: dict[str, Any] = {"version": None, "label": None, "signature": "lookup", "outputs": None}
+
+
+def test_where_each_method_goes() -> None:
+    assert Methods("h:1", "m", None, None).tables_target is None
+    assert Methods("http://h:1", "m", None, None).tables_target is None
+    methods = Methods("h:1", "m", None, "http://h:2")
+    assert (str(methods.target), str(methods.tables_target)) == ("h:1", "http://h:2")
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "http_target", "problem"),
+    [
+        ("h:1", "", None, "model is empty"),
+        ("h:1", "m", "h:2", "expected http://host:port"),
+        ("http://h:1", "m", "http://h:2", "speaks HTTP itself"),
+    ],
+)
+def test_arguments_of_the_constructor(target: str, model: str, http_target: str | None, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Methods(target, model, None, http_target)
+
+
+def test_a_version_or_a_label() -> None:
+    with pytest.raises(InvalidRequest, match="version 1 and label 'stable' were both given"):
+        METHODS.lookup({"user": [1]}, None, **ONE | {"version": 1, "label": "stable"})
+
+
+def test_outputs_are_a_list() -> None:
+    with pytest.raises(InvalidRequest, match="expected a list of names, got the string 'user'"):
+        METHODS.predict({"user": [1]}, **ONE | {"outputs": "user"})
+
+
+@pytest.mark.parametrize("ids", [5, [[1]], ["a"], [1.5], np.zeros((1, 1), int)])
+def test_rows_take_a_list_of_ids(ids: Any) -> None:
+    with pytest.raises(InvalidRequest, match="ids: expected a list or an array of integers"):
+        METHODS.rows("t", ids, version=None, label=None)

@@ -1,4 +1,4 @@
-"""Settings: flags beat the environment, the environment beats defaults, and all faults are told at once."""
+"""Settings are read from flags, the environment and files; TensorFlow Serving's flags have their meaning."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
+from service.configuration.server_settings import num_processors
 from service.configuration.settings import COMMON, ENV_PREFIX, Settings
-from service.configuration.settings_reading import SettingsError, prepare_libraries, read_settings, service_links
+from service.configuration.settings_reading import (
+    FOREIGN_FLAGS,
+    SettingsError,
+    flags_without_effect,
+    prepare_libraries,
+    read_settings,
+    service_links,
+)
 
 BASE = ["--model_base_path=models/m"]
 ROOT = Path(__file__).parents[3]
@@ -446,3 +454,116 @@ def test_the_table_in_the_docs_is_up_to_date() -> None:
         [sys.executable, ".ci/make_settings_table.py", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert check.returncode == 0, check.stdout + check.stderr
+
+
+SETTINGS = {setting.name for setting in dataclasses.fields(Settings)}
+# The flags of tensorflow_serving/model_servers/main.cc (9d981c5), in its order; without --version.
+MAIN_CC = """
+port grpc_socket_path rest_api_port rest_api_num_threads rest_api_timeout_in_ms rest_api_enable_cors_support
+enable_batching allow_version_labels_for_unavailable_models batching_parameters_file
+enable_per_model_batching_parameters model_config_file
+model_config_file_poll_wait_seconds model_name model_base_path num_load_threads num_unload_threads max_num_load_retries
+load_retry_interval_micros file_system_poll_wait_seconds flush_filesystem_caches tensorflow_session_parallelism
+tensorflow_session_config_file tensorflow_intra_op_parallelism tensorflow_inter_op_parallelism use_alts_credentials
+ssl_config_file platform_config_file per_process_gpu_memory_fraction saved_model_tags grpc_channel_arguments
+grpc_max_threads enable_model_warmup num_request_iterations_for_warmup monitoring_config_file
+remove_unused_fields_from_bundle_metagraph prefer_tflite_model num_tflite_pools num_tflite_interpreters_per_pool
+enable_signature_method_name_check xla_cpu_compilation_enabled xla_gpu_compilation_enabled enable_profiler
+thread_pool_factory_config_file mixed_precision skip_initialize_tpu enable_grpc_healthcheck_service
+enable_serialization_as_tensor_content
+""".split()
+ASKING = {bool: "true", int: "2", float: "0.5", str: "/a.conf"}
+
+
+def asking(name: str) -> str:
+    """Returns a flag of TensorFlow Serving, with a value that asks for more than the flag's default."""
+    flag = FOREIGN_FLAGS[name]
+    return f"--{name}={'false' if flag.idle is True else ASKING[flag.kind]}"
+
+
+def test_each_flag_of_tensorflow_serving_is_known_in_one_place() -> None:
+    assert set(MAIN_CC) <= SETTINGS | FOREIGN_FLAGS.keys()
+    assert FOREIGN_FLAGS.keys() <= set(MAIN_CC)
+    assert not FOREIGN_FLAGS.keys() & SETTINGS, "what is a setting now is to be taken out of FOREIGN_FLAGS"
+
+
+@pytest.mark.parametrize("name", [name for name, flag in FOREIGN_FLAGS.items() if not flag.is_refused])
+def test_one_without_effect_changes_nothing_and_is_told(name: str) -> None:
+    arguments = [*BASE, asking(name)]
+    assert read_settings(arguments, {}) == read_settings(BASE, {})
+    assert flags_without_effect(arguments) == {name: FOREIGN_FLAGS[name].why}
+
+
+@pytest.mark.parametrize("name", [name for name, flag in FOREIGN_FLAGS.items() if flag.is_refused])
+def test_one_that_can_not_be_left_out_stops_the_start(name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_settings([*BASE, asking(name)], {})
+    assert str(caught.value) == f"--{name} is not supported: {FOREIGN_FLAGS[name].why}"
+    assert flags_without_effect([*BASE, asking(name)]) == {}
+
+
+@pytest.mark.parametrize("name", FOREIGN_FLAGS)
+def test_what_asks_for_nothing_is_taken_in_silence(name: str) -> None:
+    flag = FOREIGN_FLAGS[name]
+    idle = {bool: "true" if flag.idle is True else "false", int: "0", float: "0", str: ""}[flag.kind]
+    assert read_settings([*BASE, f"--{name}={idle}"], {}) == read_settings(BASE, {})
+    assert flags_without_effect([*BASE, f"--{name}={idle}"]) == {}
+
+
+def test_a_switch_may_stand_alone() -> None:
+    assert list(flags_without_effect([*BASE, "--enable_profiler"])) == ["enable_profiler"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "fault"),
+    [
+        ("--enable_profiler=on", "--enable_profiler is 'on': expected true or false"),
+        ("--num_unload_threads=x", "--num_unload_threads is 'x': expected a whole number"),
+        ("--per_process_gpu_memory_fraction=x", "--per_process_gpu_memory_fraction is 'x': expected a number"),
+    ],
+)
+def test_a_value_of_another_kind_is_a_fault(argument: str, fault: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_settings([*BASE, argument], {})
+    assert str(caught.value) == fault
+
+
+def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_settings(["--version"], {})
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("embedding-server ")
+
+
+V1 = "4:cpu,cpuacct:/docker/abc\n3:cpuset:/\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/pod/app\n", {}, 8),
+        ("0::/pod/app\n", {"pod/app/cpu.max": "max 100000\n"}, 8),
+        ("0::/pod/app\n", {"pod/app/cpu.max": "50000 100000\n"}, 1),
+        ("0::/pod/app\n", {"pod/app/cpu.max": "250000 100000\n"}, 3),
+        ("0::/pod/app\n", {"pod/app/cpu.max": "400000 100000\n", "pod/cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "300000 100000\n"}, 3),
+        ("0::/../other\n", {"cpu.max": "9900000 100000\n"}, 8),
+        (V1, {"cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "-1\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, 8),
+        (V1, {f"cpu,cpuacct/docker/abc/cpu.cfs_{name}_us": f"{n}\n" for name, n in [("quota", 5), ("period", 10)]}, 1),
+        (V1, {f"cpu,cpuacct/cpu.cfs_{name}_us": f"{n}\n" for name, n in [("quota", 40), ("period", 20)]}, 2),
+    ],
+)
+def test_a_quota_limits_the_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert num_processors(tmp_path / "groups", tmp_path / "own") == expected
+
+
+def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
+    assert num_processors(tmp_path, tmp_path / "none") == len(os.sched_getaffinity(0))

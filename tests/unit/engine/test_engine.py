@@ -220,10 +220,6 @@ def test_tells_what_is_served_and_what_is_wrong(world: World) -> None:
         world.engine.require_ready(M)
 
 
-def test_deadlines_are_measured_on_the_engines_clock(world: World) -> None:
-    assert world.engine.clock is world.clock
-
-
 def test_a_reload_goes_to_who_knows_the_models(observer: RecordingObserver, clock: Clock) -> None:
     asked: list[tuple[list[ModelConfig], float | None, Origin]] = []
     registry = Registry(lambda model, status: None)

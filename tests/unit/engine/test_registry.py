@@ -1,4 +1,4 @@
-"""The registry permits only legal moves; leases keep a version across a swap, and unloading waits for their end."""
+"""The registry permits only legal moves, leases keep a version across a swap, and signatures are found by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from service.engine.registry import _LEGAL, ModelRoutes, Registry
+from service.engine.registry import ModelRoutes, Registry
 from service.engine.servable import Servable
-from service.errors import ArtifactError, LabelNotFound, ModelNotFound, NotReady, VersionNotFound
-from service.types import ModelRef, State, VersionStatus
-from tests.unit.engine.fakes import FakeBackend, servable
+from service.errors import ArtifactError, LabelNotFound, ModelNotFound, NotReady, SignatureNotFound, VersionNotFound
+from service.types import INIT_SIGNATURE, ModelRef, State, VersionStatus
+from tests.unit.engine.fakes import FakeBackend, predict_spec, servable
 
 LATEST = ModelRef("m")
 MOVES = {
@@ -89,12 +89,6 @@ def test_a_version_that_ended_may_be_tried_again(ended: list[str]) -> None:
     for name in [*ended, "start", "publish"]:
         MOVES[name](registry)
     assert registry.statuses("m")[0] == VersionStatus(1, State.AVAILABLE)
-
-
-def test_every_state_but_the_last_leads_somewhere() -> None:
-    reachable = {state for targets in _LEGAL.values() for state in targets}
-    assert set(_LEGAL) == set(State)
-    assert reachable == set(State) - {State.UNKNOWN}
 
 
 def test_available_is_reported_after_it_can_be_leased_and_unloading_before_it_is_closed() -> None:
@@ -517,3 +511,25 @@ def test_a_load_that_fails_takes_its_lookups_along_for_good() -> None:
     registry.unload("m", 2)
     registry.start("m", 1)
     assert registry.show_lookups(lookups()), "its folder was gone, so it is another one"
+
+
+def test_no_name_means_serving_default() -> None:
+    assert servable().signature("").name == "serving_default"
+
+
+@pytest.mark.parametrize(("asked", "named"), [("x", "x"), ("", "serving_default")])
+def test_an_unknown_signature_is_named_in_tensorflow_serving_s_words(asked: str, named: str) -> None:
+    spec = predict_spec("lookup")
+    with pytest.raises(SignatureNotFound, match=rf'^Serving signature key "{named}" not found\.$'):
+        Servable("m", 1, {"lookup": spec}, {}).signature(asked)
+
+
+def test_a_misspelt_signature_is_told_the_nearest_name() -> None:
+    with pytest.raises(SignatureNotFound, match=r'^Serving signature key "lokup" not found; did you mean lookup\?$'):
+        Servable("m", 1, {"lookup": predict_spec("lookup")}, {}).signature("lokup")
+
+
+def test_the_signature_that_initializes_the_graph_is_not_suggested() -> None:
+    one = Servable("m", 1, {INIT_SIGNATURE: predict_spec(INIT_SIGNATURE)}, {})
+    with pytest.raises(SignatureNotFound, match=r'^Serving signature key "__saved_model_init" not found\.$'):
+        one.signature("__saved_model_init")

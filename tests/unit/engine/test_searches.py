@@ -1,7 +1,8 @@
-"""A search sees one version while others change it, with the rows that it had when the search began."""
+"""Searches see one version, with an index and without; the projection finds principal components."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,18 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.engine import low_priority
 from service.engine.admission import NeighborLimits
 from service.engine.engine import Engine
+from service.engine.neighbor_indexes import BuildIndex, Indexing
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
 from service.engine.request_context import Call
-from service.errors import DataLoss, DeadlineExceeded, IdsTooMany
+from service.engine.table_view import MAX_MAPS, KeptMaps, ids_on_map, project
+from service.errors import DataLoss, DeadlineExceeded, IdOutOfRange, IdsTooMany, Overloaded
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
 from service.native_tables import core_tables
 from service.tables.guarded_files import GuardedFiles
-from service.types import ModelRef
+from service.tables.row_index import build_index, tune_index
+from service.types import Array, ModelRef
 from tests.conftest import Clock, RecordingObserver, serving
-from tests.toy_model import write_toy_model
+from tests.integration.process import PATIENCE_S, until
+from tests.toy_model import toy_tables, write_toy_model
 from tests.unit.deltas.conftest import Served
 
 REF = ModelRef("toy")
@@ -154,3 +160,227 @@ def test_threads_are_shared_by_the_searches_that_run(toy_model: Path, gate: Gate
     gate.opened.set()
     search.result(20)
     assert seen == [2, 4]
+
+
+ROWS = 4000
+
+
+@pytest.fixture(autouse=True)
+def _usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Index builds run at normal priority here: on a busy machine, a thread of low priority gets a hundredth of a
+    # processor or less.
+    monkeypatch.setattr(low_priority, "_NICENESS", 0)
+
+
+def write_large(folder: Path, seed: int) -> np.ndarray:
+    """Writes a version whose table "user" has ROWS rows of two numbers; returns these rows."""
+    rows = np.random.default_rng(seed).normal(size=(ROWS, 2)).astype(np.float32)
+
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["tables"]["user"]["vocabulary_size"] = ROWS
+
+    write_toy_model(folder, tables=toy_tables() | {"user": rows}, edit_manifest=edit)
+    return rows
+
+
+def engine_of(served: Served, build: BuildIndex = build_index) -> Engine:
+    """Returns an engine that builds an index for tables of 1,000 rows and more."""
+    return Engine(
+        served.registry,
+        RecordingObserver(),
+        neighbor_limits=NeighborLimits(index_rows=1000),
+        indexing=Indexing(build, tune_index),
+    )
+
+
+def find_near(engine: Engine, **more: Any) -> NeighborAnswer:
+    """Searches for the nearest rows to (1, 1) in the table "user"."""
+    asked = NeighborQuery(**({"vectors": np.ones((1, 2), np.float32), "metric": "l2", "k": 3} | more))
+    return engine.neighbors(ModelRef("toy"), "user", asked, Call("http", "neighbors"))
+
+
+def nearest(rows: np.ndarray) -> list[int]:
+    return np.argsort(np.square(rows.astype(np.float64) - 1).sum(axis=1))[:3].tolist()
+
+
+def until_indexed(engine: Engine) -> None:
+    """Waits until the table has an index, and the index is tuned for searches by vectors."""
+    find_near(engine)
+    until(lambda: bool(engine.searches.indexes.all()))
+    until(lambda: find_near(engine).recall is not None)
+
+
+def test_an_index_answers_after_the_first_search_and_reads_fewer_rows(tmp_path: Path) -> None:
+    rows = write_large(tmp_path / "1", 1)
+    engine = engine_of(Served(tmp_path / "1", None))
+    first = find_near(engine)
+    assert (first.ids.tolist(), first.recall, first.rows_scanned) == ([nearest(rows)], None, ROWS)
+    until_indexed(engine)
+    found = find_near(engine)
+    assert found.ids.tolist() == [nearest(rows)] and found.scores.tolist() == first.scores.tolist()
+    assert found.recall is not None and found.recall >= 0.95 and found.rows_scanned < ROWS / 4
+    (name,) = engine.searches.indexes.all()
+    assert name == ("toy", 1, "user", "l2")
+    # Searches that do not use the index: they compare all rows, or all rows that they allow.
+    assert find_near(engine, exact=True).recall is None
+    assert find_near(engine, allowed=Named(ids=np.arange(50))).rows_scanned == 50
+    assert find_near(engine, k=101).recall is None
+    # The search denies most of the rows that the index proposes. Too few are left, so it compares all rows.
+    denied = Named(ids=np.argsort(np.square(rows - 1).sum(axis=1))[: ROWS // 2])
+    assert find_near(engine, denied=denied).ids.tolist() == find_near(engine, denied=denied, exact=True).ids.tolist()
+
+
+def test_a_changed_row_is_found_where_it_is_now(tmp_path: Path) -> None:
+    rows = write_large(tmp_path / "1", 2)
+    served = Served(tmp_path / "1", None)
+    engine = engine_of(served)
+    until_indexed(engine)
+    far, near = int(np.square(rows - 1).sum(axis=1).argmax()), nearest(rows)[0]
+    for sequence, changed in enumerate(([[1.0, 1.0], [-50.0, -50.0]], [[1.0, 1.5], [-60.0, -60.0]]), start=1):
+        served.drop(sequence, "user", [far, near], changed)
+        assert served.look()
+        rows[[far, near]] = changed
+        found = find_near(engine)
+        assert found.ids.tolist() == [nearest(rows)] and found.recall is not None
+
+
+def test_another_version_is_searched_without_the_index_of_the_old_one(tmp_path: Path) -> None:
+    write_large(tmp_path / "1", 3)
+    newer = write_large(tmp_path / "2", 4)
+    served = Served(tmp_path / "1", None)
+    engine = engine_of(served)
+    until_indexed(engine)
+    (old,) = served.registry.holders()
+    served.registry.start("toy", 2)
+    served.registry.publish(ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 2, tmp_path / "2"))
+    found = find_near(engine)
+    assert (found.version, found.ids.tolist(), found.recall) == (2, [nearest(newer)], None)
+    old.retire()
+    until(lambda: [name.version for name in engine.searches.indexes.all()][-1:] == [2])
+    until(lambda: find_near(engine).recall is not None)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_an_index_is_given_up_if_the_server_ends_or_its_version_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_closed: bool
+) -> None:
+    write_large(tmp_path / "1", 5)
+    served = Served(tmp_path / "1", None)
+    reached, opened, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def build(read: Callable[[np.ndarray], np.ndarray], *others: Any) -> Any:
+        reached.set()
+        assert opened.wait(PATIENCE_S)
+        try:
+            return build_index(read, *others)
+        finally:
+            ended.set()
+
+    engine = engine_of(served, build)
+    find_near(engine)
+    assert reached.wait(PATIENCE_S)
+    with caplog.at_level(logging.INFO):
+        if is_closed:
+            engine.searches.indexes.close()
+        else:
+            served.registry.drop(["toy"])
+            served.registry.unload("toy", 1)
+        opened.set()
+        assert ended.wait(PATIENCE_S)
+        until(lambda: "index of nearest rows is given up" in caplog.text)
+    assert not engine.searches.indexes.all()
+    if is_closed:
+        assert find_near(engine, metric="dot").recall is None
+
+
+def reading(table: Array) -> Callable[[Array], Array]:
+    """Returns a function that reads rows of a table."""
+    return lambda ids: table[ids]
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(500, 16), (40, 64), (9000, 3)])
+def test_places_are_those_of_the_principal_components(rows: int, dim: int) -> None:
+    random = np.random.default_rng(rows)
+    table = (random.standard_normal((rows, dim)) * (0.7 ** np.arange(dim)) + 5).astype(np.float32)
+    found = project(reading(table), rows)
+    centred = table.astype(np.float64) - table.mean(axis=0, dtype=np.float64)
+    _, lengths, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2] * np.sign(axes[np.arange(2), np.abs(axes[:2]).argmax(axis=1)])[:, None]
+    assert found.ids.tolist() == list(range(rows))
+    assert np.abs(found.places - centred @ axes.T).max() < 2e-2 * lengths[0] / np.sqrt(rows)
+    assert np.allclose(found.explained, lengths[:2] ** 2 / np.square(centred).sum(), rtol=1e-3)
+    assert np.allclose(found.norms, np.linalg.norm(table, axis=1), rtol=1e-6)
+
+
+def test_a_large_table_is_sampled_the_same_each_time() -> None:
+    table = np.random.default_rng(1).standard_normal((5000, 4)).astype(np.float32)
+    first, second = (project(reading(table), 5000, max_points=300) for _ in range(2))
+    assert len(first.ids) == 300 == len(np.unique(first.ids)) and (np.diff(first.ids) > 0).all()
+    assert first.ids[0] < 500 and first.ids[-1] > 4500
+    assert (first.ids == second.ids).all() and (first.places == second.places).all()
+    assert (ids_on_map(5000, max_points=300) == first.ids).all()
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_tables_of_few_numbers_equal_rows_and_odd_numbers_have_a_map(dim: int) -> None:
+    table = np.full((6, dim), 3, np.float32)
+    equal = project(reading(table), 6)
+    assert not equal.places.any() and equal.explained == (0.0, 0.0)
+    table[:, 0] = [0, 1, 2, 3, np.nan, np.inf]
+    odd = project(reading(table), 6)
+    assert np.isfinite(odd.places).all() and not odd.places[4:].any()
+    assert np.isnan(odd.norms[4]) and np.isinf(odd.norms[5])
+    assert np.argsort(odd.places[:4, 0]).tolist() in ([0, 1, 2, 3], [3, 2, 1, 0])
+    assert len(project(reading(table[:1]), 1).ids) == 1
+
+
+def waited(maps: KeptMaps[int], key: object, of: object, make: Callable[[], int]) -> int:
+    """Asks for a map until it has been made; returns it."""
+    while (found := maps.get(key, of, make)) is None:
+        threading.Event().wait(0.001)
+    return found
+
+
+def test_a_map_is_made_once_and_again_for_another_object() -> None:
+    maps: KeptMaps[int] = KeptMaps()
+    made: list[int] = []
+    first, second = object(), object()
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    assert [waited(maps, "key", of, make) for of in (first, first, second, second)] == [1, 1, 2, 2]
+    maps.close()
+
+
+def test_a_failure_is_told_once_and_tried_again() -> None:
+    maps: KeptMaps[int] = KeptMaps()
+
+    def fail() -> int:
+        raise IdOutOfRange("gone")
+
+    with pytest.raises(IdOutOfRange):
+        waited(maps, "key", maps, fail)
+    assert waited(maps, "key", maps, lambda: 7) == 7
+    maps.close()
+
+
+def test_maps_that_wait_and_maps_that_are_kept_are_limited() -> None:
+    maps: KeptMaps[int] = KeptMaps()
+    gate = threading.Event()
+
+    def slow() -> int:
+        gate.wait(20)
+        return 1
+
+    for key in range(MAX_MAPS):
+        assert maps.get(key, maps, slow) is None
+    with pytest.raises(Overloaded):
+        maps.get("one more", maps, slow)
+    gate.set()
+    for key in range(3 * MAX_MAPS):
+        assert waited(maps, key, maps, lambda: 2) in (1, 2)
+    # The first maps were dropped, because more maps were asked for than are kept, so they are computed again.
+    assert waited(maps, 0, maps, lambda: 3) == 3
+    maps.close()

@@ -1,21 +1,24 @@
-"""Threads with a queue take turns between models, refuse jobs and drop some. The clock moves by hand."""
+"""Threads take turns between models, bytes in flight are limited, and calls that hang are given up."""
 
 from __future__ import annotations
 
 import functools
 import gc
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from service.engine.admission import Admission, Limits
+from service.engine.admission import Admission, Limits, Reservation
+from service.engine.loads import Attempt, TimeIsOver
+from service.engine.poller import CompensatingPool
 from service.engine.searches import Job, Workers
 from service.errors import DeadlineExceeded, NotReady, Overloaded, ServiceError
-from tests.unit.engine.recording_admission import RecordingAdmission
 
 PATIENCE_S = 60
 
@@ -295,3 +298,163 @@ def test_a_closed_pool_lets_its_threads_go(make: Callable[..., Pool]) -> None:
     assert pool.add("a", "one").result(PATIENCE_S) == "one"
     pool.workers.close()
     pool.workers.join()
+
+
+def filled(admission: Admission, model: str, size: int) -> int:
+    """Reserves bytes in pieces until the admission refuses; returns how many pieces it got."""
+    pieces = 0
+    while True:
+        try:
+            admission.reserve_bytes(model, size)
+        except Overloaded:
+            return pieces
+        pieces += 1
+
+
+def test_a_model_alone_gets_four_fifths_and_the_next_ones_find_room() -> None:
+    admission = Admission(Limits(bytes=1000))
+    # A model may add a piece while it holds at most four times the free bytes: 800 <= 4 * 200 lets piece 81 in.
+    assert filled(admission, "flood", 10) == 81
+    # 190 bytes are free, and a model may add a piece while m <= 4 * (190 - m), which holds up to m = 152.
+    assert filled(admission, "other", 10) == 16
+    assert filled(admission, "third", 1) == 25
+    assert sum(admission.held().values()) <= 1000
+
+
+def test_a_refusal_names_the_limit_and_is_counted_with_model_and_reason() -> None:
+    observer = RecordingAdmission()
+    admission = Admission(Limits(bytes=100), observer)
+    admission.reserve_bytes("a", 50)
+    with pytest.raises(Overloaded, match="50 bytes of requests and answers are in flight, its limit is 100"):
+        admission.reserve_bytes("b", 51)
+    with pytest.raises(Overloaded, match="50 bytes"):
+        admission.check_bytes("b", 51)
+    assert observer.refusals == [("b", "bytes"), ("b", "bytes")]
+
+
+def test_what_was_given_back_can_be_taken_again_and_leaves_nothing_behind() -> None:
+    admission = Admission(Limits(bytes=100))
+    for _ in range(3):
+        admission.reserve_bytes("a", 100)
+        assert admission.held() == {"a": 100}
+        admission.release("a", 100)
+    assert admission.held() == {}
+
+
+def test_room_is_given_back_by_its_last_user() -> None:
+    admission = Admission(Limits(bytes=100))
+    reservation = Reservation(admission, "a")
+    reservation.grow(30)
+    reservation.grow(20)
+    reservation.add_user()
+    reservation.drop_user()
+    assert admission.held() == {"a": 50}
+    reservation.drop_user()
+    assert admission.held() == {}
+
+
+def test_room_that_is_refused_keeps_what_it_had() -> None:
+    admission = Admission(Limits(bytes=100))
+    reservation = Reservation(admission, "a")
+    reservation.grow(60)
+    with pytest.raises(Overloaded):
+        reservation.grow(60)
+    assert admission.held() == {"a": 60}
+    reservation.drop_user()
+    assert admission.held() == {}
+
+
+class RecordingAdmission:
+    """An AdmissionObserver that records refusals and waits."""
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[str, str]] = []
+        self.waits: list[tuple[str, float]] = []
+
+    def refused(self, model: str, reason: str) -> None:
+        """Records a refusal."""
+        self.refusals.append((model, reason))
+
+    def waited(self, model: str, seconds: float) -> None:
+        """Records a wait."""
+        self.waits.append((model, seconds))
+
+
+def test_a_call_in_time_returns_or_raises_what_it_did() -> None:
+    late: list[object] = []
+    assert Attempt("call", lambda: 7, late.append).result(60) == 7
+    failing: Attempt[int] = Attempt("call", lambda: int("x"), late.append)
+    with pytest.raises(ValueError, match="invalid literal"):
+        failing.result(0)
+    assert failing.is_over
+    assert late == []
+
+
+@pytest.mark.parametrize(("call", "thrown_away"), [(lambda: 7, 7), (lambda: int("x"), None)])
+def test_what_comes_back_late_is_thrown_away(call: object, thrown_away: int | None) -> None:
+    go, done = threading.Event(), threading.Event()
+    late: list[int | None] = []
+
+    def slow() -> int:
+        go.wait()
+        return call()  # type: ignore[operator, no-any-return]
+
+    def throw_away(result: int | None) -> None:
+        late.append(result)
+        done.set()
+
+    attempt = Attempt("call", slow, throw_away)
+    with pytest.raises(TimeIsOver):
+        attempt.result(0.01)
+    assert not attempt.is_over
+    go.set()
+    assert done.wait(60)
+    assert attempt.is_over
+    assert late == [thrown_away]
+
+
+class Tables:
+    """The tables of a version that is loaded; a class of its own, to which a weak reference is possible."""
+
+
+def test_a_failed_call_keeps_none_of_its_variables_without_the_garbage_collector() -> None:
+    seen: list[weakref.ref[Tables]] = []
+
+    def load() -> Tables:
+        tables = Tables()
+        seen.append(weakref.ref(tables))
+        raise ValueError("its graph does not fit")
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="does not fit") as raised:
+            Attempt("call", load).result(60)
+        for thread in threading.enumerate():
+            if thread.name == "call":
+                thread.join()
+        del raised
+        assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_threads_of_loads_and_threads_that_they_start_have_a_lower_priority() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    found: Future[tuple[int, int]] = Future()
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def job() -> None:
+        of_child: list[int] = []
+        child = threading.Thread(target=lambda: of_child.append(niceness()))
+        child.start()
+        child.join()
+        # A job that submits a job lowers no priority twice.
+        pool.submit(lambda: found.set_result((niceness(), of_child[0])))
+
+    pool = CompensatingPool("niceness", 2)
+    pool.submit(job)
+    expected = min(own + 3, 19)
+    assert found.result(60) == (expected, expected)
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own

@@ -1,9 +1,10 @@
-"""TensorFlow's graphs are answered as TensorFlow Serving answers them, and refused in the graph's own words."""
+"""Opens SavedModels and runs their graphs, with sparse inputs and joined rows."""
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.artifact.signature_def import read_signatures
+from service.artifact.signature_def import metadata_json, read_signatures
 from service.engine.servable import Servable
-from service.errors import ArtifactError, InvalidRequest
+from service.errors import ArtifactError, InvalidRequest, Unimplemented
+from service.graph.flat_graph import flatten
+from service.graph.joined_rows import joined_rows
 from service.graph.savedmodel import SavedModelBackend, open_savedmodel
+from service.graph.sparse import to_coo
+from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
 
@@ -345,3 +350,209 @@ def test_graphs_flush_denormal_numbers_as_tensorflows_threads_do(tf: Any, tmp_pa
     python = PythonSession(program)
     for found in (own.run(["y:0", "kept:0"], {"x:0": numbers}), python.run(["y:0", "kept:0"], {"x:0": numbers})):
         assert [array.tobytes() for array in found] == [array.tobytes() for array in wanted]
+
+
+ROWS = [[4, 2, 9], [], [7], []]
+
+
+def ragged(rows: list[list[int]], dtype: str = "int64") -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values and row splits of lists of unequal length."""
+    return np.array([x for row in rows for x in row], dtype), np.cumsum([0, *map(len, rows)])
+
+
+@pytest.mark.parametrize("rows", [ROWS, [], [[]], [[], []], [[1]], [[], [5, 6]]], ids=str)
+def test_to_coo_is_tensorflows_own_conversion(tf: Any, rows: list[list[int]]) -> None:
+    values, splits = ragged(rows)
+    expected = tf.RaggedTensor.from_row_splits(values, splits).to_sparse()
+    found = to_coo(values, splits)
+    for array, tensor in zip(found, (expected.values, expected.indices, expected.dense_shape), strict=True):
+        assert (array.tolist(), array.shape) == (tensor.numpy().tolist(), tensor.shape)
+        assert array.dtype == np.int64
+
+
+@pytest.fixture(scope="module")
+def sparse_folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SavedModel whose signatures have sparse inputs and outputs."""
+    v1 = tf.compat.v1
+    sparse_folder = tmp_path_factory.mktemp("sparse") / "1"
+    signature = v1.saved_model.build_signature_def
+    info = v1.saved_model.build_tensor_info
+    with tf.Graph().as_default(), v1.Session() as session:
+        a, words, cube = (
+            v1.sparse_placeholder(dtype, [None] * rank, name)
+            for name, dtype, rank in (("a", tf.int64, 2), ("words", tf.string, 2), ("cube", tf.int64, 3))
+        )
+        x = v1.placeholder(tf.int64, [None], "x")
+        dense = tf.sparse.to_dense(a) + x[:, None]
+        shape = tf.identity(a.dense_shape)
+        lengths = tf.strings.length(tf.sparse.to_dense(words, default_value=b""))
+        builder = v1.saved_model.Builder(str(sparse_folder))
+        builder.add_meta_graph_and_variables(
+            session,
+            ["serve"],
+            signature_def_map={
+                "both": signature(
+                    {"a": info(a), "words": info(words), "x": info(x)},
+                    {"dense": info(dense), "lengths": info(lengths), "shape": info(shape)},
+                    "tensorflow/serving/predict",
+                ),
+                "cube": signature({"cube": info(cube)}, {"y": info(tf.identity(cube.dense_shape))}),
+                "sparse_answer": signature({"a": info(a)}, {"a": info(a), "shape": info(shape)}),
+            },
+        )
+        builder.save()
+    return sparse_folder
+
+
+@pytest.fixture(scope="module")
+def served(sparse_folder: Path) -> Servable:
+    """It, in the native core."""
+    return ServableLoader(SERVE, "auto", 1, compile_native)("m", 1, sparse_folder)
+
+
+def run(served: Servable, signature: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Runs a signature in the core; returns its outputs."""
+    assert served.native is not None
+    return served.native.run(signature, inputs)
+
+
+def test_a_sparse_matrix_is_described_as_ragged(sparse_folder: Path) -> None:
+    spec = read_signatures(sparse_folder / "saved_model.pb")["both"]
+    assert spec.ragged.keys() == {"a", "words"}
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in spec.inputs.items()} == {
+        "a__values": ("int64", (None,)),
+        "a__row_splits": ("int64", (None,)),
+        "words__values": ("string", (None,)),
+        "words__row_splits": ("int64", (None,)),
+        "x": ("int64", (None,)),
+    }
+    assert spec.required == set(spec.inputs)
+    metadata = json.loads(metadata_json("m", 1, {"s": spec}))["metadata"]["signature_def"]["signature_def"]["s"]
+    values = metadata["inputs"]["a__values"]
+    assert (values["dtype"], values["tensor_shape"]["dim"][0]["size"]) == ("DT_INT64", "-1")
+
+
+def test_ragged_rows_become_the_sparse_tensor(served: Servable) -> None:
+    values, splits = ragged(ROWS)
+    inputs = {
+        "a__values": values,
+        "a__row_splits": splits,
+        "words__values": np.array([b"red", b"a", b""], object),
+        "words__row_splits": np.array([0, 2, 2, 3, 3]),
+        "x": np.array([10, 20, 30, 40]),
+    }
+    outputs = run(served, "both", inputs)
+    assert outputs["dense"].tolist() == [[14, 12, 19], [20, 20, 20], [37, 30, 30], [40, 40, 40]]
+    assert outputs["lengths"].tolist() == [[3, 1], [0, 0], [0, 0], [0, 0]]
+    assert outputs["shape"].tolist() == [4, 3]
+
+
+def test_a_tensor_without_a_form_on_the_wire_is_refused(served: Servable) -> None:
+    assert served.not_run == {"cube": 'input "cube" is a sparse or composite tensor'}
+    with pytest.raises(Unimplemented, match='input "cube" is a sparse or composite tensor'):
+        run(served, "cube", {"cube": np.zeros((1, 1, 1), np.int64)})
+
+
+def test_the_other_outputs_of_such_a_signature_are_answered(served: Servable) -> None:
+    values, splits = ragged(ROWS)
+    assert served.native is not None
+    inputs = {"a__values": values, "a__row_splits": splits}
+    assert served.native.run("sparse_answer", inputs, ("shape",))["shape"].tolist() == [4, 3]
+    with pytest.raises(Unimplemented, match='Output "a" .* is a sparse or composite tensor'):
+        run(served, "sparse_answer", inputs)
+
+
+SHAPES = {"a:0": (2,), "b:0": (2,), "c:0": (1, 2), "d:0": (3, 2), "e:0": None}
+Found = dict[str, tuple[str, tuple[int, ...] | None]]
+
+
+def found(tf: Any, build: Callable[..., Any]) -> Found:
+    """Builds a graph on five sources; returns the tensors fed to it -> the sources joined into each, and its shape."""
+    with tf.Graph().as_default() as graph:
+        parts = [
+            tf.compat.v1.placeholder(tf.float32, None if shape is None else [None, *shape], name.partition(":")[0])
+            for name, shape in SHAPES.items()
+        ]
+        ends = build(*parts)
+        outputs = [end.name for end in (ends if isinstance(ends, list) else [ends])]
+    fed = joined_rows(flatten(graph.as_graph_def(), outputs), outputs, SHAPES, outputs)
+    return {name: ("".join(part[0] for part in value.parts), value.shape) for name, value in fed.items()}
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_sources_side_by_side(tf: Any, axis: int) -> None:
+    three = found(tf, lambda a, b, c, d, e: tf.concat([b, tf.squeeze(c, 1), a], axis, name="joined") * 2)
+    assert three == {"joined:0": ("bca", (6,))}
+    two = found(tf, lambda a, b, c, d, e: [tf.concat([b, a], axis, name="joined") * 2, e * 3])
+    assert two == {"joined:0": ("ba", (4,)), "e:0": ("e", None)}
+
+
+@pytest.mark.parametrize(
+    ("build", "wanted"),
+    [
+        (lambda tf, a, b, c, d: tf.stack([a, b], 1, name="x"), ("ab", (2, 2))),
+        (lambda tf, a, b, c, d: tf.stack([tf.squeeze(c, 1), b], -2, name="x"), ("cb", (2, 2))),
+        (lambda tf, a, b, c, d: tf.concat([c, d], 1, name="x"), ("cd", (4, 2))),
+        (lambda tf, a, b, c, d: tf.concat([c, tf.expand_dims(b, 1)], -1, name="x"), ("cb", (1, 4))),
+        (lambda tf, a, b, c, d: tf.reshape(d, [-1, 6], name="x"), ("d", (6,))),
+        (lambda tf, a, b, c, d: tf.reshape(d, [tf.shape(d)[0], -1], name="x"), ("d", (6,))),
+        (lambda tf, a, b, c, d: tf.reshape(tf.concat([a, b], 1), [-1, 2, 2], name="x"), ("ab", (2, 2))),
+        (lambda tf, a, b, c, d: tf.identity(tf.concat([tf.concat([a, b], 1), a], 1)[:, :4], name="x"), None),
+        (lambda tf, a, b, c, d: tf.reshape(d, [-1, 2], name="x"), None),
+        (lambda tf, a, b, c, d: tf.reshape(d, [tf.shape(a)[0], -1], name="x"), None),
+        (lambda tf, a, b, c, d: tf.reshape(a, [2, -1], name="x"), None),
+        (lambda tf, a, b, c, d: tf.squeeze(c, name="x"), None),
+        (lambda tf, a, b, c, d: tf.stack([a, b], 2, name="x"), None),
+        (lambda tf, a, b, c, d: tf.stack([a, b], 0, name="x"), None),
+        (lambda tf, a, b, c, d: tf.concat([d, d[:, :, :1]], 2, name="x"), None),
+        (lambda tf, a, b, c, d: tf.expand_dims(a, 0, name="x"), None),
+    ],
+)
+def test_tensors_with_the_bytes_of_sources(tf: Any, build: Callable[..., Any], wanted: Any) -> None:
+    fed = found(tf, lambda a, b, c, d, e: build(tf, a, b, c, d) * 2)
+    assert fed.get("x:0") == wanted
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda tf, a, b, c: tf.concat([a, b], 0) * 2,
+        lambda tf, a, b, c: tf.concat([a, b, b], 1) * 2,
+        lambda tf, a, b, c: [tf.concat([a, b], 1) * 2, a * 3],
+        lambda tf, a, b, c: [tf.concat([a, b], 1) * 2, tf.concat([b, a], 1) * 3],
+        lambda tf, a, b, c: tf.concat([a, b], 1),
+        lambda tf, a, b, c: tf.concat([a, b * 2], 1) * 2,
+        lambda tf, a, b, c: tf.concat([a, b], tf.compat.v1.placeholder(tf.int32, [])) * 2,
+    ],
+    ids=[
+        *("below each other", "one twice", "one read elsewhere", "in two orders", "an output", "one changed"),
+        "an axis that is computed",
+    ],
+)
+def test_what_is_more_than_that(tf: Any, build: Callable[..., Any]) -> None:
+    assert found(tf, lambda a, b, c, d, e: build(tf, a, b, c)) == {"a:0": ("a", (2,)), "b:0": ("b", (2,))}
+
+
+def test_the_same_bytes_in_two_shapes(tf: Any) -> None:
+    def build(a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+        return [tf.concat([a, b], 1, name="flat") * 2, tf.stack([a, b], 1, name="stacked") * 3]
+
+    assert found(tf, build) == {"flat:0": ("ab", (4,)), "stacked:0": ("ab", (2, 2))}
+
+
+def test_what_something_waits_for(tf: Any) -> None:
+    def build(a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+        joined = tf.concat([a, b], 1)
+        with tf.control_dependencies([joined]):
+            return [joined * 2, d * 2]
+
+    assert found(tf, build).keys() == {"a:0", "b:0", "d:0"}
+
+
+def test_a_towers_features_are_fed_together(tower_version: Path) -> None:
+    servable = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)("m", 1, tower_version)
+    tower = servable.backends["serving_default"]
+    assert isinstance(tower, TowerBackend)
+    (joined,) = tower.cuts["serving_default"].fed.values()
+    assert len(joined.parts) == 2
+    servable.close()

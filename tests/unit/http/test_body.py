@@ -1,13 +1,18 @@
-"""Bodies are limited in size, plain and compressed."""
+"""Bodies are limited and decompressed, answers compressed, paths read as TensorFlow Serving does, and errors cut."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
+from typing import Any
 
 import pytest
 
+from service.errors import MalformedPayload
+from service.http.errors import service_error_response
+from service.http.middleware import IS_ENCODED, GzipMiddleware, PathCaseMiddleware, accepts_gzip, lowered
 from tests.conftest import RecordingObserver
 from tests.unit.http.conftest import MAX_BODY_BYTES, QUERY, SEARCH, Http, chunks, error_text
 
@@ -91,3 +96,118 @@ def test_other_encodings_are_refused(http: Http, encoding: str) -> None:
 
 def test_identity_is_no_encoding(http: Http) -> None:
     assert http.post(SEARCH, content=BODY, headers={"Content-Encoding": "identity"}).status_code == 200
+
+
+MIN_BYTES = 100
+
+
+def exchange(pieces: list[bytes], accepted: bytes = b"gzip", **headers: str) -> tuple[dict[bytes, bytes], list[bytes]]:
+    """Sends an answer in pieces through the middleware; returns headers and pieces as a client gets them."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": given})
+        for i, piece in enumerate(pieces):
+            await send({"type": "http.response.body", "body": piece, "more_body": i + 1 < len(pieces)})
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"accept-encoding", accepted)]}
+    asyncio.run(GzipMiddleware(app, MIN_BYTES)(scope, None, send))  # type: ignore[arg-type]
+    start, *bodies = sent
+    return dict(start["headers"]), [body["body"] for body in bodies]
+
+
+# The sizes are below and above the one from which an answer is compressed in a thread beside the event loop.
+@pytest.mark.parametrize("size", [MIN_BYTES, 100_000])
+def test_a_large_answer_is_compressed(size: int) -> None:
+    headers, (body,) = exchange([b"x" * size], content_length=str(size))
+    assert gzip.decompress(body) == b"x" * size
+    assert headers == {
+        b"content-length": str(len(body)).encode(),
+        b"content-encoding": b"gzip",
+        b"vary": b"Accept-Encoding",
+    }
+
+
+@pytest.mark.parametrize(
+    ("pieces", "accepted", "headers"),
+    [
+        ([b"x" * (MIN_BYTES - 1)], b"gzip", {}),
+        ([b"x" * MIN_BYTES], b"br", {}),
+        ([b"x" * MIN_BYTES, b"y"], b"gzip", {}),
+        ([b"x" * MIN_BYTES], b"gzip", {"content_encoding": "deflate"}),
+    ],
+    ids=["small", "not accepted", "in pieces", "compressed already"],
+)
+def test_what_is_left_as_it_is(pieces: list[bytes], accepted: bytes, headers: dict[str, str]) -> None:
+    given = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    assert exchange(pieces, accepted, **headers) == (given, pieces)
+
+
+def test_large_json_that_is_sent_plain_says_on_what_it_depends() -> None:
+    for size, more in ((MIN_BYTES, {b"vary": b"Accept-Encoding"}), (MIN_BYTES - 1, {})):
+        headers, pieces = exchange([b"1" * size], b"br", content_type="application/json")
+        assert (headers, pieces) == ({b"content-type": b"application/json", **more}, [b"1" * size])
+
+
+@pytest.mark.parametrize(
+    ("accepted", "expected"),
+    [
+        (b"gzip", True),
+        (b"deflate, GZIP ; q=0.1", True),
+        (b"gzip;q=0", False),
+        (b"gzip; q=0.000", False),
+        (b"*", False),
+        (b"", False),
+    ],
+)
+def test_what_a_client_accepts(accepted: bytes, expected: bool) -> None:
+    assert accepts_gzip({"headers": [(b"accept-encoding", accepted)]}) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/V1/MODELS/Mm:predict", "/v1/models/Mm:predict"),
+        ("/v1/models/Mm/LABELS/Ab:predict", "/v1/models/Mm/labels/Ab:predict"),
+        ("/v1/models/Mm/Versions/1/METADATA", "/v1/models/Mm/versions/1"),
+        ("/v1/models/Mm/metadata", "/v1/models/Mm/metadata"),
+        ("/v1/models/Mm:PREDICT", "/v1/models/Mm:PREDICT"),
+        ("/v1/models/a\nB:predict", "/v1/models/a\nB:predict"),
+        ("/Healthz", "/Healthz"),
+    ],
+)
+def test_fixed_parts_are_lowered_and_names_kept(path: str, expected: str) -> None:
+    assert lowered(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "passed", "is_encoded"),
+    [
+        ("/v1/models/a/b:predict", b"/v1/models/a%2Fb:predict?x=%2F", "/v1/models/a%2Fb:predict", True),
+        ("/v1/models/a b:predict", b"/v1/models/a%20b:predict", "/v1/models/a b:predict", False),
+        ("/V1/models/a:b", b"/V1/models/a%3ab", "/v1/models/a%3ab", True),
+        ("/v1/models/m", None, "/v1/models/m", False),
+    ],
+)
+def test_names_that_hide_a_separator_stay_encoded(path: str, raw: bytes | None, passed: str, is_encoded: bool) -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    asyncio.run(PathCaseMiddleware(app)({"type": "http", "path": path, "raw_path": raw}, None, None))  # type: ignore[arg-type]
+    assert (seen[0]["path"], IS_ENCODED in seen[0]) == (passed, is_encoded)
+
+
+def test_neither_the_answer_nor_the_log_quotes_megabytes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        response = service_error_response(MalformedPayload("x" * 1_000_000), "id")
+    text = json.loads(bytes(response.body))["error"]
+    assert text.endswith("x...TRUNCATED") and len(text) < 5000
+    (record,) = caplog.records
+    assert len(record.getMessage()) < 5000

@@ -14,7 +14,7 @@ from service.http.uvicorn_server import HttpConnection, HttpServer, surplus_of, 
 
 pytestmark = pytest.mark.anyio
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 Open = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 

@@ -1,24 +1,46 @@
-"""Loads a version folder as a servable, with TensorFlow only if it is needed, or refuses it with a reason."""
+"""Loads versions: rules, memory, batching, and tables that are remote or built again."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import service.loading.graph_opening
 import service.loading.loader
+from model_export.compaction.compact import compact
+from model_export.compaction.deltas import write_delta
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import journal_path
+from service.configuration.settings_reading import read_settings
 from service.deltas.rules import DeltaRules
+from service.deltas.version_deltas import VersionDeltas
+from service.engine.deltas import Upsert
+from service.engine.engine import Engine
+from service.engine.model_config import ModelConfig
+from service.engine.registry import Registry
 from service.engine.servable import Servable
-from service.errors import ArtifactError
+from service.errors import ArtifactError, DeltaRefused, InvalidRequest
 from service.graph.savedmodel import LazyBackend
-from service.loading.loader import ServableLoader
+from service.loading.loader import DEFAULT, PER_MODEL_FILE, BatchingRules, ServableLoader, read_rules, residency_of
+from service.loading.remote_tables import RemoteNames, unserved_models
+from service.loading.table_pages import available_bytes, memory_limit_bytes
+from service.native.native_servable import compile_native
+from service.remote.address import remote_tables
+from service.tables import residency
+from service.tables.residency import Residency
+from service.types import Array, ModelRef
+from service.wire.config_protos import BatchingParameters
+from tests.conftest import RecordingObserver
+from tests.deltas import delta_bytes, drop
+from tests.tower_model import TAGS, USERS
 from tests.toy_model import INDEX, MANIFEST, SHARD, rewrite_manifest, saved_model, toy_signatures, write_toy_model
+from tests.unit.deltas.conftest import Served
 
 SERVE = frozenset({"serve"})
 
@@ -272,3 +294,316 @@ def test_lookups_that_deltas_change_are_shown_with_these_only(
     journal.parent.rmdir()
     journal.parent.touch()
     assert shown(folder, deltas=rules)[1] == []
+
+
+def test_every_setting_has_its_effect() -> None:
+    flags = ["--warm=tables", "--warm_mib_per_s=1.5", "--table_lock=try", "--table_pages=random"]
+    assert residency_of(read_settings(["--model_base_path=/m", *flags])) == Residency(
+        is_prefaulted=True, bytes_per_s=1_572_864.0, lock="try", advice="random"
+    )
+    assert residency_of(read_settings(["--model_base_path=/m"])) == Residency()
+    assert residency_of(read_settings(["--model_base_path=/m", "--warm=hot_rows"])) == Residency(is_warmed=True)
+    # --warm=tables reads all pages, so it also asks the kernel for huge pages.
+    assert residency_of(read_settings(["--model_base_path=/m", "--warm=tables"])) == Residency(
+        is_prefaulted=True, advice="huge"
+    )
+
+
+def test_a_version_whose_tables_must_be_locked_and_can_not_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency._libc, "mlock", lambda _address, _nbytes: -1)
+    path = write_toy_model(tmp_path / "1")
+    loader = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)
+    with pytest.raises(ArtifactError, match="can not be locked"):
+        replace(loader, residency=Residency(lock="require"))("toy", 1, path)
+    # Residency() does not require locked pages, so the version is loaded although mlock() fails.
+    loader("toy", 1, path).close()
+
+
+TOY = ModelRef("toy")
+CHANGE = Upsert(np.ones((1, 2), np.float32), ids=np.array([0]))
+
+
+def rules(journal: Path | None, wake: Callable[[], None]) -> DeltaRules:
+    """Returns DeltaRules with small limits."""
+    return DeltaRules(journal, 100, 1 << 20, 1 << 20, wake)
+
+
+def test_a_signature_with_a_copy_of_its_own_refuses_deltas_unless_forced(
+    toy_model: Path, tmp_path: Path, opened: list[object]
+) -> None:
+    registry = Registry(lambda model, status: None)
+    registry.add_model("toy")
+    registry.start("toy", 1)
+
+    def look() -> None:
+        (holder,) = registry.holders()
+        assert isinstance(holder.servable.deltas, VersionDeltas)
+        holder.servable.deltas.catch_up(holder, registry.replace)
+
+    version = toy_model / "1"
+    drop(version, 1, delta_bytes(version, 1, "user", [1], [[9, 9]]))
+    drop(version, 2, delta_bytes(version, 2, "user", [2], [[8, 8]], flags=1))
+    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native, deltas=rules(tmp_path / "journal", look))
+    registry.publish(loader("toy", 1, version))
+    engine = Engine(registry, RecordingObserver(), lambda: 0.0)
+    assert engine.table_rows(TOY, "user", np.arange(3)).rows.tolist() == [[0, 0], [1, 10], [8, 8]]
+    with pytest.raises(DeltaRefused, match='"serving_default".*force: true'):
+        engine.upsert(TOY, "user", CHANGE)
+    receipt = engine.upsert(TOY, "user", Upsert(CHANGE.rows, ids=CHANGE.ids, is_forced=True))
+    assert receipt.is_visible and receipt.sequence == 3
+    assert engine.table_rows(TOY, "user", np.array([0])).rows.tolist() == [[1, 1]]
+
+
+@pytest.mark.tf
+def test_a_tower_answers_as_tensorflow_does_from_the_version_they_are_folded_into(
+    tower_version: Path, tmp_path: Path
+) -> None:
+    version = shutil.copytree(tower_version, tmp_path / "model" / "1")
+    # The deltas are forced, because a signature whose graph runs whole would refuse them; the signatures compared here
+    # are cut.
+    write_delta(version, "user", np.array([1]), np.array([[-2, 5]]), force=True)
+    write_delta(version, "tag", np.array([2, 0]), np.array([[4, 4], [0.5, 1]]), force=True)
+    loader = ServableLoader(frozenset({"serve"}), "auto", 1, compile_native)
+    served = replace(loader, deltas=rules(None, lambda: None))("m", 1, version)
+    folded = replace(loader, has_towers=False)("m", 2, compact(version))
+    assert served.native is not None and folded.native is not None
+    request: dict[str, Array] = {
+        "user": np.array([1, 0, 3]),
+        "tags__values": np.array([2, 0, 1, 2]),
+        "tags__row_splits": np.array([0, 2, 2, 4]),
+    }
+    for name, inputs in (
+        ("serving_default", request),
+        ("with_extra", request | {"extra": np.float32([1, 2, 3])}),
+        ("keyed", {"names": np.array([b"ann", b"zoe"], object)}),
+        ("rows", {"user": np.array([1, 2])}),
+        ("matrix", {"ids": np.array([[1, 2]])}),
+    ):
+        outputs = tuple(served.signatures[name].outputs)
+        renamed = {key: inputs.get(key, next(iter(inputs.values()))) for key in served.signatures[name].inputs}
+        got, wanted = (one.run(name, renamed) for one in (served.native, folded.native))
+        for output in outputs:
+            np.testing.assert_array_equal(got[output], wanted[output])
+    # The score by hand: -2 + 10 * 5 + 100 * mean(4, 0.5) + 1000 * mean(4, 1) + 0.5.
+    got = served.native.run("serving_default", request, ("score",))
+    assert got["score"][0].tolist() == [-2 + 50 + 225 + 2500 + 0.5]
+    assert (USERS[1], TAGS[2]) == ([2.0, 3.0], [2.0, 2.0])
+    served.close()
+    folded.close()
+
+
+def test_a_version_without_deltas_is_the_servable_that_was_loaded(tmp_path: Path, toy_model: Path) -> None:
+    served = Served(toy_model / "1", None)
+    (holder,) = served.registry.holders()
+    served.look()
+    assert served.registry.holders() == [holder]
+
+
+def names(flag: str, **models: tuple[str, ...]) -> RemoteNames:
+    """Returns the remote names that a flag and the remote_tables of each listed model give."""
+    found = RemoteNames(remote_tables(flag))
+    found.configure([ModelConfig(name, f"/{name}", remote_tables=own) for name, own in models.items()])
+    return found
+
+
+def test_the_list_goes_before_the_model_and_the_model_before_all_models() -> None:
+    found = names("user=valkey://all;m/user=valkey://m;film=valkey://all", m=(), n=("user=valkey://own",))
+    addresses = {model: found.addresses_of(model, ["user", "film", "tag"]) for model in ("m", "n")}
+    assert {model: {table: str(one) for table, one in of.items()} for model, of in addresses.items()} == {
+        "m": {"user": "m:6379", "film": "all:6379"},
+        "n": {"user": "own:6379", "film": "all:6379"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("flag", "own", "text"),
+    [
+        (
+            "usr=valkey://a",
+            (),
+            "--remote_tables names table 'usr', which no model has; did you mean user?; tables: film, user",
+        ),
+        (
+            "m/usr=valkey://a",
+            (),
+            "--remote_tables names table 'usr', which model 'm' does not have; did you mean user?",
+        ),
+        (
+            "",
+            ("flim=valkey://a",),
+            "remote_tables of model 'm' names table 'flim', which model 'm' does not have; did you",
+        ),
+    ],
+)
+def test_a_name_of_no_table_is_an_error_with_a_near_name(flag: str, own: tuple[str, ...], text: str) -> None:
+    with pytest.raises(ArtifactError) as told:
+        names(flag, m=own).addresses_of("m", ["user", "film"])
+    assert told.value.message.startswith(text)
+
+
+def test_another_model_may_have_the_table_until_all_were_opened() -> None:
+    found = names("tag=valkey://a;other=valkey://b", m=(), n=())
+    assert found.addresses_of("m", ["user"]) == {}
+    with pytest.raises(ArtifactError, match="names table 'other', which no model has; tables: tag, user"):
+        found.addresses_of("n", ["tag"])
+    assert [*names("tag=valkey://a", m=(), n=()).addresses_of("n", ["tag"])] == ["tag"]
+
+
+def test_a_model_that_left_the_list_has_no_tables() -> None:
+    found = names("tag=valkey://a", m=(), n=())
+    found.addresses_of("m", ["tag"])
+    found.configure([ModelConfig("n", "/n")])
+    with pytest.raises(ArtifactError, match="which no model has"):
+        found.addresses_of("n", ["user"])
+
+
+def test_a_model_that_is_not_served_is_named_with_a_near_one() -> None:
+    flag = remote_tables("movielens/user=valkey://a;film=valkey://b")
+    assert unserved_models(flag, ["movielens"]) == ""
+    assert unserved_models(flag, ["movielenz", "x"]) == (
+        "--remote_tables names model 'movielens', which is not served; did you mean movielenz?; served: movielenz, x"
+    )
+
+
+@pytest.mark.parametrize("text", [None, "max_batch_size { value: 2 }"])
+def test_per_model_only_what_has_a_file_is_batched_and_by_it_alone(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / PER_MODEL_FILE).write_text(text)
+    rules = BatchingRules(BatchingParameters(max_batch_size=1), is_per_model=True)
+    assert rules.parameters_of(tmp_path) == (None if text is None else BatchingParameters(max_batch_size=2))
+
+
+def test_a_file_of_a_model_counts_only_by_its_flag(tmp_path: Path) -> None:
+    (tmp_path / PER_MODEL_FILE).write_text("not looked at")
+    common = BatchingParameters(max_batch_size=1)
+    assert BatchingRules(common, is_per_model=False).parameters_of(tmp_path) == common
+
+
+def test_a_model_whose_file_is_broken_does_not_load(tmp_path: Path) -> None:
+    (tmp_path / PER_MODEL_FILE).write_text("allowed_batch_sizes: 2")
+    with pytest.raises(ArtifactError, match=r"batching_params.pbtxt: Last entry in allowed_batch_sizes must match"):
+        BatchingRules(DEFAULT, is_per_model=True).parameters_of(tmp_path)
+
+
+def test_the_servers_file(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_text("max_batch_size { value: 2 }")
+    assert read_rules(str(file), False) == BatchingRules(BatchingParameters(max_batch_size=2), False)
+    assert read_rules("", True) == BatchingRules(DEFAULT, True)
+
+
+@pytest.mark.parametrize(("data", "text"), [(None, "cannot read .*: No such file"), (b"\xff", "not UTF-8")])
+def test_a_servers_file_that_can_not_be_used_is_refused(tmp_path: Path, data: bytes | None, text: str) -> None:
+    file = tmp_path / "f"
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(InvalidRequest, match=text):
+        read_rules(str(file), False)
+
+
+V1_STAT = "total_inactive_file 3000\ntotal_active_file 1000\ninactive_file 1\n"
+MEMINFO = "MemTotal:       24000 kB\nMemAvailable:   20000 kB\n"
+SYSTEM = 20000 * 1024
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """Writes files of a system under a root folder, and returns the root."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/meminfo": MEMINFO}, SYSTEM),
+        ({"proc/meminfo": "MemTotal: 1 kB\nMemAvailable: none\n\n"}, None),
+        # Version 2 of control groups, in a container: the process sees its own group as the root.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": "10000\n",
+                "sys/fs/cgroup/memory.current": "7000\n",
+                "sys/fs/cgroup/memory.stat": "anon 2000\nfile 5000\ninactive_file 4000\nactive_file 500\n",
+            },
+            10000 - 7000 + 4500,
+        ),
+        # The process's own control group has no limit, but the group above it has one.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/pods/one/main\n",
+                "sys/fs/cgroup/pods/one/main/memory.max": "max\n",
+                "sys/fs/cgroup/pods/one/main/memory.current": "1\n",
+                "sys/fs/cgroup/pods/one/memory.max": "5000\n",
+                "sys/fs/cgroup/pods/one/memory.current": "6000\n",
+            },
+            0,
+        ),
+        # Version 1 of control groups in a container: the path is that of the host, but the folder at the top is the
+        # container's own group.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "10000\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000\n",
+                "sys/fs/cgroup/memory/memory.stat": V1_STAT,
+            },
+            10000 - 9000 + 4000,
+        ),
+        # "No limit" in version 1 of control groups: a number larger than any memory.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "4:memory:/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000\n",
+            },
+            SYSTEM,
+        ),
+    ],
+    ids=["nothing", "no group", "no number", "version 2", "group above", "version 1", "no limit"],
+)
+def test_the_least_of_all_limits_counts(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
+    assert available_bytes(write(tmp_path, files)) == expected
+
+
+def test_this_system_says_something() -> None:
+    found = available_bytes()
+    assert found is None or found > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/meminfo": MEMINFO}, 24000 * 1024),
+        # The lowest limit counts: that of the group itself or of a group above it.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/pods/one\n",
+                "sys/fs/cgroup/pods/one/memory.max": "max\n",
+                "sys/fs/cgroup/pods/memory.max": "5000\n",
+            },
+            5000,
+        ),
+        # Version 1 of control groups shows "no limit" as a number larger than any memory.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "4:memory:/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            24000 * 1024,
+        ),
+    ],
+)
+def test_the_least_limit_counts(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
+    assert memory_limit_bytes(write(tmp_path, files)) == expected

@@ -18,7 +18,7 @@ from service.tables.row_index import RowLists, build_index, tune_index
 from tests.conftest import RecordingObserver
 from tests.integration.process import until
 from tests.unit.deltas.conftest import Served
-from tests.unit.engine.test_neighbor_indexes import ROWS, find, nearest, write_large
+from tests.unit.engine.test_searches import ROWS, find_near, nearest, write_large
 
 pytestmark = pytest.mark.slow
 
@@ -42,9 +42,9 @@ class Restarted:
                 build, tune_index, NeighborIndexFiles(base / "kept", lambda model, version: base / str(version))
             ),
         )
-        find(self.engine, metric=metric)
+        find_near(self.engine, metric=metric)
         until(lambda: bool(self.engine.searches.indexes.all()))
-        until(lambda: find(self.engine, metric=metric).recall is not None)
+        until(lambda: find_near(self.engine, metric=metric).recall is not None)
         # Searches use an index from the moment after its file is written; close() ends the thread that does both.
         self.engine.searches.indexes.close()
         (self.index,) = self.engine.searches.indexes.all().values()
@@ -67,7 +67,7 @@ def test_a_restart_finds_the_index(tmp_path: Path, metric: str) -> None:
     assert all(np.array_equal(old, new) for old, new in zip(*found, strict=True))
     for name in ("recall", "seconds", "num_lists", "probes", "nbytes"):
         assert getattr(before.index, name) == getattr(after.index, name)
-    answers = [find(one.engine, metric=metric, k=10) for one in (before, after)]
+    answers = [find_near(one.engine, metric=metric, k=10) for one in (before, after)]
     assert answers[0].ids.tolist() == answers[1].ids.tolist() and answers[1].recall == answers[0].recall
     # The name of an index file has the metric, because each metric has its own index.
     assert kept(tmp_path).name.startswith(f"1-{metric}-")
@@ -86,7 +86,7 @@ def test_rows_that_were_changed_before_the_build_are_found_without_their_deltas(
     # row is near the query again, and the search finds it there.
     after = Restarted(tmp_path)
     assert not after.was_built
-    found = find(after.engine)
+    found = find_near(after.engine)
     assert found.ids.tolist() == [nearest(rows)] and found.recall is not None
 
 
@@ -109,7 +109,7 @@ def test_other_bytes_of_the_table_get_an_index_of_their_own(tmp_path: Path) -> N
     (tmp_path / "1").rename(tmp_path / "gone")
     (other / "1").rename(tmp_path / "1")
     after = Restarted(tmp_path)
-    assert after.was_built and find(after.engine).ids.tolist() == [nearest(rows)]
+    assert after.was_built and find_near(after.engine).ids.tolist() == [nearest(rows)]
     (new,) = {path for path in (tmp_path / "kept").rglob("*.rows")} - {old}
     # The server also ignores a copy of the older index file under the newer file's name.
     new.write_bytes(old.read_bytes())
@@ -124,7 +124,7 @@ def test_a_bad_file_is_ignored_with_one_line_and_replaced(tmp_path: Path, caplog
     path.write_bytes(good[:5000] + bytes([good[5000] ^ 1]) + good[5001:])
     with caplog.at_level(logging.WARNING):
         after = Restarted(tmp_path)
-    assert after.was_built and find(after.engine).ids.tolist() == [nearest(rows)]
+    assert after.was_built and find_near(after.engine).ids.tolist() == [nearest(rows)]
     (line,) = (record for record in caplog.records if record.name == "service.loading.kept_files")
     assert line.getMessage() == "file of an index is ignored" and line.__dict__["reason"] == "its checksum does not fit"
     assert kept(tmp_path) == path and not Restarted(tmp_path).was_built
@@ -135,7 +135,7 @@ def test_a_folder_that_can_not_be_written_costs_one_line(tmp_path: Path, caplog:
     # A test may run as root, who may write in every folder, so the test puts a file in the folder's place.
     (tmp_path / "kept").write_text("no folder")
     with caplog.at_level(logging.WARNING):
-        found = find(Restarted(tmp_path).engine)
+        found = find_near(Restarted(tmp_path).engine)
     assert found.ids.tolist() == [nearest(rows)] and found.recall is not None
     (line,) = (record for record in caplog.records if record.name == "service.loading.kept_files")
     assert line.getMessage() == "index is not kept"

@@ -1,8 +1,10 @@
-"""Calls export() with every argument, on a model whose answers are computed by hand."""
+"""export() and the names of the package."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import model_export
 from model_export.errors import ExportError
 from model_export.export_model import as_source, export
 from model_export.graphs.source import lookup_devices
 from service.artifact.manifest import Manifest
 from service.artifact.row_labels import open_labels
+from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
+
+verify_artifact = Late("model_export.parity.verify", "verify_artifact")
 
 CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 
@@ -130,8 +136,6 @@ def test_signatures_names_those_to_write(tmp_path: Path) -> None:
 
 
 def test_export_to_tpu_adds_a_meta_graph_over_the_same_variables(tmp_path: Path) -> None:
-    from model_export.parity.verify import verify_artifact
-
     artifact = export(two_features(), tmp_path, lookup_device="tpu_tensor_core", export_to_tpu=True, batch_sizes=(4,))
     assert [sorted(graph.meta_info_def.tags) for graph in saved_model(artifact).meta_graphs] == [
         ["serve"],
@@ -143,8 +147,6 @@ def test_export_to_tpu_adds_a_meta_graph_over_the_same_variables(tmp_path: Path)
 
 
 def test_nan_in_a_table_refuses_the_export_unless_allowed(tmp_path: Path) -> None:
-    from model_export.parity.verify import verify_artifact
-
     tables = {"item": np.full((9, 2), 0.5, np.float32)}
     tables["item"][3] = [np.nan, np.inf]
     with pytest.raises(ExportError, match="'item' holds 2 numbers that are NaN or infinity"):
@@ -255,7 +257,7 @@ def test_a_folder_is_a_run(tmp_path: Path) -> None:
 
 
 def test_a_layer_is_exported_with_the_options_of_its_source(tmp_path: Path) -> None:
-    from model_export.tensorflow_setup import tf, tfrs
+    from model_export.tensorflow_setup import tfrs
 
     embedding = tf.tpu.experimental.embedding
     table = embedding.TableConfig(5, 2, name="item", initializer=tf.initializers.Ones(), combiner="sum")
@@ -266,3 +268,30 @@ def test_a_layer_is_exported_with_the_options_of_its_source(tmp_path: Path) -> N
     assert (item.combiner, item.max_ids_per_row) == ("sum", 3)
     with pytest.raises(TypeError, match="colour"):
         export(layer, tmp_path, colour=1)
+
+
+def test_every_name_is_imported_from_its_home() -> None:
+    # The test imports the names in a new process, because other tests may have imported the modules in this one.
+    script = (
+        "import model_export\n"
+        "for name in model_export.__all__:\n"
+        "    found = getattr(model_export, name)\n"
+        "    assert found.__name__ == name and found.__doc__, name\n"
+        "    assert found.__module__.startswith('model_export.'), name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_name_is_hidden_by_a_folder() -> None:
+    # After an import of the folder model_export.x, `from model_export import x` gives this folder, even if x is also a
+    # public name.
+    import importlib.util
+
+    folders = [name for name in model_export.__all__ if importlib.util.find_spec(f"model_export.{name}")]
+    assert folders == []
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'embeding_column'"):
+        _ = model_export.embeding_column

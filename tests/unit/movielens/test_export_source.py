@@ -1,19 +1,28 @@
-"""The rating model's ExportSource predicts as a numpy tower does with the exported variables."""
+"""The demo's exports and its commands."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from model_export.__main__ import main
 from model_export.errors import ExportError
+from movielens import commands
 from movielens.rating_model import TrainConfig
-from movielens.ratings import RatingData
+from movielens.ratings import Film, RatingData, User, rating_data, read_ratings, write_ratings
 from service.artifact.bundle import read_bundle
 from service.artifact.manifest import Manifest
+from tests.unit.model_export.late import Late, tf
 from tests.unit.movielens.tower_oracle import predicted
+
+export = Late("model_export.export_model", "export")
+read_predictions = Late("model_export.parity.prediction_log", "read_predictions")
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
@@ -48,8 +57,6 @@ def run_folder(ratings: RatingData, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's artifact, exported for a CPU and a TPU; tests must not change it."""
-    from model_export.export_model import export
-
     base = tmp_path_factory.mktemp("models")
     return export(run_folder, base, lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,), export_to_tpu=True)
 
@@ -57,8 +64,6 @@ def artifact(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.tf
 def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> None:
     from model_export.graphs.source import RECORDED_PATH
-    from model_export.parity.prediction_log import read_predictions
-    from model_export.tensorflow_setup import tf
 
     reader = tf.train.load_checkpoint(str(artifact / "variables/variables"))
     saved = {
@@ -88,7 +93,6 @@ def test_predictions_are_the_oracles_on_the_saved_variables(artifact: Path) -> N
 
 @pytest.mark.tf
 def test_the_tpu_meta_graph_holds_the_padded_lookup(artifact: Path, run_folder: Path, tmp_path: Path) -> None:
-    from model_export.export_model import export
     from model_export.parity.verify import verify_artifact
 
     lowered = verify_artifact(artifact).lowered
@@ -110,8 +114,6 @@ def _vectors(table: np.ndarray, name: str, inputs: Any) -> np.ndarray:
 def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
     run_folder: Path, tmp_path: Path, signatures: list[str] | None
 ) -> None:
-    from model_export.export_model import export
-
     artifact = export(run_folder, tmp_path, table_dtype="int8", signatures=signatures)
     manifest = Manifest.read(artifact)
     assert manifest is not None
@@ -124,7 +126,6 @@ def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
     """Copies a run, but writes the tables in the copy's checkpoint as ShardedVariables."""
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-    from model_export.tensorflow_setup import tf
     from movielens.loop import restore_weights
     from movielens.model import RatingTower
     from movielens.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
@@ -150,10 +151,8 @@ def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
 def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
     artifact: Path, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    from model_export.export_model import export
     from model_export.exporter import artifact as module
     from model_export.graphs.source import RECORDED_PATH
-    from model_export.parity.prediction_log import read_predictions
 
     shard_checkpoint(run_folder, tmp_path / "run", 3)
     if is_large:
@@ -179,3 +178,74 @@ def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
     assert manifest is not None
     assert manifest.provenance.get(module.COMPARED_ROWS_KEY) == (5 if is_large else None)
     assert set(manifest.signatures) == {"serving_default", "serve_examples", "lookup", "lookup_tpu_tensor_core"}
+
+
+USERS = [User(1, 20, "F", "writer"), User(2, 30, "M", "artist")]
+FILMS = [Film(1, 'A "quoted", title', ("drama",)), Film(2, "Éxtasis", ("comedy", "drama")), Film(3, "No genre", ())]
+ROWS = [(2, 1, 3.0, 50), (1, 2, 4.5, 20), (1, 1, 5.0, 20), (1, 3, 1.0, 10)]
+
+
+def test_the_order_of_the_source_does_not_matter() -> None:
+    shuffled = random.Random(3).sample(ROWS, len(ROWS))
+    assert rating_data("x", shuffled, USERS, FILMS).ratings_csv() == rating_data("x", ROWS, USERS, FILMS).ratings_csv()
+
+
+def test_rows_are_ordered_by_user_then_time_then_film() -> None:
+    text = rating_data("x", ROWS, USERS, FILMS).ratings_csv().decode()
+    assert text.splitlines() == ["user_id,film_id,rating,timestamp", "1,3,1,10", "1,1,5,20", "1,2,4.5,20", "2,1,3,50"]
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    data = rating_data("x", ROWS, USERS, FILMS)
+    write_ratings(data, tmp_path)
+    _assert_same(read_ratings(tmp_path, "x"), data)
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [(3, 1, 3.0, 50)], [(1, 4, 3.0, 50)]], ids=["no ratings", "unknown user", "unknown film"]
+)
+def test_ratings_of_strangers_are_refused(rows: list[tuple[int, int, float, int]]) -> None:
+    with pytest.raises(ExportError):
+        rating_data("x", rows, USERS, FILMS)
+
+
+def test_id_0_is_kept_for_the_unknown() -> None:
+    with pytest.raises(ExportError, match="below 1"):
+        rating_data("x", ROWS, [*USERS, User(0, 1, "F", "writer")], FILMS)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    write_ratings(rating_data("x", ROWS, USERS, FILMS), tmp_path)
+    (tmp_path / "users.csv").write_text("user_id,age,gender,occupation\n1,2\n")
+    with pytest.raises(ExportError, match=tmp_path.name):
+        read_ratings(tmp_path, "x")
+
+
+def _assert_same(got: RatingData, wanted: RatingData) -> None:
+    for field in dataclasses.fields(RatingData):
+        a, b = getattr(got, field.name), getattr(wanted, field.name)
+        assert np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b, field.name
+
+
+def test_demo_does_nothing_where_a_version_is_and_none_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "3").mkdir()
+    assert main(["demo", "--if_missing", "--out", str(tmp_path)]) == 0
+    assert "version 3" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
+def test_auto_falls_back_to_synthetic_ratings_and_says_so_loudly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(folder: Path) -> RatingData:
+        raise ExportError("nothing is reachable")
+
+    monkeypatch.setattr(commands, "_fetch_movielens", unreachable)
+    data = commands._load_data(argparse.Namespace(dataset="auto", data=Path("x")))
+    assert data.name == "synthetic"
+    text = capsys.readouterr().out
+    assert "nothing is reachable" in text and "SYNTHETIC" in text
+    with pytest.raises(ExportError, match="nothing is reachable"):
+        commands._load_data(argparse.Namespace(dataset="movielens", data=Path("x")))

@@ -50,23 +50,6 @@ def at(found: Described, place: int, dtype: str, count: int) -> list[Any]:
     return list(found.buffers[place].view(np.uint8)[: np.dtype(dtype).itemsize * count].view(dtype).tolist())
 
 
-def test_tables_are_named_by_their_buffers(toy_model: Path) -> None:
-    found, document = described(toy_model / "1")
-    assert (document["model"], document["version"]) == ("m", 7)
-    assert {one["name"] for one in document["tables"]} == {"user", "tag"}
-    user = next(one for one in document["tables"] if one["name"] == "user")
-    assert (user["dtype"], user["vocabulary_size"], user["embedding_dim"], user["scales"]) == ("float32", 5, 2, None)
-    assert at(found, user["rows"], "<f4", 4) == [0, 0, 1, 10]
-    assert found.tables == tuple(one["name"] for one in document["tables"])
-
-
-def test_scales_are_named_too(tmp_path: Path) -> None:
-    write_toy_model(tmp_path / "1", dtype="int8")
-    found, document = described(tmp_path / "1")
-    for one in document["tables"]:
-        assert one["dtype"] == "int8" and found.buffers[one["scales"]].size == 4 * one["vocabulary_size"]
-
-
 def test_paged_tables_are_said_and_their_files_mapped(tmp_path: Path) -> None:
     native = pytest.importorskip("service._native", reason="the native core is not built")
     write_toy_model(tmp_path / "1", dtype="int8")
@@ -107,28 +90,6 @@ def test_a_description_that_its_buffers_do_not_fit_is_refused(toy_model: Path, c
         native.Servable(json.dumps(document), *found.arguments[1:])
 
 
-def test_features_name_inputs_and_tables_by_number(toy_model: Path) -> None:
-    _, document = described(toy_model / "1")
-    lookup = signature(document, "lookup")
-    names = [one["name"] for one in lookup["inputs"]]
-    tags = lookup["features"]["tags"]
-    assert (names[tags["ids"]], names[tags["row_splits"]], names[tags["weights"]]) == (
-        "tags__values",
-        "tags__row_splits",
-        "tags__weights",
-    )
-    assert document["tables"][tags["table"]]["name"] == "tag"
-    assert (tags["combiner"], tags["on_empty_row"], tags["length"]) == ("mean", "zeros", 0)
-    user = lookup["features"]["user"]
-    assert (names[user["ids"]], user["row_splits"], user["weights"], user["combiner"]) == ("user", None, None, None)
-    assert lookup["max_rows"] is None
-    assert all(one["is_optional"] for one in lookup["inputs"])
-    assert [lookup["outputs"][name]["parts"] for name in ("user", "tags")] == [
-        [list(lookup["features"]).index("user")],
-        [list(lookup["features"]).index("tags")],
-    ]
-
-
 def test_batch_sizes_bound_the_rows(toy_model: Path) -> None:
     _, document = described(toy_model / "1")
     tensor_core = signature(document, "lookup_tpu_tensor_core")
@@ -148,21 +109,6 @@ def test_vocabularies_are_named_by_their_arrays(toy_model: Path) -> None:
     slots = found.buffers[words["slots"]].size
     assert slots & (slots - 1) == 0
     assert not words["rows"]["is_hashed"]
-
-
-def test_policies_are_told_as_the_manifest_has_them(tmp_path: Path) -> None:
-    write_policy_model(tmp_path / "1")
-    manifest = Manifest.read(tmp_path / "1")
-    assert manifest is not None
-    found, document = described(tmp_path / "1")
-    for name, features in found.features.items():
-        numbered = next(one for one in document["signatures"] if one["name"] == name)["features"]
-        for plan, told in zip(features, numbered, strict=True):
-            lookup = plan.feature
-            assert (told["on_bad_id"], told["default_row"]) == (lookup.on_bad_id, lookup.default_row)
-            assert told["positive_only"] == (lookup.on_nonpositive_weight == "drop")
-            assert told["truncates"] == (lookup.on_too_many_ids == "truncate")
-            assert told["max_ids"] == (lookup.max_ids_per_row or 0)
 
 
 def test_all_lookups_are_described(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from service.configuration.settings import Settings
 from service.engine.registry import Registry
 from service.engine.servable import Servable
-from service.loading.loader import CompileNative, ServableLoader
+from service.loading.feature_lookups import CompileNative
+from service.loading.loader import ServableLoader
 from service.observe.history import RecentRequests
 from service.observe.own_metrics import core_lines
 from service.observe.request_metrics import Requests

@@ -1,14 +1,24 @@
-"""Checks that the native core's counts are added to the server's, each request once."""
+"""Python and the native core tell each other counts, samples, pages and names; the core is chosen where it is."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from service.configuration.settings import Settings, StartError
+from service.engine.counts import PageCounts
 from service.engine.request_context import Finished, Subject
+from service.native.choice import with_data_plane
+from service.native.edge import trace_shares
+from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.native.statistics import NativeStatistics
 from service.observe.metric_text import REQUEST, Times
+from service.observe.own_metrics import page_lines
 from service.observe.request_metrics import RequestCounter
 
 SUBJECT = Subject("grpc", "Predict", "m", 1, "lookup")
@@ -219,3 +229,132 @@ def test_numbers_of_examples_are_added_for_methods_that_have_them() -> None:
     second = counter.read()[0].successes[SUBJECT].examples
     assert first is not None and second is not None
     assert (first.counts[:3], first.total, second.counts[:3], second.total) == ([0, 2, 1], 6, [0, 2, 4], 12)
+
+
+sampling = pytest.importorskip("opentelemetry.sdk.trace.sampling")
+ratio = sampling.TraceIdRatioBased
+
+
+@pytest.mark.parametrize(
+    ("sampler", "shares"),
+    [
+        (sampling.ALWAYS_ON, (1, 1, 1)),
+        (sampling.ALWAYS_OFF, (0, 0, 0)),
+        (ratio(1e-05), (1e-05, 1e-05, 1e-05)),
+        (sampling.DEFAULT_ON, (1, 1, 0)),
+        (sampling.DEFAULT_OFF, (0, 1, 0)),
+        (sampling.ParentBasedTraceIdRatio(0.01), (0.01, 1, 0)),
+        (sampling.ParentBased(ratio(0.5), remote_parent_not_sampled=ratio(0.25)), (0.5, 1, 0.25)),
+        (sampling.ParentBased(sampling.DEFAULT_OFF), (1, 1, 1)),
+        (sampling.AlwaysRecordSampler(sampling.ALWAYS_OFF), (1, 1, 1)),
+    ],
+    ids=lambda value: getattr(value, "get_description", str)(),
+)
+def test_shares_are_the_samplers(sampler: object, shares: tuple[float, ...]) -> None:
+    described = sampler.get_description()  # type: ignore[attr-defined]
+    assert tuple(trace_shares(described).values()) == shares
+
+
+def test_a_trace_has_the_id_that_the_core_drew() -> None:
+    from service.observe.otel import DrawnIds
+
+    ids = DrawnIds()
+    ids.trace_id.set(7)
+    assert ids.generate_trace_id() == 7
+    ids.trace_id.set(0)
+    assert ids.generate_trace_id() not in (0, 7, ids.generate_trace_id())
+
+
+SEAL = "secret"
+HEADERS = [(b"x-embedding-server-names", b"CN%3Aranker%20%C3%A9 DNS%3Aa%2Eexample"), (b"host", b"localhost")]
+
+
+def test_the_core_is_believed() -> None:
+    told = Forwarding(SEAL).names([*HEADERS, (b"x-embedding-server-seal", b"secret")])
+    assert told == {"CN:ranker é", "DNS:a.example"}
+    assert Forwarding(SEAL).names([(b"x-embedding-server-seal", b"secret")]) == frozenset()
+
+
+def test_others_are_not() -> None:
+    for seal in (b"", b"secre", b"secrets", b"\xff"):
+        assert not Forwarding(SEAL).names([*HEADERS, (b"x-embedding-server-seal", seal)])
+        assert not NO_FORWARDING.names([*HEADERS, (b"x-embedding-server-seal", seal)])
+    assert not Forwarding(SEAL).names(HEADERS)
+
+
+def chosen(*, is_installed: bool = True, **given: Any) -> Settings:
+    """Returns the settings with which a server starts, given whether the core is installed."""
+    return with_data_plane(Settings(model_base_path="m", **given), lambda: is_installed)
+
+
+def test_the_core_is_taken_where_it_is_installed(caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen().data_plane == "core"
+    assert chosen(data_plane="core").data_plane == "core"
+    assert not caplog.records
+
+
+def test_channel_arguments_choose_no_other_server_and_those_without_effect_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = "grpc.max_receive_message_length=2000,grpc.max_connection_age_ms=1,grpc.lb_policy_name=x"
+    assert chosen(grpc_channel_arguments=text).data_plane == "core"
+    (record,) = caplog.records
+    assert record.arguments == ["grpc.max_connection_age_ms", "grpc.lb_policy_name"]  # type: ignore[attr-defined]
+
+
+def test_the_reference_says_that_it_is_slower_and_how_to_get_the_core(caplog: pytest.LogCaptureFixture) -> None:
+    for given in ({"is_installed": False}, {"data_plane": "reference"}):
+        caplog.clear()
+        assert chosen(**given).data_plane == "reference"
+        (record,) = caplog.records
+        assert "many times slower" in record.message
+        assert "pip install" in record.reason  # type: ignore[attr-defined]
+
+
+def test_a_core_that_is_asked_for_and_missing_stops_the_start() -> None:
+    with pytest.raises(StartError, match="native core is not installed"):
+        chosen(is_installed=False, data_plane="core")
+
+
+def test_a_pager_without_tables_has_read_nothing() -> None:
+    pytest.importorskip("service._native")
+    from service.native.statistics import Pages
+
+    counts = Pages(10 << 20).counts()
+    assert counts == PageCounts(rows=0, reads=0, drops=0, losses=0, seconds=0.0, bytes=0, max_bytes=10 << 20)
+    # If no table is paged, the server does not show the metrics of pages.
+    assert page_lines(counts) == []
+
+
+def test_metrics_have_all_counts() -> None:
+    lines = page_lines(PageCounts(1, 2, 3, 4, 0.5, 6, 7))
+    values = [line.removeprefix("embedding_server_paged_") for line in lines if not line.startswith("#")]
+    assert values == [
+        "cold_rows_total{} 1.0",
+        "reads_total{} 2.0",
+        "drops_total{} 3.0",
+        "losses_total{} 4.0",
+        "read_seconds_total{} 0.5",
+        "resident_bytes{} 6.0",
+        "max_bytes{} 7.0",
+    ]
+
+
+ROOT = Path(__file__).parents[3]
+NOTICES = "native/THIRD-PARTY-NOTICES.txt"
+
+
+def test_each_dependency_of_the_core_is_named_by_its_version() -> None:
+    native = ROOT / "native"
+    names = tomllib.loads((native / "Cargo.toml").read_text())["dependencies"].keys()
+    locked = tomllib.loads((native / "Cargo.lock").read_text())["package"]
+    lines = (ROOT / NOTICES).read_text().splitlines()
+    for crate in locked:
+        if crate["name"] in names and "source" in crate:
+            assert any(line.startswith(f"{crate['name']} {crate['version']}, ") for line in lines), crate
+
+
+def test_they_are_in_the_wheel_and_the_images() -> None:
+    assert NOTICES in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license-files"]
+    assert f"COPY {NOTICES} " in (ROOT / "Dockerfile").read_text()
+    assert f"!{NOTICES}" in (ROOT / ".dockerignore").read_text().splitlines()

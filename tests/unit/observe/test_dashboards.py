@@ -34,7 +34,7 @@ from service.types import State, VersionStatus
 from tests.exposition import Family, read_exposition
 from tests.toy_model import write_toy_model
 from tests.unit.deltas.conftest import Served
-from tests.unit.loading.test_hot_rows_files import sampled as sampled_model
+from tests.unit.loading.test_warmup import sampled as sampled_model
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "examples/compose"

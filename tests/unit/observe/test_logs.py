@@ -1,16 +1,25 @@
-"""Log lines are JSON that machines can read."""
+"""The log, and the logs and files of requests."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import resource
+import signal
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from service.artifact.protos import message_class
+from service.artifact.tf_record import MAX_WARMUP_RECORDS, read_records
 from service.engine import request_context
+from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.observe import request_logs
 from service.observe.logs import (
     BUFFER_BYTES,
     LINES_AT_ONCE,
@@ -21,8 +30,10 @@ from service.observe.logs import (
     dropped_line_metrics,
     name_requests_in_log,
 )
+from service.observe.request_logs import ModelLog, RecordFiles, RequestLogs
 from tests.exposition import read_exposition
 from tests.integration.process import PATIENCE_S
+from tests.toy_model import masked_crc32c
 
 
 class Log:
@@ -198,3 +209,172 @@ def test_a_log_that_nobody_reads_drops_lines_and_says_so_once_it_is_read(log: Lo
     logger.info("again")
     assert json.loads(log.read())["message"] == "again"
     assert dropped("output") == lost
+
+
+def logs(**more: Any) -> RequestLogs:
+    given: dict[str, Any] = {"tags": ["serve"], "max_bytes": 1 << 24}
+    return RequestLogs(**(given | more), now=lambda: 1_700_000_000.7)
+
+
+def model(folder: Path, rate: float = 1.0, name: str = "m") -> ModelConfig:
+    return ModelConfig(name, "/m", request_log=RequestLogConfig(str(folder / name), rate))
+
+
+def messages(folder: Path) -> list[Any]:
+    """Returns the PredictionLogs of all closed files."""
+    found = []
+    for path in sorted(folder.glob("*.tfrecord")):
+        with path.open("rb") as file:
+            found += [
+                message_class("tensorflow.serving.PredictionLog").FromString(data)
+                for data in read_records(file, masked_crc32c)
+            ]
+    return found
+
+
+def test_a_record_of_the_core_says_whose_it_is_and_when_it_was_answered(tmp_path: Path) -> None:
+    own = logs()
+    own.configure([model(tmp_path)])
+    answered = message_class("tensorflow.serving.PredictionLog")()
+    answered.predict_log.request.output_filter.append("y")
+    own.recorders["m"].answered(7, "sig", 1_600_000_000, answered.SerializeToString())
+    own.stop()
+    assert own.recorders == {}
+    (log,) = messages(tmp_path)
+    spec = log.log_metadata.model_spec
+    assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "sig")
+    assert log.log_metadata.sampling_config.sampling_rate == 1
+    assert list(log.log_metadata.saved_model_tags) == ["serve"]
+    assert log.log_metadata.timestamp_secs == 1_600_000_000
+    assert log.predict_log == answered.predict_log
+
+
+def test_a_log_goes_on_where_its_config_stays_and_ends_where_it_goes(tmp_path: Path) -> None:
+    own = logs()
+    own.configure([model(tmp_path)])
+    first = own.recorders["m"]
+    own.configure([model(tmp_path), model(tmp_path, name="n")])
+    assert own.recorders["m"] is first
+    own.configure([model(tmp_path, 0.25), ModelConfig("n", "/n")])
+    assert own.recorders["m"] is not first and list(own.recorders) == ["m"]
+    assert own.recorders["m"].rate == 0.25
+    # No request of model m is sampled at rate 0.0, so m needs no recorder.
+    own.configure([model(tmp_path, 0.0)])
+    assert own.recorders == {}
+    own.stop()
+
+
+def test_what_does_not_fit_in_the_queue_is_dropped_and_counted(tmp_path: Path) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    class Slow(RecordFiles):
+        def append(self, records: Any) -> None:
+            begun.set()
+            assert gate.wait(60)
+            super().append(records)
+
+    files = Slow(str(tmp_path / "m"), max_bytes=1 << 24, now=lambda: 0.0)
+    config = RequestLogConfig(str(tmp_path / "m"), 1.0)
+    log = ModelLog("m", config, files, tags=())
+    for _ in range(request_logs.MAX_QUEUED + 5):
+        log.answered(1, "sig", 0, b"")
+    assert begun.wait(60)
+    assert log.counts() == (0, 5, False)
+    gate.set()
+    log.stop()
+    log.wait(60)
+    assert log.counts() == (request_logs.MAX_QUEUED, 5, False)
+
+
+def test_a_record_that_is_too_large_is_dropped(tmp_path: Path) -> None:
+    own = logs()
+    own.configure([model(tmp_path)])
+    own.recorders["m"].answered(1, "sig", 0, bytes(request_logs.MAX_QUEUED_BYTES + 1))
+    own.stop()
+    assert messages(tmp_path) == []
+    found = read_exposition("".join(f"{line}\n" for line in own.metric_lines()))
+    assert found["embedding_server_request_log_dropped_total"].value(model="m") == 1
+    assert found["embedding_server_request_log_records_total"].value(model="m") == 0
+    assert found["embedding_server_request_log_disabled"].value(model="m") == 0
+
+
+def test_without_a_log_there_are_no_numbers() -> None:
+    own = logs()
+    own.configure([ModelConfig("m", "/m")])
+    found = read_exposition("".join(f"{line}\n" for line in own.metric_lines()))
+    assert len(found) == 3
+    assert not any(family.samples for family in found.values())
+
+
+def files_in(folder: Path) -> dict[str, list[bytes]]:
+    """Returns the records in each file, by the file's name."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            found[path.name] = list(read_records(file, masked_crc32c))
+    return found
+
+
+def new(folder: Path, *, max_bytes: int = 1 << 24) -> RecordFiles:
+    return RecordFiles(str(folder / "m"), max_bytes=max_bytes, now=lambda: 1_700_000_000.0)
+
+
+def name(number: int, suffix: str = ".tfrecord") -> str:
+    return f"m-20231114T221320-{os.getpid()}-{number:04d}{suffix}"
+
+
+def test_a_file_is_a_part_until_it_is_closed(tmp_path: Path) -> None:
+    files = new(tmp_path)
+    files.append([b"one", b"two"])
+    assert files_in(tmp_path) == {name(1, ".tfrecord.part"): [b"one", b"two"]}
+    files.close()
+    assert files_in(tmp_path) == {name(1): [b"one", b"two"]}
+    files.close()
+    files.append([b"three"])
+    files.close()
+    assert list(files_in(tmp_path)) == [name(1), name(2)]
+
+
+def test_no_file_is_larger_than_it_may_be_and_the_oldest_go(tmp_path: Path) -> None:
+    # With its header and checksums, a record of 84 bytes takes 100 bytes, so a file of 200 bytes, a sixteenth of 3200,
+    # has two.
+    files = new(tmp_path, max_bytes=3200)
+    files.append([bytes([n]) * 84 for n in range(37)])
+    files.close()
+    found = files_in(tmp_path)
+    assert list(found) == [name(number) for number in range(4, 20)]
+    assert [record[0] for records in found.values() for record in records] == [*range(6, 37)]
+
+
+def test_no_file_holds_more_records_than_a_warm_up_takes(tmp_path: Path) -> None:
+    files = new(tmp_path)
+    files.append([b"x"] * (MAX_WARMUP_RECORDS + 1))
+    files.close()
+    assert [len(records) for records in files_in(tmp_path).values()] == [MAX_WARMUP_RECORDS, 1]
+
+
+def test_others_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "n-1.tfrecord").write_bytes(b"")
+    (tmp_path / "m-notes.txt").write_bytes(b"")
+    files = new(tmp_path, max_bytes=1)
+    files.append([b"a", b"b", b"c"])
+    files.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name(3), "m-notes.txt", "n-1.tfrecord"]
+
+
+def test_of_a_record_that_does_not_fit_on_the_disk_nothing_stays(tmp_path: Path) -> None:
+    files = new(tmp_path)
+    files.append([b"whole"])
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        # RLIMIT_FSIZE acts like a full disk: a part of the record is written, then the write fails.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+        with pytest.raises(OSError):
+            files.append([b"x" * 1000])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    files.append([b"next"])
+    files.close()
+    assert files_in(tmp_path) == {name(1): [b"whole", b"next"]}

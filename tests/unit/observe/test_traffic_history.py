@@ -1,4 +1,4 @@
-"""The history of traffic begins with the server, and stays within its bounds."""
+"""The history of traffic, of versions and of recent requests."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ import doctest
 
 import pytest
 
-from service.engine.request_context import Subject
+from service.engine import request_context
+from service.engine.request_context import Finished, Subject
+from service.errors import IdOutOfRange, Overloaded
 from service.observe import metric_text
-from service.observe.history import MAX_MODELS, MAX_POINTS, OTHERS, TrafficHistory
-from service.observe.request_metrics import Requests, Successes
+from service.observe.history import (
+    MAX_CHANGES,
+    MAX_MODELS,
+    MAX_NAMES,
+    MAX_POINTS,
+    OTHERS,
+    RecentRequests,
+    TrafficHistory,
+    VersionHistory,
+)
+from service.observe.request_metrics import RequestCounter, Requests, Successes
+from service.types import State, VersionStatus
+from tests.conftest import Clock
 
 
 class Server:
@@ -81,3 +94,101 @@ def test_the_example_of_quantiles_holds() -> None:
 def test_edges_of_quantiles(share: float, wanted: float) -> None:
     found = metric_text.quantile_s([0, 2, 3], [0.5, 2.0], share)
     assert found == wanted
+
+
+def test_changes_are_kept_by_model_with_their_times() -> None:
+    times = iter([10.0004, 11.0, 12.0])
+    history = VersionHistory(lambda: next(times))
+    history.note("m", VersionStatus(1, State.LOADING))
+    history.note("other", VersionStatus(7, State.START))
+    history.note("m", VersionStatus(1, State.END, "DATA_LOSS", "broken"))
+    assert history.read("m") == [
+        {"at_s": 10.0, "version": 1, "state": "LOADING", "message": ""},
+        {"at_s": 12.0, "version": 1, "state": "END", "message": "broken"},
+    ]
+    assert history.read("absent") == []
+
+
+def test_changes_and_models_are_limited() -> None:
+    history = VersionHistory()
+    for version in range(MAX_CHANGES + 5):
+        history.note("m", VersionStatus(version, State.START))
+    assert [change["version"] for change in history.read("m")] == list(range(5, MAX_CHANGES + 5))
+    for number in range(MAX_NAMES):
+        history.note(f"model-{number}", VersionStatus(1, State.START))
+    assert history.read("m") == [] and history.read("model-0")
+
+
+def finish(counter: RequestCounter, seconds: float, error: BaseException | None = None) -> None:
+    """Reports one request."""
+    subject = Subject("http", "lookup", "m", 3, "s")
+    counter.finished(Finished(subject, error, seconds, run_seconds=0.25, rows=7))
+
+
+@pytest.fixture
+def recent(clock: Clock) -> RecentRequests:
+    """Returns a record of requests in which those of half a second or more are slow."""
+    return RecentRequests(0.5, lambda: 99.0, clock)
+
+
+def test_slow_ones_are_kept_by_how_slow_they_were_and_logged(
+    recent: RecentRequests, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter = RequestCounter(recent)
+    request_context.enter(b"my-id")
+    for seconds in (0.49, 0.5, 2.0, 1.0):
+        finish(counter, seconds)
+    request_context.enter(b"")
+    assert [noted.seconds for noted in recent.slowest()] == [2.0, 1.0, 0.5]
+    first = recent.slowest()[0]
+    assert (first.request_id, first.model, first.version, first.rows, first.at_s) == ("my-id", "m", 3, 7, 99.0)
+    lines = [record for record in caplog.records if record.message == "slow request"]
+    assert [(line.seconds, line.request_id, line.levelname) for line in lines] == [  # type: ignore[attr-defined]
+        (0.5, "my-id", "WARNING"),
+        (2.0, "my-id", "WARNING"),
+        (1.0, "my-id", "WARNING"),
+    ]
+
+
+def test_a_flood_of_slow_ones_is_a_few_lines(
+    recent: RecentRequests, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter = RequestCounter(recent)
+    for _ in range(100):
+        finish(counter, 1.0)
+    assert len(caplog.records) == 5
+    assert len(recent.slowest()) == 50
+    clock.now_s += 1
+    finish(counter, 1.0)
+    assert (len(caplog.records), caplog.records[-1].unsaid) == (6, 95)  # type: ignore[attr-defined]
+
+
+def test_clients_errors_do_not_push_the_servers_out(recent: RecentRequests) -> None:
+    counter = RequestCounter(recent)
+    finish(counter, 0.1, Overloaded("full"))
+    for number in range(200):
+        finish(counter, 0.1, IdOutOfRange(f"id {number}"))
+    finish(counter, 0.1, KeyError("bug"))
+    found = recent.failures()
+    assert [(noted.code, noted.message) for noted in found[:3]] == [
+        ("INTERNAL", "KeyError"),
+        ("UNAVAILABLE", "full"),
+        ("INVALID_ARGUMENT", "id 199"),
+    ]
+    assert len(found) == 52
+
+
+def test_failures_are_told_the_newest_first(clock: Clock) -> None:
+    recent = RecentRequests(0.5, clock, clock)
+    counter = RequestCounter(recent)
+    for number, error in enumerate((IdOutOfRange("first"), Overloaded("second"), IdOutOfRange("third"))):
+        clock.now_s = 100.0 + number
+        finish(counter, 0.1, error)
+    assert [noted.message for noted in recent.failures()] == ["third", "second", "first"]
+
+
+def test_without_a_limit_none_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    recent = RecentRequests(float("inf"))
+    finish(RequestCounter(recent), 1e9)
+    assert recent.slowest() == []
+    assert not caplog.records

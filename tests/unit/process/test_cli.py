@@ -1,19 +1,31 @@
-"""The command line refuses bad settings before anything is started, and hands the good ones to the app."""
+"""The command line, the resources of the process, and what it imports and tells at its start."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
+import subprocess
 import sys
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 import service.process.cli
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
+from service.engine.model_config import Latest, ModelConfig, Specific
+from service.engine.model_set import ModelSet
+from service.errors import ConfigConflict, ModelNotFound, VersionNotFound
+from service.process.app import HealthUpdates
+from service.process.model_lists import ModelLists
+from service.process.resources import FreedMemory
+from tests.conftest import Clock
+from tests.unit.engine.test_model_set import until
 
 
 class FakeApp:
@@ -155,3 +167,223 @@ def test_strict_ends_the_start_where_a_model_has_no_version(
     assert service.process.cli.main([f"--model_base_path={tmp_path / 'film'}"]) == 0
     # --strict does not judge a missing config file, because the start itself reports it.
     assert service.process.cli.main(["--strict", f"--model_config_file={tmp_path / 'none.conf'}"]) == 0
+
+
+def test_a_change_is_shown_at_once() -> None:
+    shown: list[int] = []
+    updates = HealthUpdates(lambda: shown.append(threading.get_ident()))
+    updates.note()
+    updates.update()
+    assert shown == [threading.get_ident()] * 2
+
+
+def test_changes_in_the_pause_after_an_update_are_shown_together_and_the_last_one_is_not_lost(clock: Clock) -> None:
+    state, shown = [0], list[int]()
+
+    def update() -> None:
+        shown.append(state[0])
+        clock.now_s += 1e-3
+
+    updates = HealthUpdates(update, clock)
+    for number in range(1, 1001):
+        state[0] = number
+        updates.note()
+    until(lambda: shown[-1] == 1000)
+    assert shown[0] == 1
+    # The thread's sleep takes real time, and the fake clock goes on with each update only.
+    assert len(shown) < 1000
+
+
+def test_a_change_during_an_update_is_shown_after_it() -> None:
+    state, shown = [1], list[int]()
+    is_read, goes_on = threading.Event(), threading.Event()
+
+    def update() -> None:
+        seen = state[0]
+        is_read.set()
+        assert goes_on.wait(60)
+        shown.append(seen)
+
+    updates = HealthUpdates(update)
+    first = threading.Thread(target=updates.note)
+    first.start()
+    assert is_read.wait(60)
+    state[0] = 2
+    updates.note()
+    goes_on.set()
+    until(lambda: shown == [1, 2])
+    first.join()
+
+
+class KeptModels:
+    """A stand-in for ModelSet with the parts that ModelLists uses; each model has folders of versions 1 to 3."""
+
+    def __init__(self) -> None:
+        self.configs = tuple(ModelConfig(name, f"/models/{name}", Latest(2)) for name in ("a", "b"))
+
+    def folder(self, name: str, version: int) -> Path:
+        """See ModelSet.folder."""
+        if version not in (1, 2, 3):
+            raise VersionNotFound(f"no folder of version {version}")
+        return Path(f"/models/{name}/{version}")
+
+    def reload(
+        self, configs: Sequence[ModelConfig], deadline_s: float | None = None, agree: Callable[[], None] = lambda: None
+    ) -> None:
+        """See ModelSet.reload."""
+        agree()
+        self.configs = tuple(configs)
+
+
+@pytest.fixture
+def models() -> KeptModels:
+    return KeptModels()
+
+
+@pytest.fixture
+def lists(models: KeptModels) -> ModelLists:
+    return ModelLists(Settings(model_base_path="/models"), cast(ModelSet, cast(Any, models)))
+
+
+def test_a_pin_is_kept_over_labels_and_ends_with_the_first_policy(models: KeptModels, lists: ModelLists) -> None:
+    lists.pin("a", 1)
+    lists.set_label("a", "stable", 1)
+    lists.pin("a", 2)
+    first, other = models.configs
+    assert (first.policy, first.labels, other.policy) == (Specific(frozenset({2})), {"stable": 1}, Latest(2))
+    lists.pin("a", None)
+    assert (models.configs[0].policy, models.configs[0].labels) == (Latest(2), {"stable": 1})
+    with pytest.raises(ConfigConflict, match='Model "a" is not pinned'):
+        lists.pin("a", None)
+
+
+def test_a_new_list_ends_a_pin(models: KeptModels, lists: ModelLists) -> None:
+    lists.pin("a", 1)
+    lists.reload([ModelConfig("a", "/models/a", Specific(frozenset({1})))])
+    with pytest.raises(ConfigConflict):
+        lists.pin("a", None)
+    lists.pin("a", 3)
+    lists.pin("a", None)
+    assert models.configs[0].policy == Specific(frozenset({1}))
+
+
+def test_a_version_without_a_folder_changes_nothing(models: KeptModels, lists: ModelLists) -> None:
+    before = models.configs
+    with pytest.raises(VersionNotFound):
+        lists.pin("a", 9)
+    with pytest.raises(ModelNotFound):
+        lists.pin("none", 1)
+    assert models.configs == before
+
+
+# Allocates four buffers of 2.6 MB and frees them together, fifty times after five that are not counted; page faults
+# show memory that went back to the kernel.
+SCRIPT = """
+import resource, sys
+from service.process.resources import keep_freed_memory
+is_kept = keep_freed_memory(int(sys.argv[1]))
+def answers(): return [bytearray(2_621_440) for _ in range(4)]
+for _ in range(5): answers()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50): answers()
+print(is_kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(mib: int) -> tuple[bool, int]:
+    command = [sys.executable, "-c", SCRIPT, str(mib)]
+    is_kept, count = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return is_kept == "True", int(count)
+
+
+@pytest.mark.slow
+def test_kept_memory_is_not_faulted_in_again() -> None:
+    is_kept, kept = faults(64)
+    if not is_kept:
+        pytest.skip("not glibc")
+    is_changed, unchanged = faults(0)
+    assert not is_changed
+    # A buffer has 640 pages, and 200 buffers are allocated: without the setting, most of them get new pages from the
+    # kernel.
+    assert kept < 640
+    assert unchanged > 50 * 640
+
+
+# Frees 40 MB in blocks of 2 KB, and prints how many MiB of them are resident after each of three counts of connections.
+FLOOD = """
+from pathlib import Path
+from service.process.resources import FreedMemory, keep_freed_memory
+def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+is_kept = keep_freed_memory(64)
+freed = FreedMemory()
+before = resident()
+blocks = [bytearray(2000) for _ in range(20_000)]
+del blocks
+print(is_kept)
+for count in (300, 151, 150):
+    freed.look(count, 0)
+    print(resident() - before)
+"""
+
+
+@pytest.mark.slow
+def test_kept_memory_is_returned_when_half_of_many_connections_have_closed() -> None:
+    command = [sys.executable, "-c", FLOOD]
+    is_kept, at_most, before_half, at_half = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.split()
+    if is_kept != "True":
+        pytest.skip("not glibc")
+    assert int(at_most) > 30
+    assert int(before_half) > 30
+    assert int(at_half) < 10
+
+
+def trims(*steps: int) -> list[bool]:
+    """Says for each look whether freed memory was returned; steps: MiB that requests held since the look before."""
+    freed = FreedMemory()
+    counted: list[int] = []
+    freed._trim = counted.append  # type: ignore[assignment]
+    found, total = [], 0
+    for step in steps:
+        before, total = len(counted), total + (step << 20)
+        freed.look(1, total)
+        found.append(len(counted) > before)
+    return found
+
+
+def test_freed_memory_is_returned_once_after_a_flood_of_bytes() -> None:
+    assert trims(900, 900, 80, *[0] * 3, *[0] * 20) == [*[False] * 6, True, *[False] * 19]
+
+
+@pytest.mark.parametrize("steps", [[20] * 100, [0, 200] * 50, [0, 0, 0, 0, 900] * 20, [60, *[0] * 100]])
+def test_freed_memory_is_kept_for_a_load_that_goes_on(steps: list[int]) -> None:
+    assert not any(trims(*steps))
+
+
+# Modules that a lookup does not need, and whose import takes from milliseconds to seconds.
+HEAVY = {
+    *("tensorflow", "fastapi", "pydantic", "starlette", "uvicorn", "grpc", "prometheus_client", "tomllib"),
+    *("email", "http", "importlib.metadata", "google.protobuf.descriptor_pb2"),
+    *("service.graph.tower", "service.graph.savedmodel", "service.loading.graph_opening"),
+}
+# A script that loads a version as a server does, and compiles the description for the native core.
+LOAD = """
+from service.configuration.settings_reading import read_settings
+read_settings(["--model_base_path=" + sys.argv[1]], {})
+import service.process.cli, service.process.app, service.process.native_servers
+from service.native.native_servable import compile_native
+from service.loading.loader import ServableLoader
+servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 1, Path(sys.argv[1]))
+assert servable.native is not None
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("service._native") is None, reason="the native core is not built")
+def test_a_lookup_is_answered_before_anything_heavy_is_imported(toy_model: Path) -> None:
+    program = f"import sys\nfrom pathlib import Path\n{LOAD}\nprint(*sys.modules)"
+    command = [sys.executable, "-c", program, str(toy_model / "1")]
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    assert "numpy" in found
+    assert not HEAVY & set(found)

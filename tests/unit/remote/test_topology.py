@@ -1,10 +1,72 @@
-"""Why a cluster gave no answer."""
+"""Addresses and topologies of clusters."""
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
+import pytest
 import redis
 
+from service.remote.address import StoreAddress, remote_tables, without_password
 from service.remote.topology import Reason, Unreachable
+
+
+def test_credentials_stand_before_the_nodes_or_in_options(tmp_path: Path) -> None:
+    address = StoreAddress.parse("valkeys://me%40x:p%3B%2Fw@a:1,b?timeout_ms=5")
+    assert (address.nodes, address.user, address.password) == ((("a", 1), ("b", 6379)), "me@x", "p;/w")
+    assert StoreAddress.parse("valkey://:only@a").password == "only"
+    file = tmp_path / "password"
+    file.write_text("from file\nsecond line\n")
+    address = StoreAddress.parse(f"valkey://me@a?password_file={file}")
+    assert (address.user, address.password) == ("me", "from file")
+    file.write_text("changed")
+    assert address.password == "changed"
+    file.write_text("")
+    with pytest.raises(OSError, match="is empty"):
+        _ = address.password
+    # Another program may empty the file before it writes the new password, so the reader waits a moment.
+    writing = threading.Timer(0.03, file.write_text, ["later"])
+    writing.start()
+    assert address.password == "later"
+    writing.join()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("valkey://me:secret@a?user=you", "gives a user before the @ and as an option"),
+        ("valkey://me:secret@a?password_file=/f", "gives a password and a password_file"),
+        ("valkey://me:secret@a:b", "'a:b' is not HOST:PORT"),
+        ("valkey://me:secret@a?timeout_ms=0", "timeout_ms is '0'"),
+        ("valkey://me:secret@a?hedge_percent=101", "hedge_percent is '101', expected a number from 0 to 100"),
+        ("valkey://me:secret@a?on_unavailable=old", "on_unavailable is 'old', expected one of"),
+        ("valkey://me:secret@a?x=1", "option 'x' is none of"),
+        ("mysql://me:secret@a", "is not valkey://HOST"),
+    ],
+)
+def test_no_error_and_no_description_shows_a_password(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as told:
+        StoreAddress.parse(text)
+    assert "secret" not in str(told.value)
+
+
+def test_options_have_defaults() -> None:
+    plain = StoreAddress.parse("valkey://a")
+    assert (plain.on_unavailable, plain.timeout_s, plain.node_timeout_s, plain.hedge_percent) == ("error", 1.0, 0.2, 5)
+    chosen = StoreAddress.parse("valkey://a?on_unavailable=stale&hedge_percent=0&timeout_ms=1&node_timeout_ms=600000")
+    assert (chosen.on_unavailable, chosen.timeout_s, chosen.node_timeout_s) == ("stale", 0.001, 600.0)
+    assert chosen.hedge_percent == 0
+
+
+def test_passwords_are_hidden_in_texts() -> None:
+    text = "user=valkey://me:secret@a:1,b?timeout_ms=5;m/film=rediss://:more@c"
+    assert without_password(text) == "user=valkey://(hidden)@a:1,b?timeout_ms=5;m/film=rediss://(hidden)@c"
+    for address in remote_tables(text).values():
+        assert "secret" not in f"{address!r} {address}" and "more" not in f"{address!r} {address}"
+    with pytest.raises(ValueError, match="is not TABLE=ADDRESS") as told:
+        remote_tables("valkey://me:secret@a")
+    assert "secret" not in str(told.value)
 
 
 def test_a_time_limit_replaces_no_refusal() -> None:

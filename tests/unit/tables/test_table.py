@@ -1,8 +1,13 @@
-"""Maps tables shared and read-only; a disagreement of manifest, index and files refuses the version."""
+"""Tables give rows and nearest rows, and are verified."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
+import os
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +16,21 @@ import numpy as np
 import pytest
 
 from service.artifact.bundle import slice_key
+from service.artifact.hashes import crc32c, masked
 from service.artifact.manifest import LookupFeature, Manifest
-from service.errors import ArtifactError, IdOutOfRange
+from service.engine.neighbors import METRICS, Metric, RowSearch
+from service.errors import ArtifactError, DeadlineExceeded, IdOutOfRange, NotReady, Unimplemented
 from service.process.trial import lookup_of
+from service.tables.guarded_files import GuardedFiles, Stored, Verifier
+from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable, open_tables
-from service.types import TABLE_DTYPES, TableInfo, TensorSpec
+from service.types import TABLE_DTYPES, Array, TableInfo, TensorSpec
+from tests.conftest import Clock
 from tests.stored_tables import DTYPES, store
 from tests.toy_model import (
     INDEX,
     SHARD,
+    masked_crc32c,
     proto_field,
     rewrite_manifest,
     toy_tables,
@@ -283,3 +294,362 @@ def test_rows_are_read_alike_with_and_without_the_core(dtype: str, monkeypatch: 
     for wrong in (-1, 9):
         with pytest.raises(IdOutOfRange, match=f"id {wrong} at position 1"):
             table.rows(np.array([0, wrong]))
+
+
+MIB = 1 << 20
+
+
+class Written:
+    """A file of two tables that begin at an odd address, because one byte precedes them."""
+
+    def __init__(self, folder: Path, num_bytes: int = 3 * MIB // 2) -> None:
+        self.path = folder / "variables.data"
+        random = np.random.default_rng(3)
+        parts = [random.bytes(num_bytes), random.bytes(1000)]
+        self.path.write_bytes(b"x" + b"".join(parts))
+        self.stored = []
+        begin = 1
+        for name, data in zip("ab", parts, strict=True):
+            # masked_crc32c() takes seconds for megabytes, so the long table's checksum is computed by the function that
+            # test_crc32c.py checks.
+            octets = np.frombuffer(data, np.uint8)
+            quick = masked(int(crc32c(octets, 0)))
+            crc = masked_crc32c(data) if name == "b" else quick
+            self.stored.append(Stored(f"table '{name}'", self.path, begin, len(data), crc))
+            begin += len(data)
+        self.files = GuardedFiles()
+        self.octets = np.frombuffer(self.files.map(self.path), np.uint8)
+
+    def flip(self, at: int) -> None:
+        """Changes one byte of the file, and restores the file's times, so that they do not show the change."""
+        was = os.stat(self.path)
+        with self.path.open("r+b") as file:
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 4]))
+        os.utime(self.path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes tables that agree with their checksums."""
+    return Written(tmp_path)
+
+
+def test_tables_that_are_right_are_verified(written: Written) -> None:
+    Verifier(0).verify(written.files, written.stored)
+    assert (written.files.is_verified, written.files.look()) == (True, "")
+
+
+@pytest.mark.parametrize("at", [1, MIB, 3 * MIB // 2, 3 * MIB // 2 + 1000])
+def test_one_bit_is_enough(written: Written, at: int) -> None:
+    written.flip(at)
+    Verifier(0).verify(written.files, written.stored)
+    assert not written.files.is_verified
+    name = "b" if at > 3 * MIB // 2 else "a"
+    assert f"table '{name}': bytes" in written.files.look() and "its index says" in written.files.look()
+
+
+def test_a_byte_that_is_no_tables_may_be_anything(written: Written) -> None:
+    written.flip(0)
+    Verifier(0).verify(written.files, written.stored)
+    assert written.files.is_verified
+
+
+def test_a_checksum_that_was_left_out_is_none(written: Written) -> None:
+    left_out = [Stored(part.what, part.file, part.offset, part.nbytes, 0) for part in written.stored]
+    written.flip(5)
+    Verifier(0).verify(written.files, left_out)
+    assert written.files.look() == ""
+
+
+def test_a_file_that_ends_early_is_damaged(written: Written) -> None:
+    os.truncate(written.path, MIB + 5)
+    Verifier(0).verify(written.files, written.stored)
+    assert written.files.is_damaged
+    assert "ends within it" in written.files.look()
+
+
+def test_the_rate_is_held(written: Written, clock: Clock) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.now_s += seconds
+
+    Verifier(MIB / 4, clock=clock, sleep=sleep).verify(written.files, written.stored)
+    # The table has 1.5 MiB and begins 1 byte into its file. It is read in chunks that end at multiples of 1 MiB; the
+    # next table has 1,000 bytes.
+    assert slept == pytest.approx([(MIB - 1) * 4 / MIB, (MIB // 2 + 1) * 4 / MIB, 4000 / MIB])
+
+
+def test_reading_leaves_the_page_cache_as_it_was_and_nothing_in_this_process(tmp_path: Path) -> None:
+    written = Written(tmp_path, 4 * MIB)
+    os.sync()
+    descriptor = os.open(written.path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    # Another reader has read one page in the third MiB of the file, so it is in the page cache.
+    os.pread(descriptor, 1, 2 * MIB + MIB // 2)
+    os.close(descriptor)
+    before = cached(written.octets)
+    if not 0 < before.sum() < before.size // 2:
+        pytest.skip("this file system keeps what it was asked to let go of")
+    Verifier(0).verify(written.files, written.stored)
+    assert written.files.is_verified
+    after = cached(written.octets)
+    assert (after[before]).all()
+    # The chunk of 1 MiB that has the other reader's page stays in the page cache as a whole; no other chunk does.
+    (chunk,) = {page * mmap.PAGESIZE // MIB for page in np.flatnonzero(before)}
+    assert {page * mmap.PAGESIZE // MIB for page in np.flatnonzero(after)} == {chunk}
+    assert resident_kib(written.octets) == 0
+
+
+def test_reading_fills_the_page_cache_if_the_files_fit_into_memory(tmp_path: Path) -> None:
+    written = Written(tmp_path, 4 * MIB)
+    os.sync()
+    descriptor = os.open(written.path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    written.files.is_kept = True
+    Verifier(0).verify(written.files, written.stored)
+    assert written.files.is_verified and cached(written.octets).all()
+
+
+def cached(octets: np.ndarray) -> np.ndarray:
+    """Returns for each page of a map whether it is in the page cache."""
+    pages = np.zeros(-(-octets.size // mmap.PAGESIZE), np.uint8)
+    libc = ctypes.CDLL(None)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    assert libc.mincore(octets.ctypes.data, octets.size, pages.ctypes.data) == 0
+    return (pages & 1).astype(bool)
+
+
+def resident_kib(octets: np.ndarray) -> int:
+    """Returns how many KiB of an array's map this process holds in memory."""
+    text = Path("/proc/self/smaps").read_text().partition(f"{octets.ctypes.data:x}-")[2]
+    return int(text.partition("Rss:")[2].split()[0])
+
+
+def test_later_means_in_another_thread_and_damage_is_told(written: Written) -> None:
+    written.flip(7)
+    told = threading.Event()
+    verifier = Verifier(0)
+    verifier.verify_later(written.files, written.stored, told.set)
+    assert told.wait(60)
+    assert written.files.is_damaged
+    verifier.stop()
+
+
+def test_what_is_right_tells_nobody(written: Written) -> None:
+    verified = threading.Event()
+    verifier = Verifier(0)
+    files = GuardedFiles()
+    verifier.verify_later(written.files, written.stored, verified.set)
+    # Verifications run one after another, so when the second one ends, the first one has ended.
+    files.damaged("something")
+    last = threading.Event()
+    verifier.verify_later(files, [], last.set)
+    assert last.wait(60)
+    assert written.files.is_verified and not verified.is_set()
+    assert not written.files.is_verification_due
+    verifier.stop()
+
+
+def test_an_idle_thread_keeps_nothing_of_the_files_that_it_verified() -> None:
+    verifier, files, freed = Verifier(0), GuardedFiles(), threading.Event()
+    weakref.finalize(files, freed.set)
+    verifier.verify_later(files, [], lambda: None)
+    del files
+    assert freed.wait(60)
+    verifier.stop()
+
+
+def test_what_could_not_be_verified_stays_due(written: Written, caplog: pytest.LogCaptureFixture) -> None:
+    verifier = Verifier(0)
+    unknown = [Stored("table 'c'", written.path.with_name("elsewhere"), 0, 1, 1)]
+    verifier.verify_later(written.files, unknown, lambda: None)
+    another = GuardedFiles()
+    another.damaged("something")
+    last = threading.Event()
+    verifier.verify_later(another, [], last.set)
+    assert last.wait(60)
+    assert (written.files.is_verification_due, written.files.is_verified) == (True, False)
+    assert [record.message for record in caplog.records] == ["tables could not be verified"]
+    verifier.stop()
+
+
+def test_it_ends_with_the_version_and_with_the_server(written: Written) -> None:
+    verifier = Verifier(0)
+    verifier.stop()
+    with pytest.raises(NotReady):
+        verifier.verify(written.files, written.stored)
+    another = Written(written.path.parent)
+    another.files.is_closed = True
+    with pytest.raises(NotReady):
+        Verifier(0).verify(another.files, another.stored)
+
+
+NATIVE = pytest.importorskip("service._native", reason="the native core is not built").tables
+NONE = np.empty(0, np.int64)
+
+
+def search(queries: Any, k: int, metric: Metric = "dot", **more: Any) -> RowSearch:
+    """Returns a RowSearch of all rows of a table, on one thread."""
+    vectors = np.asarray(queries, np.float32)
+    defaults: dict[str, Any] = {"own": np.full(len(vectors), -1), "allowed": None, "denied": NONE, "seconds": 20.0}
+    return RowSearch(**{"queries": vectors, "k": k, "metric": metric, "threads": 1} | defaults | more)
+
+
+def table(numbers: Any, dtype: str = "float32") -> MappedTable:
+    """Returns a mapped table of these numbers."""
+    return store(np.asarray(numbers, np.float32), dtype).mapped
+
+
+def slow_scores(numbers: Array, queries: Array, metric: Metric) -> Array:
+    """Returns [Q, V] scores in float64, by the definitions."""
+    rows, vectors = numbers.astype(np.float64), queries.astype(np.float64)
+    if metric == "l2":
+        return np.square(rows[None] - vectors[:, None]).sum(axis=2)
+    products = vectors @ rows.T
+    if metric == "dot":
+        return products
+    lengths = np.linalg.norm(vectors, axis=1)[:, None] * np.linalg.norm(rows, axis=1)[None]
+    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 8, 13, 64])
+def test_neighbors_are_numpys(metric: Metric, dtype: str, dim: int) -> None:
+    random = np.random.default_rng(dim)
+    stored = store(random.normal(size=(5000, dim)).astype(np.float32), dtype)
+    queries = random.normal(size=(7, dim)).astype(np.float32)
+    ids, scores = np.empty((7, 20), np.int64), np.empty((7, 20), np.float32)
+    number = METRICS.index(metric)
+    own = np.arange(7)
+    denied = np.arange(100, 2000)
+    assert NATIVE.neighbors(*stored.place, queries, own, number, None, denied, 2, 20.0, ids, scores)
+    expected = slow_scores(stored.numbers, queries, metric)
+    sign = 1 if metric == "l2" else -1
+    for query in range(7):
+        allowed = np.setdiff1d(np.arange(5000), [*denied, query])
+        best = allowed[np.argsort(sign * expected[query, allowed], kind="stable")][:20]
+        # Scores are compared, not rows: two rows whose float32 scores differ by a rounding may swap.
+        np.testing.assert_allclose(scores[query], expected[query, best], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(expected[query, ids[query]], expected[query, best], rtol=1e-4, atol=1e-4)
+        assert len(set(ids[query])) == 20 and set(ids[query]) <= set(allowed)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
+@pytest.mark.parametrize(
+    ("metric", "ids", "scores"),
+    [
+        # Rows 0 and 3 are equal, so the smaller id precedes the larger one.
+        ("dot", [2, 0, 3, 1], [35, 28, 28, 7]),
+        ("l2", [0, 3, 2, 1], [10, 10, 45, 52]),
+    ],
+)
+def test_small_integers_by_hand(dtype: str, metric: Metric, ids: list[int], scores: list[float]) -> None:
+    rows = np.array([[7, 0], [0, 7], [7, 7], [7, 0]], np.float32)
+    if dtype == "float64":
+        info = TableInfo("t", 4, 2, "float64", 64, ())
+        found = MappedTable(info, rows.astype(np.float64)).nearest(search([[4, 1]], 9, metric))
+    else:
+        found = table(rows, dtype).nearest(search([[4, 1]], 9, metric))
+    assert found.ids.tolist() == [[*ids, -1, -1, -1, -1, -1]]
+    np.testing.assert_allclose(found.scores[0, :4], scores, rtol=1e-6)
+    assert np.isnan(found.scores[0, 4:]).all()
+
+
+def test_a_row_is_left_out_of_its_own_neighbors() -> None:
+    rows = table([[1, 0], [2, 0], [3, 0]])
+    assert rows.nearest(search([[1, 0], [1, 0]], 2, own=np.array([2, -1]))).ids.tolist() == [[1, 0], [2, 1]]
+
+
+def test_only_allowed_rows_are_neighbors_and_denied_ones_are_not() -> None:
+    rows = table([[float(i), 1.0] for i in range(100)])
+    allowed = search([[1, 0]], 3, allowed=np.array([3, 5, 90]))
+    assert rows.nearest(allowed).ids.tolist() == [[90, 5, 3]]
+    denied = search([[1, 0]], 3, denied=np.array([98, 99]))
+    assert rows.nearest(denied).ids.tolist() == [[97, 96, 95]]
+    nothing = search([[1, 0]], 2, allowed=NONE)
+    assert rows.nearest(nothing).ids.tolist() == [[-1, -1]]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_rows_with_nan_are_no_neighbors(metric: Metric) -> None:
+    stored = store(np.array([[np.nan, 1], [1, 1], [1, np.nan]], np.float32))
+    ids, scores = np.empty((1, 3), np.int64), np.empty((1, 3), np.float32)
+    queries, own = np.ones((1, 2), np.float32), np.array([-1])
+    number = METRICS.index(metric)
+    assert NATIVE.neighbors(*stored.place, queries, own, number, None, NONE, 1, 20.0, ids, scores)
+    assert ids.tolist() == [[1, -1, -1]]
+
+
+def test_a_row_of_zeros_has_the_cosine_0() -> None:
+    stored = store(np.array([[0, 0], [3, 4], [-3, -4]], np.float32))
+    ids, scores = np.empty((2, 3), np.int64), np.empty((2, 3), np.float32)
+    queries = np.array([[3, 4], [0, 0]], np.float32)
+    assert NATIVE.neighbors(*stored.place, queries, np.array([-1, -1]), 1, None, NONE, 1, 20.0, ids, scores)
+    assert ids.tolist() == [[1, 0, 2], [0, 1, 2]]
+    np.testing.assert_allclose(scores, [[1, 0, -1], [0, 0, 0]], atol=1e-6)
+
+
+def test_an_empty_table_has_no_neighbors() -> None:
+    ids, scores = np.empty((1, 2), np.int64), np.empty((1, 2), np.float32)
+    none = np.empty(0, np.uint8)
+    place = (0, none, none, 0, 2)
+    queries = np.ones((1, 2), np.float32)
+    assert NATIVE.neighbors(*place, queries, np.array([-1]), 0, None, NONE, 1, 20.0, ids, scores)
+    assert ids.tolist() == [[-1, -1]]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_equal_scores_are_ordered_by_id_whatever_the_number_of_threads(threads: int) -> None:
+    rows = table(np.arange(200_000)[:, None] % 3)
+    found = rows.nearest(search([[1], [-1]], 4, own=np.array([5, -1]), denied=np.array([2, 8]), threads=threads))
+    assert found.ids.tolist() == [[11, 14, 17, 20], [0, 3, 6, 9]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_search_without_time_is_given_up(dtype: str) -> None:
+    info = TableInfo("t", 4, 2, dtype, 64, ())
+    with pytest.raises(DeadlineExceeded, match='search in table "t" did not end in time'):
+        MappedTable(info, np.ones((4, 2), dtype)).nearest(search([[1, 1]], 1, seconds=0.0))
+
+
+def test_chunks_of_a_float64_table_are_searched_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.tables.table._CHUNK_ROWS", 7)
+    rows = np.random.default_rng(4).integers(-3, 4, (40, 3)).astype(np.float64)
+    rows[5] = np.nan
+    wide = MappedTable(TableInfo("t", 40, 3, "float64", rows.nbytes, ()), rows)
+    queries, own = rows[[0, 8, 39]].astype(np.float32), np.array([0, 8, -1])
+    for metric in METRICS:
+        for allowed in (None, np.array([1, 6, 7, 8, 20, 39]), NONE):
+            asked = search(queries, 9, metric, own=own, allowed=allowed, denied=np.array([2, 6, 30]))
+            found, wanted = wide.nearest(asked), table(rows).nearest(asked)
+            assert found.ids.tolist() == wanted.ids.tolist()
+            np.testing.assert_array_equal(found.scores, wanted.scores)
+
+
+def test_a_remote_table_can_not_be_searched() -> None:
+    remote = object.__new__(RemoteTable)
+    remote.info = TableInfo("far", 4, 2, "float32", 32, ())
+    with pytest.raises(Unimplemented, match='rows of table "far" lie in a cluster'):
+        remote.nearest(search([[1, 1]], 1))
+
+
+def test_the_kernel_refuses_arrays_that_do_not_fit() -> None:
+    stored = store(np.ones((4, 2), np.float32))
+    ids, scores = np.empty((1, 2), np.int64), np.empty((1, 2), np.float32)
+    queries, own = np.ones((1, 2), np.float32), np.array([-1])
+    for arguments in (
+        (np.ones((1, 3), np.float32), own, 0, None, NONE, 1, 1.0, ids, scores),
+        (queries, np.array([-1, -1]), 0, None, NONE, 1, 1.0, ids, scores),
+        (queries, own, 0, np.array([4]), NONE, 1, 1.0, ids, scores),
+        (queries, own, 3, None, NONE, 1, 1.0, ids, scores),
+        (queries, own, 0, None, NONE, 1, 1.0, ids, np.empty((1, 3), np.float32)),
+    ):
+        with pytest.raises(ValueError, match=r"do not fit|there is no metric"):
+            NATIVE.neighbors(*stored.place, *arguments)

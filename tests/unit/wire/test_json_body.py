@@ -1,27 +1,38 @@
-"""Parses JSON bodies with lists of ids, keys and rows, refuses faulty ones, and names the first fault."""
+"""Documents in JSON are bounded, read and written."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.artifact.protos import message_class
+from service.engine.neighbors import NeighborAnswer
 from service.errors import MalformedPayload, PayloadTooLarge
-from service.types import Array
+from service.types import Array, SignatureSpec, State, TableInfo, TensorSpec, VersionStatus
+from service.wire import oip_models
+from service.wire.api import encode_statuses, statuses_json
 from service.wire.json_body import (
     MAX_KEYS,
     MAX_LISTS,
     MAX_STRINGS,
+    decode_neighbors,
     dump_plain,
+    encode_neighbors,
+    encode_tables,
     id_list,
     key_list,
     parse_body,
+    parse_object,
     row_list,
 )
+from service.wire.oip_models import encode_document, model_config, model_metadata, repository_index, server_metadata
 
 
 @pytest.fixture
@@ -147,3 +158,215 @@ def test_answers_are_plain_json() -> None:
     assert dump_plain({"a": values, "b": [values[0], np.float64("-inf")]}) == (
         b'{"a":[[1.0,null],[null,0.1]],"b":[[1.0,null],null]}'
     )
+
+
+def document(keys: int, lists: int) -> bytes:
+    """Returns a JSON object with `lists` empty lists under the key "a", and `keys` further keys."""
+    return b'{"a":[%s],%s}' % (b",".join([b"[]"] * lists), b",".join(b'"%d":1' % number for number in range(keys)))
+
+
+@pytest.mark.slow
+def test_as_many_as_may_be_are_read() -> None:
+    assert len(parse_object("A body", document(MAX_KEYS - 1, 9))) == MAX_KEYS
+    assert len(parse_object("A body", document(1, MAX_LISTS - 2))["a"]) == MAX_LISTS - 2
+
+
+@pytest.mark.parametrize(("keys", "lists", "word"), [(MAX_KEYS, 9, "keys"), (1, MAX_LISTS - 1, "lists")])
+def test_one_more_is_refused(keys: int, lists: int, word: str) -> None:
+    with pytest.raises(PayloadTooLarge, match=word):
+        parse_object("A body", document(keys, lists))
+
+
+def test_a_document_of_more_strings_is_refused() -> None:
+    with pytest.raises(PayloadTooLarge, match="strings"):
+        parse_object("A body", b'{"a":[' + b'"",' * MAX_STRINGS + b'""]}')
+
+
+def test_a_body_with_everything() -> None:
+    query = decode_neighbors(
+        b'{"keys": ["a", {"b64": "/w=="}], "k": 3, "metric": "l2", "feature": "f", "include_self": true,'
+        b' "filter": {"ids": [4], "keys": ["b"], "exclude_ids": [5, 6], "exclude_keys": []}}'
+    )
+    assert query.rows.keys is not None and query.rows.keys.tolist() == [b"a", b"\xff"]
+    assert (query.k, query.metric, query.feature, query.include_self) == (3, "l2", "f", True)
+    assert query.allowed.ids is not None and query.allowed.ids.tolist() == [4]
+    assert query.allowed.keys is not None and query.allowed.keys.tolist() == [b"b"]
+    assert query.denied.ids is not None and query.denied.ids.tolist() == [5, 6]
+    assert query.denied.size == 2
+
+
+def test_defaults() -> None:
+    query = decode_neighbors(b'{"vectors": [[1, 2.5]]}')
+    assert query.vectors is not None and query.vectors.tolist() == [[1.0, 2.5]]
+    assert (query.k, query.metric, query.include_self) == (10, "dot", False)
+    assert not query.rows.is_given and not query.allowed.is_given and not query.denied.is_given
+    assert decode_neighbors(b'{"ids": [1], "filter": {"ids": []}}').allowed.is_given
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"[]", "A search is a JSON object, the body is []."),
+        (b"{}", 'Expected one of "ids", "keys", "vectors" and "labels".'),
+        (b'{"ids": [1], "vectors": [[1]]}', 'Expected one of "ids", "keys", "vectors" and "labels".'),
+        (b'{"ids": [1], "top": 3}', "Unknown keys: top. A search has: exact, feature, filter, ids,"),
+        (b'{"ids": [1], "labels": ["a"]}', 'Expected one of "ids", "keys", "vectors" and "labels".'),
+        (b'{"labels": true}', 'Expected one of "ids", "keys", "vectors" and "labels".'),
+        (b'{"labels": [1]}', '"labels" is [1], expected a list of labels, or true for the labels of the found rows.'),
+        (b'{"ids": 1}', '"ids" is 1, expected a flat list.'),
+        (b'{"ids": [7, "a"]}', '"ids"[1] is "a", expected an integer.'),
+        (b'{"ids": [true]}', '"ids"[0] is true, expected an integer.'),
+        (b'{"vectors": [1, 2]}', '"vectors" is not a list of lists of numbers.'),
+        (b'{"vectors": [[1], [2, 3]]}', '"vectors"[1] has 2 numbers, "vectors"[0] has 1.'),
+        (b'{"vectors": null}', '"vectors" is not a list of lists of numbers.'),
+        (b'{"ids": [1], "k": 2.5}', '"k" is 2.5, expected a number of neighbours.'),
+        (b'{"ids": [1], "k": true}', '"k" is true'),
+        (b'{"ids": [1], "metric": "ip"}', '"metric" is "ip", expected one of: dot, cosine, l2.'),
+        (b'{"ids": [1], "metric": ["l2"]}', '"metric" is ["l2"], expected'),
+        (b'{"ids": [1], "feature": 3}', '"feature" is a string'),
+        (b'{"ids": [1], "filter": [1]}', '"filter" is [1], expected an object.'),
+        (b'{"ids": [1], "filter": {"not": []}}', "Unknown keys: not. A filter has: exclude_ids,"),
+        (b'{"ids": [1], "filter": {"ids": [[1]]}}', '"ids"[0] is [1], expected an integer.'),
+        (b'{"vectors": [[NaN]]}', "JSON has no NaN and no Infinity."),
+    ],
+)
+def test_what_is_wrong_is_named(body: bytes, text: str) -> None:
+    with pytest.raises(MalformedPayload) as caught:
+        decode_neighbors(body)
+    assert text in caught.value.message
+
+
+def test_an_answer_ends_each_list_with_the_last_neighbor() -> None:
+    ids = np.array([[3, 0], [1, -1], [-1, -1]])
+    scores = np.array([[2.5, np.inf], [0.1, np.nan], [np.nan, np.nan]], np.float32)
+    keys = np.array([[b"x", None], [b"\xff", None], [None, None]], object)
+    answer = NeighborAnswer(ids, scores, keys, 1, 4)
+    plain = b'{"ids":[[3,0],[1],[]],"keys":[["x",null],[{"b64":"/w=="}],[]],"scores":[[2.5,%s],[0.1],[]]}'
+    assert encode_neighbors(answer) == plain % b"null"
+    assert encode_neighbors(answer._replace(keys=None)) == b'{"ids":[[3,0],[1],[]],"scores":[[2.5,null],[0.1],[]]}'
+
+
+def test_tables_are_listed_with_all_that_is_known() -> None:
+    info = TableInfo("t", 3, 2, "float32", 24, ("a", "b"))
+    assert json.loads(encode_tables([info])) == {
+        "tables": [
+            {
+                "name": "t",
+                "vocabulary_size": 3,
+                "embedding_dim": 2,
+                "dtype": "float32",
+                "nbytes": 24,
+                "features": ["a", "b"],
+            }
+        ]
+    }
+
+
+def signature() -> SignatureSpec:
+    """Returns a signature with a tensor of each kind that model metadata must describe."""
+    inputs = {
+        "i": TensorSpec("i", "int64", (None, 2)),
+        "s": TensorSpec("s", "string", (), is_optional=True),
+        "b": TensorSpec("b", "bfloat16", None),
+        "c": TensorSpec("c", "complex64", (3,)),
+    }
+    return SignatureSpec("lookup", "predict", "m", inputs, {"y": TensorSpec("y", "float32", (None,))})
+
+
+STATUSES = [
+    VersionStatus(4, State.LOADING),
+    VersionStatus(3, State.AVAILABLE),
+    VersionStatus(2, State.END, "NOT_FOUND", "no file"),
+    VersionStatus(1, State.END),
+]
+
+
+def test_model_metadata() -> None:
+    document = model_metadata("m", STATUSES, signature())
+    assert document == {
+        "name": "m",
+        "versions": ["3"],
+        "platform": "tensorflow_savedmodel",
+        "inputs": [
+            {"name": "i", "datatype": "INT64", "shape": [-1, 2]},
+            {"name": "s", "datatype": "BYTES", "shape": []},
+            {"name": "b", "datatype": "BF16", "shape": [-1]},
+            {"name": "c", "datatype": "DT_COMPLEX64", "shape": [3]},
+        ],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
+    }
+    message = message_class("inference.ModelMetadataResponse").FromString(
+        encode_document("inference.ModelMetadataResponse", document)
+    )
+    assert list(message.inputs[0].shape) == [-1, 2]
+    assert [tensor.datatype for tensor in message.inputs] == ["INT64", "BYTES", "BF16", "DT_COMPLEX64"]
+
+
+def test_model_config() -> None:
+    document = model_config("m", signature())
+    assert (document["max_batch_size"], document["platform"]) == (0, "tensorflow_savedmodel")
+    assert document["input"] == [
+        {"name": "i", "data_type": "TYPE_INT64", "dims": [-1, 2]},
+        {"name": "s", "data_type": "TYPE_STRING", "dims": [], "optional": True},
+        {"name": "b", "data_type": "TYPE_BF16", "dims": [-1]},
+        {"name": "c", "data_type": "TYPE_INVALID", "dims": [3]},
+    ]
+    encoded = encode_document("inference.ModelConfigResponse", {"config": document})
+    message = message_class("inference.ModelConfigResponse").FromString(encoded)
+    assert [tensor.data_type for tensor in message.config.input] == [9, 13, 14, 0]
+    assert [tensor.optional for tensor in message.config.input] == [False, True, False, False]
+    assert message.config.output[0].name == "y"
+
+
+def test_repository_index() -> None:
+    statuses = {"m": STATUSES, "none": []}
+    entries = repository_index(statuses, {"none": "no version folder"}, only_ready=False)
+    assert [(e["name"], e["version"], e["state"], e["reason"]) for e in entries] == [
+        ("m", "4", "LOADING", ""),
+        ("m", "3", "READY", ""),
+        ("m", "2", "UNAVAILABLE", "no file"),
+        ("m", "1", "UNAVAILABLE", "unloaded"),
+        ("none", "", "UNAVAILABLE", "no version folder"),
+    ]
+    assert [e["version"] for e in repository_index(statuses, {}, only_ready=True)] == ["3"]
+    encoded = encode_document("inference.RepositoryIndexResponse", {"models": entries})
+    message = message_class("inference.RepositoryIndexResponse").FromString(encoded)
+    assert json_format.MessageToDict(message.models[1]) == {"name": "m", "version": "3", "state": "READY"}
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_has_a_name(state: State) -> None:
+    (entry,) = repository_index({"m": [VersionStatus(1, state)]}, {}, only_ready=False)
+    assert entry["state"] in ("READY", "LOADING", "UNLOADING", "UNAVAILABLE")
+
+
+def test_server_metadata() -> None:
+    document = server_metadata()
+    assert document["name"] == "embedding-server" and document["version"]
+    assert "binary_tensor_data" in document["extensions"]
+    assert oip_models.encode_document("inference.ServerMetadataResponse", document)
+
+
+_STATUSES = [VersionStatus(2, State.END, "FAILED_PRECONDITION", "corrupt"), VersionStatus(1, State.AVAILABLE)]
+
+
+def test_every_state_has_its_number() -> None:
+    statuses = [VersionStatus(n, state) for n, state in enumerate(State)]
+    response = message_class("tensorflow.serving.GetModelStatusResponse").FromString(encode_statuses(statuses))
+    assert [entry.state for entry in response.model_version_status] == [0, 10, 20, 30, 40, 50]
+
+
+def test_codes_and_texts_are_kept_in_order() -> None:
+    response = message_class("tensorflow.serving.GetModelStatusResponse").FromString(encode_statuses(_STATUSES))
+    entries = [(e.version, e.status.error_code, e.status.error_message) for e in response.model_version_status]
+    assert entries == [(2, 9, "corrupt"), (1, 0, "")]
+
+
+def test_json_has_versions_as_strings_and_names_of_states() -> None:
+    failed = {"error_code": "FAILED_PRECONDITION", "error_message": "corrupt"}
+    assert json.loads(statuses_json(_STATUSES)) == {
+        "model_version_status": [
+            {"version": "2", "state": "END", "status": failed},
+            {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
+        ]
+    }

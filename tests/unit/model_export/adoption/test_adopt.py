@@ -16,8 +16,11 @@ from model_export.errors import ExportError
 from service.artifact.manifest import Manifest
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
+from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
+
+adopt = Late("model_export.adoption.adopt", "adopt")
 
 FILMS = np.arange(20, dtype=np.float32).reshape(10, 2)
 WORDS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -28,7 +31,6 @@ CREATED = datetime(2024, 5, 6, tzinfo=UTC)
 @pytest.fixture(scope="module")
 def tf2_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A TensorFlow 2 model, version 1: serving_default is a lookup of film, score multiplies it; not to be changed."""
-    from model_export.tensorflow_setup import tf
 
     class Model(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -55,8 +57,6 @@ def tf2_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tf1_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saves a TensorFlow 1 model with a variable in three parts and a reference variable; tests must not change it."""
-    from model_export.tensorflow_setup import tf
-
     v1 = tf.compat.v1
     folder = tmp_path_factory.mktemp("tf1") / "saved"
     with tf.Graph().as_default(), v1.Session() as session:
@@ -107,8 +107,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_signature_that_is_a_lookup_is_described_where_it_stands(tf2_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-
     before = contents(tf2_model)
     artifact = adopt(tf2_model, spec_file(tmp_path, ONE_FEATURE), tmp_path / "out", clock=lambda: CREATED)
     assert contents(tf2_model) == before
@@ -125,9 +123,6 @@ def test_a_signature_that_is_a_lookup_is_described_where_it_stands(tf2_model: Pa
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_a_spec_takes_the_tables_that_adopt_takes(tmp_path: Path, dtype: str) -> None:
-    from model_export.adoption.adopt import adopt
-    from model_export.tensorflow_setup import tf
-
     module = tf.Module()
     module.film = tf.Variable(tf.cast(FILMS / 3, dtype))
     score = tf.function(
@@ -144,9 +139,7 @@ def test_a_spec_takes_the_tables_that_adopt_takes(tmp_path: Path, dtype: str) ->
 
 
 def test_where_none_fits_a_lookup_is_added_and_the_rest_still_runs(tf2_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
     from model_export.graphs.signature_runner import open_signatures
-    from model_export.tensorflow_setup import tf
 
     (tmp_path / "words.txt").write_text("x\ny\n")
     text = """
@@ -181,8 +174,6 @@ def test_where_none_fits_a_lookup_is_added_and_the_rest_still_runs(tf2_model: Pa
 
 
 def test_a_variable_in_parts_becomes_one_table_beside_the_variables(tf1_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-
     text = """
         [tables.film]
         [tables.word]
@@ -211,8 +202,6 @@ def test_a_variable_in_parts_becomes_one_table_beside_the_variables(tf1_model: P
 
 
 def test_inputs_of_other_names_are_mapped(tf1_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-
     text = """
         [tables.film]
         [features.item]
@@ -242,25 +231,18 @@ def test_inputs_of_other_names_are_mapped(tf1_model: Path, tmp_path: Path) -> No
 def test_a_spec_that_does_not_fit_is_refused_and_leaves_nothing(
     tf2_model: Path, tmp_path: Path, text: str, message: str
 ) -> None:
-    from model_export.adoption.adopt import adopt
-
     with pytest.raises(ExportError, match=message):
         adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_a_policy_that_the_signature_does_not_have_is_noticed(tf2_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-
     text = ONE_FEATURE + 'on_bad_id = "clamp"\n[signatures.serving_default]\n'
     with pytest.raises(ExportError, match="on_bad_id is 'clamp' in the spec, 'error' in the graph"):
         adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
 
 
 def test_a_spec_that_the_graph_does_not_say_is_believed_only_if_allowed(tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-    from model_export.tensorflow_setup import tf
-
     class Model(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -284,9 +266,6 @@ def test_a_spec_that_the_graph_does_not_say_is_believed_only_if_allowed(tmp_path
 
 
 def test_an_added_lookup_adds_as_the_graph_does_and_is_compared_with_its_rows(tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-    from model_export.tensorflow_setup import tf
-
     module = tf.Module()
     module.films = tf.Variable(np.random.default_rng(4).standard_normal((50, 9)).astype(np.float32))
     module.kernel = tf.Variable(np.ones((9, 1), np.float32))
@@ -324,8 +303,6 @@ def test_an_added_lookup_adds_as_the_graph_does_and_is_compared_with_its_rows(tm
 
 
 def test_a_name_that_is_taken_is_refused(tf2_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-
     first = adopt(tf2_model, spec_file(tmp_path, ONE_FEATURE + "[lookup]\n"), tmp_path / "out")
     with pytest.raises(ExportError, match="has a lookup manifest already"):
         adopt(first, tmp_path / "spec.toml", tmp_path / "out")
@@ -354,8 +331,6 @@ def test_the_command_needs_no_spec_and_tells_how_each_signature_is_served(
 
 
 def test_a_variable_in_parts_is_found_without_a_spec(tf1_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-
     lines: list[str] = []
     artifact = adopt(tf1_model, out=tmp_path / "out", say=lines.append)
     manifest = manifest_of(artifact)
@@ -365,9 +340,6 @@ def test_a_variable_in_parts_is_found_without_a_spec(tf1_model: Path, tmp_path: 
 
 
 def test_what_reads_no_table_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-    from model_export.tensorflow_setup import tf
-
     class Model(tf.Module):  # type: ignore[misc]
         @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])  # type: ignore[untyped-decorator]
         def double(self, x: Any) -> dict[str, Any]:
@@ -383,8 +355,6 @@ def test_what_reads_no_table_is_refused_and_leaves_no_folder(tmp_path: Path) -> 
 def test_what_is_found_can_be_given_other_names(
     tf2_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from model_export.adoption.adopt import adopt
-
     assert main(["adopt", str(tf2_model), "--print_spec"]) == 0
     text = capsys.readouterr().out
     assert 'film = "film"  # embedding/film/.ATTRIBUTES/VARIABLE_VALUE, 10 x 2 float32' in text
@@ -408,7 +378,5 @@ def test_what_is_found_can_be_given_other_names(
     ],
 )
 def test_names_that_do_not_fit_are_refused(tf2_model: Path, tmp_path: Path, text: str, message: str) -> None:
-    from model_export.adoption.adopt import adopt
-
     with pytest.raises(ExportError, match=message):
         adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")

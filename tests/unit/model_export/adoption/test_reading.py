@@ -1,20 +1,29 @@
-"""Each row of the table of forms, applied to each kind of tensor: the expected kinds are written by hand."""
+"""Adoption reads graphs: lookups are found, and keys become rows, as TensorFlow computes them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from model_export.adoption.key_graph import FORMS, NotRead
+from loadtest.foreign.models import all_models
+from model_export.adoption.discovery import Discovery, discover
+from model_export.adoption.key_evaluation import Evaluation, KeyFunction
+from model_export.adoption.key_graph import FORMS, Fixed, Hashed, Known, NotRead, Shifted, Within
 from model_export.adoption.opened_graph import Read, RowRead, SignatureGraph
 from model_export.adoption.reading import Reading
 from model_export.adoption.roles import Roles
+from model_export.errors import ExportError
+from service.artifact.hashes import fingerprint64
+from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry, VocabularyEntry
 from service.graph.flat_graph import flatten
-from service.types import SignatureSpec, TensorSpec
+from service.loading.loader import ServableLoader
+from service.native.native_servable import compile_native
+from service.types import Array, SignatureSpec, TensorSpec
 
 pytestmark = pytest.mark.tf
 
@@ -160,7 +169,7 @@ MOVED = {
 @pytest.fixture(scope="module")
 def made() -> tuple[dict[tuple[str, str], str], Callable[[], Reading]]:
     """All ops of MATRIX on tensors of each kind, in one graph: (op, kind) -> the tensor; and a new reading of it."""
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     found: dict[tuple[str, str], str] = {}
     with tf.Graph().as_default() as graph:
@@ -281,7 +290,7 @@ def test_a_broken_row_of_the_table_is_found(
 
 
 def test_keys_of_two_places_are_not_combined() -> None:
-    from model_export.tensorflow_setup import tf
+    from loadtest.foreign.frameworks import tf
 
     with tf.Graph().as_default() as graph:
         ids = tf.compat.v1.placeholder(tf.int64, [None], "ids")
@@ -319,3 +328,437 @@ def test_keys_of_two_places_are_not_combined() -> None:
     for tensor in (moved, back):
         with pytest.raises(NotRead, match="the id of one place with that of another"):
             reading.value(tensor)
+
+
+def discovered(folder: Path, name: str) -> Discovery:
+    """Builds a zoo model, and returns what discovery finds in it."""
+    from loadtest.foreign.frameworks import tf
+
+    del tf  # the import chooses the Keras of this process, before the builder imports one
+    all_models()[name].build(folder / "1", lambda count: count)
+    return discover(folder / "1")
+
+
+def entries(found: Discovery) -> dict[str, SignatureEntry]:
+    """Returns the entries of all signatures."""
+    return {one.name: one.entry for one in found.signatures}
+
+
+def ragged(ids: str, splits: str, output: str, **fields: Any) -> LookupFeature:
+    """Returns a combined feature."""
+    return LookupFeature(ids, splits, output=output, **fields)
+
+
+def test_outputs_side_by_side_and_means_that_end_early_are_described(tmp_path: Path) -> None:
+    found = discovered(tmp_path, "peer")
+    assert sorted(found.tables.values()) == ["item", "tag", "user"]
+    signatures = entries(found)
+    assert {name: entry.kind for name, entry in signatures.items()} == {
+        "w1": "lookup",
+        "w2": "lookup",
+        "w4": "lookup",
+        "w5": "predict",
+    }
+    assert signatures["w1"].concatenated == {"emb": ("user", "item", "tag")}
+    order = {"trailing_empty_rows": "cut", "summation": "segment_mean"}
+    mean = ragged("tag_values", "tag_splits", "tag_emb", combiner="mean", **order)
+    assert mean in signatures["w2"].features.values()
+    # The dense layers of w5 read the vectors of the same feature.
+    assert any(feature.row_splits == "tag_splits" for feature in signatures["w5"].features.values())
+    assert all(one.is_exact for one in found.signatures)
+
+
+@pytest.mark.parametrize(
+    ("name", "signature", "expected"),
+    [
+        ("module_ragged_mean", "read", {"combiner": "mean", "on_empty_row": "nan"}),
+        ("module_ragged_sum", "read", {"combiner": "sum"}),
+        ("module_segment_sum", "read", {"combiner": "sum", "trailing_empty_rows": "cut", "summation": "four_lanes"}),
+        ("module_unsorted_segment_mean", "read", {"combiner": "mean"}),
+        (
+            "ragged_safe_default_row_of_sparse",
+            "mean",
+            {"combiner": "mean", "on_bad_id": "drop_negative", "on_empty_row": "default_row"},
+        ),
+        ("ragged_safe_of_sparse", "sum", {"combiner": "sum", "on_bad_id": "drop_negative", "summation": "blocks_of_8"}),
+    ],
+)
+def test_policies_are_found_by_trying(tmp_path: Path, name: str, signature: str, expected: dict[str, Any]) -> None:
+    found = discovered(tmp_path, name)
+    entry = entries(found)[signature]
+    assert entry.kind == "lookup"
+    (feature,) = entry.features.values()
+    for field, value in expected.items():
+        assert getattr(feature, field) == value, field
+    assert all(one.is_exact for one in found.signatures if one.name == signature)
+
+
+def test_a_vocabulary_of_a_file_is_taken_from_the_graph(tmp_path: Path) -> None:
+    found = discovered(tmp_path, "keyed_by_file_with_buckets")
+    (feature,) = found.features.values()
+    assert feature.keys is not None and len(feature.keys.lines) == feature.keys.entry.size == 800
+    assert (feature.keys.entry.first_id, feature.keys.entry.num_oov_buckets) == (0, 7)
+
+
+def test_hashed_keys_need_no_file_unless_the_graph_changes_them_first(tmp_path: Path) -> None:
+    found = discovered(tmp_path / "plain", "hashed_fast")
+    (feature,) = found.features.values()
+    assert feature.keys is not None and feature.keys.lines == ()
+    assert feature.keys.entry == VocabularyEntry("", 0, num_oov_buckets=800)
+    assert entries(found)["rows"].kind == "lookup"
+    lowered = discovered(tmp_path / "lower", "hashed_fast_of_lower_case")
+    assert {entry.kind for entry in entries(lowered).values()} == {"predict"}
+    assert not lowered.features
+
+
+def test_a_variable_in_parts_is_one_table(tmp_path: Path) -> None:
+    found = discovered(tmp_path, "session_partitioned_div")
+    assert list(found.tables.values()) == ["users"]
+    assert entries(found)["serving_default"].kind == "lookup"
+
+
+def test_what_is_no_lookup_is_told_with_a_reason(tmp_path: Path) -> None:
+    found = discovered(tmp_path, "module_ragged_max")
+    reasons = {one.name: one.reason for one in found.signatures}
+    assert reasons["read"] == "output 'tags' is computed from looked-up rows by UnsortedSegmentMax"
+
+
+def test_a_model_without_tables_is_refused_with_the_matrices_that_it_has(tmp_path: Path) -> None:
+    from loadtest.foreign.frameworks import tf
+
+    class Dense(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = tf.Variable(tf.ones((3, 2)), name="kernel")
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32)])  # type: ignore[untyped-decorator]
+        def score(self, x: Any) -> dict[str, Any]:
+            return {"y": x @ self.kernel}
+
+    model = Dense()
+    tf.saved_model.save(model, str(tmp_path / "1"), signatures={"serving_default": model.score})
+    with pytest.raises(ExportError, match=r"nothing to look up(.|\n)*kernel\S*  \[3, 2\] float32"):
+        discover(tmp_path / "1")
+
+
+V = 200
+LIMITS = {"int64": (-(2**63), 2**63 - 1), "int32": (-(2**31), 2**31 - 1)}
+EDGES = (0, 1, 2, 7, 50, 100, 199, 200, 201, 417, 1000, 2**31, 2**32 + 5, 2**40 + 1)
+
+
+class Graph:
+    """A graph of one placeholder of keys, with the function that computes rows from them.
+
+    Args:
+      build: takes TensorFlow and the tensor of keys, returns the tensor of rows.
+    """
+
+    def __init__(self, build: Callable[[Any, Any], Any], dtype: str) -> None:
+        from loadtest.foreign.frameworks import tf
+
+        self.tf, self.dtype = tf, dtype
+        with tf.Graph().as_default() as graph:
+            keys = tf.compat.v1.placeholder(tf.as_dtype(dtype), [None], "keys")
+            self.rows = tf.identity(build(tf, keys), "rows").name
+            self.session = tf.compat.v1.Session(graph=graph)
+            self.session.run(tf.compat.v1.tables_initializer())
+        flat = flatten(graph.as_graph_def(), [self.rows])
+        self.function = KeyFunction(flat, "keys:0", dtype, self._is_constant, self.session.run, self._table)
+        self._flat = flat
+
+    def _is_constant(self, tensor: str) -> bool:
+        return "keys" not in self._flat.ancestors([tensor])
+
+    def _table(self, handle: str) -> tuple[Array, Array]:
+        tf = self.tf
+        node = self.session.graph.get_operation_by_name(handle.partition(":")[0]).node_def
+        with self.session.graph.as_default():
+            exported = tf.raw_ops.LookupTableExportV2(
+                table_handle=self.session.graph.get_tensor_by_name(handle),
+                Tkeys=tf.as_dtype(node.attr["key_dtype"].type),
+                Tvalues=tf.as_dtype(node.attr["value_dtype"].type),
+            )
+        keys, values = self.session.run([exported.keys, exported.values])
+        return keys, values
+
+    def asked(self, keys: list[Any]) -> list[int]:
+        """Returns TensorFlow's rows of some keys."""
+        found: list[int] = self.session.run(self.rows, {"keys:0": keys}).tolist()
+        return found
+
+
+def look(graph: Graph) -> Callable[[Evaluation], tuple[Known, ...]]:
+    def find(evaluation: Evaluation) -> tuple[Known, ...]:
+        row = evaluation.of(graph.rows)
+        evaluation.is_within(row, V)
+        return (row,)
+
+    return find
+
+
+def fits(value: Known, key: int, row: int) -> bool:
+    """Says whether TensorFlow's row of a key is the one that a value says."""
+    if isinstance(value, Shifted):
+        return row == key + value.by
+    if isinstance(value, Fixed):
+        return row == int(value.value)
+    if isinstance(value, Hashed):
+        return row == value.first + fingerprint64(str(key).encode()) % value.buckets
+    return isinstance(value, Within) and value.low <= row <= value.high
+
+
+INTEGERS: dict[str, Callable[[Any, Any], Any]] = {
+    "identity": lambda tf, k: k,
+    "clamped": lambda tf, k: tf.clip_by_value(k, 0, V - 1),
+    "minimum_only": lambda tf, k: tf.minimum(k, V - 1),
+    "maximum_of_shifts": lambda tf, k: tf.maximum(k, k - 1),
+    "one_retired": lambda tf, k: tf.where(k == 417, tf.constant(3, k.dtype), k),
+    "not_equal": lambda tf, k: tf.where(k != 50, k, tf.constant(0, k.dtype)),
+    "unknown_is_last": lambda tf, k: tf.where((k < 0) | (k >= V), tf.constant(V - 1, k.dtype), k),
+    "unknown_is_first": lambda tf, k: tf.where((k >= 0) & (k < V), k, tf.zeros_like(k)),
+    "unknown_is_filled": lambda tf, k: tf.where(
+        (k < 0) | (k >= V), tf.fill(tf.shape(k), tf.constant(V - 1, k.dtype)), k
+    ),
+    "less_equal": lambda tf, k: tf.where(k <= 100, k, tf.ones_like(k)),
+    "greater": lambda tf, k: tf.where(k > 100, tf.constant(7, k.dtype), k),
+    "constant_is_less": lambda tf, k: tf.where(100 < k, tf.constant(7, k.dtype), k),
+    "constant_is_at_most": lambda tf, k: tf.where(tf.less_equal(tf.constant(100, k.dtype), k), k - 1, k),
+    "negated": lambda tf, k: tf.where(~(k >= 2), tf.constant(5, k.dtype), k),
+    "offset": lambda tf, k: k - 1,
+    "offset_back": lambda tf, k: (k - 7) + 7,
+    "wrapped_as_keras": lambda tf, k: tf.where(k < 0, k + V, k),
+    "times_one": lambda tf, k: k * tf.constant(1, k.dtype),
+    "masked_to_zero": lambda tf, k: k * tf.cast(k < 100, k.dtype),
+    "divided": lambda tf, k: tf.where((k >= 0) & (k < 20), k // 7, tf.zeros_like(k)),
+    "remainder_in_steps": lambda tf, k: tf.where((k >= 0) & (k < 20), k % 7, tf.zeros_like(k)),
+    "remainder": lambda tf, k: k % 100,
+    "cast_up_and_down": lambda tf, k: tf.cast(tf.cast(tf.clip_by_value(k, -5, 500), tf.int16), k.dtype),
+    "hash_as_text": lambda tf, k: tf.strings.to_hash_bucket_fast(tf.strings.as_string(k), V),
+    "hash_behind_row_0": lambda tf, k: 1 + tf.strings.to_hash_bucket_fast(tf.strings.as_string(k), V - 1),
+    "hash_of_all_but_0": lambda tf, k: tf.where(
+        k == 0, tf.zeros_like(k, tf.int64), 1 + tf.strings.to_hash_bucket_fast(tf.strings.as_string(k), V - 1)
+    ),
+    "text_compared": lambda tf, k: tf.where(tf.strings.as_string(k) == "-1", tf.constant(9, k.dtype), k),
+    "hash_and_remainder": lambda tf, k: tf.strings.to_hash_bucket_fast(tf.strings.as_string(k), V) % V,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_pieces_cover_all_integers_and_say_tensorflows_rows(name: str, dtype: str) -> None:
+    graph = Graph(INTEGERS[name], dtype)
+    pieces = sorted(graph.function.pieces(look(graph), (0, V)), key=lambda piece: piece.keys or (0, 0))
+    least, most = LIMITS[dtype]
+    ends = [piece.keys for piece in pieces if piece.keys is not None]
+    assert ends[0][0] == least and ends[-1][1] == most
+    assert all(after[0] == before[1] + 1 for before, after in zip(ends, ends[1:], strict=False))
+    random = np.random.default_rng(5)
+    near = {edge + step for edge in (*EDGES, *(end for pair in ends for end in pair)) for step in (-1, 0, 1)}
+    keys = sorted({key * sign for key in near for sign in (1, -1)} | set(random.integers(-300, 300, 50).tolist()))
+    keys = [key for key in keys if least <= key <= most]
+    for key, row in zip(keys, graph.asked(keys), strict=True):
+        (value,) = next(p.values for p in pieces if p.keys is not None and p.keys[0] <= key <= p.keys[1])
+        assert fits(value, key, row), (name, key, row, value)
+
+
+def test_a_piece_lies_inside_the_table_or_outside() -> None:
+    graph = Graph(INTEGERS["wrapped_as_keras"], "int64")
+    pieces = graph.function.pieces(look(graph), (0, V))
+    assert {piece.keys for piece in pieces} == {(-(2**63), -V - 1), (-V, -1), (0, V - 1), (V, 2**63 - 1)}
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "cast_to_int32": (lambda tf, k: tf.cast(k, tf.int32), "Cast to int32 drops the upper bits of ids"),
+    "doubled": (lambda tf, k: k * 2, "Mul multiplies ids"),
+    "squared": (lambda tf, k: k * k, "Mul multiplies ids"),
+    "added_to_itself": (lambda tf, k: k + k, "AddV2 combines two numbers that both depend on the id"),
+    "hash_of_a_shift": (
+        lambda tf, k: tf.strings.to_hash_bucket_fast(tf.strings.as_string(k + 1), V),
+        "AsString writes something else than the key",
+    ),
+    "hash_of_padded_text": (
+        lambda tf, k: tf.strings.to_hash_bucket_fast(tf.strings.as_string(k, width=8, fill="0"), V),
+        "AsString writes something else than the key",
+    ),
+    "divided_by_zero": (lambda tf, k: k // tf.constant(0, k.dtype), "FloorDiv divides ids by a number that is not"),
+    "table_of_constants": (lambda tf, k: k + tf.constant([1, 2, 3], k.dtype), "a constant of 3 numbers takes part"),
+    "hash_is_odd": (
+        lambda tf, k: tf.where(tf.strings.to_hash_bucket_fast(tf.strings.as_string(k), V) < 100, k, tf.zeros_like(k)),
+        "a hash of the key is compared with a number",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arithmetic_that_is_not_known_exactly_is_named(name: str) -> None:
+    build, message = REFUSED[name]
+    graph = Graph(build, "int64")
+    with pytest.raises(NotRead, match=message):
+        graph.function.pieces(look(graph), (0, V))
+
+
+def vocabulary(tf: Any, words: list[Any], default: int, first: int = 2) -> Any:
+    rows = tf.range(first, first + len(words), dtype=tf.int64)
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(words, rows), default)
+
+
+STRINGS: dict[str, tuple[Callable[[Any, Any], Any], Known]] = {
+    "hash": (lambda tf, k: tf.strings.to_hash_bucket_fast(k, V), Hashed(V)),
+    "missing_value": (
+        lambda tf, k: tf.where(k == "nan", tf.zeros_like(k, tf.int64), 1 + tf.strings.to_hash_bucket_fast(k, V - 1)),
+        Hashed(V - 1, 1),
+    ),
+    "vocabulary": (lambda tf, k: vocabulary(tf, ["a", "b"], 1).lookup(k), Fixed(1)),
+    "vocabulary_with_buckets": (
+        lambda tf, k: tf.lookup.StaticVocabularyTable(
+            tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([0, 1], tf.int64)), 5
+        ).lookup(k),
+        Hashed(5, 2),
+    ),
+    "mask_token": (
+        lambda tf, k: tf.where(k == "[PAD]", tf.zeros_like(k, tf.int64), vocabulary(tf, ["a", "b"], 1).lookup(k)),
+        Fixed(1),
+    ),
+    "not_the_empty_string": (
+        lambda tf, k: tf.where(k != "", vocabulary(tf, ["a", "b"], 1).lookup(k), tf.zeros_like(k, tf.int64)),
+        Fixed(1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRINGS)
+def test_special_keys_are_found_and_all_others_are_one_case(name: str) -> None:
+    build, unknown = STRINGS[name]
+    graph = Graph(build, "string")
+    (piece,) = graph.function.pieces(lambda evaluation: (evaluation.of(graph.rows),))
+    assert piece.keys is None and piece.values == (unknown,)
+    special = graph.function.special_keys([graph.rows])
+    assert b"" in special.tolist()
+    assert graph.function.at(graph.rows, special).tolist() == graph.asked(special.tolist())
+    for key in [b"other", b"A", b"a ", b"[PAD", b"\xff", b"NaN", b"x" * 100]:
+        assert key not in special.tolist()
+        (row,) = graph.asked([key])
+        wanted = unknown.first + fingerprint64(key) % unknown.buckets if isinstance(unknown, Hashed) else None
+        assert row == (wanted if isinstance(unknown, Hashed) else unknown.value)  # type: ignore[union-attr]
+
+
+def test_a_vocabulary_of_integers_is_left_out_of_the_intervals() -> None:
+    def lookup(tf: Any, keys: Any) -> Any:
+        pairs = tf.constant([10, 20], tf.int64), tf.constant([2, 3], tf.int64)
+        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(*pairs), 1).lookup(keys)
+
+    graph = Graph(lookup, "int64")
+    assert graph.function.special_keys([graph.rows]).tolist() == [10, 20]
+    pieces = graph.function.pieces(lambda evaluation: (evaluation.of(graph.rows),))
+    assert [piece.values for piece in pieces] == [(Fixed(1),)]
+    assert graph.function.at(graph.rows, np.array([10, 20, 30])).tolist() == [2, 3, 1]
+
+
+def test_a_vocabulary_of_strings_may_be_asked_for_the_text_of_an_integer() -> None:
+    # No integer has the text 007, +7, -0 or red, and none of 64 bits that of 2^63.
+    words = ["7", "-12", "0", "007", "+7", "-0", "red", str(2**63)]
+    graph = Graph(lambda tf, keys: vocabulary(tf, words, 1).lookup(tf.strings.as_string(keys)), "int64")
+    special = graph.function.special_keys([graph.rows])
+    assert special.tolist() == [-12, 0, 7]
+    assert graph.function.at(graph.rows, special).tolist() == graph.asked([-12, 0, 7]) == [3, 4, 2]
+    pieces = graph.function.pieces(lambda evaluation: (evaluation.of(graph.rows),))
+    assert [piece.values for piece in pieces] == [(Fixed(1),)]
+    assert set(graph.asked([1, -1, 70, -7, 12, 2**63 - 1, -(2**63)])) == {1}
+
+
+SMALL = [-0.0, 1e-39, -1e-39, 1.5e-38, -1.2e-38]
+# Numbers of ids in the rows of a request: those at which TensorFlow's ops begin to add in another order, and others.
+LENGTHS = [1, 2, 3, 8, 9, 10, 16, 17, 18, 1, 0, 25]
+
+
+def row_numbers(tf: Any, splits: Any) -> Any:
+    """Returns the number of each id's row."""
+    return tf.repeat(tf.range(tf.size(splits) - 1), tf.cast(splits[1:] - splits[:-1], tf.int32))
+
+
+def sparse(tf: Any, values: Any, splits: Any) -> Any:
+    """Returns the SparseTensor of ragged values."""
+    return tf.RaggedTensor.from_row_splits(values, splits).to_sparse()
+
+
+def by_lookup(tf: Any, table: Any, values: Any, splits: Any, weights: Any, combiner: str) -> Any:
+    """Combines rows by tf.nn.embedding_lookup_sparse; weights: None if all are 1."""
+    weights = None if weights is None else sparse(tf, weights, splits)
+    return tf.compat.v1.nn.safe_embedding_lookup_sparse(table, sparse(tf, values, splits), weights, combiner)
+
+
+def served_lookup(tf: Any, table: Any, values: Any, splits: Any, combiner: str) -> Any:
+    """Combines rows as TPUEmbedding's own serving does."""
+    embedding = tf.tpu.experimental.embedding
+    rows = embedding.TableConfig(*table.shape, combiner=combiner)
+    config = embedding.FeatureConfig(rows)
+    ids = tf.RaggedTensor.from_row_splits(values, splits)
+    return embedding.serving_embedding_lookup([ids], [None], {rows: table}, [config])[0]
+
+
+COMBINED: dict[str, Callable[[Any, Any, Any, Any, Any], Any]] = {
+    "one_each": lambda tf, t, v, s, w: tf.gather(t, v),
+    "ragged_sum": lambda tf, t, v, s, w: tf.reduce_sum(tf.RaggedTensor.from_row_splits(tf.gather(t, v), s), 1),
+    "segment_sum": lambda tf, t, v, s, w: tf.math.segment_sum(tf.gather(t, v), row_numbers(tf, s)),
+    "segment_mean": lambda tf, t, v, s, w: tf.math.segment_mean(tf.gather(t, v), row_numbers(tf, s)),
+    "lookup_sum": lambda tf, t, v, s, w: by_lookup(tf, t, v, s, None, "sum"),
+    "lookup_mean": lambda tf, t, v, s, w: by_lookup(tf, t, v, s, None, "mean"),
+    "weighted_sum": lambda tf, t, v, s, w: by_lookup(tf, t, v, s, w, "sum"),
+    "weighted_mean": lambda tf, t, v, s, w: by_lookup(tf, t, v, s, w, "mean"),
+    "tpu_mean": lambda tf, t, v, s, w: served_lookup(tf, t, v, s, "mean"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[11, 3])
+def versions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+    """A SavedModel with a signature for each of COMBINED, and its adopted version, for a wide and a narrow table."""
+    from loadtest.foreign.frameworks import tf
+    from model_export.adoption.adopt import adopt
+
+    numbers = np.random.default_rng(3).standard_normal((40, request.param)).astype(np.float32)
+    numbers[: len(SMALL)] = np.array(SMALL, np.float32)[:, None]
+    numbers.reshape(-1)[100::7] = np.resize(SMALL, numbers.reshape(-1)[100::7].shape)
+    module = tf.Module()
+    module.table = tf.Variable(numbers)
+    specs = {
+        "ids": tf.TensorSpec([None], tf.int64),
+        "splits": tf.TensorSpec([None], tf.int64),
+        "weights": tf.TensorSpec([None], tf.float32),
+    }
+
+    def signature(name: str) -> Any:
+        wanted = ["ids"] if name == "one_each" else [*specs] if "weighted" in name else ["ids", "splits"]
+
+        def run(**inputs: Any) -> Any:
+            given = [inputs.get(key) for key in specs]
+            return {"vectors": COMBINED[name](tf, module.table, *given)}
+
+        return tf.function(run).get_concrete_function(**{key: specs[key] for key in wanted})
+
+    folder = tmp_path_factory.mktemp("small")
+    tf.saved_model.save(module, str(folder / "1"), signatures={name: signature(name) for name in COMBINED})
+    return folder / "1", adopt(folder / "1", out=folder / "adopted", measure=False)
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_a_lookup_gives_the_bits_of_tensorflow(versions: tuple[Path, Path], name: str) -> None:
+    from model_export.graphs.signature_runner import open_signatures
+
+    original, adopted = versions
+    manifest = Manifest.read(adopted)
+    assert manifest is not None and manifest.signatures[name].kind == "lookup"
+    servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("model", 1, adopted)
+    assert servable.native is not None
+    random = np.random.default_rng(6)
+    with open_signatures(original) as runner:
+        for row in (*range(len(SMALL)), None):
+            splits = np.cumsum([0, *LENGTHS])
+            ids = np.full(splits[-1], row) if row is not None else random.integers(0, 40, splits[-1])
+            weights = random.choice(np.array([1, 0.5, -2, 1e-39, 0], np.float32), splits[-1])
+            given = {"ids": ids, "splits": splits, "weights": weights}
+            request = {key: given[key] for key in runner.signatures[name].inputs}
+            wanted = runner.run(name, request)["vectors"]
+            found = servable.native.run(name, request)["vectors"]
+            assert found.shape == wanted.shape
+            same = (found.view(np.uint32) == wanted.view(np.uint32)) | (np.isnan(found) & np.isnan(wanted))
+            assert same.all(), (row, found[~same.all(1)][:3], wanted[~same.all(1)][:3])

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.unit.model_export.late import tf
+
 V, D, K = 6, 3, 3
 TABLE = np.random.default_rng(7).normal(size=(V, D)).astype(np.float32)
 # Empty rows at the start, in the middle and at the end; rows of K - 1, K and K + 1 ids; the last row of the table; a
@@ -25,8 +27,6 @@ NUMBERS = [10, 11, 12, 13, 14, 15]
 
 def table_initializer(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
     """Initializes the table of every column with the same numbers."""
-    from model_export.tensorflow_setup import tf
-
     assert list(shape) == [V, D]
     return tf.constant(TABLE)
 
@@ -40,8 +40,6 @@ def weights_of(rows: list[list[int]]) -> list[list[float]]:
 
 def sparse(rows: list[list[Any]], dtype: Any) -> Any:
     """Converts rows of values to a SparseTensor whose width is that of the longest row."""
-    from model_export.tensorflow_setup import tf
-
     indices = [[r, c] for r, row in enumerate(rows) for c in range(len(row))]
     values = [value for row in rows for value in row]
     width = max(map(len, rows), default=0)
@@ -59,8 +57,6 @@ class Kind:
 
 def kinds(folder: Path) -> dict[str, Kind]:
     """Returns every kind of categorical column but sequences, each with its own feature key."""
-    from model_export.tensorflow_setup import tf
-
     fc = tf.feature_column
     words = folder / "words.txt"
     words.write_text("".join(word + "\n" for word in WORDS))

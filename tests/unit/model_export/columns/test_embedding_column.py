@@ -1,4 +1,4 @@
-"""Both column functions agree with TensorFlow's and numpy, for every kind, combiner and device; and they train."""
+"""Both column functions look up and train as TensorFlow's and numpy do, for every kind, combiner and device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from tests.unit.model_export.columns.column_cases import (
     SAFE_ROWS,
     TABLE,
     UNSAFE_ROWS,
+    WORDS,
     K,
     expected,
     kinds,
     sparse,
     table_initializer,
+    tpu_context,
     weights_of,
 )
+from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
+
+embedding_column = Late("model_export.columns.embedding_column", "embedding_column")
+shared_embedding_columns = Late("model_export.columns.embedding_column", "shared_embedding_columns")
 
 KINDS = ["identity", "weighted", "vocabulary_file", "vocabulary_list", "vocabulary_list_of_int"]
 COMBINERS = ["sum", "mean", "sqrtn"]
@@ -49,7 +55,6 @@ def made(api: Any, is_shared: bool, column: Any, **arguments: Any) -> Any:
 def looked_up(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Returns each case -> vectors and gradient, computed eagerly; device "tensorflow" is TensorFlow's own column."""
     from model_export.columns import embedding_column as ours
-    from model_export.tensorflow_setup import tf
 
     by_kind = kinds(tmp_path_factory.mktemp("vocabulary"))
     batches = {
@@ -154,7 +159,6 @@ def test_a_row_that_no_table_has_is_an_error(
     rows: list[list[int]], safe: bool, device: str | None, is_shared: bool
 ) -> None:
     from model_export.columns import embedding_column as ours
-    from model_export.tensorflow_setup import tf
 
     column = tf.feature_column.categorical_column_with_identity("i", 6)
     arguments: dict[str, Any] = {"dimension": 3, "initializer": table_initializer, "use_safe_embedding_lookup": safe}
@@ -168,7 +172,6 @@ def test_a_row_that_no_table_has_is_an_error(
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_an_identitys_default_value_goes_before_the_padding(is_shared: bool) -> None:
     from model_export.columns import embedding_column as ours
-    from model_export.tensorflow_setup import tf
 
     column = tf.feature_column.categorical_column_with_identity("i", 6, default_value=2)
     rows, mapped = [[-1, 5], [6, 7, 1], [2**32 + 1]], [[2, 5], [2, 2, 1], [2]]
@@ -180,9 +183,6 @@ def test_an_identitys_default_value_goes_before_the_padding(is_shared: bool) -> 
 
 
 def test_unknown_words_reach_their_bucket_before_the_padding(tmp_path: Path) -> None:
-    from model_export.columns.embedding_column import embedding_column
-    from model_export.tensorflow_setup import tf
-
     words = tmp_path / "words.txt"
     words.write_text("a\nb\nc\n")
     fc = tf.feature_column
@@ -206,7 +206,6 @@ def test_unknown_words_reach_their_bucket_before_the_padding(tmp_path: Path) -> 
 
 def test_an_unsafe_lookup_gives_every_row_also_empty_ones_at_the_end() -> None:
     from model_export.columns import embedding_column as ours
-    from model_export.tensorflow_setup import tf
 
     column = tf.feature_column.categorical_column_with_identity("i", 6)
     rows: list[list[int]] = [[1, 2], [], [3], [], []]
@@ -220,9 +219,6 @@ def test_an_unsafe_lookup_gives_every_row_also_empty_ones_at_the_end() -> None:
 
 
 def test_the_default_initializer_is_a_truncated_normal_of_one_over_the_root_of_the_dimension() -> None:
-    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-    from model_export.tensorflow_setup import tf
-
     column = tf.feature_column.categorical_column_with_identity("i", 20_000)
     for made_column in (embedding_column(column, 16), *shared_embedding_columns([column], 16)):
         initializer = made_column.get_initializer()
@@ -235,7 +231,6 @@ def test_the_default_initializer_is_a_truncated_normal_of_one_over_the_root_of_t
 
 def test_a_training_step_moves_the_tables_as_tensorflows_does(tmp_path: Path) -> None:
     from model_export.columns import embedding_column as ours
-    from model_export.tensorflow_setup import tf
 
     v1 = tf.compat.v1
 
@@ -269,9 +264,6 @@ def test_a_training_step_moves_the_tables_as_tensorflows_does(tmp_path: Path) ->
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_columns_work_in_a_function_and_keep_their_variables(version: str) -> None:
-    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-    from model_export.tensorflow_setup import tf
-
     fc = tf.feature_column
     columns = [
         embedding_column(
@@ -302,9 +294,6 @@ def test_columns_work_in_a_function_and_keep_their_variables(version: str) -> No
 
 
 def test_input_layer_of_2019_looks_up_too() -> None:
-    from model_export.columns.embedding_column import embedding_column
-    from model_export.tensorflow_setup import tf
-
     v1 = tf.compat.v1
     column = tf.feature_column.categorical_column_with_identity("i", 6)
     with tf.Graph().as_default():
@@ -333,9 +322,6 @@ def test_input_layer_of_2019_looks_up_too() -> None:
 
 
 def test_the_golden_checkpoints_names_and_shapes_are_ours() -> None:
-    from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-    from model_export.tensorflow_setup import tf
-
     golden = Path(__file__).resolve().parents[5] / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core" / "model"
     if not golden.is_dir():
         pytest.skip("no ../shared/golden: the checkpoint of TensorFlow 2.15 is not part of this repository")
@@ -354,3 +340,356 @@ def test_the_golden_checkpoints_names_and_shapes_are_ours() -> None:
             reader = tf.train.load_checkpoint(str(golden))
             for name, table in session.run(tables).items():
                 np.testing.assert_array_equal(table, reader.get_tensor(name))
+
+
+def both(api: Any, device: str | None) -> list[Any]:
+    """Returns two columns whose lookups are on a device: one with its own table, and one with a shared table."""
+    fc = tf.feature_column
+    arguments: dict[str, Any] = {"initializer": table_initializer, "embedding_lookup_device": device}
+    if device == "tpu_tensor_core":
+        arguments["tensor_core_shape"] = [None, K]
+    return [
+        api.embedding_column(fc.categorical_column_with_identity("i", 6), 3, **arguments),
+        *api.shared_embedding_columns([fc.categorical_column_with_identity("j", 6)], 3, **arguments),
+    ]
+
+
+def test_a_padded_column_looks_up_as_a_cpu_does_when_asked() -> None:
+    from model_export.columns import embedding_column as ours
+    from model_export.columns.device_lookup import cpu_lookups
+
+    features = {"i": sparse(SAFE_ROWS, tf.int64), "j": sparse(SAFE_ROWS, tf.int64)}
+    layer = tf.keras.layers.DenseFeatures(both(ours, "tpu_tensor_core"))
+    on_cpu, padded = expected(SAFE_ROWS, "mean"), expected(SAFE_ROWS, "mean", width=K)
+    assert np.abs(on_cpu - padded).max() > 0.01
+    with cpu_lookups():
+        np.testing.assert_allclose(layer(features), np.hstack([on_cpu, on_cpu]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(layer(features), np.hstack([padded, padded]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_serving_on_a_tpu_looks_up_on_its_host(device: str | None) -> None:
+    from model_export.columns import embedding_column as ours
+
+    features = {"i": sparse(SAFE_ROWS, tf.int64), "j": sparse(SAFE_ROWS, tf.int64)}
+    results = []
+    # With device None and a number of shards, TensorFlow's own column makes no table and then fails, so it gets
+    # shards=None.
+    for api, shards in ((ours, 1), (tf.compat.v1.tpu.experimental, 1 if device else None)):
+        layer = tf.keras.layers.DenseFeatures(both(api, device))
+        with tpu_context(shards=shards):
+            results.append(layer(features).numpy())
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_allclose(results[0], np.hstack([expected(SAFE_ROWS, "mean")] * 2), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", [None, "tpu_embedding_core"])
+def test_training_on_a_tpu_takes_what_the_embedding_cores_looked_up(device: str | None) -> None:
+    from model_export.columns import embedding_column as ours
+
+    for api in (ours, tf.compat.v1.tpu.experimental):
+        with tf.Graph().as_default() as graph, tpu_context(is_inference=False):
+            looked_up = {"i": tf.constant([[1.0, 2.0, 3.0]]), "j": tf.constant([[4.0, 5.0, 6.0]])}
+            vectors = tf.compat.v1.keras.layers.DenseFeatures(both(api, device))(looked_up)
+            with tf.compat.v1.Session() as session:
+                assert session.run(vectors).tolist() == [[1, 2, 3, 4, 5, 6]]
+            # The collection has the scope and the variable name of each table that the layer would make on a CPU, for
+            # the embedding cores.
+            (scopes,) = graph.get_collection("_tpu_feature_column_scope")
+            assert scopes == {
+                "i": ("dense_features/i_embedding", "embedding_weights"),
+                "j_shared_embedding": ("", "j_shared_embedding"),
+            }
+
+
+@pytest.mark.parametrize(("device", "is_inference"), [("cpu", False), ("tpu_embedding_core", True)])
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_a_tpu_can_not_do_is_refused_as_tensorflow_does(device: str, is_inference: bool, index: int) -> None:
+    from model_export.columns import embedding_column as ours
+
+    texts = []
+    for api in (ours, tf.compat.v1.tpu.experimental):
+        layer = tf.keras.layers.DenseFeatures([both(api, device)[index]], name="dense")
+        with tpu_context(is_inference=is_inference), pytest.raises(ValueError, match="is not supported") as caught:
+            layer({"i": sparse([[1]], tf.int64), "j": sparse([[1]], tf.int64)})
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+def test_a_learning_rate_is_found_by_name() -> None:
+    from model_export.columns.device_lookup import learning_rate_from_config
+
+    def rate(step: int) -> float:
+        return 1 / step
+
+    assert learning_rate_from_config(rate, None) is rate
+    assert learning_rate_from_config("rate", {"rate": rate}) is rate
+    assert learning_rate_from_config(None, None) is None
+    with pytest.raises(ValueError, match="'rate' is not among custom_objects"):
+        learning_rate_from_config("rate", None)
+
+
+SEQUENCES: list[list[int]] = [[], [5, 0], [1, 1, 2, 3], [4], [3, -1, 2], []]
+
+
+def sequence_columns(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Returns the three kinds of sequence column, each with features for ROWS."""
+    fc = tf.feature_column
+    file = folder / "words.txt"
+    file.write_text("\n".join(WORDS))
+    words = [[WORDS[i] if i >= 0 else "zz" for i in row] for row in SEQUENCES]
+    return {
+        "identity": (fc.sequence_categorical_column_with_identity("i", 6), {"i": sparse(SEQUENCES, tf.int64)}),
+        "file": (
+            fc.sequence_categorical_column_with_vocabulary_file("f", str(file)),
+            {"f": sparse(words, tf.string)},
+        ),
+        "list": (fc.sequence_categorical_column_with_vocabulary_list("l", WORDS), {"l": sparse(words, tf.string)}),
+    }
+
+
+def wanted(length: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Returns the expected vectors, [B, L, D], with zeros for ids below 0, and the expected lengths."""
+    vectors = np.zeros((len(SEQUENCES), length, 3), np.float32)
+    for r, row in enumerate(SEQUENCES):
+        for t, i in enumerate(row[:length]):
+            vectors[r, t] = TABLE[i] if i >= 0 else 0
+    return vectors, [min(len(row), length) for row in SEQUENCES]
+
+
+def column_of(api: Any, is_shared: bool, categorical: Any, length: int, **arguments: Any) -> Any:
+    """Makes a sequence column with the embedding function, or the function for shared embeddings, of a library."""
+    arguments["initializer"] = table_initializer
+    if is_shared:
+        return api.shared_embedding_columns([categorical], 3, max_sequence_lengths=[length], **arguments)[0]
+    return api.embedding_column(categorical, 3, max_sequence_length=length, **arguments)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("kind", ["identity", "file", "list"])
+def test_a_sequence_is_cut_and_padded(kind: str, is_shared: bool, tmp_path: Path) -> None:
+    from model_export.columns import embedding_column as ours
+
+    categorical, features = sequence_columns(tmp_path)[kind]
+    layers = tf.keras.experimental
+    for device, safe, length in (
+        (None, True, 1),
+        ("cpu", True, 3),
+        ("tpu_embedding_core", False, 4),
+        (None, False, 6),
+    ):
+        column = column_of(
+            ours, is_shared, categorical, length, embedding_lookup_device=device, use_safe_embedding_lookup=safe
+        )
+        vectors, lengths = layers.SequenceFeatures([column])(features)
+        np.testing.assert_array_equal(vectors, wanted(length)[0])
+        assert lengths.numpy().tolist() == wanted(length)[1]
+    # If L is the longest length, nothing is cut or padded, and TensorFlow's own column gives the same.
+    theirs = column_of(tf.compat.v1.tpu.experimental, is_shared, categorical, 4)
+    vectors, lengths = layers.SequenceFeatures([theirs])(features)
+    np.testing.assert_array_equal(vectors, wanted(4)[0])
+    assert lengths.numpy().tolist() == wanted(4)[1]
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_ids_of_one_step_are_combined_as_tensorflow_does(combiner: str) -> None:
+    categorical = tf.feature_column.sequence_categorical_column_with_identity("i", 6)
+    indices = [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
+    features = {"i": tf.SparseTensor(indices, tf.constant([1, 2, 3, 4, 5, 5], tf.int64), [3, 3, 2])}
+    arguments: dict[str, Any] = {"combiner": combiner, "initializer": table_initializer}
+    theirs = tf.compat.v1.tpu.experimental.embedding_column(categorical, 3, max_sequence_length=9, **arguments)
+    whole, _ = tf.keras.experimental.SequenceFeatures([theirs])(features)
+    for length in (2, 3, 5):
+        ours = embedding_column(categorical, 3, max_sequence_length=length, **arguments)
+        vectors, lengths = tf.keras.experimental.SequenceFeatures([ours])(features)
+        padded = np.zeros((3, length, 3), np.float32)
+        padded[:, : min(length, 3)] = whole[:, :length]
+        np.testing.assert_array_equal(vectors, padded)
+        assert lengths.numpy().tolist() == [min(3, length), min(3, length), 0]
+
+
+def test_training_a_sequence_is_tensorflows_and_cut_steps_do_not_train(tmp_path: Path) -> None:
+    from model_export.columns import embedding_column as ours
+
+    v1 = tf.compat.v1
+
+    def gradient(api: Any, length: int, is_shared: bool) -> Any:
+        with tf.Graph().as_default():
+            categorical, features = sequence_columns(tmp_path)["identity"]
+            column = column_of(api, is_shared, categorical, length)
+            vectors, _ = tf.keras.experimental.SequenceFeatures([column], name="sequence_features")(features)
+            (table,) = v1.global_variables()
+            (pulled,) = tf.gradients(tf.reduce_sum(tf.square(vectors)), [table])
+            with v1.Session() as session:
+                session.run([v1.global_variables_initializer()])
+                return table.op.name, session.run(tf.convert_to_tensor(pulled))
+
+    for is_shared in (False, True):
+        name, whole = gradient(ours, 4, is_shared)
+        their_name, theirs = gradient(tf.compat.v1.tpu.experimental, 4, is_shared)
+        assert (
+            name
+            == their_name
+            == ("i_shared_embedding" if is_shared else "sequence_features/i_embedding/embedding_weights")
+        )
+        np.testing.assert_array_equal(whole, theirs)
+        # With at most 1 id a sequence, the lookup reads rows 5, 1, 4 and 3, once each.
+        steps = np.zeros_like(TABLE)
+        steps[[5, 1, 4, 3]] = 2 * TABLE[[5, 1, 4, 3]]
+        np.testing.assert_allclose(gradient(ours, 1, is_shared)[1], steps, rtol=1e-6)
+
+
+def test_a_sequence_works_in_a_function_and_on_the_host_of_a_tpu(tmp_path: Path) -> None:
+    from model_export.columns import embedding_column as ours
+
+    categorical, features = sequence_columns(tmp_path)["identity"]
+    for is_shared in (False, True):
+        layer = tf.keras.experimental.SequenceFeatures([column_of(ours, is_shared, categorical, 3)])
+        function = tf.function(lambda ids, layer=layer: layer({"i": ids}))
+        results = [tuple(part.numpy() for part in function(features["i"]))]
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            serving = tf.keras.experimental.SequenceFeatures([column_of(ours, is_shared, categorical, 3)])
+            with tpu_context(shards=None):
+                on_host = serving({"i": sparse(SEQUENCES, tf.int64)})
+            session.run(tf.compat.v1.global_variables_initializer())
+            results.append(session.run(on_host))
+        for vectors, lengths in results:
+            np.testing.assert_array_equal(vectors, wanted(3)[0])
+            assert lengths.tolist() == wanted(3)[1]
+
+
+def test_each_layer_refuses_the_others_columns_as_tensorflow_does(tmp_path: Path) -> None:
+    from model_export.columns import embedding_column as ours
+
+    categorical, features = sequence_columns(tmp_path)["identity"]
+    plain = tf.feature_column.categorical_column_with_identity("i", 6)
+    for is_shared in (False, True):
+        with pytest.raises(ValueError, match="must not be of type SequenceCategoricalColumn"):
+            tf.keras.layers.DenseFeatures([column_of(ours, is_shared, categorical, 3)])(features)
+        with pytest.raises(ValueError, match="must be of type SequenceCategoricalColumn"):
+            tf.keras.experimental.SequenceFeatures([column_of(ours, is_shared, plain, 0)])(features)
+
+
+PADDED_ROWS = [[], [5, 0], [1, 1, 2], [], [3, 4, 5, 2], []]
+
+
+def layer_of(api: Any, combiner: str, width: int, is_shared: bool, categorical: Any) -> Any:
+    """Returns a layer with one padded column."""
+    arguments: dict[str, Any] = {
+        "dimension": 3,
+        "combiner": combiner,
+        "initializer": table_initializer,
+        "embedding_lookup_device": "tpu_tensor_core",
+        "tensor_core_shape": [None, width],
+    }
+    shared, single = api.shared_embedding_columns, api.embedding_column
+    made = shared([categorical], **arguments) if is_shared else [single(categorical, **arguments)]
+    return tf.keras.layers.DenseFeatures(made)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7])
+def test_serving_is_tensorflows_padded_lookup(combiner: str, width: int, is_shared: bool) -> None:
+    from model_export.columns import embedding_column as ours
+
+    categorical = tf.feature_column.categorical_column_with_identity("i", 6)
+    features = {"i": sparse(PADDED_ROWS, tf.int64)}
+    theirs = layer_of(tf.compat.v1.tpu.experimental, combiner, width, is_shared, categorical)
+    with tpu_context():
+        wanted = theirs(features).numpy()
+    outside = layer_of(ours, combiner, width, is_shared, categorical)(features).numpy()
+    np.testing.assert_array_equal(outside, wanted)
+    inside_layer = layer_of(ours, combiner, width, is_shared, categorical)
+    with tpu_context():
+        np.testing.assert_array_equal(inside_layer(features), wanted)
+    np.testing.assert_allclose(wanted, expected(PADDED_ROWS, combiner, width=width), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_training_is_tensorflows_with_the_mask_it_asks_for(combiner: str, is_shared: bool) -> None:
+    from model_export.columns import embedding_column as ours
+
+    fc = tf.feature_column
+    plain = fc.categorical_column_with_identity("i", 6)
+    factors = weights_of(PADDED_ROWS)
+    ids, mask = np.zeros([len(PADDED_ROWS), K], np.int32), np.zeros([len(PADDED_ROWS), K], np.float32)
+    for r, row in enumerate(PADDED_ROWS):
+        ids[r, : len(row[:K])], mask[r, : len(row[:K])] = row[:K], factors[r][:K]
+    mine = layer_of(ours, combiner, K, is_shared, fc.weighted_categorical_column(plain, "w"))
+    theirs = layer_of(tf.compat.v1.tpu.experimental, combiner, K, is_shared, plain)
+    pull = tf.reshape(tf.range(1.0, len(PADDED_ROWS) + 1), [-1, 1])
+    results = []
+    for layer, features, context in (
+        (mine, {"i": sparse(PADDED_ROWS, tf.int64), "w": sparse(factors, tf.float32)}, None),
+        (theirs, {"i": tf.constant(ids), "i__TENSOR_CORE_MASK": tf.constant(mask)}, tpu_context(is_inference=False)),
+    ):
+        with tf.GradientTape() as tape:
+            if context is None:
+                vectors = layer(features)
+            else:
+                with context:
+                    vectors = layer(features)
+            target = tf.reduce_sum(vectors * pull)
+        (table,) = tape.watched_variables()
+        gradient = tf.convert_to_tensor(tape.gradient(target, table))
+        tf.compat.v1.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, table)])
+        results.append((vectors.numpy(), gradient.numpy(), table.numpy()))
+    for mine_part, their_part in zip(*results, strict=True):
+        np.testing.assert_allclose(mine_part, their_part, rtol=1e-6, atol=1e-6)
+    assert np.abs(results[0][2] - TABLE).max() > 0.01, "the step moved the table"
+
+
+def test_a_row_is_cut_by_column_also_where_columns_are_empty() -> None:
+    from model_export.columns import embedding_column as ours
+
+    categorical = tf.feature_column.categorical_column_with_identity("i", 6)
+    # Row 0 has ids in columns 0, 2 and 5. A tensor core reads K = 3 columns, 0 to 2, of which column 1 is empty.
+    features = {"i": tf.SparseTensor([[0, 0], [0, 2], [0, 5], [2, 1]], tf.constant([1, 2, 3, 4], tf.int64), [3, 6])}
+    theirs = layer_of(tf.compat.v1.tpu.experimental, "mean", K, False, categorical)
+    with tpu_context():
+        wanted = theirs(features).numpy()
+    np.testing.assert_array_equal(layer_of(ours, "mean", K, False, categorical)(features), wanted)
+    np.testing.assert_allclose(wanted, expected([[1, 2], [], [4]], "mean"), rtol=1e-6)
+
+
+def test_padding_gives_rows_and_mask() -> None:
+    from model_export.columns.device_lookup import for_tpu, padded
+
+    ids, weights = sparse([[7, -1, 9], [], [2**40]], tf.int64), sparse([[0.5, 2.0, 3.0], [], [-1.0]], tf.float64)
+    values, mask = padded(ids, weights, 2, drops_negative=True)
+    assert values.numpy().tolist() == [[7, 0], [0, 0], [2**40, 0]]
+    assert mask.numpy().tolist() == [[0.5, 0.0], [0.0, 0.0], [-1.0, 0.0]] and mask.dtype == tf.float32
+    assert padded(ids, None, 2, drops_negative=False)[0].numpy().tolist()[0] == [7, -1]
+    assert for_tpu(values).numpy().tolist()[2] == [2**31 - 1, 0], "beyond any table, where a plain cast gives row 0"
+
+
+def test_a_long_id_does_not_wrap_into_the_table() -> None:
+    from model_export.columns import embedding_column as ours
+
+    categorical = tf.feature_column.categorical_column_with_identity("i", 6)
+    features = {"i": sparse([[2**32 + 1]], tf.int64)}
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        layer_of(ours, "mean", K, False, categorical)(features)
+    theirs = layer_of(tf.compat.v1.tpu.experimental, "mean", K, False, categorical)
+    with tpu_context():
+        np.testing.assert_array_equal(theirs(features), TABLE[[1]])  # TensorFlow's column reads row 1 for id 2**32 + 1
+
+
+def test_words_reach_the_padded_lookup_of_a_tpu() -> None:
+    from model_export.columns import embedding_column as ours
+
+    categorical = tf.feature_column.categorical_column_with_vocabulary_list("w", list("abcdef"))
+    features = {"w": sparse([["b", "zz", "f"], ["zz"]], tf.string)}
+    for is_shared in (False, True):
+        layer = layer_of(ours, "mean", K, is_shared, categorical)
+        with tpu_context():
+            np.testing.assert_allclose(layer(features), expected([[1, 5], []], "mean"), rtol=1e-6)
+
+
+def test_sqrtn_has_no_padded_form() -> None:
+    from model_export.columns.device_lookup import combined
+
+    with pytest.raises(ValueError, match="other than sum and mean"):
+        combined(tf.zeros([2, 2]), tf.zeros([1, 1], tf.int64), tf.ones([1, 1]), "sqrtn")

@@ -1,7 +1,8 @@
-"""Delta files and their folding into a new version: servers show and TensorFlow restores the same bytes."""
+"""Compaction folds deltas into a new version, and leaves nothing on a full disk."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export import ExportError, compact, write_delta
 from model_export.__main__ import main
+from model_export.compaction.compact import compact
+from model_export.compaction.deltas import write_delta
+from model_export.errors import ExportError
 from model_export.parity.integrity import integrity_faults
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest
 from service.tables.table import open_tables
 from service.types import ModelRef
 from tests.deltas import delta_bytes, drop
+from tests.integration.process import ROOT
 from tests.toy_model import stored_numbers, variable_name, write_toy_model
 from tests.unit.deltas.conftest import Served
 from tests.unit.deltas.test_version_deltas import upsert
@@ -180,3 +184,36 @@ def test_tensorflow_restores_it_and_holds_it_against_its_checksums(tf: Any, tmp_
         scales = np.asarray(reader.get_tensor(variable_name("user", "scales")))
         assert scales.tolist() == [np.float32(n) / np.float32(7) for n in (0, 10, 20, 127, 40)]
     assert "tensorflow" in sys.modules
+
+
+# A limit on the size of files acts like a full disk: a part is written, then the write fails.
+MOST_BYTES = 600
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command of model-export that may write only small files."""
+    limited = ["prlimit", f"--fsize={MOST_BYTES}", sys.executable, "-m", "model_export", *map(str, arguments)]
+    return subprocess.run(limited, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_one_sentence_and_nothing_half_written(tmp_path: Path) -> None:
+    version = write_toy_model(tmp_path / "model" / "1")
+    ids = np.arange(5)
+    np.savez(tmp_path / "rows.npz", ids=ids, rows=np.ones((5, 2), np.float32))
+    delta = ["delta", version, "--table=user", f"--rows={tmp_path / 'rows.npz'}"]
+    made = subprocess.run(
+        [sys.executable, "-m", "model_export", *map(str, delta)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stderr
+    before = sorted(path for path in tmp_path.rglob("*"))
+    done = run("compact", version)
+    assert done.returncode == 1
+    assert done.stderr.startswith("model-export: File too large (") and done.stderr.count("\n") == 1, done.stderr
+    assert "make room" in done.stderr
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    limited = ["prlimit", "--fsize=10", sys.executable, "-m", "model_export", *map(str, delta)]
+    done = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("model-export: File too large: nothing was written")
+    assert sorted(path for path in tmp_path.rglob("*")) == before

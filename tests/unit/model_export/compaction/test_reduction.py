@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export import ExportError, compact, write_delta
 from model_export.__main__ import main
+from model_export.compaction.compact import compact
+from model_export.compaction.deltas import write_delta
+from model_export.errors import ExportError
 from model_export.export_model import export
 from model_export.graphs.reduced_table import widened
 from model_export.parity.integrity import integrity_faults
@@ -34,8 +36,11 @@ from tests.unit.model_export.adoption.test_adopt import (
     tf2_model,
 )
 from tests.unit.model_export.compaction.test_reduced_export import opened, random_tables, requests
+from tests.unit.model_export.late import Late
 
 pytestmark = pytest.mark.tf
+
+adopt = Late("model_export.adoption.adopt", "adopt")
 
 DTYPES = ("float16", "bfloat16", "int8", "int4")
 # Fixtures that this module imports from another test file.
@@ -201,7 +206,6 @@ def test_deltas_are_folded_before_the_table_is_reduced(trained: Path, tmp_path: 
 
 
 def test_lookups_that_adopt_added_are_reduced_and_the_models_own_are_not(tf1_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
     from model_export.graphs.signature_runner import open_signatures
 
     text = """
@@ -237,8 +241,6 @@ def test_lookups_that_adopt_added_are_reduced_and_the_models_own_are_not(tf1_mod
 
 
 def test_a_partitioned_table_that_adopt_put_beside_goes_with_its_reduction(tf1_model: Path, tmp_path: Path) -> None:
-    from model_export.adoption.adopt import adopt
-
     text = '[tables.film]\n[features.item]\ntable = "film"\n[lookup]\ndevice = "cpu"\n'
     adopted = adopt(tf1_model, spec_file(tmp_path, text), tmp_path / "out")
     artifact = compact(adopted, table_dtype="float16")
@@ -249,8 +251,6 @@ def test_a_partitioned_table_that_adopt_put_beside_goes_with_its_reduction(tf1_m
 
 
 def test_adopted_tensorflow_2_models_are_reduced(tf2_model: Path, tmp_path: Path, tf: Any) -> None:
-    from model_export.adoption.adopt import adopt
-
     text = '[tables.film]\n[features.item]\ntable = "film"\n[lookup]\ndevice = "cpu"\n'
     adopted = adopt(tf2_model, spec_file(tmp_path, text), tmp_path / "out")
     artifact = compact(adopted, table_dtype="int4")

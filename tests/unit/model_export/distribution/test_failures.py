@@ -8,6 +8,7 @@ import pytest
 
 from model_export.distribution.cluster import ClusterTask
 from model_export.errors import ExportError
+from tests.unit.model_export.late import tf
 
 pytestmark = pytest.mark.tf
 
@@ -23,8 +24,6 @@ def raised(error: Any) -> None:
 
 
 def test_a_lost_process_is_named_with_what_to_do() -> None:
-    from model_export.tensorflow_setup import tf
-
     for error in (
         tf.errors.UnavailableError(None, None, "Graph execution error:\n\nrecvmsg:Connection reset by peer\n[[op]]"),
         tf.errors.InternalError(None, None, "Collective ops is aborted by: Connection reset by peer"),
@@ -38,14 +37,10 @@ def test_a_lost_process_is_named_with_what_to_do() -> None:
 
 
 def test_a_port_in_use_is_named() -> None:
-    from model_export.tensorflow_setup import tf
-
     with pytest.raises(ExportError, match="can not listen on port 2 of its address b:2"):
         raised(tf.errors.UnknownError(None, None, "Could not start gRPC server"))
 
 
 def test_another_error_stays() -> None:
-    from model_export.tensorflow_setup import tf
-
     with pytest.raises(tf.errors.InvalidArgumentError):
         raised(tf.errors.InvalidArgumentError(None, None, "indices[0] = 7 is not in [0, 5)"))

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.foreign.frameworks import tf
 from model_export.columns.embedding_column import embedding_column
 from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
 from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import StochasticGradientDescentParameters
-from model_export.tensorflow_setup import tf
 
 ROWS = [[0, 3], [3], [1, 2, 2], []]
 LABELS = np.array([[1.0], [0.5], [-1.0], [2.0]], np.float32)

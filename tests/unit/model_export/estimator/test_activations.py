@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadtest.foreign.frameworks import tf
 from model_export.estimator.embedding_tables import TableRecorder, with_activations
 from model_export.estimator.estimator import EmbeddingEstimator
 from model_export.estimator.estimator_spec import EstimatorSpec, ModeKeys
@@ -18,7 +19,6 @@ from model_export.spec.optimization_parameters import (
     StochasticGradientDescentParameters,
 )
 from model_export.spec.table_config import FeatureConfig, TableConfig
-from model_export.tensorflow_setup import tf
 from tests.unit.model_export.estimator.small_model import sparse
 
 pytestmark = pytest.mark.tf

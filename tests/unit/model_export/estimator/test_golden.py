@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadtest.foreign.frameworks import tf
 from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
 from model_export.estimator.checkpoints import WarmStartSettings
 from model_export.estimator.estimator import EmbeddingEstimator
@@ -21,7 +22,6 @@ from model_export.estimator.run_config import RunConfig
 from model_export.graphs.source import LookupPlan
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters
-from model_export.tensorflow_setup import tf
 from tests.unit.model_export.estimator.small_model import sparse
 
 pytestmark = pytest.mark.tf

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadtest.foreign.frameworks import tf
 from model_export.estimator.run_config import RunConfig
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import (
     AdagradParameters,
     StochasticGradientDescentParameters,
 )
-from model_export.tensorflow_setup import tf
 from tests.unit.model_export.estimator.small_model import (
     DENSE_RATE,
     TABLE,

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.foreign.frameworks import tf
 from model_export.graphs.lookup_graph import build_lookup, vocabulary_tables
 from model_export.graphs.reduced_graph import ReducedVariables
 from model_export.graphs.source import LookupPlan, PredictSignature, SavedParts
 from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
-from model_export.tensorflow_setup import tf
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 TWO_FEATURES = ModelSpec(

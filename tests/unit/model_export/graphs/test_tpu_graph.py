@@ -14,8 +14,12 @@ from model_export.errors import ExportError
 from service.errors import InvalidRequest
 from service.loading.loader import ServableLoader
 from service.native.native_servable import compile_native
+from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
+
+add_tpu_meta_graph = Late("model_export.graphs.tpu_graph", "add_tpu_meta_graph")
+tpu_call = Late("model_export.graphs.tpu_graph", "tpu_call")
 
 SERVE, TPU = frozenset({"serve"}), frozenset({"serve", "tpu"})
 K = 3
@@ -63,8 +67,7 @@ V1Model = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 def save_v1(folder: Path, dtypes: Mapping[str, Any], on_host: V1Model, on_tpu: V1Model) -> None:
     """Saves a graph-mode model over tf.Example as an estimator does: {serve} with its variables, then {serve, tpu}."""
-    from model_export.graphs.tpu_graph import TPU_TAGS, tpu_call
-    from model_export.tensorflow_setup import tf
+    from model_export.graphs.tpu_graph import TPU_TAGS
 
     v1 = tf.compat.v1
     builder = v1.saved_model.Builder(str(folder))
@@ -90,16 +93,12 @@ def save_v1(folder: Path, dtypes: Mapping[str, Any], on_host: V1Model, on_tpu: V
 
 def from_table(shape: Any, dtype: Any, **_: Any) -> Any:
     """Initializes a variable with TABLE."""
-    from model_export.tensorflow_setup import tf
-
     return tf.constant(TABLE, dtype, shape)
 
 
 @pytest.fixture(scope="module")
 def v1_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saves a model with TensorFlow's own feature columns; returns its folder."""
-    from model_export.tensorflow_setup import tf
-
     v1, column = tf.compat.v1, tf.feature_column
 
     def model(features: Mapping[str, Any], **device: Any) -> dict[str, Any]:
@@ -120,7 +119,6 @@ def v1_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def examples(rows: Mapping[str, list[list[int]]]) -> np.ndarray:
     """Returns rows of ids as serialized tf.Examples."""
-    from model_export.tensorflow_setup import tf
 
     def example(row: dict[str, list[int]]) -> bytes:
         ids = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=value)) for name, value in row.items()}
@@ -157,7 +155,6 @@ def test_a_v1_call_holds_the_dense_part_and_no_more(v1_folder: Path) -> None:
 
 def test_vocabularies_and_weights_of_our_columns_stay_on_the_host(tmp_path: Path) -> None:
     from model_export.columns.embedding_column import embedding_column
-    from model_export.tensorflow_setup import tf
 
     column = tf.feature_column
     words = column.categorical_column_with_vocabulary_list("word", list("abcdefgh"))
@@ -209,8 +206,6 @@ Dense = Callable[[Mapping[str, Any]], dict[str, Any]]
 @pytest.fixture(scope="module")
 def tf2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Callable[[Any, Dense], Any], Dense]:
     """A module saved as {serve}: its folder, the module, a function that makes its signature, its dense function."""
-    from model_export.tensorflow_setup import tf
-
     file = tmp_path_factory.mktemp("vocabulary") / "words.txt"
     file.write_text("red\ngreen\nblue\n")
     module = tf.Module()
@@ -248,8 +243,6 @@ def tf2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Callable[[
 @pytest.fixture(scope="module")
 def both(tf2: Any) -> Path:
     """Adds a {serve, tpu} MetaGraph to the model of `tf2`."""
-    from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
-
     folder, module, signature, dense = tf2
     before = {path: path.stat().st_mtime_ns for path in (folder / "variables").iterdir()}
     add_tpu_meta_graph(folder, module, {"s": signature(module, lambda features: tpu_call(dense, features))})
@@ -272,8 +265,6 @@ def test_a_trackables_call_computes_the_padded_lookup(both: Path) -> None:
 
 
 def test_tensorflows_loader_takes_either_of_the_two(both: Path) -> None:
-    from model_export.tensorflow_setup import tf
-
     assert set(meta_graphs(both)) == {SERVE, TPU}
     assert ops(meta_graphs(both)[SERVE])["TPUPartitionedCall"] == 0
     assert ops(meta_graphs(both)[TPU])["TPUPartitionedCall"] == 1
@@ -288,9 +279,6 @@ def test_tensorflows_loader_takes_either_of_the_two(both: Path) -> None:
 
 
 def test_control_flow_functions_and_host_work_survive_the_lowering(tmp_path: Path) -> None:
-    from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
-    from model_export.tensorflow_setup import tf
-
     module = tf.Module()
     module.two = tf.Variable(2.0)
     double = tf.function(lambda x: x * module.two, autograph=False, jit_compile=True)
@@ -334,9 +322,6 @@ def test_control_flow_functions_and_host_work_survive_the_lowering(tmp_path: Pat
 
 
 def test_a_call_needs_a_graph_and_an_output() -> None:
-    from model_export.graphs.tpu_graph import tpu_call
-    from model_export.tensorflow_setup import tf
-
     with pytest.raises(ExportError, match="use it within a tf.function or a v1 graph"):
         tpu_call(lambda x: {"y": x}, tf.constant(1.0))
     for graph in (tf.Graph(), tf.compat.v1.get_default_graph()):
@@ -345,9 +330,6 @@ def test_a_call_needs_a_graph_and_an_output() -> None:
 
 
 def test_a_call_takes_any_structure_and_outputs_keep_their_shapes() -> None:
-    from model_export.graphs.tpu_graph import tpu_call
-    from model_export.tensorflow_setup import tf
-
     seen = []
 
     def build(first: Any, second: Any) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Imports checkpoints in each layout that Orbax writes, and zarr folders."""
+"""Checkpoints of JAX: arrays in stores, and stacked tables."""
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore
+from jax_tpu_embedding.sparsecore.lib.nn import embedding_spec, table_stacking
 
+import model_export
 from model_export.errors import ExportError
 from model_export.importers import array_store
+from model_export.importers.array_store import StackMember
 from tests.unit.model_export.importers.reading import matrix, read_all, small_chunks
 
 _STATE = {
@@ -100,3 +105,97 @@ def test_a_damaged_block_is_no_traceback(tmp_path: Path) -> None:
     (folder / "params.user" / ".zarray").write_text("{")
     with pytest.raises(ExportError, match="cannot read .*params.user"):
         read_all(f"{folder}:params.user")
+
+
+_SIZES = {"film": (70, 12), "user": (33, 16), "tag": (5, 9), "alone": (19, 8)}
+
+
+def stacked(num_shards: int) -> tuple[list[Any], dict[str, np.ndarray], dict[str, Any]]:
+    """Returns specs, tables and stacked tables; tables film, user and tag share a stack, "alone" has its own."""
+    specs, features = {}, {}
+    for name, (rows, dim) in _SIZES.items():
+        specs[name] = embedding_spec.TableSpec(
+            vocabulary_size=rows,
+            embedding_dim=dim,
+            initializer=lambda *_: None,
+            optimizer=embedding_spec.SGDOptimizerSpec(0.1),
+            combiner="sum",
+            name=name,
+            max_ids_per_partition=8,
+            max_unique_ids_per_partition=8,
+        )
+        features[name] = embedding_spec.FeatureSpec(
+            table_spec=specs[name], input_shape=(num_shards, 1), output_shape=(num_shards, dim), name=name
+        )
+    for group in (["film", "user", "tag"], ["alone"]):
+        table_stacking.stack_tables(features, group, global_device_count=num_shards // 2, num_sc_per_device=2)
+    listed = [feature.table_spec for feature in features.values()]
+    tables = {spec.name: matrix(*_SIZES[spec.name]) for spec in listed}
+    by_name = {spec.name: spec for spec in listed}
+    return listed, tables, table_stacking.stack_and_shard_tables(by_name, dict(tables), num_shards)
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize("is_flat", [False, True], ids=["shards_apart", "one_matrix"])
+@pytest.mark.parametrize("num_shards", [2, 4, 8])
+def test_members_are_as_jax_tpu_embedding_unstacks_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_shards: int, is_flat: bool, is_small: bool
+) -> None:
+    specs, tables, stacks = stacked(num_shards)
+    saved = {name: stack.reshape(-1, stack.shape[-1]) if is_flat else stack for name, stack in stacks.items()}
+    # The specs give two stacks: one of three tables, with row offsets and, on more than two shards, rotations; and one
+    # of one table.
+    settings = [spec.setting_in_stack for spec in specs]
+    assert len(saved) == 2 and len({s.row_offset_in_shard for s in settings}) > 1
+    assert num_shards == 2 or any(s.shard_rotation for s in settings)
+    folder = save(tmp_path / "7", state={"emb": saved})
+    described = model_export.describe_stacked_tables(specs, num_shards, {name: f"emb.{name}" for name in saved})
+    (tmp_path / "stacked_tables.json").write_text(json.dumps(described))
+    if is_small:
+        small_chunks(monkeypatch, array_store, num_bytes=640)
+    theirs = table_stacking.unshard_and_unstack_tables({spec.name: spec for spec in specs}, saved, num_shards)
+    for name, table in tables.items():
+        read, _ = read_all(f"{folder}:{name}", tmp_path)
+        np.testing.assert_array_equal(read, np.asarray(theirs[name]))
+        np.testing.assert_array_equal(read, table)
+
+
+def test_rows_worked_out_by_hand() -> None:
+    # Two shards of 16 rows. The table begins at row 8 of each, and shard_rotation=1 puts its row 0 into shard 1.
+    array = np.arange(64).reshape(32, 2)
+    member = StackMember("a", 2, vocabulary_size=3, embedding_dim=1, row_offset_in_shard=8, shard_rotation=1)
+    found = {r: array[where].tolist() for r, where in member.slices(0, 3, array.shape)}
+    assert found == {0: [[2 * 24], [2 * 25]], 1: [[2 * 8]]}
+
+
+_ENTRY = {"vocabulary_size": 10, "embedding_dim": 8, "row_offset_in_shard": 0, "shard_rotation": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(format=2), "has format 2; this version reads format 1"),
+        (lambda d: d.pop("stacks"), "is no description of stacked tables"),
+        (lambda d: d["stacks"]["s"].pop("array"), "is no description of stacked tables: KeyError"),
+        (lambda d: d["stacks"]["s"].update(num_shards=0), r"table 'user' has {'num_shards': 0}"),
+        (lambda d: d["stacks"]["s"].update(num_shards=3), "which is not 3 shards of rows"),
+        (lambda d: d["stacks"]["s"]["tables"]["user"].update(vocabulary_size=17), "the table needs rows 0 to 16 of 8"),
+        (lambda d: d["stacks"]["s"]["tables"]["user"].update(row_offset_in_shard=8), "the table needs rows 8 to 16"),
+        (lambda d: d["stacks"]["s"]["tables"]["user"].update(embedding_dim=9), "of 9"),
+        (lambda d: d["stacks"]["s"]["tables"]["user"].update(rows=9), r"unknown keys \['rows'\]"),
+        (lambda d: d["stacks"]["s"].update(array="other"), "has no 'other', which the stacked table is in"),
+        (lambda d: d["stacks"].update(t=copy.deepcopy(d["stacks"]["s"])), "describes table 'user' twice"),
+    ],
+)
+def test_descriptions_at_fault(tmp_path: Path, change: Any, message: str) -> None:
+    folder = save(tmp_path / "c", state={"s": jnp.zeros((16, 8))})
+    described = {"format": 1, "stacks": {"s": {"array": "s", "num_shards": 2, "tables": {"user": dict(_ENTRY)}}}}
+    path = tmp_path / "stacks.json"
+    path.write_text(json.dumps(described))
+    assert read_all(f"{folder}:user?stacks={path}")[0].shape == (10, 8)
+    with pytest.raises(ExportError, match=r"describes no table 'film'; its tables are \['user'\]"):
+        read_all(f"{folder}:film?stacks={path}")
+    change(described)
+    path.write_text(json.dumps(described))
+    with pytest.raises(ExportError, match=message):
+        read_all(f"{folder}:user?stacks={path}")

@@ -12,11 +12,13 @@ import pytest
 import model_export
 from model_export.__main__ import main
 from model_export.errors import ExportError
+from model_export.exporter.versions import COMPARED_ROWS_KEY
 from model_export.importers import import_tables as module
-from model_export.importers.import_tables import COMPARED_ROWS_KEY, import_summary
+from model_export.importers.import_tables import import_summary
 from model_export.parity.saved_table import read_tables
 from service.artifact.manifest import Manifest
 from tests.unit.model_export.importers.reading import matrix, small_chunks
+from tests.unit.model_export.late import tf
 
 pytestmark = pytest.mark.tf
 
@@ -66,8 +68,6 @@ def test_an_import_is_an_artifact_that_verifies(
 
 
 def test_tensorflows_own_loader_answers(tmp_path: Path, sources: dict[str, str]) -> None:
-    from model_export.tensorflow_setup import tf
-
     folder = model_export.import_tables(
         tmp_path / "m",
         sources,
@@ -91,8 +91,6 @@ def test_tensorflows_own_loader_answers(tmp_path: Path, sources: dict[str, str])
 def test_a_table_of_int4_keeps_two_numbers_a_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    from model_export.tensorflow_setup import tf
-
     if is_large:
         monkeypatch.setattr(module, "_WHOLE_CHECK_BYTES", 1)
         monkeypatch.setattr(module, "_COMPARED_ROWS", 3)

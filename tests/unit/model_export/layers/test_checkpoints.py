@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
-from tests.unit.model_export.layers.late import Late, TPUEmbedding, keras, legacy, tables, tf, tfrs
+from tests.unit.model_export.late import Late, TPUEmbedding, keras, legacy, tables, tf, tfrs
 from tests.unit.model_export.layers.reference import (
     film_batch,
     film_config,

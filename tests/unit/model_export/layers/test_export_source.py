@@ -1,4 +1,4 @@
-"""Exports models that have layers: what is saved, which answers it gives, and what the exporter's checks say."""
+"""Exports models that have layers: their inputs and outputs, what is saved, which answers it gives, what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from model_export.errors import ExportError
 from service.artifact.manifest import Manifest
-from tests.unit.model_export.layers.late import Late, TPUEmbedding, embedding, legacy, tables, tf, tfrs
+from tests.unit.model_export.late import Late, TPUEmbedding, embedding, legacy, tables, tf, tfrs
 from tests.unit.model_export.layers.reference import (
     combined,
     film_batch,
@@ -286,3 +286,237 @@ def test_lookups_read_tables_of_fewer_bits_and_predictions_the_layers(tmp_path: 
     assert manifest is not None
     assert {table.dtype for table in manifest.tables.values()} == {"int8"}
     assert {name for name, parity in manifest.parity.items() if parity["cases"]} == set(manifest.signatures)
+
+
+model_inputs = Late("model_export.layers.model_inputs", "model_inputs")
+
+
+def fed(found: Any) -> dict[str, tuple[str, str | None]]:
+    """Returns path -> (kind, feature) for the leaves of a model's inputs."""
+    return {leaf.path: (leaf.kind, leaf.ids_of) for leaf in found.leaves}
+
+
+FILM = {
+    "film/clicks": ("ragged", "film/clicks"),
+    "film/seen": ("ragged", "film/seen"),
+    "user": ("dense", "user"),
+}
+
+
+def test_a_functional_model_says_what_it_takes() -> None:
+    assert fed(model_inputs(functional_model(tf, TPUEmbedding(film_config(tf), None)))) == FILM
+
+
+def test_a_subclass_model_says_what_it_was_called_with() -> None:
+    model = subclass_model(tf, TPUEmbedding(film_config(tf), None))
+    with pytest.raises(ExportError, match="has not been called yet: give inputs="):
+        model_inputs(model)
+    model(film_batch(tf))
+    assert fed(model_inputs(model)) == FILM
+
+
+def test_a_batch_says_it_before_the_first_call() -> None:
+    model = subclass_model(tf, TPUEmbedding(film_config(tf), None))
+    batch = film_batch(tf)
+    batch["film"]["seen"] = batch["film"]["seen"].to_sparse()
+    batch["user"] = np.array([1, 2, 3])
+    found = model_inputs(model, inputs=batch)
+    assert fed(found) == {**FILM, "film/seen": ("sparse", "film/seen")}
+    assert [leaf.type_spec.shape[0] for leaf in found.leaves] == [None, None, None]
+
+
+def test_the_graph_tells_inputs_of_other_names_and_a_lookup_between() -> None:
+    table = embedding.TableConfig(4, 2, name="t")
+    layer = TPUEmbedding([embedding.FeatureConfig(table=table), embedding.FeatureConfig(table=table)], None)
+    words, ids = tf.keras.Input((), dtype=tf.string, name="w"), tf.keras.Input((), dtype=tf.int64, name="i")
+    lookup = tf.keras.layers.StringLookup(vocabulary=["x"])
+    model = tf.keras.Model([words, ids], layer([lookup(words), ids]))
+    first, second = model_inputs(model).leaves
+    assert (first.ids_of, first.lookup) == ("0", lookup)
+    assert (second.ids_of, second.lookup) == ("1", None)
+
+
+def test_the_graph_tells_weights() -> None:
+    layer = TPUEmbedding({"f": embedding.FeatureConfig(table=embedding.TableConfig(4, 2, name="t"))}, None)
+    ids = tf.keras.Input((None,), dtype=tf.int32, ragged=True, name="ids")
+    by = tf.keras.Input((None,), dtype=tf.float32, ragged=True, name="by")
+    model = tf.keras.Model({"ids": ids, "by": by}, layer({"f": ids}, weights={"f": by}))
+    assert {leaf.path: (leaf.ids_of, leaf.weights_of) for leaf in model_inputs(model).leaves} == {
+        "ids": ("f", None),
+        "by": (None, "f"),
+    }
+
+
+def test_calls_of_the_layer_in_other_models_do_not_count() -> None:
+    layer = TPUEmbedding(embedding.FeatureConfig(table=embedding.TableConfig(4, 2, name="t")), None)
+    models = []
+    for name in ("one", "two"):
+        given = tf.keras.Input((), dtype=tf.int32, name=name)
+        models.append(tf.keras.Model({name: given}, layer(given)))
+    assert fed(model_inputs(models[1])) == {"two": ("dense", "")}
+
+
+def test_a_subclass_model_matches_the_end_of_a_path() -> None:
+    model = subclass_model(tf, TPUEmbedding(film_config(tf), None))
+    batch = {"ids": film_batch(tf), "age": tf.ones([3, 1])}
+    assert fed(model_inputs(model, inputs=batch)) == {
+        "age": ("dense", None),
+        **{f"ids/{path}": value for path, value in FILM.items()},
+    }
+
+
+def test_feature_inputs_and_weight_inputs_say_the_rest() -> None:
+    model = subclass_model(tf, TPUEmbedding(film_config(tf), None))
+    batch = {"who": tf.constant([1]), "w": tf.ragged.constant([[1.0]])}
+    found = model_inputs(model, inputs=batch, feature_inputs={"user": "who"}, weight_inputs={"film/seen": "w"})
+    assert [(leaf.path, leaf.ids_of, leaf.weights_of) for leaf in found.leaves] == [
+        ("w", None, "film/seen"),
+        ("who", "user", None),
+    ]
+    with pytest.raises(ExportError, match="feature_inputs names feature 'user' and input 'x'; features are"):
+        model_inputs(model, inputs=batch, feature_inputs={"user": "x"})
+    with pytest.raises(ExportError, match="weight_inputs names feature 'x' and input 'w'"):
+        model_inputs(model, inputs=batch, weight_inputs={"x": "w"})
+
+
+class Tagged:
+    """Makes models of one feature `tag` that call the layer as a test says."""
+
+    def __init__(self, length: int = 0) -> None:
+        table = embedding.TableConfig(4, 2, name="t", combiner="sum")
+        self.layer = TPUEmbedding({"tag": embedding.FeatureConfig(table=table, max_sequence_length=length)}, None)
+
+    def model(self, call: Any) -> Any:
+        """Returns a subclassed Keras model that calls `call` with the layer and the inputs."""
+        layer = self.layer
+
+        class Model(tf.keras.Model):  # type: ignore[misc]
+            """The layer and a call."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.embedding_layer = layer
+
+            def call(self, inputs: Any) -> Any:
+                """Calls the test's function with the layer and the inputs."""
+                return call(self.embedding_layer, inputs)
+
+        return Model()
+
+
+def rows(values: list[list[float]], dtype: Any = None) -> Any:
+    """Returns ragged rows."""
+    return tf.ragged.constant(values, dtype=dtype or tf.int64)
+
+
+def test_weights_may_be_left_out() -> None:
+    tagged = Tagged()
+    model = tagged.model(lambda layer, x: layer({"tag": x["tag"]}, {"tag": x["by"]})["tag"])
+    batch = {"tag": rows([[1, 2], [3]]), "by": rows([[0.5, 2.0], [3.0]], tf.float32)}
+    source = LayerSource(model, inputs=batch, weight_inputs={"tag": "by"})
+    ids = {"tag__values": np.array([1, 2, 3]), "tag__row_splits": np.array([0, 2, 3])}
+    table = next(iter(tagged.layer.embedding_tables.values())).numpy()
+    for extra, weights in (({}, None), ({"tag__weights": np.array([0.5, 2.0, 3.0])}, [[0.5, 2.0], [3.0]])):
+        answer = source.predict("serving_default", {**ids, **extra})["output_1"]
+        np.testing.assert_allclose(answer, combined(table, [[1, 2], [3]], "sum", weights), atol=1e-6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tag__weights: one weight per id"):
+        source.predict("serving_default", {**ids, "tag__weights": np.array([0.5])})
+
+
+def test_weights_of_a_sequence_are_refused() -> None:
+    model = Tagged(length=2).model(lambda layer, x: layer({"tag": x["tag"]})["tag"])
+    batch = {"tag": rows([[1]]), "by": rows([[0.5]], tf.float32)}
+    source = LayerSource(model, inputs=batch, weight_inputs={"tag": "by"})
+    with pytest.raises(ExportError, match="input 'by' weighs feature 'tag', whose ids are not combined"):
+        source.predict("serving_default", {})
+
+
+def test_ragged_inputs_that_feed_no_feature_are_refused() -> None:
+    model = Tagged().model(lambda layer, x: layer({"tag": x["tag"]})["tag"])
+    source = LayerSource(model, inputs={"tag": rows([[1]]), "by": rows([[0.5]], tf.float32)})
+    assert source.predict_names == ("serving_default",)
+    with pytest.raises(ExportError, match="input 'by' of the model is ragged and feeds no feature"):
+        source.predict("serving_default", {})
+
+
+def test_two_inputs_of_one_name_are_refused() -> None:
+    model = Tagged().model(lambda layer, x: layer({"tag": x["a"]["tag"]})["tag"])
+    source = LayerSource(
+        model,
+        inputs={"a": {"tag": rows([[1]])}, "tag__values": tf.ones([1])},
+        feature_inputs={"tag": "a/tag"},
+        names={"tag": "tag"},
+    )
+    names = set(source._predict_inputs().tensor_specs())
+    assert names == {"tag__values", "tag__row_splits", "tag_values"}
+    clash = LayerSource(
+        model,
+        inputs={"a": {"tag": tf.constant([1])}, "x": tf.ones([1])},
+        feature_inputs={"tag": "a/tag"},
+        names={"tag": "x"},
+    )
+    with pytest.raises(ExportError, match="two inputs of the model become 'x'; rename a feature with names="):
+        clash._predict_inputs().tensor_specs()
+
+
+def test_words_of_a_model_need_its_vocabulary() -> None:
+    def call(layer: Any, inputs: Any) -> Any:
+        return layer({"tag": inputs["tag"].with_values(tf.strings.to_number(inputs["tag"].values, tf.int64))})["tag"]
+
+    model = Tagged().model(call)
+    ids = {"tag__values": np.array([1]), "tag__row_splits": np.array([0, 1])}
+    source = LayerSource(model, inputs={"tag": rows([["1"]], tf.string)})
+    with pytest.raises(ExportError, match="the model takes string keys of feature 'tag', its vocabulary has int64"):
+        source.predict("serving_default", ids)
+    keyed = LayerSource(model, inputs={"tag": rows([["1"]], tf.string)}, vocabularies={"tag": ["0", "1", "2", "3"]})
+    words = {**ids, "tag__values": np.array([b"3"], object)}
+    table = next(iter(model.embedding_layer.embedding_tables.values())).numpy()
+    np.testing.assert_allclose(keyed.predict("serving_default", words)["output_1"], table[[3]], atol=1e-6)
+
+
+MODULE = "model_export.layers.predict_inputs"
+ServingModule, output_namer = (Late(MODULE, name) for name in ("ServingModule", "output_namer"))
+
+
+def subclass() -> Any:
+    """Returns a subclass model, which declares no outputs."""
+
+    class Model(tf.keras.Model):  # type: ignore[misc]
+        """Nothing."""
+
+    return Model(name="mine")
+
+
+def test_outputs_are_named_as_keras_names_them() -> None:
+    named, one = output_namer(subclass()), tf.ones([1])
+    assert list(named(one)) == ["output_1"]
+    assert list(named([one, one])) == ["output_1", "output_2"]
+    assert list(named({"a/b": one})) == ["a_b"]
+    inputs = tf.keras.Input((1,))
+    layers = [tf.keras.layers.Dense(1, name=name) for name in ("x", "y")]
+    model = tf.keras.Model(inputs, [layer(inputs) for layer in layers])
+    assert list(output_namer(model)(model(tf.ones([1, 1])))) == ["x", "y"]
+
+
+def test_a_ragged_output_is_refused() -> None:
+    with pytest.raises(ExportError, match="output 'output_1' of 'mine' is a RaggedTensor, wanted a tensor"):
+        output_namer(subclass())(tf.ragged.constant([[1]]))
+
+
+def test_what_functions_read_is_kept_and_nothing_else() -> None:
+    model = subclass()
+    table = tf.Variable(tf.ones([2, 2]), name="t")
+    read = [tf.Variable(float(number), name="same") for number in range(2)]
+    model.unread = tf.Variable(3.0, name="unread")
+    model.lookup = tf.keras.layers.StringLookup(vocabulary=["a"])
+    module = ServingModule({"t": table}, {})
+    function = tf.function(
+        lambda words: read[0] + read[1] + tf.reduce_sum(table) + tf.cast(model.lookup(words), tf.float32),
+        input_signature=[tf.TensorSpec([None], tf.string)],
+    )
+    module.attach(model, [function])
+    assert {name: id(variable) for name, variable in module.dense.items()} == {
+        "same": id(read[0]),
+        "same_1": id(read[1]),
+    }
+    assert len(module.resources) == 1

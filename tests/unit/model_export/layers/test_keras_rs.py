@@ -10,7 +10,7 @@ import pytest
 
 from model_export.errors import ExportError
 from service.artifact.manifest import Manifest
-from tests.unit.model_export.layers.late import Late, tf
+from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf
 

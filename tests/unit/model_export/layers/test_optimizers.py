@@ -1,4 +1,4 @@
-"""New Keras optimizers become legacy ones that compute the same; those that a TPU does not have are refused."""
+"""Optimizers of tables on a CPU train as numpy and TensorFlow say, also beside one for the dense part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.model_export.layers.late import Late, embedding, keras, legacy, tf
+from model_export.errors import ExportError
+from tests.unit.model_export.late import Late, TPUEmbedding, embedding, keras, legacy, tables, tf, tfrs
+from tests.unit.model_export.layers.reference import (
+    film_batch,
+    film_config,
+    functional_model,
+    labels,
+    loss,
+    subclass_model,
+)
 
 pytestmark = pytest.mark.tf
 
@@ -76,3 +85,250 @@ def test_a_keras_3_optimizer_is_told_apart() -> None:
     keras_3 = pytest.importorskip("keras", reason="Keras 3 is not installed")
     with pytest.raises(ValueError, match="optimizer Adagrad is of Keras 3, the layer is of Keras 2"):
         embedding_optimizer(keras_3.optimizers.Adagrad(0.1))
+
+
+MODULE = "model_export.layers.separate_optimizers"
+split_variables, train_step, apply_gradients = (
+    Late(MODULE, name) for name in ("split_variables", "train_step", "apply_gradients")
+)
+
+
+def built(layer: Any, build: Any = subclass_model) -> Any:
+    """Builds a model and calls it once, so that it has its variables."""
+    model = build(tf, layer)
+    model(film_batch(tf))
+    return model
+
+
+def seeded(optimizer: Any, layer_kind: Any = TPUEmbedding, optimizers: Any = (None, None)) -> Any:
+    """Returns a model whose initial numbers are the same at every call."""
+    tf.keras.utils.set_random_seed(11)
+    return built(layer_kind(film_config(tf, optimizers, "sum"), optimizer))
+
+
+def state(model: Any) -> list[Any]:
+    """Returns the numbers of all trainable variables."""
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+def step_of(optimizer: Any, table: str = "users", optimizers: Any = (None, None)) -> tuple[Any, Any, Any]:
+    """Returns a table before and after one train_step, and the gradient in between as a dense array."""
+    model = seeded(optimizer, optimizers=optimizers)
+    variable = tables(model.embedding_layer)[table].parameters
+    with tf.GradientTape() as tape:
+        value = loss(tf)(labels(tf), model(film_batch(tf)))
+    gradient = tf.convert_to_tensor(tape.gradient(value, variable)).numpy()
+    before = variable.numpy()
+    train_step(model, loss(tf), legacy.SGD(0.0))(film_batch(tf), labels(tf))
+    return before, variable.numpy(), gradient
+
+
+@pytest.mark.parametrize("build", [functional_model, subclass_model], ids=["functional", "subclass"])
+def test_variables_are_split_into_tables_and_the_rest(build: Any) -> None:
+    layer = TPUEmbedding(film_config(tf), "sgd")
+    model = built(layer, build)
+    of_tables, dense = split_variables(model)
+    assert {id(v) for v in of_tables} == {id(held.parameters) for held in tables(layer).values()}
+    assert [v.shape.as_list() for v in dense] == [[12, 1], [1]]
+    assert len(of_tables) + len(dense) == len(model.trainable_variables)
+
+
+def test_a_model_without_the_layer_is_refused() -> None:
+    with pytest.raises(ExportError, match="has no TPUEmbedding layer"):
+        split_variables(tf.keras.Sequential([tf.keras.layers.Dense(1)]))
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["given", "the layer's"])
+def test_a_train_step_is_the_recipe_of_tensorflow_recommenders(is_given: bool) -> None:
+    schedule = keras.schedules.ExponentialDecay(0.5, 2, 0.5)
+    ours, theirs = [], []
+    for found, is_ours in ((theirs, False), (ours, True)):
+        tables_by, dense_by = legacy.Adagrad(schedule), legacy.Adam(0.01)
+        model = seeded(tables_by)
+        if is_ours:
+            step = train_step(model, loss(tf), dense_by, tables_by if is_given else None)
+            losses = [float(step(film_batch(tf), labels(tf))) for _ in range(4)]
+        else:
+            losses = [by_hand(model, dense_by, tables_by) for _ in range(4)]
+        found += [losses, *state(model), tables_by.get_slot(model.trainable_variables[0], "accumulator").numpy()]
+        assert int(tables_by.iterations) == 4
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def by_hand(model: Any, dense_by: Any, tables_by: Any) -> float:
+    """Makes one training step by hand, as the documentation of tensorflow_recommenders writes it; returns the loss."""
+    with tf.GradientTape() as tape:
+        value = loss(tf)(labels(tf), model(film_batch(tf)))
+    gradients = tape.gradient(value, model.trainable_variables)
+    of_layer = [id(variable) for variable in model.embedding_layer.trainable_variables]
+    pairs = list(zip(gradients, model.trainable_variables, strict=True))
+    dense_by.apply_gradients([(g, v) for g, v in pairs if id(v) not in of_layer])
+    tables_by.apply_gradients([(g, v) for g, v in pairs if id(v) in of_layer])
+    return float(value)
+
+
+def test_each_table_is_trained_by_its_own_optimizer() -> None:
+    own = (legacy.SGD(0.5), embedding.SGD(0.25))
+    for table, rate in (("users", 0.5), ("films", 0.25)):
+        before, after, gradient = step_of(None, table, own)
+        np.testing.assert_allclose(after, before - rate * gradient, atol=1e-6)
+
+
+def test_a_new_keras_optimizer_trains_as_the_legacy_one_it_became() -> None:
+    before, after, gradient = step_of(keras.SGD(0.5))
+    np.testing.assert_allclose(after, before - 0.5 * gradient, atol=1e-6)
+
+
+def test_the_learning_rate_may_be_a_callable_of_a_step_variable() -> None:
+    for make in (embedding.SGD, legacy.SGD):
+        step = tf.Variable(0, dtype=tf.int64)
+
+        def rate(step: Any = step) -> Any:
+            return 0.5 / (1.0 + tf.cast(step, tf.float32))
+
+        model = seeded(make(rate))
+        train = train_step(model, loss(tf), legacy.SGD(0.0))
+        users = tables(model.embedding_layer)["users"].parameters
+        for number in range(3):
+            step.assign(number)
+            with tf.GradientTape() as tape:
+                value = loss(tf)(labels(tf), model(film_batch(tf)))
+            gradient = tf.convert_to_tensor(tape.gradient(value, users)).numpy()
+            before = users.numpy()
+            train(film_batch(tf), labels(tf))
+            np.testing.assert_allclose(users.numpy(), before - 0.5 / (1 + number) * gradient, atol=1e-6)
+
+
+def test_one_optimizer_for_both_counts_a_step_once() -> None:
+    both = legacy.Adagrad(0.1)
+    model = seeded(both)
+    train_step(model, loss(tf), both)(film_batch(tf), labels(tf))
+    assert int(both.iterations) == 1
+
+
+def test_losses_of_the_model_count() -> None:
+    model = seeded("sgd")
+    model.add_loss(lambda: 100.0 * tf.reduce_sum(model.dense.bias))
+    value = train_step(model, loss(tf), legacy.SGD(0.01))(film_batch(tf), labels(tf))
+    np.testing.assert_allclose(model.dense.bias.numpy(), [-1.0], atol=0.1)
+    assert np.isfinite(float(value))
+
+
+def test_training_mode_is_passed_on_where_a_model_has_one() -> None:
+    inputs = tf.keras.Input((), dtype=tf.int32)
+    layer = TPUEmbedding(embedding.FeatureConfig(table=embedding.TableConfig(4, 2, name="t")), "sgd")
+    model = tf.keras.Model(inputs, tf.keras.layers.Dropout(1.0 - 1e-9)(layer(inputs)))
+    value = train_step(model, lambda labels, vectors: tf.reduce_max(tf.abs(vectors)), legacy.SGD(0.0))
+    assert float(value(tf.constant([1, 2]), tf.constant(0.0))) == 0.0
+
+
+def test_a_table_without_optimizer_is_not_trained_in_silence() -> None:
+    model = seeded(None)
+    with pytest.raises(ExportError, match="has no optimizer, so it can not be trained"):
+        train_step(model, loss(tf), legacy.SGD(0.1))(film_batch(tf), labels(tf))
+
+
+def test_slots_of_a_keras_optimizer_that_only_recommenders_layer_knows_are_asked_for() -> None:
+    model = seeded(legacy.Adagrad(0.1), tfrs.layers.embedding.TPUEmbedding)
+    with pytest.raises(ExportError, match="belong to a Keras optimizer: give it as embedding_optimizer"):
+        train_step(model, loss(tf), legacy.SGD(0.1))(film_batch(tf), labels(tf))
+
+
+def test_a_new_keras_optimizer_is_not_taken_for_the_tables() -> None:
+    given = keras.Adagrad(0.1)
+    model = seeded(given)
+    gradients = [tf.zeros_like(variable) for variable in model.trainable_variables]
+    with pytest.raises(ExportError, match="leave embedding_optimizer out"):
+        apply_gradients(model, gradients, legacy.SGD(0.1), given)
+
+
+RULES = "model_export.layers.separate_optimizers"
+apply_tpu_optimizer, optimization_parameters = (
+    Late(RULES, name) for name in ("apply_tpu_optimizer", "optimization_parameters")
+)
+IDS = [0, 3, 3]
+GRADIENT = np.array([[1.0, -2.0], [0.5, 0.25], [1.5, 0.25]], np.float32)
+
+
+def one_step(optimizer: Any) -> tuple[Any, Any, Any]:
+    """Trains one step; returns rows 0 and 3 before it, the table's variables after it, and all rows before it."""
+    table = embedding.TableConfig(5, 2, name="t")
+    layer = TPUEmbedding(embedding.FeatureConfig(table=table), optimizer)
+    layer(tf.constant([0]))
+    held = tables(layer)["t"]
+    before = held.parameters.numpy()
+    apply_tpu_optimizer(held, tf.IndexedSlices(tf.constant(GRADIENT), tf.constant(IDS), tf.constant([5, 2])))
+    np.testing.assert_array_equal(held.parameters.numpy()[[1, 2, 4]], before[[1, 2, 4]])
+    return before[[0, 3]], held, before
+
+
+SUMMED = np.array([[1.0, -2.0], [2.0, 0.5]])
+
+
+def test_sgd_goes_down_the_summed_gradient() -> None:
+    before, held, _ = one_step(embedding.SGD(0.5))
+    np.testing.assert_allclose(held.parameters.numpy()[[0, 3]], before - 0.5 * SUMMED, atol=1e-6)
+
+
+def test_adagrad_divides_by_the_root_of_its_accumulator() -> None:
+    before, held, _ = one_step(embedding.Adagrad(0.5, initial_accumulator_value=0.2))
+    accumulator = 0.2 + SUMMED**2
+    np.testing.assert_allclose(held.slots["accumulators"].numpy()[[0, 3]], accumulator, rtol=1e-6)
+    np.testing.assert_allclose(held.parameters.numpy()[[0, 3]], before - 0.5 * SUMMED / np.sqrt(accumulator), atol=1e-6)
+
+
+def test_adam_is_lazy_and_uncorrected() -> None:
+    before, held, _ = one_step(embedding.Adam(0.5, beta_1=0.8, beta_2=0.9, epsilon=1e-3))
+    m, v = 0.2 * SUMMED, 0.1 * SUMMED**2
+    np.testing.assert_allclose(held.slots["momenta"].numpy()[[0, 3]], m, rtol=1e-5)
+    np.testing.assert_allclose(held.slots["velocities"].numpy()[[0, 3]], v, rtol=1e-5)
+    np.testing.assert_allclose(held.parameters.numpy()[[0, 3]], before - 0.5 * m / np.sqrt(v + 1e-6), atol=1e-5)
+
+
+def test_ftrl_is_what_tensorflows_kernel_computes() -> None:
+    settings = {"l1_regularization_strength": 0.1, "l2_regularization_strength": 0.2}
+    _, held, before = one_step(embedding.FTRL(0.5, initial_accumulator_value=0.3, **settings))
+    var, accum, linear = tf.Variable(before), tf.Variable(tf.fill([5, 2], 0.3)), tf.Variable(tf.zeros([5, 2]))
+    tf.raw_ops.ResourceSparseApplyFtrl(
+        var=var.handle,
+        accum=accum.handle,
+        linear=linear.handle,
+        grad=tf.constant(SUMMED, tf.float32),
+        indices=tf.constant([0, 3]),
+        lr=0.5,
+        l1=0.1,
+        l2=0.2,
+        lr_power=-0.5,
+    )
+    np.testing.assert_allclose(held.parameters, var, atol=1e-6)
+    np.testing.assert_allclose(held.slots["accumulators"], accum, rtol=1e-6)
+    np.testing.assert_allclose(held.slots["linears"], linear, atol=1e-6)
+
+
+def test_limits_and_decay_of_the_optimizer_hold() -> None:
+    optimizer = embedding.SGD(0.5, clipvalue=0.75, clip_weight_min=-0.1, clip_weight_max=0.1, weight_decay_factor=0.5)
+    before, held, _ = one_step(optimizer)
+    expected = np.clip(before * 0.5 - 0.5 * np.clip(SUMMED, -0.75, 0.75), -0.1, 0.1)
+    np.testing.assert_allclose(held.parameters.numpy()[[0, 3]], expected, atol=1e-6)
+
+
+def test_a_callable_rate_is_asked_at_each_step() -> None:
+    rates = iter([0.5, 0.25])
+    optimizer = embedding.SGD(lambda: tf.constant(next(rates)))
+    before, held, _ = one_step(optimizer)
+    apply_tpu_optimizer(held, tf.ones([5, 2]))
+    expected = before - 0.5 * SUMMED - 0.25
+    np.testing.assert_allclose(held.parameters.numpy()[[0, 3]], expected, atol=1e-6)
+
+
+def test_a_table_without_optimizer_and_one_without_its_slots_are_refused() -> None:
+    with pytest.raises(ExportError, match="has no optimizer"):
+        one_step(None)
+    with pytest.raises(ExportError, match=r"slots \['momenta', 'velocities'\] of table .* belong to a Keras optimizer"):
+        one_step(legacy.Adam(0.1))
+
+
+def test_an_optimizer_without_rules_is_refused() -> None:
+    with pytest.raises(ExportError, match="AdagradMomentum can not train tables on a CPU"):
+        optimization_parameters(embedding.AdagradMomentum(0.1, momentum=0.9))

@@ -1,13 +1,15 @@
-"""Tests each argument of the TPUEmbedding layer, on a CPU, against TensorFlow's own layer and numpy."""
+"""Tests the TPUEmbedding layer, its arguments and private fields, on a CPU, against TensorFlow and numpy."""
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.unit.model_export.layers.late import TPUEmbedding, embedding, keras, legacy, tables, tf, tfrs
+from model_export.errors import ExportError
+from tests.unit.model_export.late import Late, TPUEmbedding, embedding, keras, legacy, tables, tf, tfrs
 from tests.unit.model_export.layers.reference import (
     combined,
     film_batch,
@@ -224,3 +226,99 @@ def test_fit_does_gradient_descent_on_the_tables(build: Any) -> None:
     films[0] -= 0.5 * slope[0] * kernel[6:8]
     np.testing.assert_allclose(values(layer, "users"), users, atol=1e-6)
     np.testing.assert_allclose(values(layer, "films"), films, atol=1e-6)
+
+
+MODULE = "model_export.layers.introspection"
+embedding_layers, feature_config, is_built = (
+    Late(MODULE, name) for name in ("embedding_layers", "feature_config", "is_built")
+)
+
+
+def kinds() -> list[Any]:
+    """Returns our layer class and the class that it extends."""
+    return [TPUEmbedding.found(), tfrs.layers.embedding.TPUEmbedding]
+
+
+def test_layers_are_found_in_models_and_alone() -> None:
+    for kind in kinds():
+        layer = kind(film_config(tf), None)
+        model = subclass_model(tf, layer)
+        assert embedding_layers(model) == embedding_layers(layer) == [layer]
+        assert embedding_layers(tf.keras.Sequential([model])) == [layer]
+    with pytest.raises(ExportError, match="Dense 'none' has no TPUEmbedding layer"):
+        embedding_layers(tf.keras.layers.Dense(1, name="none"))
+
+
+def test_config_tables_and_slots_are_told() -> None:
+    for kind in kinds():
+        layer = kind(film_config(tf), embedding.Adagrad(0.1))
+        assert not is_built(layer)
+        layer(film_batch(tf))
+        assert is_built(layer)
+        assert feature_config(layer)["film"]["clicks"].max_sequence_length == 3
+        held = tables(layer)
+        assert {name: part.parameters.shape.as_list() for name, part in held.items()} == {
+            "users": [10, 4],
+            "films": [8, 2],
+        }
+        assert held["users"].slots["accumulators"].shape == (10, 4)
+
+
+def test_slots_of_a_keras_optimizer_are_not_the_layers() -> None:
+    layer = TPUEmbedding(film_config(tf), legacy.Adagrad(0.1))
+    assert [dict(part.slots) for part in tables(layer).values()] == [{}, {}]
+    assert is_built(layer), "asking for the tables makes them"
+
+
+tpu_strategy = Late("model_export.layers.tpu_embedding", "tpu_strategy")
+
+
+@pytest.fixture
+def _no_tpu() -> None:
+    if tf.config.list_physical_devices("TPU"):
+        pytest.skip("a TPU is attached to this machine")
+
+
+@pytest.mark.usefixtures("_no_tpu")
+def test_without_a_tpu_the_default_strategy_trains_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = tpu_strategy()
+    assert strategy is tf.distribute.get_strategy()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["no TPU is attached"]
+    with strategy.scope():
+        layer = TPUEmbedding(film_config(tf), "sgd")
+    assert layer(film_batch(tf))["user"].shape == (3, 4)
+
+
+@pytest.mark.usefixtures("_no_tpu")
+def test_a_local_tpu_that_was_asked_for_and_is_not_there_is_an_error() -> None:
+    with pytest.raises(ExportError, match="TPU 'local' can not be used: no TPU is attached to this machine"):
+        tpu_strategy("local")
+
+
+def test_an_address_where_nobody_answers_is_an_error() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(ExportError, match=f"no answer of 127.0.0.1:{port} within 3 s"):
+        tpu_strategy(f"grpc://127.0.0.1:{port}")
+
+
+def test_a_listener_that_is_no_tpu_is_an_error_and_not_a_wait() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(ExportError, match="no answer of .* within 3 s"):
+            tpu_strategy(f"grpc://127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_a_named_tpu_needs_a_metadata_server_that_answers() -> None:
+    try:
+        socket.create_connection(("metadata.google.internal", 80), timeout=3).close()
+    except OSError:
+        with pytest.raises(ExportError, match="TPU 'mine' can not be used: no answer of metadata.google.internal:80"):
+            tpu_strategy("mine")
+    else:
+        pytest.skip("this machine has a metadata server")
+
+
+def test_an_address_without_a_number_for_a_port_is_an_error() -> None:
+    with pytest.raises(ExportError, match="can not be used"):
+        tpu_strategy("grpc://127.0.0.1:tpu")

@@ -12,8 +12,11 @@ import pytest
 from model_export.parity.comparison import BitCounts
 from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry, VocabularyEntry
 from service.native_tables import NATIVE_TABLES
+from tests.unit.model_export.late import Late
 
 pytestmark = pytest.mark.tf
+
+check_parity = Late("model_export.parity.verify", "check_parity")
 
 NUM_ROWS = 40
 LOOKUP = SignatureEntry("lookup", {"id": LookupFeature("id", output="id")}, "cpu")
@@ -50,7 +53,6 @@ def manifest_of(artifact: Path) -> Manifest:
 
 @pytest.mark.skipif(NATIVE_TABLES is None, reason="without the native core, no lookups are cut out of graphs")
 def test_cut_predictions_and_gathered_rows_agree_at_edges(tf: Any, tmp_path: Path) -> None:
-    from model_export.parity.verify import check_parity
     from model_export.report.text import agreement_words, verification_text
 
     artifact = saved(tf, tmp_path / "1", lambda ids: ids)
@@ -76,7 +78,6 @@ def test_cut_predictions_and_gathered_rows_agree_at_edges(tf: Any, tmp_path: Pat
 )
 def test_a_lookup_that_is_not_the_predictions_is_found(tf: Any, tmp_path: Path, ids_of: Any) -> None:
     from model_export.parity.comparison import Disagreements
-    from model_export.parity.verify import check_parity
 
     artifact = saved(tf, tmp_path / "1", lambda ids: ids_of(tf, ids))
     with pytest.raises(
@@ -90,7 +91,6 @@ def test_a_lookup_that_is_not_the_predictions_is_found(tf: Any, tmp_path: Path, 
 )
 def test_keys_that_the_prediction_normalizes_are_found(tf: Any, tmp_path: Path, pattern: str, replacement: str) -> None:
     from model_export.parity.comparison import Disagreements
-    from model_export.parity.verify import check_parity
 
     def keyed(name: str, change: Any) -> Any:
         def run(key: Any) -> Any:
@@ -123,7 +123,6 @@ def test_keys_that_the_prediction_normalizes_are_found(tf: Any, tmp_path: Path, 
 @pytest.mark.skipif(NATIVE_TABLES is None, reason="without the native core, no lookups are cut out of graphs")
 def test_a_graph_that_fails_is_a_fault_and_not_nothing_to_compare(tf: Any, tmp_path: Path) -> None:
     from model_export.parity.comparison import Disagreements
-    from model_export.parity.verify import check_parity
 
     def fails(rows: Any) -> Any:
         return rows + tf.cast(tf.strings.length(tf.io.read_file("no such file")), tf.float32)

@@ -15,8 +15,11 @@ from model_export.errors import ExportError
 from model_export.export_model import export
 from model_export.parity.comparison import Disagreements
 from service.artifact.manifest import MANIFEST_PATH, LookupDevice
+from tests.unit.model_export.late import Late
 
 pytestmark = pytest.mark.tf
+
+verify_artifact = Late("model_export.parity.verify", "verify_artifact")
 
 BOTH: tuple[LookupDevice, ...] = ("cpu", "tpu_tensor_core")
 
@@ -44,8 +47,6 @@ def edited(artifact: Path, folder: Path, change: Callable[[dict[str, Any]], None
 
 
 def test_every_signature_is_compared_with_its_reference(artifact: Path) -> None:
-    from model_export.parity.verify import verify_artifact
-
     report = verify_artifact(artifact)
     assert {name: (s.kind, s.reference) for name, s in report.signatures.items()} == {
         "lookup": ("lookup", "oracle"),
@@ -86,8 +87,6 @@ def test_extra_files_stay_where_they_belong(tmp_path: Path, name: str) -> None:
 
 
 def test_without_recorded_answers_predictions_are_not_checked_and_that_is_said(artifact: Path, tmp_path: Path) -> None:
-    from model_export.parity.verify import verify_artifact
-
     copy = edited(artifact, tmp_path, lambda data: data["files"].pop("assets.extra/recorded_predictions"))
     (copy / "assets.extra/recorded_predictions").unlink()
     report = verify_artifact(copy)
@@ -99,7 +98,6 @@ def test_without_recorded_answers_predictions_are_not_checked_and_that_is_said(a
 def test_all_faults_of_answers_are_told_with_what_was_compared(artifact: Path, tmp_path: Path) -> None:
     from model_export.graphs.source import RECORDED_PATH
     from model_export.parity.prediction_log import read_predictions, write_predictions
-    from model_export.parity.verify import verify_artifact
 
     def wrong_combiner(data: dict[str, Any]) -> None:
         data["signatures"]["lookup"]["features"]["b"]["combiner"] = "sum"
@@ -121,8 +119,6 @@ def test_all_faults_of_answers_are_told_with_what_was_compared(artifact: Path, t
 
 
 def test_a_policy_that_the_graph_does_not_have_is_noticed(artifact: Path, tmp_path: Path) -> None:
-    from model_export.parity.verify import verify_artifact
-
     def lenient(data: dict[str, Any]) -> None:
         data["signatures"]["lookup"]["features"]["a"]["on_bad_id"] = "clamp"
 
@@ -131,8 +127,6 @@ def test_a_policy_that_the_graph_does_not_have_is_noticed(artifact: Path, tmp_pa
 
 
 def test_a_limit_that_the_graph_does_not_have_is_noticed(artifact: Path, tmp_path: Path) -> None:
-    from model_export.parity.verify import verify_artifact
-
     def limited(data: dict[str, Any]) -> None:
         data["signatures"]["lookup"]["features"]["b"]["max_ids_per_row"] = 2
 
@@ -141,8 +135,6 @@ def test_a_limit_that_the_graph_does_not_have_is_noticed(artifact: Path, tmp_pat
 
 
 def test_inputs_and_signatures_that_are_not_there_are_noticed(artifact: Path, tmp_path: Path) -> None:
-    from model_export.parity.verify import verify_artifact
-
     def renamed(data: dict[str, Any]) -> None:
         data["signatures"]["lookup"]["features"]["a"]["ids"] = "z"
 
@@ -157,8 +149,6 @@ def test_inputs_and_signatures_that_are_not_there_are_noticed(artifact: Path, tm
 
 
 def test_faults_of_files_are_all_told(artifact: Path, tmp_path: Path) -> None:
-    from model_export.parity.verify import verify_artifact
-
     copy = shutil.copytree(artifact, tmp_path / "1")
     (copy / "fingerprint.pb").unlink()
     (copy / "more").write_text("x")

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from service.artifact.manifest import FeatureEntry, LookupFeature, Manifest, SignatureEntry, VocabularyEntry
+from tests.unit.model_export.late import Late
 
 pytestmark = pytest.mark.tf
+
+check_parity = Late("model_export.parity.verify", "check_parity")
 
 TABLE = np.array([[3 * i, 4 * i] for i in range(9)], np.float32)
 FEATURES = {
@@ -69,8 +72,6 @@ def manifest_of(artifact: Path, entry: SignatureEntry) -> Manifest:
 
 
 def test_what_the_graph_does_is_verified(artifact: Path) -> None:
-    from model_export.parity.verify import check_parity
-
     parity = check_parity(artifact, manifest_of(artifact, ENTRY)).signatures["lookup"]
     assert set(parity.outputs) == {"bag", "cut", "pair", "both"}
     assert parity.cases > 5 and all(output.rows > 10 for output in parity.outputs.values())
@@ -88,7 +89,6 @@ def test_another_description_is_not_what_the_graph_does(
     artifact: Path, changed: dict[str, dict[str, Any]], message: str
 ) -> None:
     from model_export.parity.comparison import Disagreements
-    from model_export.parity.verify import check_parity
 
     features = {name: dataclasses.replace(f, **changed.get(name, {})) for name, f in FEATURES.items()}
     with pytest.raises(Disagreements, match=message):
@@ -97,7 +97,6 @@ def test_another_description_is_not_what_the_graph_does(
 
 def test_what_a_server_leaves_to_the_graph_is_a_fault(artifact: Path) -> None:
     from model_export.parity.comparison import Disagreements
-    from model_export.parity.verify import check_parity
 
     entry = dataclasses.replace(ENTRY, concatenated={"both": ("word", "user", "pair")})
     with pytest.raises(Disagreements, match=r"output 'both' is float32 \['\?', 4\], its manifest says float32"):

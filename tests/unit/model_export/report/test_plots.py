@@ -1,13 +1,18 @@
-"""Pictures are parsed as XML: each number is drawn, and also written as text for readers who can not see it."""
+"""The report's pictures: plots, projections and nearest rows."""
 
 from __future__ import annotations
 
+import doctest
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from model_export.report import document as module
 from model_export.report import plots
-from model_export.report.document import Curve, Projection
+from model_export.report.build import nearest_rows, searched_ids
+from model_export.report.document import Curve, Projection, label_agreement, project, sample_ids
+from model_export.report.table_files import SlicedRows
 from model_export.statistics.table_health import Histogram
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -97,3 +102,121 @@ def test_columns_and_ranking_draw_each_value() -> None:
     root = parse(plots.ranking("hot", [("id 7", 30), ("id 2", 10)]))
     assert [float(bar.get("width", 0)) for bar in root.iter(f"{NS}rect")] == [300, 100]
     assert root.get("aria-label") == "hot: id 7 30, id 2 10"
+
+
+def test_points_are_the_centred_rows_on_the_first_two_eigenvectors() -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 6)) * [5, 1, 3, 0.5, 0.2, 0.1]
+    found = project(rows, np.arange(200))
+    centred = rows - rows.mean(axis=0)
+    values, vectors = np.linalg.eigh(centred.T @ centred)
+    for axis, column in enumerate((-1, -2)):
+        vector = vectors[:, column]
+        vector = vector * np.sign(vector[np.abs(vector).argmax()])
+        np.testing.assert_allclose(np.array(found.points)[:, axis], centred @ vector, atol=1e-9)
+        assert found.explained[axis] == pytest.approx(values[column] / values.sum())
+
+
+def test_the_sign_does_not_hang_on_the_order_of_rows() -> None:
+    rows = np.random.default_rng(1).normal(size=(50, 4))
+    forward, backward = project(rows, np.arange(50)), project(rows[::-1], np.arange(50)[::-1])
+    np.testing.assert_allclose(forward.points, backward.points[::-1], atol=1e-9)
+
+
+def test_rows_that_are_not_finite_are_left_out() -> None:
+    rows = np.array([[0, 0], [np.nan, 1], [1, 1], [np.inf, 0]], np.float32)
+    assert project(rows, np.array([4, 5, 6, 7])).ids == (4, 6)
+
+
+@pytest.mark.parametrize("rows", [np.ones((1, 3)), np.ones((4, 3)), np.zeros((0, 3))])
+def test_rows_that_do_not_vary_lie_at_zero(rows: np.ndarray) -> None:
+    found = project(rows, np.arange(len(rows)))
+    assert found.points == ((0.0, 0.0),) * len(rows) and found.explained == (0.0, 0.0)
+
+
+def test_one_dimension_leaves_the_second_axis_at_zero() -> None:
+    assert project(np.array([[1.0], [3.0]]), np.arange(2)).points == ((-1.0, 0.0), (1.0, 0.0))
+
+
+def test_a_sample_is_of_distinct_ids_ascending_and_always_the_same() -> None:
+    ids = sample_ids(10_000, seed=3, limit=50)
+    assert len(set(ids.tolist())) == 50 and (np.diff(ids) > 0).all() and ids.max() < 10_000
+    np.testing.assert_array_equal(ids, sample_ids(10_000, seed=3, limit=50))
+    assert (ids != sample_ids(10_000, seed=4, limit=50)).any()
+    np.testing.assert_array_equal(sample_ids(3, seed=3), [0, 1, 2])
+
+
+def test_a_sample_of_candidates_holds_nothing_else() -> None:
+    candidates = np.arange(5, 1000, 5)
+    assert set(sample_ids(1000, seed=0, candidates=candidates, limit=20).tolist()) <= set(candidates.tolist())
+    np.testing.assert_array_equal(sample_ids(1000, seed=0, candidates=np.array([7, 2])), [2, 7])
+
+
+def test_agreement_of_neighbours_by_hand() -> None:
+    # Rows at 0, 1, 90, 91, 92.5 and 45 degrees. The last has no label, and the one at 91 degrees another label than its
+    # neighbours, so only the first two rows have a nearest row of their own label.
+    angles = np.radians([0, 1, 90, 91, 92.5, 45])
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    share, chance = label_agreement(rows, ["a", "a", "b", "a", "b", None]) or (0, 0)
+    assert share == pytest.approx(2 / 5)
+    # By chance, a row and another one have the same label with this probability: 3 rows have label a, 2 have b, so (3 *
+    # 2 + 2 * 1) / (5 * 4).
+    assert chance == pytest.approx(8 / 20)
+
+
+def test_agreement_needs_two_labelled_rows_and_bears_zero_rows() -> None:
+    assert label_agreement(np.ones((2, 2)), ["a", None]) is None
+    assert label_agreement(np.zeros((2, 2)), ["a", "a"]) == (1.0, 1.0)
+
+
+def test_the_example_holds() -> None:
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed
+
+
+def plain(rows: np.ndarray, row: int, k: int) -> list[int]:
+    """Returns the ids of the k rows nearest to a row; of equal cosines the smaller id comes first."""
+    wide = rows.astype(np.float64)
+    lengths = np.linalg.norm(wide, axis=1)
+    cosines = wide @ wide[row] / np.maximum(lengths * lengths[row], 1e-300)
+    cosines[row] = -np.inf
+    return np.argsort(-cosines, kind="stable")[: min(k, len(rows) - 1)].tolist()
+
+
+@pytest.mark.parametrize(("num_rows", "k"), [(2, 1), (7, 10), (33, 4), (5000, 10)])
+def test_the_nearest_rows_are_those_of_a_plain_search(num_rows: int, k: int) -> None:
+    rows = np.random.default_rng(num_rows).standard_normal((num_rows, 6)).astype(np.float32)
+    ids = np.unique(np.linspace(0, num_rows - 1, 20).astype(np.int64))
+    found = nearest_rows(rows, ids, k)
+    assert list(found) == ids.tolist()
+    for row, near in found.items():
+        assert [one for one, _ in near] == plain(rows, row, k)
+        for one, cosine in near:
+            true = np.dot(rows[row], rows[one]) / np.linalg.norm(rows[row]) / np.linalg.norm(rows[one])
+            assert cosine == pytest.approx(true, abs=1e-5)
+
+
+def test_of_equal_rows_the_smaller_id_is_first_across_blocks() -> None:
+    rows = np.tile(np.array([[1, 0]], np.float32), (3000, 1))
+    assert [row for row, _ in nearest_rows(rows, np.array([40]), 3)[40]] == [0, 1, 2]
+
+
+def test_rows_without_a_direction_have_no_neighbours() -> None:
+    rows = np.array([[1, 0], [0, 0], [np.nan, 1], [np.inf, 1], [3e38, 3e38]], np.float32)
+    found = nearest_rows(rows, np.arange(5), 5)
+    # The length of row 4 is beyond float32, but its cosine is computed.
+    assert {row: [near for near, _ in nears] for row, nears in found.items()} == {0: [4, 1], 4: [0, 1]}
+    assert found[0][0][1] == pytest.approx(0.5**0.5)
+
+
+def test_a_table_in_parts_is_searched_as_one() -> None:
+    rows = np.random.default_rng(1).standard_normal((90, 3)).astype(np.float32)
+    parts = SlicedRows([rows[:50], rows[50:]])
+    assert nearest_rows(parts, np.array([10, 70]), 5) == nearest_rows(rows, np.array([10, 70]), 5)
+
+
+def test_of_a_large_table_some_rows_are_searched() -> None:
+    ids = np.arange(2000) * 10
+    assert searched_ids(ids, (100_000, 64)) is ids
+    some = searched_ids(ids, (1_000_000, 64))
+    assert len(some) == 268 and set(some) <= set(ids) and (some[0], some[-1]) == (0, 19_990)
+    assert len(searched_ids(ids, (1_000_000_000, 64))) == 100

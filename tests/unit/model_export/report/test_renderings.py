@@ -1,29 +1,62 @@
-"""Each of the three renderings of a report is complete, well formed, and safe for any content of the artifact."""
+"""The report's sections: findings, history, parity, policies, statistics and the SavedModel."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import doctest
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from model_export.errors import ExportError
 from model_export.parity.comparison import DeviceDifference, OutputParity, ParityReport, SignatureParity
-from model_export.report.build import ReportOptions, build_report
+from model_export.report import build as module
+from model_export.report.build import (
+    ReportOptions,
+    build_report,
+    curves,
+    parity_from_json,
+    read_meta_graphs,
+    read_run_history,
+)
 from model_export.report.commands import to_json
-from model_export.report.document import STATISTICS_FOLDER, ArtifactReport
+from model_export.report.document import (
+    STATISTICS_FOLDER,
+    ArtifactReport,
+    FeatureReport,
+    SignatureReport,
+    TensorReport,
+    find_statistics,
+    first_ids,
+)
 from model_export.report.html import to_html
 from model_export.report.page import data
-from model_export.report.text import WIDTH, to_text, verification_text
+from model_export.report.text import (
+    WIDTH,
+    bytes_words,
+    lookup_words,
+    signature_words,
+    tensor_words,
+    to_text,
+    verification_text,
+    vocabulary_words,
+)
 from model_export.row_names import LabelFile
-from tests.toy_model import rewrite_manifest, write_bundle
-from tests.unit.model_export.report.test_statistics import write_statistics
+from model_export.statistics.files import add_to_file
+from model_export.statistics.table_health import Rows
+from model_export.statistics.table_statistics import TableDescription, TableStatistics
+from service.artifact.manifest import LookupFeature, Manifest, VocabularyEntry
+from service.errors import ArtifactError
+from tests.toy_model import SHARD, rewrite_manifest, write_bundle
 
 EVIL = '<script>alert("1")</script>\x1b[31m'
 
@@ -255,3 +288,272 @@ def test_fast_reads_no_table(artifact: Path, render: Callable[[ArtifactReport], 
     (artifact / "variables" / "variables.data-00000-of-00001").write_bytes(b"")
     text = render(build_report(artifact, ReportOptions(reads_tables=False)))
     assert "were not read, as asked" in text and "was not read:" not in text
+
+
+def test_a_list_of_epochs_gives_a_curve_per_metric() -> None:
+    found = curves([{"epoch": 1, "train_loss": 2, "rmse": 1.5}, {"epoch": 2, "train_loss": 1.0, "rmse": None}])
+    assert [(c.name, c.x_name, c.points) for c in found] == [
+        ("train_loss", "epoch", ((1.0, 2.0), (2.0, 1.0))),
+        ("rmse", "epoch", ((1.0, 1.5),)),
+    ]
+
+
+def test_keras_history_counts_epochs_from_1() -> None:
+    (found,) = curves({"loss": [3.0, 2.0], "epoch": [0, 1]})
+    assert (found.name, found.points) == ("loss", ((1.0, 3.0), (2.0, 2.0)))
+
+
+def test_points_are_in_order_and_numbers_only() -> None:
+    (found,) = curves(
+        [{"step": 9, "loss": 1}, {"step": 3, "loss": 2}, {"step": 5, "loss": float("nan")}, 7, {"a": "b"}]
+    )
+    assert found.points == ((3.0, 2.0), (9.0, 1.0))
+
+
+@pytest.mark.parametrize("history", [None, "x", 3, {"loss": "high"}, []])
+def test_what_is_no_history_gives_no_curve(history: object) -> None:
+    assert curves(history) == ()
+
+
+def test_a_run_folder_without_a_history_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"run\.json"):
+        read_run_history(tmp_path)
+    (tmp_path / "run.json").write_text('{"history": [{"epoch": 1, "loss": 2.0}]}')
+    assert curves(read_run_history(tmp_path))[0].points == ((1.0, 2.0),)
+
+
+def test_the_example_holds() -> None:
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed
+
+
+def test_what_the_exporter_writes_comes_back() -> None:
+    difference = DeviceDifference("tags", "lookup", "cut at 3 ids", 2, 9, 0.5, {"ids": [1, 2, 3, 1]})
+    signature = SignatureParity("lookup", "oracle", 7, {"tags": OutputParity(9, 1e-7, 2e-7)}, 3, (difference,))
+    predict = SignatureParity("predict", "recorded answers", 2, {"score": OutputParity(4, 0.0, 0.0)})
+    report = ParityReport({"lookup": signature, "serving_default": predict})
+    assert parity_from_json(json.loads(json.dumps(report.manifest_json()))) == report
+
+
+def test_format_1_has_one_figure_per_signature() -> None:
+    found = parity_from_json({"lookup": {"cases": 8, "max_absolute_error": 1e-8, "max_relative_error": 2e-7}})
+    assert found is not None
+    assert found.signatures["lookup"].cases == 8
+    assert dict(found.signatures["lookup"].outputs) == {"(all outputs)": OutputParity(0, 1e-8, 2e-7)}
+
+
+def test_what_is_not_understood_is_left_out() -> None:
+    assert parity_from_json({}) is None
+    assert parity_from_json({"note": "none was made"}) is None
+    found = parity_from_json({"s": {"cases": "many", "outputs": {"o": 3}, "differences": [4], "reference": "luck"}})
+    assert found is not None
+    entry = found.signatures["s"]
+    assert (entry.cases, entry.reference, entry.differences) == (0, "oracle", ())
+    assert math.isnan(entry.outputs["o"].max_absolute_error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "x: one id per row, an id outside the table is refused"),
+        ({"on_bad_id": "drop"}, "is dropped"),
+        ({"on_bad_id": "drop_negative"}, "below 0 is dropped, any other refused"),
+        ({"on_bad_id": "default_row", "default_row": 3}, "reads row 3"),
+        ({"on_bad_id": "clamp"}, "reads the nearest row"),
+        ({"row_splits": "s", "weights": "w", "combiner": "mean"}, "x s w: mean, "),
+        ({"row_splits": "s", "combiner": "mean", "mean_divisor": "at_least_one"}, "divided by at least 1"),
+        ({"row_splits": "s", "combiner": "sum", "max_ids_per_row": 4}, "at most 4 ids (a longer row is refused)"),
+        (
+            {"row_splits": "s", "combiner": "sum", "max_ids_per_row": 4, "on_too_many_ids": "truncate"},
+            "at most 4 ids (a longer row is cut)",
+        ),
+        (
+            {"row_splits": "s", "combiner": "sum", "on_nonpositive_weight": "drop"},
+            "ids of weight 0 or less are left out",
+        ),
+        ({"row_splits": "s", "max_sequence_length": 5}, "sequence of 5, cut or padded with zeros"),
+    ],
+)
+def test_a_lookup_in_words(fields: dict[str, object], words: str) -> None:
+    assert words in lookup_words(LookupFeature(ids="x", **fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"first_id": 1, "oov_id": 0}, "9 strings in v.txt, rows from 1; any other is row 0"),
+        ({"key_dtype": "int64"}, "9 integers in v.txt, rows from 0; any other is refused"),
+        ({"on_oov": "drop"}, "any other is dropped"),
+        ({"num_oov_buckets": 3}, "any other falls into one of 3 rows behind them"),
+    ],
+)
+def test_a_vocabulary_in_words(fields: dict[str, object], words: str) -> None:
+    entry = VocabularyEntry(file="v.txt", size=9, **fields)  # type: ignore[arg-type]
+    assert words in vocabulary_words(FeatureReport("f", "t", "v", entry))
+    assert vocabulary_words(FeatureReport("f", "t")) == "rows"
+
+
+def test_shapes_and_devices_in_words() -> None:
+    assert tensor_words(TensorReport("x", "int64", (None, 3))) == "int64 [?, 3]"
+    assert tensor_words(TensorReport("x", "float32", (), is_optional=True)) == "float32 [], optional"
+    assert tensor_words(TensorReport("x", "string", None)) == "string [...]"
+    signature = SignatureReport("s", "lookup", "", (), (), "tpu_tensor_core", (1, 8))
+    assert signature_words(signature) == "lookup on tpu_tensor_core, padded to 1, 8 rows"
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "0 B"), (999, "999 B"), (120832, "120.8 kB"), (2_500_000, "2.5 MB"), (7 * 10**12, "7.0 TB")]
+)
+def test_sizes_in_words(size: int, words: str) -> None:
+    assert bytes_words(size) == words
+
+
+GOLDEN = Path(__file__).resolve().parents[5] / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
+
+
+def test_signatures_have_what_pb_and_manifest_say(artifact: Path) -> None:
+    (graph,) = read_meta_graphs(artifact, Manifest.read(artifact))
+    assert graph.tags == ("serve",)
+    lookup, padded, predict = graph.signatures
+    assert [(s.name, s.kind, s.device, s.batch_sizes) for s in graph.signatures] == [
+        ("lookup", "lookup", "cpu", ()),
+        ("lookup_tpu_tensor_core", "lookup", "tpu_tensor_core", (1, 4)),
+        ("serving_default", "predict", None, ()),
+    ]
+    assert {t.name: (t.dtype, t.shape) for t in padded.inputs}["tags__values"] == ("int32", (None,))
+    assert {t.name: (t.dtype, t.shape) for t in lookup.outputs}["tags"] == ("float32", (None, 3))
+    assert padded.features["tags"].max_ids_per_row == 3 and predict.method == "tensorflow/serving/predict"
+
+
+def test_without_a_manifest_signatures_are_graphs(artifact: Path) -> None:
+    (graph,) = read_meta_graphs(artifact, None)
+    assert {(s.kind, s.device, len(s.features)) for s in graph.signatures} == {("graph", None, 0)}
+
+
+def test_the_exports_of_tensorflow_2_15() -> None:
+    if not GOLDEN.is_dir():
+        pytest.skip("…/shared is not here")
+    graphs = read_meta_graphs(GOLDEN / "tpu_v1" / "1", None)
+    assert [(g.tags, g.tensorflow_version) for g in graphs] == [(("serve",), "2.15.1"), (("serve", "tpu"), "2.15.1")]
+    for graph in graphs:
+        (signature,) = graph.signatures
+        assert signature.name == "serving_default"
+        assert [(t.name, t.dtype) for t in signature.inputs] == [("examples", "string")]
+        assert [t.name for t in signature.outputs] == ["embedding", "score"]
+
+
+def test_a_folder_that_is_no_saved_model_says_what_it_is(artifact: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"is a folder of versions: name one, such as .*/toy/1"):
+        read_meta_graphs(artifact.parent, None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ExportError, match="it is not a SavedModel"):
+        read_meta_graphs(tmp_path / "empty", None)
+    with pytest.raises(ExportError, match="does not exist"):
+        read_meta_graphs(tmp_path / "nowhere", None)
+    (artifact / "saved_model.pb").write_bytes(b"no proto")
+    with pytest.raises(ArtifactError, match="is not a SavedModel"):
+        read_meta_graphs(artifact, None)
+
+
+def write_statistics(folder: Path) -> None:
+    """Writes statistics of the toy model's table "tag": two examples, [3, 3] and [1, 9], the 9 outside the table."""
+    seen = TableStatistics.empty(TableDescription("tag", 4, 3, "mean", ("tags",)), partitions=2)
+    seen = seen.with_rows(np.array([3, 3, 1, 9]), np.array([0, 2, 4])).with_step(is_sampled=True)
+    add_to_file(folder, seen.with_step(is_sampled=False))
+
+
+def test_figures_are_those_of_the_rows_by_hand(tmp_path: Path) -> None:
+    write_statistics(tmp_path)
+    (found,) = find_statistics(tmp_path / "no artifact", tmp_path)
+    assert (found.table, found.rows, found.features) == ("tag", 4, ("tags",))
+    assert (found.steps, found.sampled_steps, found.examples, found.ids, found.bad_ids) == (2, 1, 2, 3, 1)
+    assert (found.mean_ids, found.max_ids, found.ids_per_example) == (2.0, 2, ((2, 2),))
+    assert (found.distinct_ids, found.distinct_is_exact, found.hot_ids) == (2, True, ((3, 2), (1, 1)))
+    # Two partitions of 4 rows. div: rows 0 and 1 | 2 and 3; mod: rows 0 and 2 | 1 and 3.
+    assert dict(found.partitions) == {"div": (1, 2), "mod": (0, 3)}
+    assert found.imbalance("div") == pytest.approx(4 / 3) and found.imbalance("mod") == 2.0
+    assert found.imbalance("none such") is None
+
+
+def test_an_artifact_may_carry_its_own(tmp_path: Path) -> None:
+    assert find_statistics(tmp_path, None) == ()
+    write_statistics(tmp_path / STATISTICS_FOLDER)
+    assert [found.table for found in find_statistics(tmp_path, None)] == ["tag"]
+
+
+def test_a_folder_without_any_is_an_error_and_so_is_a_damaged_file(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="is not a folder"):
+        find_statistics(tmp_path, tmp_path / "nowhere")
+    with pytest.raises(ExportError, match="holds no lookup statistics"):
+        find_statistics(tmp_path, tmp_path)
+    write_statistics(tmp_path)
+    next(tmp_path.glob("*.json")).write_text("{")
+    with pytest.raises(ExportError, match="can not read statistics"):
+        find_statistics(tmp_path, tmp_path)
+
+
+def overwrite(artifact: Path, table: str, rows: dict[int, float]) -> None:
+    """Sets each of these rows of a table to one number, in the shard itself."""
+
+    def set_rows(manifest: dict[str, Any]) -> None:
+        entry = manifest["tables"][table]
+        dim = entry["embedding_dim"]
+        data = bytearray((artifact / SHARD).read_bytes())
+        for row, value in rows.items():
+            at = entry["offset"] + 4 * dim * row
+            data[at : at + 4 * dim] = np.full(dim, value, np.float32).tobytes()
+        (artifact / SHARD).write_bytes(data)
+
+    rewrite_manifest(artifact, set_rows)
+
+
+def test_a_whole_artifact_has_one_dead_row_in_five_which_is_said(artifact: Path) -> None:
+    # Row 0 of table "user" is [0, 0], a dead row: it adds nothing to a lookup.
+    assert build_report(artifact).findings == (
+        "table 'user': 1 of 5 rows are all zeros and add nothing to a lookup: row 0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: overwrite(a, "tag", {1: np.nan, 3: np.nan}), "table 'tag': 6 NaN in 2 of 4 rows: rows 1, 3"),
+        (lambda a: overwrite(a, "user", {2: np.inf}), "table 'user': 2 Inf in 1 of 5 rows: row 2"),
+        (
+            lambda a: overwrite(a, "user", {3: 7, 4: 7}),
+            "1 of 5 rows equal an earlier row bit for bit, as rows that were",
+        ),
+        (lambda a: (a / "assets" / "tag.txt").unlink(), "file assets/tag.txt is missing"),
+        (lambda a: (a / "more").write_text(""), "file more is not in the manifest"),
+        (lambda a: (a / "assets" / "tag.txt").write_text("x"), "assets/tag.txt has 1 bytes, the manifest says 15"),
+        (
+            lambda a: rewrite_manifest(a, lambda m: m["signatures"].update(gone=m["signatures"]["lookup"])),
+            "signature 'gone' is in the manifest, but not in saved_model.pb",
+        ),
+        (lambda a: (a / SHARD).write_bytes(b"short"), "was not read: it ends at byte"),
+    ],
+)
+def test_what_is_wrong_is_a_finding(artifact: Path, change: Callable[[Path], Any], message: str) -> None:
+    change(artifact)
+    assert [found for found in build_report(artifact).findings if message in found]
+
+
+def test_an_uneven_load_is_a_finding(artifact: Path) -> None:
+    seen = TableStatistics.empty(TableDescription("tag", 4, 3, "mean", ("tags",)), partitions=4)
+    add_to_file(artifact / STATISTICS_FOLDER, seen.with_rows(np.array([1, 1, 1]), np.array([0, 3])))
+    found = [found for found in build_report(artifact).findings if "partition strategy" in found]
+    assert found == [
+        f"table 'tag': with partition strategy {strategy!r} the fullest of 4 partitions gets 4.0 times the mean of them"
+        for strategy in ("div", "mod")
+    ]
+
+
+def test_a_foreign_model_has_its_variables_read(artifact: Path) -> None:
+    (artifact / "assets.extra" / "lookup_manifest.json").unlink()
+    write_bundle(artifact / "variables" / "variables", {"emb": np.full((4, 2), np.nan, np.float32)})
+    assert "table 'emb': 8 NaN in 4 of 4 rows: rows 0, 1, 2, 3" in build_report(artifact).findings
+
+
+def test_ids_in_words() -> None:
+    assert first_ids(Rows(1, (4,))) == "row 4"
+    assert first_ids(Rows(12, tuple(range(10)))) == "rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."

@@ -9,6 +9,7 @@ import pytest
 
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.optimization_parameters import AdagradParameters
+from tests.unit.model_export.late import tf
 
 pytestmark = pytest.mark.tf
 
@@ -18,8 +19,6 @@ PADDED = {"embedding_lookup_device": "tpu_tensor_core", "tensor_core_shape": [No
 
 def identity(name: str) -> Any:
     """Returns a categorical column of ten ids."""
-    from model_export.tensorflow_setup import tf
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TensorFlow warns that feature columns are deprecated
         return tf.feature_column.categorical_column_with_identity(name, 10)
@@ -28,7 +27,6 @@ def identity(name: str) -> Any:
 def columns() -> dict[str, Any]:
     """Returns one column of each class that a spec accepts."""
     from model_export.columns.embedding_column import embedding_column, shared_embedding_columns
-    from model_export.tensorflow_setup import tf
 
     of_tpu = tf.compat.v1.tpu.experimental
     with warnings.catch_warnings():

@@ -1,13 +1,20 @@
-"""Features and tables are checked when they are declared."""
+"""Specs of features, tables and configurations are checked, and follow TensorFlow 2.15."""
 
 from __future__ import annotations
 
+import inspect
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from model_export.spec.embedding_config_spec import SUPPORTED_COLUMNS, EmbeddingConfigSpec
 from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec, VocabularySpec
+from model_export.spec.optimization_parameters import AdagradParameters, AdamParameters
+from model_export.spec.table_config import FeatureConfig, TableConfig
 
 TABLE = TableSpec("film", 4, 2)
 
@@ -58,3 +65,204 @@ def test_input_names() -> None:
     single, bag = FeatureSpec("a", "film"), FeatureSpec("b", "film", is_ragged=True)
     assert (single.ids_input, single.row_splits_input, single.weights_input) == ("a", None, None)
     assert (bag.ids_input, bag.row_splits_input, bag.weights_input) == ("b__values", "b__row_splits", "b__weights")
+
+
+def rate(step: Any) -> float:
+    """Returns a constant learning rate for any step."""
+    return 0.5
+
+
+def test_a_table_configs_arguments_are_those_of_2_15() -> None:
+    empty = inspect.Parameter.empty
+    assert [(p.name, p.default) for p in inspect.signature(TableConfig).parameters.values()] == [
+        ("vocabulary_size", empty),
+        ("dimension", empty),
+        ("initializer", None),
+        ("combiner", "mean"),
+        ("hot_id_replication", False),
+        ("learning_rate", None),
+        ("learning_rate_fn", None),
+        ("optimization_parameters", None),
+    ]
+    assert [(p.name, p.default) for p in inspect.signature(FeatureConfig).parameters.values()] == [
+        ("table_id", empty),
+        ("max_sequence_length", 0),
+        ("weight_key", None),
+    ]
+
+
+TEXTS_OF_2_15: list[tuple[dict[str, Any], str]] = [
+    ({"vocabulary_size": 0}, "vocabulary_size must >= 1. Received: 0."),
+    ({"vocabulary_size": 2.5}, "vocabulary_size must >= 1. Received: 2.5."),
+    ({"dimension": 0}, "dimension must be a positive int. Received: 0."),
+    ({"dimension": 2.5}, "dimension must be a positive int. Received: 2.5."),
+    ({"initializer": "zeros"}, "initializer must be callable if specified. Received: zeros."),
+    ({"combiner": "max"}, 'combiner must be "mean", "sum", "sqrtn" or None. Received: max.'),
+    (
+        {"learning_rate": 0.1, "learning_rate_fn": rate},
+        f"At most one of learning_rate and learning_rate_fn can be None. Received: 0.1 and {rate}",
+    ),
+    (
+        {"optimization_parameters": "adam"},
+        (
+            "`optimization_parameters` must inherit from `_OptimizationParameters`. Received: "
+            "`type(optimization_parameters)`=<class 'str'>."
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), TEXTS_OF_2_15)
+def test_a_bad_table_gets_the_text_of_2_15(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        TableConfig(**{"vocabulary_size": 4, "dimension": 2, **arguments})
+
+
+def test_a_learning_rate_fn_has_to_be_a_function() -> None:
+    with pytest.raises(ValueError, match=r"^learning_rate_fn must be callable if specified. Received: 0.5.$"):
+        TableConfig(4, 2, learning_rate_fn=0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn", None])
+def test_every_combiner_is_kept(combiner: Any) -> None:
+    assert TableConfig(4, 2, combiner=combiner).combiner == combiner
+
+
+def test_the_standard_deviation_of_first_rows_goes_with_the_dimension() -> None:
+    assert TableConfig(4, 16).initial_stddev == 0.25
+
+
+def test_what_a_tpu_alone_uses_is_kept() -> None:
+    assert TableConfig(4, 2, hot_id_replication=True).hot_id_replication is True
+    assert TableConfig(4, 2, optimization_parameters=AdagradParameters(0.1)).optimization_parameters is not None
+
+
+@pytest.mark.parametrize("length", [-1, 1.5, "2"])
+def test_a_bad_sequence_length_gets_the_text_of_2_15(length: Any) -> None:
+    text = f"^max_sequence_length must be zero or a positive int, got {re.escape(str(length))}.$"
+    with pytest.raises(ValueError, match=text):
+        FeatureConfig("film", max_sequence_length=length)
+
+
+def test_a_feature_keeps_its_arguments() -> None:
+    feature = FeatureConfig("film", 5, "weight")
+    assert (feature.table_id, feature.max_sequence_length, feature.weight_key) == ("film", 5, "weight")
+
+
+FEATURES = {"liked": FeatureConfig("film")}
+TABLES = {"film": TableConfig(4, 2)}
+DICTS: dict[str, Any] = {"feature_to_config_dict": FEATURES, "table_to_config_dict": TABLES}
+ADAGRAD = AdagradParameters(0.1)
+
+
+def test_arguments_order_and_defaults_are_those_of_2_15() -> None:
+    assert [(p.name, p.default) for p in inspect.signature(EmbeddingConfigSpec).parameters.values()] == [
+        ("feature_columns", None),
+        ("optimization_parameters", None),
+        ("clipping_limit", None),
+        ("pipeline_execution_with_tensor_core", False),
+        ("experimental_gradient_multiplier_fn", None),
+        ("feature_to_config_dict", None),
+        ("table_to_config_dict", None),
+        ("partition_strategy", "div"),
+        ("profile_data_directory", None),
+    ]
+
+
+def test_the_package_is_imported_without_tensorflow() -> None:
+    code = (
+        "import sys, model_export.spec.embedding_config_spec\n"
+        "sys.exit('tensorflow' in sys.modules or 'tf_keras' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"feature_columns": []},
+        {"feature_to_config_dict": FEATURES},
+        {"table_to_config_dict": TABLES},
+        {"feature_columns": ["column"], **DICTS},
+        {"feature_columns": ["column"], "feature_to_config_dict": FEATURES},
+        {"feature_columns": ["column"], "table_to_config_dict": TABLES},
+    ],
+    ids=["nothing", "no column", "features only", "tables only", "all", "columns, features", "columns, tables"],
+)
+def test_columns_or_both_dicts_are_given_never_both_nor_one_of_the_dicts(arguments: dict[str, Any]) -> None:
+    text = (
+        "Exactly one of `feature_columns` and the pair `feature_to_config_dict` and `table_to_config_dict` must be "
+        "be specified."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        EmbeddingConfigSpec(optimization_parameters=ADAGRAD, **arguments)
+
+
+@pytest.mark.parametrize("strategy", ["div", "mod"])
+def test_both_strategies_are_kept(strategy: Any) -> None:
+    assert EmbeddingConfigSpec(partition_strategy=strategy, **DICTS).partition_strategy == strategy
+
+
+def test_another_strategy_is_refused() -> None:
+    with pytest.raises(ValueError, match=r'^Invalid partition_strategy hash. Must be one of "mod" or "div".$'):
+        EmbeddingConfigSpec(partition_strategy="hash", **DICTS)  # type: ignore[arg-type]
+
+
+def test_a_column_of_another_type_is_refused() -> None:
+    text = f"All feature columns must be supported types in {SUPPORTED_COLUMNS}. Got <class 'str'>"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        EmbeddingConfigSpec(["column"], ADAGRAD)
+
+
+@pytest.mark.parametrize("parameters", ["adagrad", AdagradParameters])
+def test_parameters_of_another_type_are_refused(parameters: Any) -> None:
+    text = rf"^optimization_parameters must be an instance of type .*AdamParameters.* Got {type(parameters)}\.$"
+    with pytest.raises(ValueError, match=text):
+        EmbeddingConfigSpec(optimization_parameters=parameters, **DICTS)
+
+
+def test_a_feature_that_is_no_feature_config_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^Config for feature a must be of type `FeatureConfig`. Got <class 'str'>$"):
+        EmbeddingConfigSpec(feature_to_config_dict={"a": "film"}, table_to_config_dict=TABLES)  # type: ignore[dict-item]
+
+
+def test_a_table_that_is_no_table_config_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^Config for table film must be of type `TableConfig`. Got <class 'int'>$"):
+        EmbeddingConfigSpec(feature_to_config_dict=FEATURES, table_to_config_dict={"film": 4})  # type: ignore[dict-item]
+
+
+def test_a_feature_without_its_table_is_refused() -> None:
+    text = "^Feature a refers to table user which is not in the table_to_config_dict.$"
+    with pytest.raises(ValueError, match=text):
+        EmbeddingConfigSpec(feature_to_config_dict={"a": FeatureConfig("user")}, table_to_config_dict=TABLES)
+
+
+def test_a_table_without_a_feature_is_refused() -> None:
+    text = "^`table_to_config_dict` specifies table that is not used in `feature_to_config_dict`: {'user'}.$"
+    with pytest.raises(ValueError, match=text):
+        EmbeddingConfigSpec(feature_to_config_dict=FEATURES, table_to_config_dict={**TABLES, "user": TableConfig(3, 2)})
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, float("nan")])
+def test_a_clipping_limit_is_positive(limit: float) -> None:
+    with pytest.raises(ValueError, match="^clipping_limit is .*, expected a number above 0, or None$"):
+        EmbeddingConfigSpec(clipping_limit=limit, **DICTS)
+
+
+def test_a_gradient_multiplier_is_a_function() -> None:
+    with pytest.raises(TypeError, match="^experimental_gradient_multiplier_fn is 0.5, expected a function"):
+        EmbeddingConfigSpec(experimental_gradient_multiplier_fn=0.5, **DICTS)  # type: ignore[arg-type]
+
+
+def test_a_tables_own_parameters_go_before_the_specs() -> None:
+    adam = AdamParameters(0.2)
+    spec = EmbeddingConfigSpec(optimization_parameters=ADAGRAD, **DICTS)
+    assert spec.parameters_of(TABLES["film"]) is ADAGRAD
+    assert spec.parameters_of(TableConfig(4, 2, optimization_parameters=adam)) is adam
+
+
+def test_a_table_that_nothing_trains_is_refused_when_asked_for() -> None:
+    spec = EmbeddingConfigSpec(**DICTS)
+    with pytest.raises(ValueError, match="^`optimization_parameters` is missing.$"):
+        spec.parameters_of(TABLES["film"])

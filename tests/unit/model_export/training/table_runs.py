@@ -9,6 +9,7 @@ import numpy as np
 
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.spec.table_config import FeatureConfig, TableConfig
+from tests.unit.model_export.late import tf
 from tests.unit.model_export.training.optimizer_oracle import Occurrences
 
 V, D = 6, 2
@@ -48,7 +49,6 @@ def run_steps(
     Returns:
       The table, its slots by name, and the table at each step's lookups.
     """
-    from model_export.tensorflow_setup import tf
     from model_export.training.table_optimizers import TrainedTable, train_tables
 
     v1 = tf.compat.v1

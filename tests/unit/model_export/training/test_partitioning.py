@@ -9,6 +9,7 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.training.partitioning import join_table, locate_rows, refuse_mod_export, split_table
+from tests.unit.model_export.late import tf
 
 # The examples of TensorFlow's tpu_embedding_configuration.proto: 13 rows on 5 hosts.
 OF_THE_PROTOBUF = {
@@ -40,8 +41,6 @@ def test_a_row_is_found_where_it_was_put(strategy: Any, rows: int, partitions: i
 @pytest.mark.parametrize("strategy", ["div", "mod"])
 @pytest.mark.parametrize(("rows", "partitions"), [(13, 5), (12, 4), (8, 8)])
 def test_tensorflow_looks_the_parts_up_as_the_table(strategy: Any, rows: int, partitions: int) -> None:
-    from model_export.tensorflow_setup import tf
-
     table = np.random.default_rng(0).normal(size=(rows, 3))
     ids = np.arange(rows)[::-1].copy()
     parts = [tf.constant(part) for part in split_table(table, partitions, strategy)]

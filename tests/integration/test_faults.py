@@ -1,0 +1,387 @@
+"""Faults of files, disks, memory and the process: the server sends no wrong answer, and starts again in its place.
+
+What is simulated: RLIMIT_FSIZE stands for a disk that is full or read-only (every write of a file of some length fails,
+with EFBIG in place of ENOSPC or EROFS), /dev/full for a full disk below the log, RLIMIT_AS for a control group's limit
+(an allocation fails in place of a process being killed).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.exposition import read_exposition
+from tests.integration.conftest import Serve, add_version
+from tests.integration.limited import LOOKUP, limited, lookup, used_while_idle_s
+from tests.integration.process import PATIENCE_S, ServerProcess, until
+from tests.integration.steady_clients import FEATURES, SteadyClients
+from tests.integration.test_deltas import change, metrics
+from tests.integration.test_reload import versions
+from tests.toy_model import MANIFEST, SHARD, TAG_STRINGS, write_toy_model
+
+
+def lost(server: ServerProcess, version: int) -> str:
+    """Waits until a version has ended with DATA_LOSS; returns the error's text."""
+    until(lambda: versions(server).get(version, {}).get("status", {}).get("error_code") == "DATA_LOSS")
+    return str(versions(server)[version]["status"]["error_message"])
+
+
+def test_a_tables_file_that_is_cut_short_costs_one_version_and_no_wrong_answer(serve: Serve, base: Path) -> None:
+    add_version(base, 2, scale=2)
+    server = serve().ready()
+    with SteadyClients(server) as clients:
+        until(lambda: clients.counts[2] > 20 or clients.wrong)
+        os.truncate(base / "2" / SHARD, 0)
+        lost(server, 2)
+        until(lambda: clients.counts[1] > 20 or clients.wrong)
+        # Version 3 arrives after version 2 was damaged, and is served.
+        add_version(base, 3, scale=3)
+        until(lambda: clients.counts[3] > 20 or clients.wrong)
+    assert clients.wrong == []
+    # UNAVAILABLE: the request came after one version had been unloaded, and before another one was loaded.
+    assert clients.counts.keys() <= {1, 2, 3, "DATA_LOSS", "UNAVAILABLE"}, clients.counts
+    # Version 1 is unloaded when no request uses it, which may be after version 3 has answered.
+    until(lambda: list(versions(server)) == [3, 2])
+
+
+def test_a_bus_error_in_a_request_is_that_requests_error(serve: Serve, base: Path) -> None:
+    # The server does not poll the folder during this test, so the lookup finds that the file is cut short.
+    server = serve(file_system_poll_wait_seconds=3600).ready()
+    assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
+    os.truncate(base / "1" / SHARD, 0)
+    response = server.http.post("/v1/models/default:lookup", json={"features": {"user": [1]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (500, "DATA_LOSS")
+    assert 'version 1 of model "default" were damaged' in response.json()["error"]
+    assert str(SHARD) in lost(server, 1)
+    until(lambda: server.http.get("/readyz").status_code == 503)
+    assert server.http.get("/healthz").status_code == 200
+    response = server.http.post("/v1/models/default:lookup", json={"features": {"user": [1]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (503, "UNAVAILABLE")
+
+
+def test_the_only_version_mended_in_its_place_is_served_again(serve: Serve, base: Path, tmp_path: Path) -> None:
+    server = serve(load_retry_interval_micros=50_000, max_num_load_retries=1000).ready()
+    os.truncate(base / "1" / SHARD, 0)
+    lost(server, 1)
+    write_toy_model(tmp_path / "again", scale=4)
+    for file in sorted((tmp_path / "again").rglob("*")):
+        if file.is_file():
+            shutil.copyfile(file, base / "1" / file.relative_to(tmp_path / "again"))
+    until(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.lookup({"user": [1]}) == {"user": [[4, 40]]}
+
+
+def test_a_tables_file_that_is_written_to_is_taken_out_within_a_poll(serve: Serve, base: Path) -> None:
+    add_version(base, 2, scale=2)
+    # No checksum is computed, because it might find the changed bytes before the check of the file's time does.
+    server = serve(verify_tables="off").ready()
+    with (base / "2" / SHARD).open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\1")
+    assert "was written to since it was opened" in lost(server, 2)
+    until(lambda: server.tells({"user": [1]}, {"user": [[1, 10]]}))
+
+
+def test_a_file_swapped_by_rename_or_deleted_changes_nothing(serve: Serve, base: Path, tmp_path: Path) -> None:
+    server = serve().ready()
+    write_toy_model(tmp_path / "other", scale=5)
+    with SteadyClients(server) as clients:
+        until(lambda: clients.counts[1] > 20 or clients.wrong)
+        os.replace(tmp_path / "other" / SHARD, base / "1" / SHARD)
+        before = clients.counts[1]
+        until(lambda: clients.counts[1] > before + 200 or clients.wrong)
+        shutil.rmtree(base / "1" / "variables")
+        before = clients.counts[1]
+        until(lambda: clients.counts[1] > before + 200 or clients.wrong)
+    assert (clients.wrong, clients.counts.keys()) == ([], {1})
+
+
+def test_a_vocabulary_that_is_cut_short_is_found_too(serve: Serve, base: Path) -> None:
+    add_version(base, 2, scale=2)
+    server = serve().ready()
+    # The file is complete when the version is loaded, and is cut short while the server has it mapped.
+    assert len((base / "2" / "assets" / "tag.txt").read_text().splitlines()) == len(TAG_STRINGS)
+    os.truncate(base / "2" / "assets" / "tag.txt", 0)
+    assert "tag.txt" in lost(server, 2)
+    until(lambda: server.tells({"tags": [["red"]]}, {"tags": [[1, 1, 1]]}))
+
+
+LOOKUP_PATH = "/v1/models/default:lookup"
+
+
+@pytest.fixture
+def changed(serve: Serve, tmp_path: Path) -> ServerProcess:
+    """Starts a server with a changed row that only its journal has; only requests look into the model's folder."""
+    server = serve(
+        file_system_poll_wait_seconds=3600, admin_port="auto", delta_journal_dir=tmp_path / "journal"
+    ).ready()
+    assert change(server, "user", [1], [[7, 8]]).status_code == 200
+    assert server.lookup({"user": [1, 2]}) == {"user": [[7, 8], [2, 20]]}
+    return server
+
+
+def is_taken_out(server: ServerProcess) -> None:
+    """Waits until the damaged version is out of service, and checks that the server goes on without it."""
+    assert str(SHARD) in lost(server, 1)
+    until(lambda: server.http.get("/readyz").status_code == 503)
+    assert server.http.get("/healthz").status_code == 200
+    errors = metrics(server)["embedding_server_version_error"]
+    assert errors.value(code="DATA_LOSS", model="default", version=1) == 1
+    response = server.http.post(LOOKUP_PATH, json={"features": {"user": [1]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (503, "UNAVAILABLE")
+
+
+# A changed row is in a private copy of its page, which the kernel also takes away if the file is cut short.
+@pytest.mark.parametrize("row", [1, 2], ids=["changed", "as it was"])
+def test_a_bus_error_in_a_table_with_changed_rows_is_that_requests_error(
+    changed: ServerProcess, base: Path, row: int
+) -> None:
+    os.truncate(base / "1" / SHARD, 0)
+    response = changed.http.post(LOOKUP_PATH, json={"features": {"user": [row]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (500, "DATA_LOSS")
+    is_taken_out(changed)
+
+
+def test_rows_written_to_a_table_whose_file_is_cut_short_end_nothing_and_are_not_lost(
+    changed: ServerProcess, serve: Serve, base: Path, tmp_path: Path
+) -> None:
+    as_exported = (base / "1" / SHARD).read_bytes()
+    os.truncate(base / "1" / SHARD, 0)
+    # The upsert is in the journal before the server writes to the mapped table and finds it cut short.
+    assert change(changed, "user", [3], [[5, 6]]).status_code == 200
+    response = changed.http.post(LOOKUP_PATH, json={"features": {"user": [3]}})
+    assert (response.status_code, response.headers["X-Error-Code"]) == (500, "DATA_LOSS")
+    is_taken_out(changed)
+    (base / "1" / SHARD).write_bytes(as_exported)
+    again = serve(delta_journal_dir=tmp_path / "journal").ready()
+    assert again.lookup({"user": [1, 2, 3]}) == {"user": [[7, 8], [2, 20], [5, 6]]}
+
+
+def flipped(folder: Path, **options: object) -> Path:
+    """Writes a version with one bit of a table flipped; returns its folder."""
+    write_toy_model(folder, **options)  # type: ignore[arg-type]
+    data = bytearray((folder / SHARD).read_bytes())
+    data[-2] ^= 64
+    (folder / SHARD).write_bytes(data)
+    return folder
+
+
+def verified(server: ServerProcess, version: int, name: str = "tables_verified") -> float:
+    """Reads a metric of the tables of a version, by default whether they are verified."""
+    found = read_exposition(server.http.get("/metrics").text)[f"embedding_server_{name}"]
+    return found.value(model="default", version=version)
+
+
+def test_a_new_version_with_a_flipped_bit_never_answers(serve: Serve, base: Path, tmp_path: Path) -> None:
+    server = serve().ready()
+    until(lambda: verified(server, 1) == 1)
+    with SteadyClients(server) as clients:
+        until(lambda: clients.counts[1] > 20 or clients.wrong)
+        os.rename(flipped(tmp_path / "incoming", scale=2), base / "2")
+        assert "have the checksum" in lost(server, 2)
+        before = clients.counts[1]
+        until(lambda: clients.counts[1] > before + 20 or clients.wrong)
+    assert (clients.wrong, clients.counts.keys()) == ([], {1})
+    # Version 3 has no flipped bit; the server verifies its checksums before version 3 answers.
+    write_toy_model(tmp_path / "good", scale=3)
+    os.rename(tmp_path / "good", base / "3")
+    until(lambda: server.tells({"user": [1]}, {"user": [[3, 30]]}))
+    assert verified(server, 3) == 1
+
+
+def test_a_flipped_bit_at_the_start_is_found_behind_it(serve: Serve, base: Path) -> None:
+    flipped(base / "2", scale=2)
+    server = serve().answering()
+    assert "have the checksum" in lost(server, 2)
+    # The server serves version 1 as if the damaged version 2 did not exist.
+    until(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
+
+
+def test_nothing_is_read_where_nobody_asks_for_it(serve: Serve, base: Path) -> None:
+    flipped(base / "2", scale=2)
+    server = serve(verify_tables="off").ready()
+    assert server.lookup({"user": [1]}) == {"user": [[2, 20]]}
+    assert (verified(server, 2), verified(server, 2, "tables_verification_due")) == (0, 0)
+
+
+def test_a_slow_verification_holds_up_no_request_and_no_end(serve: Serve, base: Path, tmp_path: Path) -> None:
+    # The server checks 10 bytes a second (0.00001 MiB), so the checksums of the toy model take it long.
+    server = serve(verify_tables="auto", verify_tables_mib_per_s=0.00001).ready()
+    write_toy_model(tmp_path / "incoming", scale=2)
+    os.rename(tmp_path / "incoming", base / "2")
+    until(lambda: versions(server).get(2, {}).get("state") == "LOADING")
+    # Version 1 serves although its tables are not verified, because no version served when it was loaded; version 2 has
+    # to wait.
+    assert (verified(server, 1), verified(server, 1, "tables_verification_due")) == (0, 1)
+    assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
+    server.signal(15)
+    assert server.exit_code() == 0
+
+
+URL = "/v1/models/default:lookup"
+ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
+
+
+class Persistent:
+    """A client that sends its request again if its connection breaks, as one with retries does."""
+
+    def __init__(self, port: int) -> None:
+        self._base_url = f"http://127.0.0.1:{port}"
+        self._is_over = threading.Event()
+        self.num_answers = 0
+        self.wrong: list[str] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        with httpx.Client(base_url=self._base_url, timeout=PATIENCE_S) as http:
+            while not self._is_over.is_set():
+                try:
+                    response = http.post(URL, json={"features": FEATURES})
+                except httpx.TransportError:
+                    # The server was killed: it does not listen yet, or ended before it answered. The client sends the
+                    # request again.
+                    self._is_over.wait(0.01)
+                    continue
+                # A server that starts or drains answers 503.
+                if response.status_code != 503:
+                    if response.status_code != 200 or response.json()["embeddings"] != ANSWER:
+                        self.wrong.append(response.text)
+                    self.num_answers += 1
+
+    def __enter__(self) -> Persistent:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join(PATIENCE_S)
+
+
+def test_a_server_killed_under_load_is_restarted_in_its_place(serve: Serve, base: Path) -> None:
+    first = serve().ready()
+    with Persistent(first.http_port) as one, Persistent(first.http_port) as other:
+        until(lambda: min(one.num_answers, other.num_answers) > 20)
+        os.kill(first.pid, signal.SIGKILL)
+        first.exit_code()
+        second = serve(port=first.grpc_port, rest_api_port=first.http_port).ready()
+        before = one.num_answers, other.num_answers
+        until(lambda: one.num_answers > before[0] + 20 and other.num_answers > before[1] + 20)
+    assert one.wrong == other.wrong == []
+    assert second.predict_grpc({"user": np.array([1])}, "lookup")["user"].tolist() == [[1, 10]]
+
+
+ROW_1 = [[1, 10]]
+# Type of the fixture `shared`: a model folder, a client of its server, and numbers for new versions.
+Shared = tuple[Path, httpx.Client, Iterator[int]]
+
+
+def test_a_disk_that_takes_nothing_keeps_nobody_from_serving(base: Path) -> None:
+    limits = {resource.RLIMIT_FSIZE: os.sysconf("SC_PAGESIZE")}
+    with (
+        open("/dev/full", "wb") as full,
+        limited(base, limits=limits, stderr=full) as (
+            process,
+            http,
+        ),
+    ):
+        assert lookup(http, [1]) == ROW_1
+        add_version(base, 2, scale=2)
+        until(lambda: lookup(http, [1]) == [[2, 20]])
+        # The refused request also makes a line of the log, which can not be written.
+        assert http.post(LOOKUP, json={"features": {"user": [77]}}).status_code == 400
+        assert process.poll() is None
+
+
+def test_a_log_whose_reader_is_gone_keeps_nobody_from_serving(base: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as log:
+        os.close(reading)
+        with limited(base, stderr=log) as (_, http):
+            assert lookup(http, [1]) == ROW_1
+            add_version(base, 2, scale=2)
+            until(lambda: lookup(http, [1]) == [[2, 20]])
+
+
+def test_without_descriptors_nobody_new_is_taken_and_nothing_spins(base: Path) -> None:
+    with ExitStack() as stack:
+        process, http = stack.enter_context(limited(base, limits={resource.RLIMIT_NOFILE: 80}))
+        assert lookup(http, [1]) == ROW_1
+        address = (http.base_url.host, http.base_url.port)
+        # These are more connections than the server may have descriptors.
+        many = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
+        # A server that calls accept() in a loop without free descriptors would use at least half of the second.
+        assert used_while_idle_s(process.pid, 1) < 0.5
+        assert process.poll() is None
+        for one in many:
+            one.close()
+        http.close()
+        fresh = stack.enter_context(httpx.Client(base_url=http.base_url, timeout=PATIENCE_S))
+        until(lambda: answers(fresh))
+        # A version that arrives now can be opened, because descriptors are free again.
+        add_version(base, 2, scale=2)
+        until(lambda: lookup(fresh, [1]) == [[2, 20]])
+
+
+def answers(http: httpx.Client) -> bool:
+    """Says whether the server answers a lookup of row 1 rightly; False if the connection fails."""
+    try:
+        return bool(lookup(http, [1]) == ROW_1)
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\0" * 4096,
+        b"{",
+        b"[]",
+        b"[" * 200_000,
+        b'{"format_version": 1e999}',
+        b'{"format_version": 1, "tables": 7}',
+    ],
+    ids=["empty", "zeros", "cut", "a-list", "deep", "a-huge-number", "another-type"],
+)
+def test_a_corrupt_manifest_is_a_version_that_does_not_load(shared: Shared, text: bytes) -> None:
+    base, http, numbers = shared
+    version = next(numbers)
+    broken = base.parent / "broken"
+    add_version(base.parent, version)
+    (base.parent / str(version)).rename(broken)
+    (broken / MANIFEST).write_bytes(text)
+    broken.rename(base / str(version))
+
+    def state() -> tuple[str, str]:
+        told = http.get("/v1/models/default").json()["model_version_status"]
+        of_it = [s for s in told if s["version"] == str(version)]
+        return (of_it[0]["state"], of_it[0]["status"]["error_code"]) if of_it else ("", "")
+
+    until(lambda: state()[0] == "END")
+    assert state() == ("END", "FAILED_PRECONDITION")
+    assert lookup(http, [1]) == ROW_1
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """Starts a server that keeps serving version 1; yields the model's folder, a client, and new versions' numbers."""
+    base = tmp_path_factory.mktemp("manifests") / "model"
+    base.mkdir()
+    add_version(base, 1)
+    # The server waits version_settle_s for a folder whose manifest it can not read, because the folder may still be
+    # copied.
+    with limited(base, version_settle_s=0.1) as (_, http):
+        yield base, http, count(2)
