@@ -12,6 +12,7 @@ import pytest
 from embedding_client.calls import Reply, Where
 from embedding_client.errors import ServerFault, Unimplemented
 from embedding_client.grpc_calls import GrpcCalls
+from embedding_client.messages import decode_predict
 from embedding_client.types import RaggedIds, State, TensorDescription, VersionStatus
 from service import types
 from service.artifact.signature_def import encode_metadata
@@ -53,6 +54,42 @@ def test_a_lookup_names_the_parts_of_ragged_features() -> None:
         "tags__row_splits": [0, 2, 2],
         "tags__weights": [1, 0.5],
     }
+
+
+@pytest.mark.parametrize("as_content", [False, True], ids=["values", "content"])
+def test_answers_of_equal_length_are_not_mixed_up(as_content: bool) -> None:
+    """The client remembers where the numbers of an answer were: for other bytes around them, they are elsewhere."""
+
+    def encoded(name: str = "user", version: int = 4, **arrays: np.ndarray) -> tuple[dict[str, np.ndarray], int, bytes]:
+        arrays = arrays or {"user": np.float32([[1, 2], [3, 4]])}
+        outputs = {name if key == "user" else key: array for key, array in arrays.items()}
+        body = encode_response(outputs, model="m", version=version, signature_name="s", as_content=as_content)
+        return outputs, version, body
+
+    zeros = np.zeros(4, np.float32)
+    answers = [
+        encoded(),
+        encoded(user=np.float32([[5, 6], [7, -0.0]])),
+        encoded("item"),
+        encoded(version=5),
+        encoded(user=np.float32([1, 2, 3, 4]).reshape(4, 1)),
+        encoded(user=np.int32([[1, 2], [3, 4]])),
+        encoded(user=np.array([[True, False], [False, True]])),
+        encoded(user=zeros.reshape(2, 2), a=zeros, z=np.float64([1, 2])),
+        encoded(user=zeros.reshape(2, 2) + 9, a=zeros + 8, z=np.float64([3, 4])),
+        encoded(user=np.array([b"abcd", b"abc"], object)),
+        encoded(user=np.array([b"abc", b"abcd"], object)),
+        encoded(user=np.empty((0, 2), np.float32), a=zeros),
+        encoded(user=np.int64([1, 128])),
+        encoded(user=np.int64([128, 1])),
+    ]
+    assert len({len(body) for _, _, body in answers}) < len(answers) - 4
+    for outputs, version, body in answers * 2:
+        found = decode_predict(body)
+        assert (list(found), found.version) == (list(outputs), version)
+        for name, array in outputs.items():
+            np.testing.assert_array_equal(found[name], array, strict=True)
+            assert found[name].flags.writeable and found[name].flags.aligned
 
 
 def test_statuses_come_as_they_were_sent() -> None:

@@ -59,7 +59,7 @@ def test_retry_after_is_seconds(header: str | None, seconds: float | None) -> No
 
 
 def test_a_good_answer_is_its_body() -> None:
-    assert checked(200, b"x", {}.get) == (b"x", None)
+    assert checked(200, b"x", {}.get) == (b"x", None, None)
 
 
 @pytest.mark.parametrize(("header", "version"), [("3", 3), ("0", 0), (None, None), ("x", None), ("-1", None)])

@@ -11,6 +11,7 @@ import pytest
 from embedding_client.calls import Reply, Where
 from embedding_client.errors import InvalidRequest, ServerFault
 from embedding_client.http_calls import HttpCalls
+from embedding_client.open_inference import encode_infer
 from embedding_client.types import State, TableDescription, TensorDescription, VersionStatus
 from service import types
 from service.artifact.signature_def import metadata_json
@@ -39,10 +40,11 @@ def predicted(**outputs: Any) -> bytes:
 @pytest.mark.parametrize(
     ("model", "at", "path"),
     [
-        ("m", Where(), "/v1/models/m:lookup"),
-        ("a/b ü:c", Where(), "/v1/models/a%2Fb%20%C3%BC%3Ac:lookup"),
-        ("m", Where(0), "/v1/models/m/versions/0:lookup"),
-        ("m", Where(None, "a/b"), "/v1/models/m/labels/a%2Fb:lookup"),
+        ("m", Where(), "/v2/models/m/infer"),
+        ("a/b ü:c", Where(), "/v2/models/a%2Fb%20%C3%BC%3Ac/infer"),
+        ("m", Where(0), "/v2/models/m/versions/0/infer"),
+        ("m", Where(None, "a/b"), "/v2/models/m/versions/a%2Fb/infer"),
+        ("m", Where(None, "20"), "/v1/models/m/labels/20:lookup"),
     ],
 )
 def test_paths(model: str, at: Where, path: str) -> None:
@@ -54,27 +56,88 @@ def test_a_version_is_not_negative() -> None:
         next(HttpCalls("m").status(-1))
 
 
+def binary(version: int = 7, **outputs: np.ndarray) -> Reply:
+    """Returns an Open Inference answer with binary tensors, which has the form of a request."""
+    body, json_length = encode_infer(outputs, (), "s")
+    return Reply(body.replace(b'"inputs"', b'"outputs"', 1), version, json_length + 1)
+
+
 def test_a_lookup_takes_one_call() -> None:
-    body = lookup_answer({"user": np.array([[0.1, np.nan]], np.float32)}, strict=False)
-    arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "lookup"), body, versions=[7])
+    flow = HttpCalls("m").lookup(IDS, (), Where(), "lookup")
+    call = next(flow)
+    with pytest.raises(StopIteration) as end:
+        flow.send(call.read(binary(user=np.array([[0.1, np.nan]], np.float32))))
+    arrays = end.value.value
     assert arrays.version == 7
     np.testing.assert_array_equal(arrays["user"], np.array([[0.1, np.nan]], np.float32), strict=True)
-    assert len(calls) == 1
 
 
-def test_no_rows_have_the_signatures_width() -> None:
-    body = lookup_answer({"user": np.empty((0, 5), np.float32)}, strict=False)
-    arrays, calls = answer(HttpCalls("m").lookup(IDS, (), Where(), "s"), body, metadata(user=("float32", (None, 5))))
-    assert (arrays["user"].shape, arrays.version) == ((0, 5), None)
-    assert [call.path for call in calls] == ["/v1/models/m:lookup", "/v1/models/m/metadata"]
+EMPTY = {"user": np.array([], np.int64)}
+
+
+def test_only_a_lookup_with_an_empty_list_is_sent_again_in_json() -> None:
+    refused = InvalidRequest("INVALID_ARGUMENT", "expected string")
+    flow = HttpCalls("m").lookup(IDS, (), Where(), "s")
+    next(flow)
+    with pytest.raises(InvalidRequest, match="expected string"):
+        flow.throw(refused)
+    flow = HttpCalls("m").lookup(EMPTY, (), Where(), "s")
+    next(flow)
+    call = flow.throw(refused)
+    assert call.path == "/v1/models/m:lookup"
+    asked = flow.send(call.read(Reply(lookup_answer({"user": np.empty((0, 5), np.float32)}, strict=False))))
+    assert asked.path == "/v1/models/m/metadata"
+    with pytest.raises(StopIteration) as end:
+        flow.send(asked.read(Reply(metadata(user=("float32", (None, 5))))))
+    assert (end.value.value["user"].shape, end.value.value.version) == ((0, 5), None)
+
+
+def test_a_label_of_digits_is_no_version() -> None:
+    body = lookup_answer({"a": np.ones((1, 2), np.float32), "b": np.zeros((1, 2), np.float32)}, strict=False)
+    described = metadata(a=("float32", (None, 2)), b=("float32", (None, 2)), c=("float32", (None, 2)))
+    at = Where(None, "20")
+    for names, found in (((), ["a", "b"]), (("b",), ["b"]), (("a", "c"), ["a"])):
+        arrays, _ = answer(HttpCalls("m").lookup(IDS, names, at, "s"), body, described, versions=[7])
+        assert (list(arrays), arrays.version) == (found, 7)
+
+
+def test_a_predict_whose_dtypes_fit_is_binary_once_the_signature_is_known() -> None:
+    calls_of = HttpCalls("m")
+    inputs = {"user": np.array([1])}
+    described = metadata(y=("float32", (None,)))
+    answer(calls_of.predict(inputs, (), Where(), "s"), predicted(y=np.float32([1])), described, versions=[3])
+    for other in ({"user": np.int32([1])}, {"else": np.array([1])}):
+        assert next(calls_of.predict(other, (), Where(), "s")).path == "/v1/models/m:predict"
+    assert next(calls_of.predict(inputs, (), Where(3), "s")).path == "/v1/models/m/versions/3:predict"
+    flow = calls_of.predict(inputs, ("y",), Where(), "s")
+    call = next(flow)
+    assert (call.path, call.body) == ("/v2/models/m/infer", encode_infer(inputs, ("y",), "s")[0])
+    with pytest.raises(StopIteration) as end:
+        flow.send(call.read(binary(y=np.float64([0.5]))))
+    assert (end.value.value.version, end.value.value["y"].dtype) == (7, np.float64)
+    # A newer version may have other dtypes, so JSON decides whether a refused request is wrong.
+    flow = calls_of.predict(inputs, (), Where(), "s")
+    next(flow)
+    assert flow.throw(InvalidRequest("INVALID_ARGUMENT", "other dtype")).path == "/v1/models/m:predict"
+    flow = calls_of.predict(inputs, (), Where(), "s")
+    next(flow)
+    with pytest.raises(ServerFault):
+        flow.throw(ServerFault("INTERNAL", "an error that stays"))
+
+
+def test_a_predict_of_a_server_that_names_no_version_is_json() -> None:
+    calls_of = HttpCalls("m")
+    for bodies in ((predicted(y=np.float32([1])), metadata(y=("float32", (None,)))), (predicted(y=np.float32([1])),)):
+        _, calls = answer(calls_of.predict(IDS, (), Where(), "s"), *bodies)
+        assert calls[0].path == "/v1/models/m:predict"
 
 
 def test_outputs_are_chosen_as_grpcs_filter_does() -> None:
-    body = lookup_answer({"a": np.ones((1, 2), np.float32), "b": np.zeros((1, 2), np.float32)}, strict=False)
+    body = predicted(a=np.ones((1, 2), np.float32), b=np.zeros((1, 2), np.float32))
     described = metadata(a=("float32", (None, 2)), b=("float32", (None, 2)), c=("float32", (None, 2)))
 
     def chosen(*names: str) -> Any:
-        return answer(HttpCalls("m").lookup(IDS, names, Where(), "s"), body, described)[0]
+        return answer(HttpCalls("m").predict(IDS, names, Where(), "s"), body, described)[0]
 
     assert list(chosen("b")) == ["b"]
     assert list(chosen("b", "a")) == ["b", "a"]
@@ -158,7 +221,7 @@ def test_an_answer_that_is_not_the_signatures_is_the_servers_fault(body: bytes, 
         answer(HttpCalls("m").predict(X, (), Where(), "s"), body, described)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"embeddings": 5}', b'{"embeddings": {"a": ["x"]}}'])
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"outputs": 5}', b'{"outputs": [{"name": "a"}]}'])
 def test_an_answer_of_another_form_is_the_servers_fault(body: bytes) -> None:
     with pytest.raises(ServerFault, match="can not be read"):
         next(HttpCalls("m").lookup(IDS, (), Where(), "s")).read(Reply(body))

@@ -10,12 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_client.protobuf import field, tag, varint
-from embedding_client.tensor_proto import DTYPE_NUMBERS, decode_shape, decode_tensor, dtype_name, dtype_of_proto_name
+from embedding_client.tensor_proto import (
+    DTYPE_NUMBERS,
+    decode_shape,
+    dtype_name,
+    dtype_of_proto_name,
+    parse_tensor,
+    tensor_array,
+)
 from service.artifact import tensor_proto
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import encode_tensor
 
 DTYPES = sorted(DTYPE_NUMBERS, key=str)
+
+
+def decode_tensor(data: bytes) -> np.ndarray:
+    """Decodes a TensorProto."""
+    return tensor_array(parse_tensor(data))
 
 
 def array_of(dtype: np.dtype[Any], *shape: int) -> np.ndarray:
