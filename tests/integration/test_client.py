@@ -42,6 +42,7 @@ STUBBORN = RetryPolicy(10_000, 0.02, 0.1)
 WIRES = ["grpc", "http"]
 USER = {"user": [1, 4]}
 USER_ROWS = [[1, 10], [4, 40]]
+JSON_LENGTH = "Inference-Header-Content-Length"
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +118,22 @@ def test_versions_signatures_and_outputs(server: ServerProcess, connect: partial
 
 def test_no_rows_keep_their_width(server: ServerProcess, connect: partial[Any]) -> None:
     with connect(server) as client:
-        rows = client.lookup({"user": np.empty(0, np.int64), "tags": np.empty((0, 3), np.int64)})
-        assert {name: array.shape for name, array in rows.items()} == {"user": (0, 2), "tags": (0, 3)}
+        for user, tags in ((np.empty(0, np.int64), np.empty((0, 3), np.int64)), ([], [])):
+            rows = client.lookup({"user": user, "tags": tags})
+            assert {name: array.shape for name, array in rows.items()} == {"user": (0, 2), "tags": (0, 3)}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_ids_of_every_integer_dtype(server: ServerProcess, connect: partial[Any], dtype: str) -> None:
+    with connect(server) as client:
+        ids = RaggedIds(np.array([1, 3], dtype), np.array([0, 0, 2], dtype))
+        rows = client.lookup({"user": np.array([1, 4], dtype), "tags_sum": ids})
+        assert {name: array.tolist() for name, array in rows.items()} == {
+            "user": USER_ROWS,
+            "tags_sum": [[0, 0, 0], [4, 10, 2]],
+        }
+        with pytest.raises(InvalidRequest, match="a value does not fit int64"):
+            client.lookup({"user": np.array([1 << 63], np.uint64)})
 
 
 def test_status_and_metadata(server: ServerProcess, connect: partial[Any]) -> None:
@@ -471,7 +486,8 @@ def answering(*answers: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[st
         http_server.server_close()
 
 
-EMBEDDINGS = b'{"embeddings":{"user":[[1.0,10.0],[4.0,40.0]]}}'
+_HEAD = b'{"outputs":[{"name":"user","datatype":"FP32","shape":[2,2],"parameters":{"binary_data_size":16}}]}'
+EMBEDDINGS = _HEAD + np.array(USER_ROWS, np.float32).tobytes()
 
 
 def good(handler: BaseHTTPRequestHandler) -> None:
@@ -489,7 +505,7 @@ def respond(
 ) -> None:
     """Writes an answer."""
     handler.send_response(status)
-    for name, value in ({"Content-Length": str(len(body))} | dict(headers or {})).items():
+    for name, value in ({"Content-Length": str(len(body)), JSON_LENGTH: str(len(_HEAD))} | dict(headers or {})).items():
         handler.send_header(name, value)
     handler.end_headers()
     handler.wfile.write(body)

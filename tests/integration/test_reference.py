@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
+from embedding_client.client import EmbeddingClient
 from service.artifact.protos import message_class
 from tests.integration.conftest import Serve
 from tests.integration.process import PATIENCE_S, until
@@ -45,6 +47,18 @@ def test_a_version_with_deltas_is_not_loaded(serve: Serve, base: Path) -> None:
     status = server.http.get("/v1/models/default").json()["model_version_status"][0]["status"]
     assert status["error_code"] == "FAILED_PRECONDITION" and "deltas" in status["error_message"]
     assert server.http.get("/readyz").status_code == 503
+
+
+def test_the_client_is_answered_on_both_wires(serve: Serve) -> None:
+    server = serve(data_plane="reference").ready()
+    ids = {"user": [1, 2], "tags": [[1], [2, 0]]}
+    with (
+        EmbeddingClient(f"http://127.0.0.1:{server.http_port}", model="default") as by_http,
+        EmbeddingClient(f"127.0.0.1:{server.grpc_port}", model="default") as by_grpc,
+    ):
+        expected = by_grpc.lookup(ids)
+        for name, found in by_http.lookup(ids).items():
+            np.testing.assert_array_equal(found, expected[name], strict=True)
 
 
 def test_status_metadata_and_health_on_both_wires(serve: Serve) -> None:

@@ -196,14 +196,18 @@ class AsyncEmbeddingClient:
             raise RuntimeError("the client is closed")
         transport = self._transport(target)
         attempts = self._attempts(timeout_s)
+        advance: Callable[[Any], Call[Any]] = flow.send
         answer: Any = None
         while True:
             try:
-                call = flow.send(answer)
+                call = advance(answer)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answer = await self._send_with_retries(call, transport, attempts)
+            try:
+                advance, answer = flow.send, await self._send_with_retries(call, transport, attempts)
+            except EmbeddingError as error:
+                advance, answer = flow.throw, error
 
     async def _send_with_retries(self, call: Call[T], transport: _Transport, attempts: Attempts) -> T:
         while True:

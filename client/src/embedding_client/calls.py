@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from embedding_client.errors import ServerFault, invalid
@@ -32,24 +31,27 @@ class Reply(NamedTuple):
     """The answer to a request that succeeded.
 
     version: the model version that answered, if a response header names it; else None.
+    json_length: the length of the JSON before binary tensors; None: the answer has no binary tensors.
     """
 
     body: bytes
     version: int | None = None
+    json_length: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class Call(NamedTuple, Generic[T]):
     """One request to the server, ready to be sent over gRPC or HTTP.
 
     path: of the gRPC method, or of the URL.
     body: the request's bytes; None sends an HTTP GET.
     decode: makes the result from the Reply.
+    json_length: the length of the JSON before the body's binary tensors; None: the body is one text or message.
     """
 
     path: str
     body: bytes | None
     decode: Callable[[Reply], T]
+    json_length: int | None = None
 
     def read(self, reply: Reply) -> T:
         """Decodes the server's reply to this request; raises ServerFault if the reply breaks the protocol."""
@@ -59,8 +61,8 @@ class Call(Generic[T]):
             raise ServerFault("INTERNAL", f"The server's answer to {self.path} can not be read: {error}") from error
 
 
-# The type of a client method as a generator: it yields each Call that must be sent, receives the Call's decoded reply,
-# and returns the method's result.
+# The type of a client method as a generator: it yields each Call that must be sent, receives its decoded reply or its
+# EmbeddingError, and returns the method's result.
 Flow = Generator[Call[Any], Any, R_co]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from embedding_client import messages
-from embedding_client.calls import Call, Flow, Where
+from embedding_client.calls import Call, Flow, Reply, Where
 from embedding_client.errors import Unimplemented
-from embedding_client.inputs import Ids, ragged_parts
-from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, RaggedIds, TableDescription, VersionStatus
+from embedding_client.inputs import Ids, lookup_tensors
+from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -23,19 +23,13 @@ class GrpcCalls:
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
         """Calls the gRPC method Predict with a lookup signature."""
-        inputs: dict[str, Array] = {}
-        for name, value in ids.items():
-            if isinstance(value, RaggedIds):
-                inputs.update(ragged_parts(name, value))
-            else:
-                inputs[name] = value
-        return self.predict(inputs, outputs, at, signature)
+        return self.predict(lookup_tensors(ids), outputs, at, signature)
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
         """Calls the gRPC method Predict with any signature."""
         spec = messages.encode_model_spec(self._model, at, signature)
         request = messages.encode_predict(spec, inputs, outputs)
-        arrays: Outputs = yield Call(PREDICT, request, lambda reply: messages.decode_predict(reply.body))
+        arrays: Outputs = yield Call(PREDICT, request, _outputs)
         return arrays
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
@@ -68,6 +62,10 @@ class GrpcCalls:
             METADATA, request, lambda reply: messages.decode_metadata(self._model, reply.body)
         )
         return metadata
+
+
+def _outputs(reply: Reply) -> Outputs:
+    return messages.decode_predict(reply.body)
 
 
 def _over_http_only(method: str) -> Unimplemented:

@@ -1,11 +1,12 @@
-"""Converts an HTTP response to a Reply, or to the error that the server would have sent over gRPC."""
+"""Makes a request's HTTP headers, and converts a response to a Reply, or to the error that gRPC would have given."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
-from embedding_client.calls import Reply
+from embedding_client.calls import Call, Reply
 from embedding_client.errors import EmbeddingError, Unavailable, error_of
 from embedding_client.targets import Target
 
@@ -28,6 +29,8 @@ _CODE_OF_STATUS = {
 # with status 400 over HTTP.
 _PRECONDITIONS = ("Serving signature ", 'Signature "')
 _SHOWN_CHARS = 300
+# The header with the length of the JSON before binary tensors.
+_JSON_LENGTH = "Inference-Header-Content-Length"
 
 
 # Names of the errors of a connection that the server has closed, as a gRPC port does to HTTP/1.1.
@@ -41,6 +44,15 @@ def no_connection(target: Target, error: Exception) -> Unavailable:
     return Unavailable("UNAVAILABLE", f"No connection to {target}: {kind}: {error}{hint}")
 
 
+def request_headers(call: Call[Any]) -> dict[str, str]:
+    """Returns the HTTP headers of a request, without those for its connection and its sender."""
+    if call.body is None:
+        return {}
+    if call.json_length is None:
+        return {"Content-Type": "application/json"}
+    return {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(call.json_length)}
+
+
 def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> Reply:
     """Returns the Reply of an HTTP response with status 200; raises EmbeddingError for another status.
 
@@ -51,9 +63,12 @@ def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> Re
       EmbeddingError: the status is not 200.
     """
     if status == 200:
-        version = header("X-Model-Version")
-        return Reply(body, int(version) if version is not None and version.isdecimal() else None)
+        return Reply(body, _number(header("X-Model-Version")), _number(header(_JSON_LENGTH)))
     raise _error(status, body, header)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 def _error(status: int, body: bytes, header: Callable[[str], str | None]) -> EmbeddingError:

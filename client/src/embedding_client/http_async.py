@@ -15,12 +15,10 @@ except ImportError as error:
 from embedding_client.bearer import NO_TOKEN, Bearer
 from embedding_client.calls import Call, Reply
 from embedding_client.errors import DeadlineExceeded
-from embedding_client.http_answers import checked, no_connection
+from embedding_client.http_answers import checked, no_connection, request_headers
 from embedding_client.targets import Target
 
 _MAX_CONNECTIONS = 100
-_GET_HEADERS: dict[str, str] = {}
-_POST_HEADERS = {"Content-Type": "application/json"}
 
 
 class AsyncHttpTransport:
@@ -43,11 +41,9 @@ class AsyncHttpTransport:
         """Sends a call over HTTP and returns the server's reply; raises EmbeddingError."""
         try:
             async with asyncio.timeout(timeout_s):
-                if call.body is None:
-                    response = await self._client.get(call.path, headers=self._bearer.headers(_GET_HEADERS))
-                else:
-                    headers = self._bearer.headers(_POST_HEADERS)
-                    response = await self._client.post(call.path, content=call.body, headers=headers)
+                method = "GET" if call.body is None else "POST"
+                headers = self._bearer.headers(request_headers(call))
+                response = await self._client.request(method, call.path, content=call.body, headers=headers)
         except TimeoutError as error:
             text = f"No answer from {self._target} within {timeout_s:.3g} s."
             raise DeadlineExceeded("DEADLINE_EXCEEDED", text) from error

@@ -1,8 +1,15 @@
-"""Calls TensorFlow Serving's REST routes, and embedding-server's own routes for lookups, tables and rows.
+"""Calls the Open Inference Protocol, TensorFlow Serving's REST routes, and embedding-server's own routes.
 
-A JSON answer has no dtypes, and no name for a single output. A lookup does not need them: embeddings are float32. For a
-predict the client fetches the signature, once for each version that answers. If the server does not name that version,
-the client fetches once for each version or label asked for, and again if an answer does not fit the signature.
+Lookups and predicts are sent in Open Inference's binary form, except these, which are sent in JSON:
+
+- a lookup with a label of digits alone, which an Open Inference path would name as a version;
+- a lookup that the server refused and that has an empty list, because JSON's empty lists have no dtype;
+- a predict whose inputs are not known to have the signature's dtypes, because JSON has no dtypes: the first one, one of
+  other dtypes, and each one to TensorFlow Serving, which lacks Open Inference.
+
+JSON also has no name for a single output. So the client fetches the signature of a predict in JSON, once for each
+version that answers. If the server does not name that version, the client fetches once for each version or label asked
+for, and again if an answer does not fit the signature.
 """
 
 from __future__ import annotations
@@ -14,10 +21,11 @@ from urllib.parse import quote
 import numpy as np
 
 from embedding_client.calls import Call, Flow, Reply, Where
-from embedding_client.errors import ServerFault, error_of, invalid
+from embedding_client.errors import InvalidRequest, ServerFault, Unimplemented, error_of, invalid
 from embedding_client.http_bodies import lookup_body, neighbors_body, predict_body, rows_body
-from embedding_client.inputs import Ids
+from embedding_client.inputs import Ids, lookup_tensors
 from embedding_client.json_answers import float32_array, key_bytes, parse_object, typed_array, with_shape
+from embedding_client.open_inference import decode_infer, encode_infer
 from embedding_client.tensor_proto import dtype_of_proto_name
 from embedding_client.types import (
     DEFAULT_SIGNATURE,
@@ -41,12 +49,26 @@ class HttpCalls:
     """The client's methods for one model, as requests to the server's HTTP routes."""
 
     def __init__(self, model: str) -> None:
-        self._path = f"/v1/models/{quote(model, safe='')}"
-        # The cache of signatures needs no lock: if two threads fetch the same signature, they store equal values.
+        self._path = f"/models/{quote(model, safe='')}"
+        # The caches of signatures need no lock: if two threads fetch the same signature, they store equal values.
         self._signatures: dict[tuple[Where, str], SignatureDescription] = {}
+        # The signatures of versions that embedding-server answered with, by the version or label that was asked for.
+        self._answered: dict[tuple[Where, str], SignatureDescription] = {}
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Posts ids to the model's `:lookup` route."""
+        """Posts ids to the model's `infer` route, or to `:lookup`."""
+        inputs = lookup_tensors(ids)
+        if not (at.label or "").isdecimal():
+            try:
+                found: Outputs = yield self._infer(inputs, outputs, at, signature)
+            except Unimplemented:
+                # The reference server has no Open Inference.
+                pass
+            except InvalidRequest:
+                if all(array.size for array in inputs.values()):
+                    raise
+            else:
+                return found
         answer: Outputs = yield Call(f"{self._at(at)}:lookup", lookup_body(ids, signature), _embeddings)
         if all(name in answer for name in outputs) and all(array.size for array in answer.values()):
             return _chosen(answer, outputs, answer)
@@ -60,19 +82,38 @@ class HttpCalls:
         return _chosen(Outputs(arrays, version=answer.version), outputs, described)
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Posts inputs to the model's `:predict` route, as columns ("inputs")."""
+        """Posts inputs to the model's `infer` route if their dtypes fit, else to `:predict`, as columns ("inputs")."""
+        asked = at, signature
+        is_label_of_digits = (at.label or "").isdecimal()
+        if asked in self._answered and not is_label_of_digits and _fit(inputs, self._answered[asked]):
+            try:
+                found: Outputs = yield self._infer(inputs, outputs, at, signature)
+            except (InvalidRequest, Unimplemented):
+                # The signature may be that of a version which no longer answers; the reference server has no Open
+                # Inference.
+                pass
+            else:
+                return found
         answer, version = yield Call(f"{self._at(at)}:predict", predict_body(inputs, signature), _outputs)
         at = _version_answered(at, version)
         known = self._signatures.get((at, signature))
-        described = (known or (yield from self._signature(at, signature))).outputs
-        columns = _columns(answer, described, inputs)
+        description = known or (yield from self._signature(at, signature))
+        columns = _columns(answer, description.outputs, inputs)
         if columns is None and known:
-            described = (yield from self._signature(at, signature)).outputs
-            columns = _columns(answer, described, inputs)
+            description = yield from self._signature(at, signature)
+            columns = _columns(answer, description.outputs, inputs)
+        described = description.outputs
+        if version is not None:
+            # TensorFlow Serving, which lacks Open Inference, does not name the version.
+            _remember(self._answered, asked, description)
         if columns is None:
             raise ServerFault("INTERNAL", f"The answer's outputs are not the signature's: {', '.join(described)}.")
         arrays = {name: _typed(name, value, described[name]) for name, value in columns.items()}
         return _chosen(Outputs(arrays, version=version), outputs, described)
+
+    def _infer(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Call[Outputs]:
+        body, json_length = encode_infer(inputs, outputs, signature)
+        return Call(f"{self._at(at, '/v2', 'versions')}/infer", body, decode_infer, json_length)
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
         """Gets the list of the model's embedding tables from the model's `tables` route."""
@@ -102,14 +143,14 @@ class HttpCalls:
         metadata: ModelMetadata = yield Call(f"{self._at(at)}/metadata", None, _metadata)
         return metadata
 
-    def _at(self, at: Where) -> str:
+    def _at(self, at: Where, api: str = "/v1", labels: str = "labels") -> str:
         if at.label is not None:
-            return f"{self._path}/labels/{quote(at.label, safe='')}"
+            return f"{api}{self._path}/{labels}/{quote(at.label, safe='')}"
         if at.version is None:
-            return self._path
+            return f"{api}{self._path}"
         if at.version < 0:
             raise invalid(f"version is {at.version}: expected 0 or more, within 64 bits.")
-        return f"{self._path}/versions/{at.version}"
+        return f"{api}{self._path}/versions/{at.version}"
 
     def _signature(self, at: Where, signature: str) -> Flow[SignatureDescription]:
         metadata = yield from self.metadata(at)
@@ -117,10 +158,25 @@ class HttpCalls:
         if name not in metadata.signatures:
             raise error_of("FAILED_PRECONDITION", f'Serving signature key "{name}" not found.')
         description = metadata.signatures[name]
-        if len(self._signatures) >= _MAX_SIGNATURES:
-            self._signatures = {}
-        self._signatures[at, signature] = description
+        _remember(self._signatures, (at, signature), description)
         return description
+
+
+def _remember(
+    signatures: dict[tuple[Where, str], SignatureDescription], key: tuple[Where, str], description: SignatureDescription
+) -> None:
+    if len(signatures) >= _MAX_SIGNATURES:
+        signatures.clear()
+    signatures[key] = description
+
+
+def _fit(inputs: Mapping[str, Array], description: SignatureDescription) -> bool:
+    """Says whether the inputs have the signature's dtypes; strings are keys, which the server accepts for integers."""
+    described = description.inputs
+    return all(
+        name in described and (array.dtype == object or array.dtype.name == described[name].dtype)
+        for name, array in inputs.items()
+    )
 
 
 def _version_answered(at: Where, version: int | None) -> Where:

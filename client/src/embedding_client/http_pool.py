@@ -14,12 +14,10 @@ from typing import Any
 from embedding_client.bearer import NO_TOKEN, Bearer
 from embedding_client.calls import Call, Reply
 from embedding_client.errors import DeadlineExceeded
-from embedding_client.http_answers import checked, no_connection
+from embedding_client.http_answers import checked, no_connection, request_headers
 from embedding_client.targets import Target
 
 _MAX_IDLE = 64
-_GET_HEADERS: dict[str, str] = {}
-_POST_HEADERS = {"Content-Type": "application/json"}
 
 
 class HttpTransport:
@@ -78,10 +76,8 @@ class HttpTransport:
             connection.connect()
         connection.sock.settimeout(remaining())
         connection.response_class = partial(_response, remaining)  # type: ignore[assignment]
-        if call.body is None:
-            connection.request("GET", call.path, headers=self._bearer.headers(_GET_HEADERS))
-        else:
-            connection.request("POST", call.path, call.body, self._bearer.headers(_POST_HEADERS))
+        headers = self._bearer.headers(request_headers(call))
+        connection.request("GET" if call.body is None else "POST", call.path, call.body, headers)
         with connection.getresponse() as response:
             return response.status, response.getheader, response.read()
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from embedding_client.errors import invalid
-from embedding_client.leaves import leaf_array, to_array
+from embedding_client.leaves import int64_array, leaf_array, to_array
 from embedding_client.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, WEIGHTS_SUFFIX, Array, RaggedIds
 
 _Item = TypeVar("_Item", covariant=True)
@@ -47,7 +47,10 @@ TensorInput: TypeAlias = Array | RaggedIds | Sequence[Any] | Id | float | bool
 Ids: TypeAlias = Array | RaggedIds
 
 _NESTS = (list, tuple, np.ndarray)
-_LEAVES = frozenset({int, float, str, bytes})
+# numpy's characters of the dtypes of ids in requests: object, and integers of 32 and 64 bits, which the server converts
+# to each other.
+_SENT_CHARS = "liqO"
+_INT, _LIST = {int}, {list}
 
 
 def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, FeatureWeights] | None) -> dict[str, Ids]:
@@ -56,11 +59,12 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
     Raises:
       InvalidRequest: `features` is empty, a value is neither a list nor an array of ids, or weights do not fit the ids.
     """
-    for what, given in (("features", features), ("weights", weights or {})):
-        _check_names(what, given)
+    _check_names("features", features)
     if not features:
         raise invalid("a lookup needs at least one feature.")
-    weights = weights or {}
+    if not weights:
+        return {name: feature_ids(name, value) for name, value in features.items()}
+    _check_names("weights", weights)
     for name in weights:
         if name not in features:
             raise invalid(f'feature "{name}": weights were sent without ids.')
@@ -68,7 +72,8 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
 
 
 def _check_names(what: str, given: object) -> None:
-    if not isinstance(given, Mapping):
+    # The first check is for speed: the second takes longer than to convert a feature's ids.
+    if type(given) is not dict and not isinstance(given, Mapping):
         raise invalid(f'{what}: expected a dict such as {{"user_id": [1, 2]}}, got {type(given).__name__}.')
     for name in given:
         if not isinstance(name, str):
@@ -86,8 +91,11 @@ def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = N
     """
     ids = _ids(name, value)
     values = ids.values if isinstance(ids, RaggedIds) else ids
-    if values.dtype.kind not in "iuO":
-        raise invalid(f'feature "{name}": expected integers or strings as ids, got {values.dtype}.')
+    if values.dtype.char not in _SENT_CHARS:
+        if values.dtype.kind not in "iu":
+            raise invalid(f'feature "{name}": expected integers or strings as ids, got {values.dtype}.')
+        values = int64_array(f'feature "{name}"', values)
+        ids = ids._replace(values=values) if isinstance(ids, RaggedIds) else values
     if weights is None:
         return ids
     if not isinstance(ids, RaggedIds):
@@ -126,7 +134,21 @@ def ragged_parts(name: str, ids: RaggedIds) -> dict[str, Array]:
     return parts
 
 
+def lookup_tensors(ids: Mapping[str, Ids]) -> dict[str, Array]:
+    """Returns the arrays of a lookup by the signature's input."""
+    arrays: dict[str, Array] = {}
+    for name, value in ids.items():
+        if isinstance(value, RaggedIds):
+            arrays.update(ragged_parts(name, value))
+        else:
+            arrays[name] = value
+    return arrays
+
+
 def _ids(name: str, value: Any) -> Ids:
+    if type(value) is list and set(map(type, value)) == _INT:
+        # Most lookups have a row or two, and then the checks below are a large part of their cost.
+        return int64_array(f'feature "{name}"', value)
     what = f'feature "{name}"'
     if isinstance(value, RaggedIds):
         return _checked(name, value)
@@ -148,13 +170,9 @@ def _ids(name: str, value: Any) -> Ids:
 def _flat(what: str, rows: Sequence[Any] | Array) -> tuple[list[Any], Array | None]:
     """Returns all rows' values in one list, and the row splits; the row splits are None if the rows are not nested."""
     kinds = set(map(type, rows))
-    # Lists of plain numbers or strings are checked first: most lookups have a row or two, and then this check is a
-    # large part of their cost.
-    if kinds <= _LEAVES:
-        return list(rows), None
-    if kinds != {list}:
+    if kinds != _LIST:
         is_nest = set(map(_is_nest, kinds))
-        if is_nest == {False}:
+        if True not in is_nest:
             return list(rows), None
         if len(is_nest) > 1:
             raise invalid(f"{what}: lists and bare values are mixed.")

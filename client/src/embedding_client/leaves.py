@@ -26,14 +26,14 @@ def leaf_array(what: str, flat: list[Any]) -> Array:
     """
     types = set(map(type, flat))
     if types <= {int}:
-        return _int64(what, flat)
+        return int64_array(what, flat)
     if _all(types, _STRINGS):
         return _encoded(what, flat)
     if _all(types, _BOOLS):
         return np.array(flat, np.bool_)
     if not any(issubclass(kind, _BOOLS) for kind in types):
         if _all(types, _INTS):
-            return _int64(what, flat)
+            return int64_array(what, flat)
         if _all(types, _INTS + _FLOATS):
             return np.array(flat, np.float32)
     names = ", ".join(sorted(kind.__name__ for kind in types))
@@ -80,9 +80,10 @@ def _all(types: set[type], kinds: tuple[type, ...]) -> bool:
     return all(issubclass(kind, kinds) for kind in types)
 
 
-def _int64(what: str, flat: list[Any]) -> Array:
+def int64_array(what: str, integers: list[Any] | Array) -> Array:
+    """Converts integers to int64; raises InvalidRequest if one does not fit."""
     try:
-        return np.array(flat, np.int64)
+        return np.array(integers.tolist() if isinstance(integers, np.ndarray) else integers, np.int64)
     except OverflowError as error:
         raise invalid(f"{what}: a value does not fit int64.") from error
 

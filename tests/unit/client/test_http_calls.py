@@ -1,0 +1,261 @@
+"""Checks the client's HTTP requests and its reading of answers, against the encoders of the reference server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from embedding_client.calls import Reply, Where
+from embedding_client.errors import InvalidRequest, ServerFault
+from embedding_client.http_calls import HttpCalls
+from embedding_client.open_inference import encode_infer
+from embedding_client.types import State, TableDescription, TensorDescription, VersionStatus
+from service import types
+from service.artifact.signature_def import metadata_json
+from service.reference.json_tensors import dump, lookup_answer, predict_answer
+from service.types import SignatureSpec, TableInfo, TensorSpec
+from service.wire.api import statuses_json
+from service.wire.json_body import encode_tables
+from tests.unit.client.test_grpc_calls import answer
+
+X = {"x": np.array([1.0], np.float32)}
+IDS = {"user": np.array([1])}
+
+
+def metadata(**outputs: tuple[str, tuple[int | None, ...] | None]) -> bytes:
+    """Returns the metadata of a model whose signature "s" has these outputs."""
+    tensors = {name: TensorSpec(name, dtype, shape, f"{name}:0") for name, (dtype, shape) in outputs.items()}
+    inputs = {"user": TensorSpec("user", "int64", (None,), "user:0")}
+    return metadata_json("m", 3, {"s": SignatureSpec("s", "predict", "method", inputs, tensors)})
+
+
+def predicted(**outputs: Any) -> bytes:
+    """Returns the columnar answer to a predict with these outputs."""
+    return predict_answer({name: np.asarray(array) for name, array in outputs.items()}, by_row=False, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "at", "path"),
+    [
+        ("m", Where(), "/v2/models/m/infer"),
+        ("a/b ü:c", Where(), "/v2/models/a%2Fb%20%C3%BC%3Ac/infer"),
+        ("m", Where(0), "/v2/models/m/versions/0/infer"),
+        ("m", Where(None, "a/b"), "/v2/models/m/versions/a%2Fb/infer"),
+        ("m", Where(None, "20"), "/v1/models/m/labels/20:lookup"),
+    ],
+)
+def test_paths(model: str, at: Where, path: str) -> None:
+    assert next(HttpCalls(model).lookup(IDS, (), at, "lookup")).path == path
+
+
+def test_a_version_is_not_negative() -> None:
+    with pytest.raises(InvalidRequest, match="version is -1"):
+        next(HttpCalls("m").status(-1))
+
+
+def binary(version: int = 7, **outputs: np.ndarray) -> Reply:
+    """Returns an Open Inference answer with binary tensors, which has the form of a request."""
+    body, json_length = encode_infer(outputs, (), "s")
+    return Reply(body.replace(b'"inputs"', b'"outputs"', 1), version, json_length + 1)
+
+
+def test_a_lookup_takes_one_call() -> None:
+    flow = HttpCalls("m").lookup(IDS, (), Where(), "lookup")
+    call = next(flow)
+    with pytest.raises(StopIteration) as end:
+        flow.send(call.read(binary(user=np.array([[0.1, np.nan]], np.float32))))
+    arrays = end.value.value
+    assert arrays.version == 7
+    np.testing.assert_array_equal(arrays["user"], np.array([[0.1, np.nan]], np.float32), strict=True)
+
+
+EMPTY = {"user": np.array([], np.int64)}
+
+
+def test_only_a_lookup_with_an_empty_list_is_sent_again_in_json() -> None:
+    refused = InvalidRequest("INVALID_ARGUMENT", "expected string")
+    flow = HttpCalls("m").lookup(IDS, (), Where(), "s")
+    next(flow)
+    with pytest.raises(InvalidRequest, match="expected string"):
+        flow.throw(refused)
+    flow = HttpCalls("m").lookup(EMPTY, (), Where(), "s")
+    next(flow)
+    call = flow.throw(refused)
+    assert call.path == "/v1/models/m:lookup"
+    asked = flow.send(call.read(Reply(lookup_answer({"user": np.empty((0, 5), np.float32)}, strict=False))))
+    assert asked.path == "/v1/models/m/metadata"
+    with pytest.raises(StopIteration) as end:
+        flow.send(asked.read(Reply(metadata(user=("float32", (None, 5))))))
+    assert (end.value.value["user"].shape, end.value.value.version) == ((0, 5), None)
+
+
+def test_a_label_of_digits_is_no_version() -> None:
+    body = lookup_answer({"a": np.ones((1, 2), np.float32), "b": np.zeros((1, 2), np.float32)}, strict=False)
+    described = metadata(a=("float32", (None, 2)), b=("float32", (None, 2)), c=("float32", (None, 2)))
+    at = Where(None, "20")
+    for names, found in (((), ["a", "b"]), (("b",), ["b"]), (("a", "c"), ["a"])):
+        arrays, _ = answer(HttpCalls("m").lookup(IDS, names, at, "s"), body, described, versions=[7])
+        assert (list(arrays), arrays.version) == (found, 7)
+
+
+def test_a_predict_whose_dtypes_fit_is_binary_once_the_signature_is_known() -> None:
+    calls_of = HttpCalls("m")
+    inputs = {"user": np.array([1])}
+    described = metadata(y=("float32", (None,)))
+    answer(calls_of.predict(inputs, (), Where(), "s"), predicted(y=np.float32([1])), described, versions=[3])
+    for other in ({"user": np.int32([1])}, {"else": np.array([1])}):
+        assert next(calls_of.predict(other, (), Where(), "s")).path == "/v1/models/m:predict"
+    assert next(calls_of.predict(inputs, (), Where(3), "s")).path == "/v1/models/m/versions/3:predict"
+    flow = calls_of.predict(inputs, ("y",), Where(), "s")
+    call = next(flow)
+    assert (call.path, call.body) == ("/v2/models/m/infer", encode_infer(inputs, ("y",), "s")[0])
+    with pytest.raises(StopIteration) as end:
+        flow.send(call.read(binary(y=np.float64([0.5]))))
+    assert (end.value.value.version, end.value.value["y"].dtype) == (7, np.float64)
+    # A newer version may have other dtypes, so JSON decides whether a refused request is wrong.
+    flow = calls_of.predict(inputs, (), Where(), "s")
+    next(flow)
+    assert flow.throw(InvalidRequest("INVALID_ARGUMENT", "other dtype")).path == "/v1/models/m:predict"
+    flow = calls_of.predict(inputs, (), Where(), "s")
+    next(flow)
+    with pytest.raises(ServerFault):
+        flow.throw(ServerFault("INTERNAL", "an error that stays"))
+
+
+def test_a_predict_of_a_server_that_names_no_version_is_json() -> None:
+    calls_of = HttpCalls("m")
+    for bodies in ((predicted(y=np.float32([1])), metadata(y=("float32", (None,)))), (predicted(y=np.float32([1])),)):
+        _, calls = answer(calls_of.predict(IDS, (), Where(), "s"), *bodies)
+        assert calls[0].path == "/v1/models/m:predict"
+
+
+def test_outputs_are_chosen_as_grpcs_filter_does() -> None:
+    body = predicted(a=np.ones((1, 2), np.float32), b=np.zeros((1, 2), np.float32))
+    described = metadata(a=("float32", (None, 2)), b=("float32", (None, 2)), c=("float32", (None, 2)))
+
+    def chosen(*names: str) -> Any:
+        return answer(HttpCalls("m").predict(IDS, names, Where(), "s"), body, described)[0]
+
+    assert list(chosen("b")) == ["b"]
+    assert list(chosen("b", "a")) == ["b", "a"]
+    assert list(chosen("a", "c")) == ["a"], "c is an output whose feature was not sent"
+    with pytest.raises(InvalidRequest, match=r"alias not found in signature: z Outputs expected .* \{a,b,c\}"):
+        chosen("z")
+    with pytest.raises(InvalidRequest, match="duplicate output tensor alias: a"):
+        chosen("a", "a")
+
+
+def test_a_predict_asks_for_its_signature_once() -> None:
+    calls_of = HttpCalls("m")
+    described = metadata(y=("float16", (None,)))
+    for bodies in ((predicted(y=np.float16([0.1])), described), (predicted(y=np.float16([0.2])),)):
+        arrays, calls = answer(calls_of.predict(X, (), Where(3), "s"), *bodies)
+        assert arrays["y"].dtype == np.float16
+        assert [call.path.rpartition("3")[2] for call in calls] == [":predict", "/metadata"][: len(bodies)]
+
+
+def test_a_predict_of_several_outputs_has_their_dtypes() -> None:
+    body = predicted(y=np.float32([[0.1]]), n=np.int32([7]), s_bytes=np.array([b"\0"], object))
+    described = metadata(y=("float32", (None, 1)), n=("int32", (None,)), s_bytes=("string", (None,)))
+    arrays, _ = answer(HttpCalls("m").predict(X, (), Where(), "s"), body, described)
+    assert {name: array.dtype.name for name, array in arrays.items()} == {
+        "y": "float32",
+        "n": "int32",
+        "s_bytes": "object",
+    }
+    assert arrays["s_bytes"].tolist() == [b"\0"]
+
+
+@pytest.mark.parametrize("feature", ["a", "a__values"])
+def test_a_single_output_of_a_lookup_is_named_by_its_feature(feature: str) -> None:
+    described = metadata(a=("float32", (None, 1)), b=("float32", (None, 1)))
+    inputs = {feature: np.array([1])}
+    arrays, _ = answer(HttpCalls("m").predict(inputs, (), Where(), "s"), predicted(a=np.float32([[2]])), described)
+    assert arrays["a"].tolist() == [[2]]
+
+
+def test_a_signature_that_changed_is_asked_for_again() -> None:
+    calls_of = HttpCalls("m")
+    answer(calls_of.predict(X, (), Where(), "s"), predicted(y=np.float32([1])), metadata(y=("float32", (None,))))
+    body, described = predicted(y=[1.0], z=[2]), metadata(y=("float64", (None,)), z=("int64", (None,)))
+    arrays, calls = answer(calls_of.predict(X, (), Where(), "s"), body, described)
+    assert len(calls) == 2
+    assert {name: array.dtype.name for name, array in arrays.items()} == {"y": "float64", "z": "int64"}
+
+
+def test_each_version_that_answers_is_asked_for_its_signature_once() -> None:
+    calls_of = HttpCalls("m")
+    dtypes = {3: "float32", 4: "float16"}
+    for version, is_new in ((3, True), (3, False), (4, True), (3, False)):
+        bodies = [predicted(y=np.float16([0.5])), metadata(y=(dtypes[version], (None,)))][: 1 + is_new]
+        arrays, calls = answer(calls_of.predict(X, (), Where(), "s"), *bodies, versions=[version])
+        assert (arrays["y"].dtype, arrays.version) == (np.dtype(dtypes[version]), version)
+        assert [call.path for call in calls] == [
+            "/v1/models/m:predict",
+            f"/v1/models/m/versions/{version}/metadata",
+        ][: 1 + is_new]
+
+
+def test_signatures_of_versions_long_gone_are_dropped() -> None:
+    calls_of = HttpCalls("m")
+    body, described = predicted(y=np.float32([1])), metadata(y=("float32", (None,)))
+    for version in range(1000):
+        answer(calls_of.predict(X, (), Where(), "s"), body, described, versions=[version])
+    assert len(calls_of._signatures) <= 256
+
+
+@pytest.mark.parametrize(
+    ("body", "described"),
+    [
+        (predicted(y=[1.0], z=[2]), metadata(y=("float32", (None,)))),
+        (predicted(y=[1.0]), metadata(a=("float32", (None,)), b=("float32", (None,)))),
+        (predicted(y=np.array([b"a"], object)), metadata(y=("float32", (None,)))),
+        (b'{"outputs": [1, [2]]}', metadata(y=("int64", (None,)))),
+    ],
+)
+def test_an_answer_that_is_not_the_signatures_is_the_servers_fault(body: bytes, described: bytes) -> None:
+    with pytest.raises(ServerFault, match="signature's|no (float32|int64) tensor"):
+        answer(HttpCalls("m").predict(X, (), Where(), "s"), body, described)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"outputs": 5}', b'{"outputs": [{"name": "a"}]}'])
+def test_an_answer_of_another_form_is_the_servers_fault(body: bytes) -> None:
+    with pytest.raises(ServerFault, match="can not be read"):
+        next(HttpCalls("m").lookup(IDS, (), Where(), "s")).read(Reply(body))
+
+
+def test_tables() -> None:
+    info = TableInfo("film", 1683, 32, "int8", 60588, ("film_id", "recent"))
+    tables, calls = answer(HttpCalls("m").tables(Where(None, "stable")), encode_tables([info]))
+    assert tables == (TableDescription("film", 1683, 32, "int8", 60588, ("film_id", "recent")),)
+    assert (calls[0].path, calls[0].body) == ("/v1/models/m/labels/stable/tables", None)
+
+
+def test_rows_statuses_and_metadata() -> None:
+    rows, calls = answer(
+        HttpCalls("m").rows("a/t", np.array([5]), Where(2)), dump({"rows": np.float32([[1, 2]])}, strict=False)
+    )
+    np.testing.assert_array_equal(rows, np.float32([[1, 2]]), strict=True)
+    assert calls[0].path == "/v1/models/m/versions/2/tables/a%2Ft:rows"
+    assert orjson.loads(calls[0].body) == {"ids": [5]}
+
+    sent = (
+        types.VersionStatus(2, types.State.LOADING),
+        types.VersionStatus(1, types.State.END, "FAILED_PRECONDITION", "no file"),
+    )
+    got, calls = answer(HttpCalls("m").status(None), statuses_json(sent))
+    assert got == (VersionStatus(2, State.LOADING), VersionStatus(1, State.END, "FAILED_PRECONDITION", "no file"))
+    assert (calls[0].path, calls[0].body) == ("/v1/models/m", None)
+
+    shapes: dict[str, tuple[str, tuple[int | None, ...] | None]] = {
+        "a": ("float32", (None, 3)),
+        "b": ("string", None),
+        "c": ("float64", ()),
+        "d": ("uint8", (2,)),
+    }
+    described, _ = answer(HttpCalls("m").metadata(Where()), metadata(**shapes))
+    assert (described.model, described.version) == ("m", 3)
+    assert described.signatures["s"].outputs == {name: TensorDescription(*spec) for name, spec in shapes.items()}
