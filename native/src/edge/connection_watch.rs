@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_connection_ends_at_its_age_and_is_cut_after_its_grace() {
-        let (age, grace) = (Some(Duration::from_secs(100)), Some(Duration::from_secs(5)));
+        let (age, grace) = (Some(Duration::from_secs(100)), Some(Duration::from_secs(30)));
         let limits = Limits { keep_alive: Duration::from_secs(620), max_age: age, max_age_grace: grace, ..limits() };
         let start = Instant::now();
         for (is_http, is_http2, told) in
@@ -273,9 +273,9 @@ mod tests {
             let mut watch = Watch::new(is_http, &limits, start);
             assert_eq!(watch.look(&connection, &limits, at(start, 89)), Order::Serve);
             assert_eq!(watch.look(&connection, &limits, at(start, 110)), told);
-            assert_eq!(watch.look(&connection, &limits, at(start, 116)), Order::Cut, "a request is open");
+            assert_eq!(watch.look(&connection, &limits, at(start, 141)), Order::Cut, "a request is open");
             drop(open);
-            assert_eq!(watch.look(&connection, &limits, at(start, 116)), Order::Close);
+            assert_eq!(watch.look(&connection, &limits, at(start, 141)), Order::Close);
         }
         let ends: std::collections::HashSet<_> = (0..50).map(|_| Watch::new(true, &limits, start).aged_at).collect();
         assert!(ends.len() > 40 && ends.iter().flatten().all(|end| (at(start, 90)..=at(start, 110)).contains(end)));
