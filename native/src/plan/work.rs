@@ -22,6 +22,7 @@ use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{Servable, Signature};
 use super::validation::{check_names, count_rows, shape_faults, validate_tensors};
+use crate::tables::memory::copy;
 
 /// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
 /// this size takes some 100 microseconds, about as long as handing it to the pool and back.
@@ -207,7 +208,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 if from.len() != to.len() {
                     return Err(faults::internal("an output has not as many numbers as its shape says").into());
                 }
-                to.write_copy_of_slice(from);
+                copy(from, to);
                 Ok(())
             }
             Content::Lookup { sent, missing, remote } => {
