@@ -141,45 +141,39 @@ unsafe fn write(start: *const u8, count: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::io::{Read, Write};
-    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;
 
-    fn pipe() -> (File, File) {
-        let mut ends = [0; 2];
-        // SAFETY: pipe(2) writes two new file descriptors to `ends`, which no other code owns.
-        unsafe {
-            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
-            (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
-        }
-    }
-
-    /// Runs `last` in a child process that keeps its last words; returns what it wrote to standard error, and the signal
-    /// that ended it.
-    fn last_words(ring: &[u8], lines: &[u8], last: fn()) -> (String, libc::c_int) {
-        let (reader, mut writer) = UnixStream::pair().unwrap();
-        let (mut said, standard_error) = pipe();
-        writer.write_all(lines).unwrap();
-        let mut buffer = ring.to_vec();
+    /// Runs `last` in a child process that keeps its last words: the ring buffer, and what can be read from `lines`. Returns
+    /// the signal that ended it.
+    fn killer(lines: i32, standard_error: &impl AsRawFd, mut buffer: Vec<u8>, last: fn()) -> libc::c_int {
         // SAFETY: after the fork, the child process only installs the handlers and crashes.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: the buffer lives until the child process ends.
-            unsafe { keep(reader.as_raw_fd(), standard_error.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) }
-                .unwrap();
+            unsafe { keep(lines, standard_error.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) }.unwrap();
             last();
         }
-        drop(standard_error);
-        let mut text = String::new();
-        said.read_to_string(&mut text).unwrap();
         let mut status = 0;
         // SAFETY: waitpid(2) gets the id of a child process of this test, and writes only to `status`.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFSIGNALED(status));
-        (text, libc::WTERMSIG(status))
+        libc::WTERMSIG(status)
+    }
+
+    /// Returns what a child process that keeps its last words writes to standard error, and the signal that ends it.
+    fn last_words(ring: &[u8], lines: &[u8], last: fn()) -> (String, libc::c_int) {
+        let (reader, mut writer) = UnixStream::pair().unwrap();
+        let (mut said, standard_error) = std::io::pipe().unwrap();
+        writer.write_all(lines).unwrap();
+        let signal = killer(reader.as_raw_fd(), &standard_error, ring.to_vec(), last);
+        drop(standard_error);
+        let mut text = String::new();
+        said.read_to_string(&mut text).unwrap();
+        (text, signal)
     }
 
     /// Returns a ring buffer of 8 bytes with these numbers of bytes ever written and ever put.
@@ -210,19 +204,8 @@ mod tests {
             }
             std::process::abort();
         }
-        let (reader, standard_error) = pipe();
-        let mut buffer = ring(0, 8, *b"unread  ");
-        // SAFETY: as in `last_words`; the parent process keeps the pipe open and does not read it.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: the buffer lives until the child process ends.
-            unsafe { keep(-1, standard_error.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) }.unwrap();
-            fill_and_abort();
-        }
-        let mut status = 0;
-        // SAFETY: waitpid(2) gets the id of a child process of this test, and writes only to `status`.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT);
+        let (reader, standard_error) = std::io::pipe().unwrap();
+        assert_eq!(killer(-1, &standard_error, ring(0, 8, *b"unread  "), fill_and_abort), libc::SIGABRT);
         drop(reader);
     }
 }

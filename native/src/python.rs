@@ -715,6 +715,8 @@ struct LimitsConfig {
     http_timeout_s: f64,
     max_message_bytes: usize,
     grpc_idle_s: Option<f64>,
+    max_age_s: Option<f64>,
+    max_age_grace_s: Option<f64>,
 }
 
 impl ServerConfig {
@@ -747,6 +749,8 @@ impl ServerConfig {
                 stall_timeout: time(limits.stall_timeout_s)?,
                 keep_alive: time(limits.keep_alive_s)?,
                 grpc_keep_alive: limits.grpc_idle_s.map(time).transpose()?,
+                max_age: limits.max_age_s.map(time).transpose()?,
+                max_age_grace: limits.max_age_grace_s.map(time).transpose()?,
                 http_timeout: time(limits.http_timeout_s)?,
                 ..Limits::default()
             },

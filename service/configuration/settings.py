@@ -15,11 +15,13 @@ from typing import Literal
 from service.configuration.server_settings import ServerSettings, setting
 from service.engine.admission import NeighborLimits
 
-# Channel argument of gRPC that the native core follows -> the setting that the core has for it.
-CORE_CHANNEL_ARGUMENTS: Mapping[str, str] = {
-    "grpc.max_receive_message_length": "max_message_bytes",
-    "grpc.max_connection_idle_ms": "grpc_idle_s",
-}
+# The channel arguments of gRPC that the native core follows.
+CORE_CHANNEL_ARGUMENTS = (
+    "grpc.max_receive_message_length",
+    "grpc.max_connection_idle_ms",
+    "grpc.max_connection_age_ms",
+    "grpc.max_connection_age_grace_ms",
+)
 # The largest int32 means no limit, as in gRPC.
 _NO_LIMIT = 2**31 - 1
 
@@ -166,10 +168,9 @@ class ListenerSettings(ServerSettings):
         """Largest message over gRPC, in bytes: by a channel argument, else max_request_bytes."""
         return self._channel_limit("grpc.max_receive_message_length", self.max_request_bytes)
 
-    @property
-    def grpc_idle_s(self) -> float | None:
-        """Seconds after which a gRPC connection without calls is closed, by a channel argument; None: never."""
-        limit_ms = self._channel_limit("grpc.max_connection_idle_ms", _NO_LIMIT)
+    def channel_seconds(self, name: str) -> float | None:
+        """Returns a channel argument in milliseconds as seconds; None: it is not given, or means no limit."""
+        limit_ms = self._channel_limit(name, _NO_LIMIT)
         return None if limit_ms == _NO_LIMIT else limit_ms / 1e3
 
     def _channel_limit(self, name: str, default: int) -> int:

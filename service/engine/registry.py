@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from service.engine.servable import Holder, Lease, LoadedServable, Servable
-from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound
+from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound, did_you_mean
 from service.types import ModelRef, State, VersionStatus
 
 
@@ -156,7 +156,7 @@ class Registry:
             # unknown.
             version = model.labels.get(ref.label) if model else None
             if version is None:
-                raise LabelNotFound(f"Unrecognized servable version label: {ref.label}")
+                raise LabelNotFound(f"Unrecognized servable version label: {ref.label}{_near_labels(model, ref.label)}")
             ref = ModelRef(ref.name, version)
         if model is None or not model.is_configured:
             raise ModelNotFound(f"Servable not found for request: {_describe(ref)}")
@@ -166,7 +166,7 @@ class Registry:
         if ref.version is not None:
             holder = model.available.get(ref.version)
             if holder is None:
-                raise VersionNotFound(f"Servable not found for request: {_describe(ref)}")
+                raise VersionNotFound(f"Servable not found for request: {_describe(ref)}{_served(model)}")
             return holder
         for holder in model.available.values():
             return holder
@@ -518,6 +518,27 @@ class Registry:
                 self._tell_routes(name)
         self._on_transition(name, status)
         return taken_out
+
+
+def _served(model: ModelState) -> str:
+    """Returns the end of an error's text that names the versions which requests reach."""
+    return f"; versions served: {_listed(model.available)}" if model.available else ""
+
+
+def _near_labels(model: ModelState | None, label: str) -> str:
+    """Returns the end of an error's text that names the labels of a model, or the one that was meant."""
+    if model is None or not model.is_configured:
+        return ""
+    if not model.labels:
+        return f"; no version has a label{_served(model)}"
+    return did_you_mean(label, model.labels) or f"; labels: {_listed(sorted(model.labels))}"
+
+
+def _listed(names: Iterable[object]) -> str:
+    """Returns at most ten names, and how many more there are, as the core lists names."""
+    all_names = [str(name) for name in names]
+    more = [f"and {len(all_names) - 10} more"] if len(all_names) > 10 else []
+    return ", ".join(all_names[:10] + more)
 
 
 def _describe(ref: ModelRef) -> str:

@@ -212,7 +212,9 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "stall_timeout_s": settings.stall_timeout_s,
             "keep_alive_s": settings.rest_api_keep_alive_s,
             "http_timeout_s": settings.rest_api_timeout_s,
-            "grpc_idle_s": settings.grpc_idle_s,
+            "grpc_idle_s": settings.channel_seconds("grpc.max_connection_idle_ms"),
+            "max_age_s": settings.channel_seconds("grpc.max_connection_age_ms"),
+            "max_age_grace_s": settings.channel_seconds("grpc.max_connection_age_grace_ms"),
         },
     }
 

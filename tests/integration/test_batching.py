@@ -69,8 +69,17 @@ def version(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     def product(x: Any) -> Any:
         return {"y": tf.matmul(x, tf.ones([2, 1]))}
 
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")], autograph=False)
+    def lengths(inputs: Any) -> Any:
+        return {"outputs": tf.cast(tf.strings.length(inputs), tf.float32)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "inputs")], autograph=False)
+    def scores(inputs: Any) -> Any:
+        return {"scores": tf.cast(tf.strings.length(inputs), tf.float32)[:, tf.newaxis] * 2.0}
+
     folder = tmp_path_factory.mktemp("batching") / "1"
-    signatures = {"serving_default": rowwise, "total": total, "number": number, "wide": wide, "product": product}
+    signatures = {"lengths": lengths, "scores": scores}
+    signatures |= {"serving_default": rowwise, "total": total, "number": number, "wide": wide, "product": product}
     tf.saved_model.save(module, str(folder), signatures=signatures)
     return folder
 
@@ -278,6 +287,39 @@ def test_a_graphs_refusal_has_the_words_of_an_unbatched_run(server: ServerProces
     assert [f"In[0]: [{rows},3]" in text for rows, text in zip((1, 2, 3, 3), told[1], strict=True)] == [True] * 4
     assert counts == [3, 3]
     assert server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]["grpc"] == 0
+
+
+def infer(server: ServerProcess, model: str, rows: int, signatures: dict[str, str]) -> Any:
+    """Starts a MultiInference of {signature: method} on Examples without features, each longer than the one before."""
+    request = message_class("tensorflow.serving.MultiInferenceRequest")()
+    for signature, method in signatures.items():
+        task = request.tasks.add(method_name=f"tensorflow/serving/{method}")
+        task.model_spec.name, task.model_spec.signature_name = model, signature
+    for row in range(rows):
+        request.input.example_list.examples.add().features.feature["x"].bytes_list.value.append(b"x" * row)
+    call = server.channel.unary_unary("/tensorflow.serving.PredictionService/MultiInference")
+    return call.future(request.SerializeToString(), timeout=PATIENCE_S)
+
+
+@pytest.mark.tf
+def test_each_task_of_a_multi_inference_joins_the_batches_of_its_signature(server: ServerProcess) -> None:
+    both = {"lengths": "regress", "scores": "classify"}
+    runs = counted(server, f"{PREFIX}wrapped_run_count")
+    # A batch of the model "full" runs only with 48 rows: three requests of two tasks fill one batch of each signature.
+    calls = [infer(server, "full", 16, both) for _ in range(3)]
+    response = message_class("tensorflow.serving.MultiInferenceResponse")
+    for call in calls:
+        regressed, classified = response.FromString(call.result()).results
+        lengths = [one.value for one in regressed.regression_result.regressions]
+        assert lengths == sorted(set(lengths))
+        assert [2 * length for length in lengths] == [
+            one.classes[0].score for one in classified.classification_result.classifications
+        ]
+    assert counted(server, f"{PREFIX}wrapped_run_count") == runs + 2
+    with pytest.raises(grpc.RpcError) as refused:
+        infer(server, "quick", 17, both).result()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details() == "Task size 17 is larger than maximum input batch size 16"
 
 
 @pytest.mark.tf

@@ -18,15 +18,20 @@ import httpx
 import numpy as np
 import pytest
 
+from service.artifact.protos import message_class
 from service.configuration.settings import Settings
+from tests.conformance.wires import fill_tensor, read_tensor
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
+from tests.integration.h2_client import H2Client, framed
 from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc, until, unused_ports
 from tests.integration.raw_http import BODY, answer, connect, post, rest, status
 from tests.toy_model import write_toy_model
 
 CLOSE = b"connection: close"
 NUMBER = 3000
+# Kinds and flags of HTTP/2 frames.
+DATA, PING, GOAWAY, END_STREAM, ACK = 0, 6, 7, 1, 1
 
 
 @pytest.fixture(scope="module")
@@ -304,3 +309,56 @@ def _dropped(server: ServerProcess) -> dict[str, float]:
         return {}
     family = read_exposition(text)["embedding_server_connections_dropped_total"]
     return {labels["reason"]: family.value(**labels) for labels in family.labelled()}
+
+
+def test_a_connection_that_reached_its_age_answers_what_is_open_and_ends(serve: Serve) -> None:
+    server = serve(grpc_channel_arguments="grpc.max_connection_age_ms=200").answering()
+    server.wait_for_log("loaded")
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "default", "lookup"
+    for name, array in INPUTS.items():
+        fill_tensor(request.inputs[name], array)
+    message = framed(request.SerializeToString())
+    with H2Client(server.grpc_port) as client:
+        stream = client.begin()
+        client.send(stream, message[:7], is_last=False)
+        codes, told = [], b""
+        for frame in client.frames():
+            head, content = frame[:9], frame[9:]
+            if head[3] == GOAWAY:
+                if not codes:
+                    # The client is told to begin no further call while half of its message is sent.
+                    client.socket.sendall(frame_of(DATA, END_STREAM, stream, message[7:]))
+                codes.append(int.from_bytes(content[4:8], "big"))
+            elif head[3] == PING and head[4] != ACK:
+                client.socket.sendall(frame_of(PING, ACK, 0, content))
+            elif head[3] == DATA and int.from_bytes(head[5:], "big") == stream:
+                told += content
+    assert set(codes) == {0}
+    answer = message_class("tensorflow.serving.PredictResponse").FromString(told[5:])
+    assert read_tensor(answer.outputs["user"]).tolist() == [[1, 10]]
+
+    def is_told_to_close() -> bool:
+        sock.sendall(post(BODY))
+        answer = b""
+        while not answer.endswith(b"}}"):
+            answer += sock.recv(4096)
+        assert status(answer) == 200
+        return b"connection: close" in answer
+
+    with connect(server) as sock:
+        until(is_told_to_close)
+        assert rest(sock) == b""
+
+
+def test_a_call_that_outlasts_the_grace_of_its_connection_is_cut(serve: Serve) -> None:
+    arguments = "grpc.max_connection_age_ms=200,grpc.max_connection_age_grace_ms=200"
+    server = serve(grpc_channel_arguments=arguments).answering()
+    with H2Client(server.grpc_port) as client:
+        client.send(client.begin(), framed(b"never whole")[:7], is_last=False)
+        assert GOAWAY in {frame[3] for frame in client.frames()}
+
+
+def frame_of(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    """Returns the bytes of an HTTP/2 frame."""
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content

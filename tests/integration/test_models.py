@@ -102,7 +102,7 @@ def test_a_file_lists_models_policies_and_labels(
         [2, 20],
         [1, 10],
     ]
-    assert ask(server, "a/labels/x") == (400, "Unrecognized servable version label: x")
+    assert ask(server, "a/labels/x") == (400, "Unrecognized servable version label: x; labels: canary, stable")
     assert ask(server, "bad")[0] == 503
     assert server.http.get("/readyz").json()["problems"] == {
         "bad": f"cannot read its folder {tmp_path / 'nothing'}: No such file or directory"
@@ -110,7 +110,7 @@ def test_a_file_lists_models_policies_and_labels(
     # The model config file no longer has the models "bad" and "b", and moves a label.
     write(model("a", a, ALL + label("stable", 2)))
     until(lambda: ask(server, "a/labels/stable") == [2, 20])
-    assert ask(server, "a/labels/canary") == (400, "Unrecognized servable version label: canary")
+    assert ask(server, "a/labels/canary") == (400, "Unrecognized servable version label: canary; labels: stable")
     assert ask(server, "b") == (404, "Servable not found for request: Latest(b)")
     assert server.http.get("/readyz").status_code == 200
     # A model config file that can not be parsed changes nothing: the server keeps its models and labels.

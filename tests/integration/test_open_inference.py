@@ -154,7 +154,7 @@ def test_errors_have_their_status_and_text(toy: ServerProcess, connect: Callable
     too_large = "413" if is_http else "StatusCode.RESOURCE_EXHAUSTED"
     assert refused(lambda: client.infer("nobody", user)) == (missing, "Servable not found for request: Latest(nobody)")
     status, text = refused(lambda: client.infer("toy", user, "lookup", model_version="7"))
-    assert (status, text) == (missing, "Servable not found for request: Specific(toy, 7)")
+    assert (status, text) == (missing, "Servable not found for request: Specific(toy, 7); versions served: 1")
     status, text = refused(lambda: client.infer("toy", {"user": np.array([9])}, "lookup"))
     assert (status, text) == (
         bad,

@@ -66,7 +66,7 @@ OVER_HTTP = [
     malformed(LOOKUP, "PUT")._replace(status=405),
     malformed(LOOKUP, "GET")._replace(status=405),
     Asked("/v1/models/toy/tables/a:b:rows", 404, 'has no table \\"a:b\\"', body=b'{"ids": [1]}'),
-    Asked(INFER, 405, "DELETE is not allowed here", method="DELETE"),
+    Asked(INFER, 405, "DELETE is not allowed here; send it by POST", method="DELETE"),
     Asked(LOOKUP, 204, "allow: POST, OPTIONS", method="OPTIONS", body=b""),
     Asked(LOOKUP, 200, "access-control-allow-origin: *", (b"origin: http://a.example",), "OPTIONS", b""),
     Asked(LOOKUP, 200, FOUND, (b"upgrade: h2c", b"content-type: text/plain", b"te: trailers")),

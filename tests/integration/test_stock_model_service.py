@@ -115,7 +115,7 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
     assert stubs.predict("half_plus_three") == (123, [3.5])
     assert stubs.predict("half_plus_two", version=123) == (
         "NOT_FOUND",
-        "Servable not found for request: Specific(half_plus_two, 123)",
+        "Servable not found for request: Specific(half_plus_two, 123); versions served: 124",
     )
     # The first new list also loads the old version 123, the second one labels both versions.
     assert stubs.reload(two | {"versions": [123, 124]}, three.copy()) == (0, "")
@@ -126,7 +126,7 @@ def test_models_labels_and_reloads_by_the_stock_stubs(
     assert stubs.predict("half_plus_two", label="canary") == (124, [2.5])
     assert stubs.predict("half_plus_two", label="x") == (
         "INVALID_ARGUMENT",
-        "Unrecognized servable version label: x",
+        "Unrecognized servable version label: x; labels: canary, stable",
     )
     assert stubs.predict("half_plus_three") == ("NOT_FOUND", "Servable not found for request: Latest(half_plus_three)")
     until(lambda: stubs.status("half_plus_three") == {123: ("END", 0)})

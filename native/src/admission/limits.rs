@@ -94,6 +94,10 @@ pub struct Limits {
     pub keep_alive: Duration,
     /// Time for which the server keeps an idle gRPC connection open; None for ever.
     pub grpc_keep_alive: Option<Duration>,
+    /// Time, give or take a tenth, after which the server asks a client of either wire to end its connection; None: never.
+    pub max_age: Option<Duration>,
+    /// Time for which a connection of that age may finish its open requests; None for ever.
+    pub max_age_grace: Option<Duration>,
     /// Maximal time for a large or forwarded HTTP request.
     pub http_timeout: Duration,
 }
@@ -122,6 +126,8 @@ impl Default for Limits {
             stall_timeout: Duration::from_secs(20),
             keep_alive: Duration::from_secs(620),
             grpc_keep_alive: None,
+            max_age: None,
+            max_age_grace: None,
             http_timeout: Duration::from_secs(30),
         }
     }
@@ -145,7 +151,8 @@ impl Limits {
     #[must_use]
     pub fn sweep_interval(&self) -> Duration {
         let times = [self.head_timeout, self.stall_timeout, self.keep_alive];
-        let shortest = times.into_iter().chain(self.grpc_keep_alive).min().unwrap_or_default();
+        let optional = [self.grpc_keep_alive, self.max_age, self.max_age_grace];
+        let shortest = times.into_iter().chain(optional.into_iter().flatten()).min().unwrap_or_default();
         (shortest / 4).clamp(Duration::from_millis(20), Duration::from_secs(1))
     }
 }

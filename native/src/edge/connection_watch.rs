@@ -36,6 +36,8 @@ impl Progress {
 pub struct Watch {
     is_http: bool,
     begun: Instant,
+    // The time at which the connection is told to end for its age; None if it may get any age.
+    aged_at: Option<Instant>,
     writing: Progress,
     // The client's progress in sending an HTTP/2 frame of which only a part has come.
     reading: Progress,
@@ -51,9 +53,11 @@ pub struct Watch {
 impl Watch {
     /// Creates the sweeper's record of a new connection.
     #[must_use]
-    pub fn new(is_http: bool, now: Instant) -> Self {
+    pub fn new(is_http: bool, limits: &Limits, now: Instant) -> Self {
         let (writing, reading) = (Progress::default(), Progress::default());
-        Watch { is_http, begun: now, writing, reading, idle: None, head: None, ending: None }
+        // A tenth more or less, so that connections that began together do not end together. Source: gRPC's proposal A9.
+        let aged_at = limits.max_age.and_then(|age| now.checked_add(age.mul_f64(0.9 + 0.2 * fastrand::f64())));
+        Watch { is_http, begun: now, aged_at, writing, reading, idle: None, head: None, ending: None }
     }
 
     /// Whether the connection is of the HTTP port.
@@ -68,7 +72,7 @@ impl Watch {
     pub fn idle_since(&self, connection: &Connection) -> Option<Instant> {
         let is_used = connection.num_open() > 0 || connection.owed() > 0 || connection.is_blocked.load(Relaxed);
         // Of an HTTP connection, has_part() tells of the head of its last request.
-        if is_used || (!self.is_http && connection.has_part()) || connection.order() != Order::Serve {
+        if is_used || (!self.is_http && connection.has_part()) || connection.order() > Order::Drain {
             return None;
         }
         let (read, served) = (connection.read.load(Relaxed), connection.served.load(Relaxed));
@@ -87,8 +91,21 @@ impl Watch {
         if self.is_http && connection.served.load(Relaxed) == 0 { Order::Cut } else { Order::Close }
     }
 
-    /// Checks a connection's counters; returns the order for the task that serves the connection.
+    /// Checks a connection's counters and its age; returns the order for the task that serves the connection.
     pub fn look(&mut self, connection: &Connection, limits: &Limits, now: Instant) -> Order {
+        self.by_use(connection, limits, now).max(self.by_age(connection, limits, now))
+    }
+
+    fn by_age(&self, connection: &Connection, limits: &Limits, now: Instant) -> Order {
+        let Some(over) = self.aged_at.and_then(|at| now.checked_duration_since(at)) else { return Order::Serve };
+        if limits.max_age_grace.is_some_and(|grace| over > grace) {
+            return if connection.num_open() > 0 { Order::Cut } else { self.ending(connection) };
+        }
+        // HTTP/1.1 has no GOAWAY: a connection that was closed now might have a request on its way.
+        if self.is_http && !connection.is_http2() { Order::Drain } else { Order::Close }
+    }
+
+    fn by_use(&mut self, connection: &Connection, limits: &Limits, now: Instant) -> Order {
         if connection.flood().is_some() && now.duration_since(*self.ending.get_or_insert(now)) > LAST_WORD {
             return Order::Cut;
         }
@@ -167,11 +184,11 @@ mod tests {
     #[test]
     fn an_idle_http_connection_is_closed_and_a_dribbled_head_is_cut() {
         let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
-        let mut watch = Watch::new(true, start);
+        let mut watch = Watch::new(true, &limits(), start);
         assert_eq!(watch.look(&connection, &limits(), at(start, 1)), Order::Serve);
         assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Cut);
         drop(connection.open());
-        let mut watch = Watch::new(true, start);
+        let mut watch = Watch::new(true, &limits(), start);
         assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Serve);
         assert_eq!(watch.look(&connection, &limits(), at(start, 5)), Order::Close);
         connection.note_read(1);
@@ -185,7 +202,7 @@ mod tests {
         let limits = Limits { keep_alive: Duration::from_secs(620), ..limits() };
         let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits));
         drop(connection.open());
-        let mut watch = Watch::new(true, start);
+        let mut watch = Watch::new(true, &limits, start);
         let mut look = |seconds| watch.look(&connection, &limits, at(start, seconds));
         assert_eq!([look(1), look(600)], [Order::Serve; 2]);
         for seconds in [601, 602, 603] {
@@ -200,7 +217,7 @@ mod tests {
     fn a_connection_is_idle_since_a_check_that_found_it_so() {
         for is_http in [true, false] {
             let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
-            let mut watch = Watch::new(is_http, start);
+            let mut watch = Watch::new(is_http, &limits(), start);
             assert_eq!(watch.idle_since(&connection), None);
             watch.look(&connection, &limits(), at(start, 1));
             assert_eq!(watch.idle_since(&connection), Some(if is_http { start } else { at(start, 1) }));
@@ -225,7 +242,7 @@ mod tests {
             let limits = Limits { grpc_keep_alive: Some(Duration::from_secs(1)), ..limits() };
             let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits));
             drop(connection.open());
-            let mut watch = Watch::new(is_http, start);
+            let mut watch = Watch::new(is_http, &limits, start);
             assert_eq!(watch.look(&connection, &limits, at(start, 3)), Order::Serve);
             assert_eq!(watch.look(&connection, &limits, at(start, 5)), Order::Close);
             connection.tell(Order::Close);
@@ -240,9 +257,34 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_ends_at_its_age_and_is_cut_after_its_grace() {
+        let (age, grace) = (Some(Duration::from_secs(100)), Some(Duration::from_secs(30)));
+        let limits = Limits { keep_alive: Duration::from_secs(620), max_age: age, max_age_grace: grace, ..limits() };
+        let start = Instant::now();
+        for (is_http, is_http2, told) in
+            [(true, false, Order::Drain), (true, true, Order::Close), (false, true, Order::Close)]
+        {
+            let connection = Connection::new(String::new(), &limits);
+            drop(connection.open());
+            let open = connection.open();
+            if is_http && is_http2 {
+                connection.set_http2();
+            }
+            let mut watch = Watch::new(is_http, &limits, start);
+            assert_eq!(watch.look(&connection, &limits, at(start, 89)), Order::Serve);
+            assert_eq!(watch.look(&connection, &limits, at(start, 110)), told);
+            assert_eq!(watch.look(&connection, &limits, at(start, 141)), Order::Cut, "a request is open");
+            drop(open);
+            assert_eq!(watch.look(&connection, &limits, at(start, 141)), Order::Close);
+        }
+        let ends: std::collections::HashSet<_> = (0..50).map(|_| Watch::new(true, &limits, start).aged_at).collect();
+        assert!(ends.len() > 40 && ends.iter().flatten().all(|end| (at(start, 90)..=at(start, 110)).contains(end)));
+    }
+
+    #[test]
     fn a_client_that_does_not_finish_a_frame_is_cut() {
         let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
-        let mut watch = Watch::new(false, start);
+        let mut watch = Watch::new(false, &limits(), start);
         let mut look = |seconds| watch.look(&connection, &limits(), at(start, seconds));
         assert_eq!([look(0), look(9)], [Order::Serve; 2]);
         assert!(connection.note_part(1000));
@@ -258,7 +300,7 @@ mod tests {
     #[test]
     fn a_client_that_does_not_read_is_cut() {
         let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
-        let mut watch = Watch::new(false, start);
+        let mut watch = Watch::new(false, &limits(), start);
         let _open = connection.open();
         connection.note_blocked();
         assert_eq!(watch.look(&connection, &limits(), at(start, 0)), Order::Serve);

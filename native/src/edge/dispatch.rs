@@ -207,6 +207,9 @@ impl RareTarget {
         let parts: Vec<&str> = rest.split('/').collect();
         let hint = match &parts[..] {
             [model] if *model != "models" => format!("; did you mean /v1/models/{model}:{verb}?"),
+            ["models", model, "versions", label] if !label.is_empty() => {
+                format!("; a version is a number, did you mean /v1/models/{model}/labels/{label}:{verb}?")
+            }
             _ => String::new(),
         };
         let malformed = || faults::malformed_path(http_method, path, &hint);
@@ -446,8 +449,6 @@ mod tests {
             "/v1/models/a:b:predict",
             "/v1/models/:predict",
             "/v1/models//m:lookup",
-            "/v1/models/m/versions/x:lookup",
-            "/v1/models/m/versions/-1:lookup",
             "/v1/models/m/versions/:lookup",
             "/v1/models/m/labels/:lookup",
             "/v1/models/m/labels/a:b:lookup",
@@ -457,6 +458,9 @@ mod tests {
         ] {
             assert_eq!(rare(path), Err(format!("Malformed request: POST {path}")));
         }
+        let hint = "; a version is a number, did you mean /v1/models/m/labels/x:lookup?";
+        let path = "/v1/models/m/versions/x:lookup";
+        assert_eq!(rare(path), Err(format!("Malformed request: POST {path}{hint}")));
         let number = "9223372036854775808";
         let text = format!("Failed to convert version: {number} to numeric.");
         assert_eq!(rare(&format!("/v1/models/m/versions/{number}:lookup")), Err(text));

@@ -696,7 +696,7 @@ impl Exchange {
             self.mark(response.headers_mut(), &head.headers, self.shared.ids.of_http(&head.headers));
             response
         } else if method == Method::Infer {
-            let text = format!("{name} is not allowed here");
+            let text = format!("{name} is not allowed here; send it by POST");
             let status = Status { code: Code::Unimplemented, text, may_retry: false };
             let mut response = self.refuse(&head.headers, &status, open);
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;

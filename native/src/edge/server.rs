@@ -453,8 +453,8 @@ impl Hub {
         let connection = Connection::new(peer, limits);
         connection.count_parts(&self.shared.parts);
         let number = self.next.fetch_add(1, Relaxed);
-        let entry =
-            Entry { connection: Arc::clone(&connection), watch: Watch::new(wire == Wire::Http, Instant::now()) };
+        let watch = Watch::new(wire == Wire::Http, limits, Instant::now());
+        let entry = Entry { connection: Arc::clone(&connection), watch };
         self.lock().insert(number, entry);
         let registration = Registration { hub: Arc::clone(self), number, wire };
         self.shared.statistics.count(match wire {

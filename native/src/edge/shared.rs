@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use smallvec::SmallVec;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::access::Access;
@@ -32,7 +33,7 @@ use crate::admission::long_calls::LongCalls;
 use crate::forms::{Answered, Call, LogTerms};
 use crate::forward::{GrpcUpstream, HttpUpstream};
 use crate::plan::faults::{self, BoxedFault};
-use crate::plan::{BatchPlace, Declined, Effort, Grant, GraphLimit, QueuedRequest, Ran, Routes, Waiting};
+use crate::plan::{BatchPlace, Declined, Effort, Grant, GraphLimit, Queue, Ran, Routes, Waiting};
 
 /// Prefix of the names of headers that only the core may send to the control server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -357,7 +358,7 @@ impl Shared {
             }
             let place = BatchPlace::new(false);
             let (outcome, queued) = self.call_batched(&routes, ask.deadline, place, connection, &terms, form.clone());
-            if let Some(queued) = queued {
+            if !queued.is_empty() {
                 return self.after_batch(queued, begun, true, &routes, ask, connection, terms, form).await;
             }
             match outcome {
@@ -379,7 +380,7 @@ impl Shared {
                     form.clone(),
                 )
                 .await?;
-            if let Some(queued) = queued {
+            if !queued.is_empty() {
                 return self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await;
             }
             if !matches!(outcome, Err(Failed::Declined(Declined::Waits))) {
@@ -391,10 +392,10 @@ impl Shared {
         let place = BatchPlace::new(true);
         let (outcome, queued) =
             self.call_in(pool, &routes, place, ask.clone(), None, connection, terms.clone(), form.clone()).await?;
-        match queued {
-            Some(queued) => self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await,
-            None => Ok(outcome),
+        if queued.is_empty() {
+            return Ok(outcome);
         }
+        self.after_batch(queued, begun, false, &routes, ask, connection, terms, form).await
     }
 
     /// Runs the handler of a wire format (form) on this thread, which leaves the request in a batch queue, or writes the
@@ -407,10 +408,10 @@ impl Shared {
         connection: &Arc<Connection>,
         terms: &Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
-    ) -> (Outcome, Option<QueuedRequest>) {
+    ) -> (Outcome, Queue) {
         let waiting = Waiting { deadline, batch: Some(place), ..Waiting::default() };
         let outcome = self.call_on(routes, Effort::Queue(&waiting), false, connection, terms, form);
-        (outcome, waiting.batch.and_then(|place| place.take_queued()))
+        (outcome, waiting.batch.map(|place| place.take_queued()).unwrap_or_default())
     }
 
     /// Waits until the batch of a request has run, and writes the answer: on this thread if `is_inline` and the answer is
@@ -418,7 +419,7 @@ impl Shared {
     #[allow(clippy::too_many_arguments, reason = "the arguments of call_large, and the request's state")]
     async fn after_batch(
         self: &Arc<Self>,
-        queued: QueuedRequest,
+        queued: Queue,
         begun: Instant,
         is_inline: bool,
         routes: &Arc<Routes>,
@@ -433,7 +434,7 @@ impl Shared {
             Err(failed) => return Ok(Err(failed)),
         };
         let waited = since.elapsed();
-        let outcome = if is_inline && ran.num_bytes() <= INLINE_BYTES {
+        let outcome = if is_inline && ran.iter().map(Ran::num_bytes).sum::<usize>() <= INLINE_BYTES {
             self.call_batched(routes, None, BatchPlace::of_ran(ran), connection, &terms, form).0
         } else {
             self.call_in(&self.large, routes, BatchPlace::of_ran(ran), ask, None, connection, terms, form).await?.0
@@ -448,27 +449,30 @@ impl Shared {
         }))
     }
 
-    /// Waits until the batch of a request has run.
-    async fn ran(&self, queued: QueuedRequest, deadline: Option<Instant>) -> Result<Ran, Failed> {
-        let mut queued = queued;
-        let received = match deadline {
-            None => (&mut queued.receiver).await,
-            Some(deadline) => match tokio::time::timeout_at(deadline.into(), &mut queued.receiver).await {
-                Ok(received) => received,
-                Err(_) => match queued.ticket.give_up() {
-                    Some(fault) => return Err(Failed::Refused(fault)),
-                    None => (&mut queued.receiver).await,
+    /// Waits until the batches of a request have run.
+    async fn ran(&self, queue: Queue, deadline: Option<Instant>) -> Result<SmallVec<[Ran; 1]>, Failed> {
+        let mut all = SmallVec::new();
+        for mut queued in queue {
+            let received = match deadline {
+                None => (&mut queued.receiver).await,
+                Some(deadline) => match tokio::time::timeout_at(deadline.into(), &mut queued.receiver).await {
+                    Ok(received) => received,
+                    Err(_) => match queued.ticket.give_up() {
+                        Some(fault) => return Err(Failed::Refused(fault)),
+                        None => (&mut queued.receiver).await,
+                    },
                 },
-            },
-        };
-        match received {
-            Ok(Ok((outputs, notes))) => Ok(queued.into_ran(outputs, notes)),
-            Ok(Err(declined)) => Err(self.failed(declined)),
-            Err(_) => {
-                self.statistics.count(Event::Panicked);
-                Err(Failed::Panicked)
+            };
+            match received {
+                Ok(Ok((outputs, notes))) => all.push(queued.into_ran(outputs, notes)),
+                Ok(Err(declined)) => return Err(self.failed(declined)),
+                Err(_) => {
+                    self.statistics.count(Event::Panicked);
+                    return Err(Failed::Panicked);
+                }
             }
         }
+        Ok(all)
     }
 
     /// Runs the handler of a wire format (form) on a thread of the given pool. Returns the request if it waits in a batch
@@ -484,7 +488,7 @@ impl Shared {
         connection: &Arc<Connection>,
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
-    ) -> Result<(Outcome, Option<QueuedRequest>), NotRun> {
+    ) -> Result<(Outcome, Queue), NotRun> {
         let has_run = place.has_ran();
         let routes = Arc::clone(routes);
         let may_wait = !std::ptr::eq(pool, &raw const self.large);
@@ -504,7 +508,7 @@ impl Shared {
                     let waiting = Waiting { deadline, graph_limit, batch: Some(place) };
                     let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Queue(&waiting) };
                     let outcome = shared.call_on(&routes, effort, true, &connection, &terms, form);
-                    let queued = waiting.batch.and_then(|place| place.take_queued());
+                    let queued = waiting.batch.map(|place| place.take_queued()).unwrap_or_default();
                     // The thread drops its references to the server before it sends the answer, so that it neither
                     // keeps the async runtime alive nor is the last to drop the runtime.
                     drop((shared, connection, routes));
@@ -528,7 +532,7 @@ impl Shared {
         told.unwrap_or_else(|_| {
             // The job has ended without an outcome: it panicked outside of Shared::call.
             self.statistics.count(Event::Panicked);
-            Ok((Err(Failed::Panicked), None))
+            Ok((Err(Failed::Panicked), Queue::new()))
         })
     }
 

@@ -20,7 +20,8 @@ use super::record::{self, LogRecord};
 use super::{Answered, Call};
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{
-    Data, DataType, Declined, Effort, Notes, OutputShape, Servable, Signature, SignatureKind, Strings, Tensor, Work,
+    BatchPlace, Data, DataType, Declined, Effort, Notes, OutputShape, Servable, Signature, SignatureKind, Strings,
+    Tensor, Waiting, Work,
 };
 
 const INPUTS: &str = "inputs";
@@ -153,8 +154,8 @@ pub struct Run<'s> {
 impl<'s> Run<'s> {
     /// Runs the tasks of a request on its tf.Examples.
     ///
-    /// A request with several tasks joins no batch, as in TensorFlow Serving, where its outputs are those of no
-    /// signature.
+    /// Each task waits in the batch queue of its signature, whose limit holds for the Examples of the request. (In
+    /// TensorFlow Serving, all tasks are one run with a queue of its own.) If one task can not, all run without batches.
     ///
     /// # Errors
     /// The reason why the handler declines the request; [`Declined`] says what the server then does.
@@ -164,9 +165,10 @@ impl<'s> Run<'s> {
         tasks: &[Task],
         examples: &[Cow<'_, [u8]>],
     ) -> Result<Self, Declined> {
-        let alone = call.effort.waiting().map(crate::plan::Waiting::alone);
+        let alone = call.effort.waiting().map(Waiting::alone);
+        let are_batched = tasks.iter().all(|task| servable.signatures()[task.signature].is_batched());
         let effort = match (call.effort, &alone) {
-            (effort, _) if tasks.len() == 1 => effort,
+            (effort, _) if are_batched || tasks.len() == 1 => effort,
             (Effort::Wait(_), Some(alone)) => Effort::Wait(alone),
             (effort, _) => {
                 effort.check_alone()?;
@@ -174,12 +176,23 @@ impl<'s> Run<'s> {
             }
         };
         let began = Instant::now();
-        let (mut results, mut instead) = (SmallVec::new(), Vec::new());
+        let (mut results, mut instead, mut is_queued) = (SmallVec::new(), Vec::new(), false);
         for task in tasks {
-            let (result, noted) = run(call, effort, servable, task, examples)
-                .map_err(|declined| declined.at(|| servable.subject(task.signature)))?;
-            results.push(result);
-            instead.extend(noted.map(|notes| notes.instead).unwrap_or_default());
+            match run(call, effort, servable, task, examples) {
+                Ok((result, noted)) => {
+                    results.push(result);
+                    instead.extend(noted.map(|notes| notes.instead).unwrap_or_default());
+                }
+                Err(Declined::Queued) => is_queued = true,
+                Err(declined) => {
+                    // The tasks before this one leave their queues.
+                    effort.waiting().and_then(|waiting| waiting.batch.as_ref()).map(BatchPlace::take_queued);
+                    return Err(declined.at(|| servable.subject(task.signature)));
+                }
+            }
+        }
+        if is_queued {
+            return Err(Declined::Queued);
         }
         let (ran, notes) = (began.elapsed(), Notes::of_instead(instead).boxed());
         Ok(Run { servable, began, ran, rows: examples.len(), notes, results })

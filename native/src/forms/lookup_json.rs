@@ -5,8 +5,8 @@ use super::json::outputs::{self, JsonLayout};
 use super::json::reader::{LookupBody, read_lookup};
 use super::json::tensors::{add_dense, add_ragged, no_inputs};
 use super::{Answered, Call, Version};
-use crate::plan::faults::Asked;
-use crate::plan::{Declined, Inputs, Signature};
+use crate::plan::faults::{self, Asked, Names};
+use crate::plan::{Declined, InputPlan, Inputs, Signature, SignatureKind};
 
 const DEFAULT_SIGNATURE: &str = "lookup";
 
@@ -36,7 +36,18 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
             },
             Parsed::Whole(document) => document.inputs(signature)?.inputs,
         };
-        outputs::answer(call, servable, index, inputs, JsonLayout::Embeddings)
+        let lacks = |(input, sent): (&InputPlan, &Option<_>)| sent.is_none() && !input.is_optional;
+        let is_misplaced = signature.kind == SignatureKind::Predict && signature.inputs.iter().zip(&inputs).any(lacks);
+        let answered = outputs::answer(call, servable, index, inputs, JsonLayout::Embeddings);
+        match answered {
+            Err(Declined::Fault(mut fault)) if is_misplaced => {
+                let lookups = servable.signatures().iter().filter(|one| one.kind == SignatureKind::Lookup);
+                let told = faults::no_lookup(&signature.name, &Names::sorted(lookups.map(|one| &one.name)));
+                fault.text = format!("{told} {}", fault.text);
+                Err(Declined::Fault(fault))
+            }
+            answered => answered,
+        }
     };
     run().map_err(|declined| declined.at(|| servable.subject(index)))
 }

@@ -234,18 +234,7 @@ pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Ve
         }
         return Ok(());
     }
-    append_numbers(work, index, body)
-}
-
-/// Appends the little-endian numbers of an output that has no strings.
-pub(super) fn append_numbers(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
-    let size = work.outputs()[index].num_bytes();
-    body.reserve(size);
-    work.fill(index, &mut body.spare_capacity_mut()[..size])?;
-    // SAFETY: reserve() allocated `size` more bytes, and fill() has written them, so the vector may grow by this
-    // length.
-    unsafe { body.set_len(body.len() + size) };
-    Ok(())
+    work.append(index, body)
 }
 
 #[cfg(test)]

@@ -17,8 +17,7 @@ use self::explain::InferDocument;
 use self::request::{Request, Result};
 use super::json::floats::{self, NonFinite};
 use super::oip_binary::{
-    SIGNATURE_PARAMETER, append_binary, append_numbers, binary_size, check_datatypes, datatype_of, find,
-    inputs_and_outputs,
+    SIGNATURE_PARAMETER, append_binary, binary_size, check_datatypes, datatype_of, find, inputs_and_outputs,
 };
 use super::record::Recording;
 use super::{Answered, Call, Version};
@@ -125,7 +124,7 @@ fn run(
         } else {
             numbers.clear();
             let started = Instant::now();
-            append_numbers(&mut work, i, &mut numbers)?;
+            work.append(i, &mut numbers)?;
             ran += started.elapsed();
             let count = numbers.len() / shape.dtype.size();
             floats::write_numbers(shape.dtype, &[count], &numbers, NonFinite::of(call.strict_json), &mut out);
@@ -620,7 +619,10 @@ mod tests {
         };
         assert_eq!(of("m", "stable", None), Ok(1));
         assert_eq!(of("m", "3", Some(body.len())), Ok(1));
-        assert_eq!(of("m", "4", None), Err(faults::unknown_version("m", 4).of_model("m").into()));
+        assert_eq!(
+            of("m", "4", None),
+            Err(faults::unknown_version("m", 4, "; versions served: 3").of_model("m").into())
+        );
         assert_eq!(of("n", "", None), Err(faults::unknown_model("n").into()));
         assert!(is_fault(of("m", "", Some(body.len() + 1))));
         assert!(is_fault(of("m", "", Some(body.len() - 1))));

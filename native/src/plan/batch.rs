@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt;
 
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::declined::Declined;
@@ -29,9 +30,12 @@ pub struct QueuedRequest {
     pub receiver: oneshot::Receiver<BatchResult>,
     /// The request's place in the queue.
     pub ticket: Box<dyn BatchTicket>,
-    /// B, the number of rows of the request, and the numbers of its unknown keys.
-    validated: (usize, UnknownKeyCounts),
+    /// Index of the signature, B, the number of rows of the request, and the numbers of its unknown keys.
+    validated: (usize, usize, UnknownKeyCounts),
 }
+
+/// The places of one request in batch queues: one for each signature that it runs. A `MultiInference` may run several.
+pub type Queue = SmallVec<[QueuedRequest; 1]>;
 
 impl QueuedRequest {
     /// Returns a queued request whose outputs come by `receiver`.
@@ -40,20 +44,21 @@ impl QueuedRequest {
         QueuedRequest { receiver, ticket, validated: Default::default() }
     }
 
-    pub(super) fn with_validated(self, rows: usize, unknown_keys: UnknownKeyCounts) -> Self {
-        QueuedRequest { validated: (rows, unknown_keys), ..self }
+    pub(super) fn with_validated(self, signature: usize, rows: usize, unknown_keys: UnknownKeyCounts) -> Self {
+        QueuedRequest { validated: (signature, rows, unknown_keys), ..self }
     }
 
     /// Takes the validated request out of its queue, for [`BatchPlace::ran`].
     #[must_use]
     pub fn into_ran(self, outputs: Vec<GraphOutput>, notes: Notes) -> Ran {
-        let (rows, unknown_keys) = self.validated;
-        Ran { outputs, notes, rows, unknown_keys }
+        let (signature, rows, unknown_keys) = self.validated;
+        Ran { signature, outputs, notes, rows, unknown_keys }
     }
 }
 
 /// A request that ran in a batch; its answer is not yet written.
 pub struct Ran {
+    signature: usize,
     pub(super) outputs: Vec<GraphOutput>,
     pub(super) notes: Notes,
     pub(super) rows: usize,
@@ -74,8 +79,9 @@ impl Ran {
 pub struct BatchPlace {
     /// Whether the calling thread may run a graph that is not batched, or a request without rows.
     may_run: bool,
-    queued: Cell<Option<QueuedRequest>>,
-    ran: Cell<Option<Ran>>,
+    queued: Cell<Queue>,
+    /// The outputs of the request's signatures that ran.
+    ran: Cell<SmallVec<[Ran; 1]>>,
     /// The rows of clusters that the requests of a batch have read before they joined it.
     rows: Cell<Option<RowsRead>>,
 }
@@ -89,8 +95,8 @@ impl BatchPlace {
 
     /// Returns a place for a request that ran in a batch: the form only writes its answer.
     #[must_use]
-    pub fn of_ran(ran: Ran) -> Self {
-        BatchPlace { ran: Cell::new(Some(ran)), ..BatchPlace::default() }
+    pub fn of_ran(ran: SmallVec<[Ran; 1]>) -> Self {
+        BatchPlace { ran: Cell::new(ran), ..BatchPlace::default() }
     }
 
     /// Returns a place for a batch whose requests have read these rows of clusters.
@@ -101,7 +107,7 @@ impl BatchPlace {
 
     /// Takes the queued request out of the place, after the form ended with [`Declined::Queued`].
     #[must_use]
-    pub fn take_queued(&self) -> Option<QueuedRequest> {
+    pub fn take_queued(&self) -> Queue {
         self.queued.take()
     }
 
@@ -109,7 +115,7 @@ impl BatchPlace {
     #[must_use]
     pub fn has_ran(&self) -> bool {
         let ran = self.ran.take();
-        let has_ran = ran.is_some();
+        let has_ran = !ran.is_empty();
         self.ran.set(ran);
         has_ran
     }
@@ -118,8 +124,11 @@ impl BatchPlace {
         self.rows.take()
     }
 
-    pub(super) fn take_ran(&self) -> Option<Ran> {
-        self.ran.take()
+    pub(super) fn take_ran(&self, signature: usize) -> Option<Ran> {
+        let mut all = self.ran.take();
+        let ran = all.iter().position(|one| one.signature == signature).map(|at| all.swap_remove(at));
+        self.ran.set(all);
+        ran
     }
 
     pub(super) fn may_run(&self) -> bool {
@@ -127,7 +136,9 @@ impl BatchPlace {
     }
 
     pub(super) fn leave(&self, queued: QueuedRequest) {
-        self.queued.set(Some(queued));
+        let mut all = self.queued.take();
+        all.push(queued);
+        self.queued.set(all);
     }
 }
 

@@ -153,10 +153,11 @@ macro_rules! faults {
 // Models, versions, labels, tables, rights.
 faults! {
     NotFound unknown_model(model: &str) "Servable not found for request: Latest({model})";
-    NotFound unknown_version(model: &str, version: i64) "Servable not found for request: Specific({model}, {version})";
+    NotFound unknown_version(model: &str, version: i64, hint: &str)
+        "Servable not found for request: Specific({model}, {version}){hint}";
     Unimplemented version_not_run(model: &str, version: i64)
         "Version {version} of model \"{model}\" can not be run; the server's log and its status page say why.";
-    InvalidArgument unknown_label(label: &str) "Unrecognized servable version label: {label}";
+    InvalidArgument unknown_label(label: &str, hint: &str) "Unrecognized servable version label: {label}{hint}";
     Unavailable not_ready(model: &str, problem: &str) "Model \"{model}\" is not ready: {problem}";
     NotFound unknown_table(model: &str, table: &str, known: Names) "Model \"{model}\" has no table \"{table}\". Tables: {known}.";
     PermissionDenied no_right(caller: &str, model: &str)
@@ -480,6 +481,14 @@ pub fn unknown_input<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) -
     format!("There is no input \"{name}\"{}", if near.is_empty() { "." } else { &near })
 }
 
+/// Returns the sentence that tells the client of a lookup that it names the signature of a prediction.
+#[must_use]
+#[cold]
+pub fn no_lookup(signature: &str, lookups: &Names) -> String {
+    let instead = if lookups.is_empty() { String::new() } else { format!(", or name a lookup: {lookups}") };
+    format!("Signature \"{signature}\" is a prediction's: send its requests to :predict{instead}.")
+}
+
 /// Returns the error for inputs whose names do not fit a lookup.
 #[must_use]
 #[cold]
@@ -539,6 +548,12 @@ impl Names {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Returns the list of these names, in their order.
+    #[must_use]
+    pub fn listed<S: ToString>(names: impl IntoIterator<Item = S>) -> Self {
+        Names(names.into_iter().map(|name| name.to_string()).collect())
     }
 
     /// Returns the list of these names, each once, in sorted order.

@@ -28,7 +28,7 @@ pub(crate) mod tests;
 mod validation;
 mod work;
 
-pub use batch::{BatchPlace, BatchResult, BatchTicket, QueuedRequest, Ran};
+pub use batch::{BatchPlace, BatchResult, BatchTicket, Queue, QueuedRequest, Ran};
 pub use declined::Declined;
 pub use description::{
     Description, FeatureDescription, InputDescription, OnEmptyRow, OtherSignature, OutputDescription,

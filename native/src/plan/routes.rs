@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::faults::{self, BoxedFault};
+use super::faults::{self, BoxedFault, Names};
+use super::near_names::did_you_mean;
 use super::servable::Servable;
 
 /// How a request names the version of a model: the latest version, a number or a label.
@@ -24,9 +25,9 @@ impl Version<'_> {
     pub fn unknown(self, model: &str) -> BoxedFault {
         match self {
             Version::Latest => faults::unknown_model(model),
-            Version::Number(number) => faults::unknown_version(model, number),
+            Version::Number(number) => faults::unknown_version(model, number, ""),
             // TensorFlow Serving reports an unknown label even if the model is unknown.
-            Version::Label(label) => faults::unknown_label(label),
+            Version::Label(label) => faults::unknown_label(label, ""),
         }
     }
 }
@@ -49,6 +50,26 @@ impl ModelRoutes {
         self.versions.iter().filter_map(|(_, servable)| servable.as_ref())
     }
 
+    /// Returns the end of an error's text that names the versions which requests reach.
+    #[cold]
+    fn served(&self) -> String {
+        match Names::listed(self.versions.iter().map(|(number, _)| number)) {
+            names if names.is_empty() => String::new(),
+            names => format!("; versions served: {names}"),
+        }
+    }
+
+    /// Returns the end of an error's text that names the labels of the model, or the one that was meant.
+    #[cold]
+    fn near_labels(&self, label: &str) -> String {
+        let names = Names::sorted(self.labels.iter().map(|(name, _)| name));
+        match did_you_mean(label, self.labels.iter().map(|(name, _)| &**name)) {
+            near if near.is_empty() && names.is_empty() => format!("; no version has a label{}", self.served()),
+            near if near.is_empty() => format!("; labels: {names}"),
+            near => near,
+        }
+    }
+
     /// Returns the servable of a version.
     ///
     /// # Errors
@@ -62,14 +83,14 @@ impl ModelRoutes {
             Version::Number(number) => number,
             Version::Label(label) => {
                 let known = self.labels.iter().find(|(name, _)| name == label);
-                known.ok_or_else(|| faults::unknown_label(label).of_model(model))?.1
+                known.ok_or_else(|| faults::unknown_label(label, &self.near_labels(label)).of_model(model))?.1
             }
         };
         match self.versions.iter().find(|(number, _)| *number == wanted) {
             Some((_, servable)) => {
                 servable.as_ref().ok_or_else(|| faults::version_not_run(model, wanted).of_model(model))
             }
-            None => Err(faults::unknown_version(model, wanted).of_model(model)),
+            None => Err(faults::unknown_version(model, wanted, &self.served()).of_model(model)),
         }
     }
 }

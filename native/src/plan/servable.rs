@@ -749,7 +749,7 @@ impl Servable {
             WhyNot::Loading if is_latest => faults::only_lookups(self.model(), self.version()),
             // While the version is LOADING, only its lookups are there.
             WhyNot::Loading => {
-                return Err(faults::unknown_version(self.model(), self.version()).of_model(self.model()));
+                return Err(faults::unknown_version(self.model(), self.version(), "").of_model(self.model()));
             }
         };
         let subject = faults::Subject {

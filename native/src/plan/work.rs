@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::batch::{BatchPlace, Ran};
+use super::batch::Ran;
 use super::declined::Declined;
 use super::description::SignatureKind;
 use super::effort::Effort;
@@ -22,6 +22,7 @@ use super::remote_rows;
 use super::rows_read::{RemoteRows, RowsRead};
 use super::servable::{Servable, Signature};
 use super::validation::{check_names, count_rows, shape_faults, validate_tensors};
+use crate::tables::memory::copy;
 
 /// A lookup that reads and writes more than this number of bytes runs on the thread pool for large work. A lookup of
 /// this size takes some 100 microseconds, about as long as handing it to the pool and back.
@@ -96,7 +97,7 @@ impl<'s, 'r> Work<'s, 'r> {
         max_response_bytes: usize,
     ) -> Result<Self, Declined> {
         let plan = &servable.signatures()[signature];
-        if let Some(ran) = effort.batch().and_then(BatchPlace::take_ran) {
+        if let Some(ran) = effort.batch().and_then(|place| place.take_ran(signature)) {
             check_answer_size(ran.num_bytes(), ran.rows, max_response_bytes)?;
             return Ok(Work::of_ran(servable, signature, wanted, ran));
         }
@@ -129,7 +130,7 @@ impl<'s, 'r> Work<'s, 'r> {
                     let read = read_remote(servable, plan, &inputs, effort)?;
                     let queued = graph.queue(servable, signature, &inputs, read, numbers, deadline);
                     if let Some(queued) = queued? {
-                        place.leave(queued.with_validated(rows, work.unknown_keys));
+                        place.leave(queued.with_validated(signature, rows, work.unknown_keys));
                         return Err(Declined::Queued);
                     }
                 }
@@ -169,7 +170,7 @@ impl<'s, 'r> Work<'s, 'r> {
 
     /// Returns the work for a request whose graph has run in a batch.
     fn of_ran(servable: &'s Servable, signature: usize, wanted: &[usize], ran: Ran) -> Self {
-        let Ran { outputs, notes, rows, unknown_keys } = ran;
+        let Ran { outputs, notes, rows, unknown_keys, .. } = ran;
         let all: SmallVec<[usize; 8]> = (0..servable.signatures()[signature].outputs.len()).collect();
         let shapes = graph_shapes(if wanted.is_empty() { &all } else { wanted }, &outputs);
         let content = Content::Predict { outputs, notes };
@@ -207,9 +208,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 if from.len() != to.len() {
                     return Err(faults::internal("an output has not as many numbers as its shape says").into());
                 }
-                // SAFETY: the copied slice and its target have the same length, and a MaybeUninit<u8> has the layout of
-                // a u8.
-                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), from.len()) };
+                copy(from, to);
                 Ok(())
             }
             Content::Lookup { sent, missing, remote } => {

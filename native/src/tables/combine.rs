@@ -8,18 +8,16 @@
 //! python/tpu/feature_column_v2.py (device `tpu_tensor_core`); the rule that drops ids for their weights is
 //! `safe_embedding_lookup_sparse` of `python/ops/embedding_ops.py`.
 
-use std::ptr::null;
-
 use super::lanes::Lanes;
 use super::numbers::Stored;
 use super::processor::Kernel;
-use super::rows::{PREFETCH_DISTANCE, TableView, Terms};
+use super::rows::{PREFETCH_DISTANCE, Rows, TableView, Terms};
 use super::summation;
 use super::table::{CombineOptions, Combiner, Ints, LookupError, LookupResult, OutputRows, Summation, Weights};
 
 /// The arguments of a lookup that combines rows, [`super::table::Table::combine`].
 pub(super) struct Combine<'a> {
-    pub(super) table: TableView,
+    pub(super) table: TableView<'a>,
     pub(super) ids: Ints<'a>,
     pub(super) splits: Ints<'a>,
     pub(super) weights: Option<Weights<'a>>,
@@ -93,6 +91,7 @@ impl Combine<'_> {
     #[inline(always)]
     fn keep_ids<S: Stored>(
         &self,
+        table: &Rows<'_, S>,
         start: usize,
         end: usize,
         kept: &mut KeptIds,
@@ -102,9 +101,9 @@ impl Combine<'_> {
         kept.weights.clear();
         let mut sums = WeightSums::default();
         for i in start..end {
-            self.table.prefetch_nth_row::<S>(self.ids, i + PREFETCH_DISTANCE);
+            table.prefetch_nth_row(self.ids, i + PREFETCH_DISTANCE);
             let mut id = self.ids.get(i);
-            let has_row = self.table.has_row(id);
+            let has_row = table.has_row(id);
             *missing += usize::from(!has_row);
             let weight = self.weights.map_or(1.0, |weights| weights.get(i));
             // Before the policy: as in TensorFlow's safe lookup, an id that its weight drops is not checked.
@@ -112,7 +111,7 @@ impl Combine<'_> {
                 continue;
             }
             if !has_row {
-                match self.table.replacement(id, i)? {
+                match table.replacement(id, i)? {
                     Some(row) => id = row,
                     None => continue,
                 }
@@ -127,7 +126,8 @@ impl Combine<'_> {
 
 impl Kernel for Combine<'_> {
     #[inline(always)]
-    unsafe fn run<L: Lanes, S: Stored>(mut self) -> LookupResult {
+    fn run<L: Lanes, S: Stored>(mut self, has: L::Processor) -> LookupResult {
+        let table = self.table.of::<S>();
         let (rows, dim) = (self.out.rows(), self.table.dim);
         if rows == 0 {
             return Ok(0);
@@ -137,9 +137,9 @@ impl Kernel for Combine<'_> {
         let (first, last) = (split(self.splits, 0, self.ids), split(self.splits, rows, self.ids));
         assert!(first <= last);
         // Fast path: if all ids lie in the table, which is nearly always so, the kernel does not check them one by one.
-        let have_rows = self.table.have_rows(self.ids.slice(first, last));
+        let have_rows = table.have_rows(self.ids.slice(first, last));
         for i in 0..PREFETCH_DISTANCE {
-            self.table.prefetch_nth_row::<S>(self.ids, first + i);
+            table.prefetch_nth_row(self.ids, first + i);
         }
         let mut kept = KeptIds::default();
         let mut missing = 0;
@@ -154,38 +154,20 @@ impl Kernel for Combine<'_> {
                 }
                 end = start + self.options.max_ids;
             }
-            let is_plain = have_rows || self.table.have_rows(self.ids.slice(start, end));
+            let is_plain = have_rows || table.have_rows(self.ids.slice(start, end));
             let of_all = if is_plain { self.sums_of_all(start, end) } else { None };
             let (sums, terms) = if let Some(sums) = of_all {
-                let weights = self.weights.map_or(null(), |weights| weights.as_bytes()[start * 4..].as_ptr());
-                let ids = self.ids.as_bytes();
-                let terms = Terms {
-                    ids: ids[start * 8..].as_ptr(),
-                    weights,
-                    count: end - start,
-                    stride: 1,
-                    ids_end: ids.as_ptr_range().end,
-                };
-                (sums, terms)
+                let weights = self.weights.map(|weights| weights.slice(start, weights.len()));
+                (sums, Terms::new(self.ids.slice(start, self.ids.len()), weights, end - start, true))
             } else {
-                let sums = self.keep_ids::<S>(start, end, &mut kept, &mut missing)?;
-                let terms = Terms {
-                    ids: kept.rows.as_ptr().cast(),
-                    weights: if self.weights.is_some() { kept.weights.as_ptr().cast() } else { null() },
-                    count: kept.rows.len(),
-                    stride: 1,
-                    ids_end: null(),
-                };
-                (sums, terms)
+                let sums = self.keep_ids::<S>(&table, start, end, &mut kept, &mut missing)?;
+                let weights = self.weights.map(|_| Weights::of(&kept.weights));
+                (sums, Terms::new(Ints::of(&kept.rows), weights, kept.rows.len(), false))
             };
-            let to = self.out.row(r);
-            // SAFETY: the code above has checked that each id of `terms` is a row of the table, and a row of `out` has
-            // space for the D float32 of the sum.
-            unsafe {
-                summation::sum::<L, S>(&self.table, &terms, self.options.summation, to);
-                if !summation::is_copied(&terms, self.options.summation) {
-                    divide(to, dim, sums, self.options);
-                }
+            // SAFETY: the code above has checked that each id of `terms` is a row of the table.
+            let sum = unsafe { summation::sum::<L, S>(&table, has, &terms, self.options.summation, self.out.row(r)) };
+            if !summation::is_copied(&terms, self.options.summation) {
+                divide(sum, sums, self.options);
             }
             start = next;
         }
@@ -200,11 +182,8 @@ fn is_above_0(weight: f32) -> bool {
 }
 
 /// Divides the D float32 of the sum by the combiner's divisor; a divisor of 0 gives zeros.
-///
-/// # Safety
-/// `to` is the address of `dim` float32 that may be read and written, at any alignment.
 #[inline(always)]
-unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOptions) {
+fn divide(sum: &mut [u8], sums: WeightSums, options: &CombineOptions) {
     let total = sums.weights;
     let divisor = match options.combiner {
         Combiner::Sum => return,
@@ -213,30 +192,20 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
         Combiner::Mean if options.at_least_one && total < 1.0 => 1.0,
         Combiner::Mean => total,
     };
-    // SAFETY: the caller promises that D float32 numbers at `to` may be read and written.
-    unsafe {
-        if divisor == 0.0 {
-            to.write_bytes(0, dim * 4);
-        } else if options.summation == Summation::BlocksOf8 && total < 10.0 {
-            let factor = 1.0 / divisor;
-            each(to, dim, |number| number * factor);
-        } else {
-            each(to, dim, |number| number / divisor);
-        }
+    if divisor == 0.0 {
+        sum.fill(0);
+    } else if options.summation == Summation::BlocksOf8 && total < 10.0 {
+        let factor = 1.0 / divisor;
+        each(sum, |number| number * factor);
+    } else {
+        each(sum, |number| number / divisor);
     }
 }
 
-/// Applies `change` to each of D float32.
-///
-/// # Safety
-/// `to` is the address of D float32, as [`divide`] says.
+/// Applies `change` to each float32.
 #[inline(always)]
-unsafe fn each(to: *mut u8, dim: usize, change: impl Fn(f32) -> f32) {
-    for d in 0..dim {
-        // SAFETY: the caller promises that D float32 numbers at `to` may be read and written.
-        unsafe {
-            let at = to.add(d * 4).cast::<f32>();
-            at.write_unaligned(change(at.read_unaligned()));
-        }
+fn each(numbers: &mut [u8], change: impl Fn(f32) -> f32) {
+    for number in numbers.as_chunks_mut::<4>().0 {
+        *number = change(f32::from_le_bytes(*number)).to_le_bytes();
     }
 }

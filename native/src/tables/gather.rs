@@ -3,27 +3,28 @@
 use super::lanes::Lanes;
 use super::numbers::Stored;
 use super::processor::Kernel;
-use super::rows::{PREFETCH_DISTANCE, TableView};
+use super::rows::{PREFETCH_DISTANCE, TableView, ZERO};
 use super::table::{Ints, LookupResult, OutputRows};
 
 /// The arguments of a lookup that copies rows, [`super::table::Table::gather`].
 pub(super) struct Gather<'a> {
-    pub(super) table: TableView,
+    pub(super) table: TableView<'a>,
     pub(super) ids: Ints<'a>,
     pub(super) out: OutputRows<'a>,
 }
 
 impl Kernel for Gather<'_> {
     #[inline(always)]
-    unsafe fn run<L: Lanes, S: Stored>(self) -> LookupResult {
+    fn run<L: Lanes, S: Stored>(self, has: L::Processor) -> LookupResult {
         let Gather { table, ids, mut out } = self;
+        let table = table.of::<S>();
         assert!(out.rows() <= ids.len() && (out.rows() == 0 || table.dim * 4 <= out.width()));
         for i in 0..PREFETCH_DISTANCE {
-            table.prefetch_nth_row::<S>(ids, i);
+            table.prefetch_nth_row(ids, i);
         }
         let mut missing = 0;
         for i in 0..out.rows() {
-            table.prefetch_nth_row::<S>(ids, i + PREFETCH_DISTANCE);
+            table.prefetch_nth_row(ids, i + PREFETCH_DISTANCE);
             let mut id = ids.get(i);
             let to = out.row(i);
             if !table.has_row(id) {
@@ -31,15 +32,11 @@ impl Kernel for Gather<'_> {
                 if let Some(row) = table.replacement(id, i)? {
                     id = row;
                 } else {
-                    // SAFETY: the assertion above checks that a row of `out` has space for D float32, which are set to
-                    // zero here.
-                    unsafe { to.write_bytes(0, table.dim * 4) };
+                    to[..table.dim * 4].fill(ZERO);
                     continue;
                 }
             }
-            // SAFETY: `id` is now the number of a row of the table, and the row of `out` to which it is copied has
-            // space for D float32.
-            unsafe { table.copy::<L, S>(id, to) };
+            table.copy::<L>(has, id, to);
         }
         Ok(missing)
     }

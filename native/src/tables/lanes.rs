@@ -1,38 +1,40 @@
 //! Vectors of eight float32 numbers, with one implementation for each instruction set of processors.
 
+use std::mem::MaybeUninit;
+
 /// A vector of eight float32 numbers, which a processor with AVX2 reads, multiplies, adds or writes by one instruction.
 ///
 /// All implementations give the same bits, but for [`Lanes::times_plus`]: every other operation rounds to float32, and
 /// fuses no multiplication with an addition.
-///
-/// # Safety
-/// The processor has the instructions of the implementation. At each address there are as many bytes as eight numbers
-/// take, at any alignment.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "one instruction reads the bytes where they lie")]
 pub(super) trait Lanes: Copy {
-    /// Returns eight zeros.
-    unsafe fn zero() -> Self;
+    /// A proof that the processor has the instructions of the implementation: a vector is only made with one.
+    type Processor: Copy;
+
     /// Returns a vector of eight numbers that are all `number`.
-    unsafe fn splat(number: f32) -> Self;
-    /// Reads eight float32 numbers from 32 bytes.
-    unsafe fn float32(at: *const u8) -> Self;
-    /// Reads eight IEEE float16 numbers from 16 bytes.
-    unsafe fn float16(at: *const u8) -> Self;
-    /// Reads eight bfloat16 numbers from 16 bytes; each is the upper half of a float32.
-    unsafe fn bfloat16(at: *const u8) -> Self;
-    /// Reads eight int8 numbers from eight bytes.
-    unsafe fn int8(at: *const u8) -> Self;
-    /// Reads eight int4 numbers from four bytes, two in each byte, the low half first.
-    unsafe fn int4(at: *const u8) -> Self;
+    fn splat(has: Self::Processor, number: f32) -> Self;
+    /// Reads eight float32 numbers.
+    fn float32(has: Self::Processor, bytes: &[u8; 32]) -> Self;
+    /// Reads eight IEEE float16 numbers.
+    fn float16(has: Self::Processor, bytes: &[u8; 16]) -> Self;
+    /// Reads eight bfloat16 numbers; each is the upper half of a float32.
+    fn bfloat16(has: Self::Processor, bytes: &[u8; 16]) -> Self;
+    /// Reads eight int8 numbers.
+    fn int8(has: Self::Processor, bytes: &[u8; 8]) -> Self;
+    /// Reads eight int4 numbers, two in each byte, the low half first.
+    fn int4(has: Self::Processor, bytes: &[u8; 4]) -> Self;
     /// Returns `self + other`.
-    unsafe fn plus(self, other: Self) -> Self;
+    fn plus(self, other: Self) -> Self;
     /// Returns `self * other`.
-    unsafe fn times(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
     /// Returns `self * other + sum` for each of the eight numbers; `Avx2` rounds each result once, `Plain` twice.
-    unsafe fn times_plus(self, other: Self, sum: Self) -> Self;
+    fn times_plus(self, other: Self, sum: Self) -> Self;
     /// Returns a vector whose number `i` is the sum of the eight numbers of the vector `all[i]`.
-    unsafe fn totals(all: [Self; LANES]) -> Self;
-    /// Writes 32 bytes.
-    unsafe fn write(self, at: *mut u8);
+    fn totals(all: [Self; LANES]) -> Self;
+    /// Returns the eight numbers.
+    fn numbers(self) -> [f32; LANES];
+    /// Writes the eight numbers.
+    fn write(self, to: &mut [MaybeUninit<u8>; 32]);
 }
 
 /// Number of float32 numbers in a [`Lanes`] value.
@@ -44,79 +46,64 @@ pub(super) struct Plain([f32; LANES]);
 
 impl Plain {
     #[inline(always)]
-    unsafe fn read<const N: usize>(at: *const u8) -> [u8; N] {
-        // SAFETY: the caller promises that the N bytes from address `at` on may be read; the read needs no alignment.
-        unsafe { at.cast::<[u8; N]>().read_unaligned() }
-    }
-
-    #[inline(always)]
     fn each(number: impl Fn(usize) -> f32) -> Self {
         Plain(std::array::from_fn(number))
     }
 }
 
 impl Lanes for Plain {
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        Plain([0.0; LANES])
-    }
+    type Processor = ();
 
     #[inline(always)]
-    unsafe fn splat(number: f32) -> Self {
+    fn splat((): (), number: f32) -> Self {
         Plain([number; LANES])
     }
 
     #[inline(always)]
-    unsafe fn float32(at: *const u8) -> Self {
-        // SAFETY: the caller passes the address of 32 bytes that may be accessed.
-        Plain(unsafe { at.cast::<[f32; LANES]>().read_unaligned() })
+    fn float32((): (), bytes: &[u8; 32]) -> Self {
+        let numbers = bytes.as_chunks::<4>().0;
+        Self::each(|i| f32::from_le_bytes(numbers[i]))
     }
 
     #[inline(always)]
-    unsafe fn float16(at: *const u8) -> Self {
-        // SAFETY: the caller promises that 16 bytes from address `at` on, eight 16-bit numbers, may be read.
-        let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
-        Self::each(|i| widened(halves[i]))
+    fn float16((): (), bytes: &[u8; 16]) -> Self {
+        let halves = bytes.as_chunks::<2>().0;
+        Self::each(|i| widened(u16::from_le_bytes(halves[i])))
     }
 
     #[inline(always)]
-    unsafe fn bfloat16(at: *const u8) -> Self {
-        // SAFETY: the caller promises that 16 bytes from address `at` on, eight 16-bit numbers, may be read.
-        let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
-        Self::each(|i| f32::from_bits(u32::from(halves[i]) << 16))
+    fn bfloat16((): (), bytes: &[u8; 16]) -> Self {
+        let halves = bytes.as_chunks::<2>().0;
+        Self::each(|i| upper_half(u16::from_le_bytes(halves[i])))
     }
 
     #[inline(always)]
-    unsafe fn int8(at: *const u8) -> Self {
-        // SAFETY: the caller promises that 8 bytes from address `at` on, eight int8 numbers, may be read.
-        let bytes: [u8; LANES] = unsafe { Self::read(at) };
+    fn int8((): (), bytes: &[u8; 8]) -> Self {
         Self::each(|i| signed_byte(bytes[i]))
     }
 
     #[inline(always)]
-    unsafe fn int4(at: *const u8) -> Self {
-        // SAFETY: the caller promises that 4 bytes from address `at` on, eight int4 numbers, may be read.
-        let bytes: [u8; LANES / 2] = unsafe { Self::read(at) };
+    fn int4((): (), bytes: &[u8; 4]) -> Self {
         Self::each(|i| half_of_byte(bytes[i / 2], i))
     }
 
     #[inline(always)]
-    unsafe fn plus(self, other: Self) -> Self {
+    fn plus(self, other: Self) -> Self {
         Self::each(|i| self.0[i] + other.0[i])
     }
 
     #[inline(always)]
-    unsafe fn times(self, other: Self) -> Self {
+    fn times(self, other: Self) -> Self {
         Self::each(|i| self.0[i] * other.0[i])
     }
 
     #[inline(always)]
-    unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
+    fn times_plus(self, other: Self, sum: Self) -> Self {
         Self::each(|i| self.0[i] * other.0[i] + sum.0[i])
     }
 
     #[inline(always)]
-    unsafe fn totals(all: [Self; LANES]) -> Self {
+    fn totals(all: [Self; LANES]) -> Self {
         // The additions are in the same order as in the AVX2 implementation, so that both give the same sum.
         Self::each(|i| {
             let x = all[i].0;
@@ -125,9 +112,15 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
-    unsafe fn write(self, at: *mut u8) {
-        // SAFETY: the caller passes the address of 32 bytes that may be accessed.
-        unsafe { at.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    fn numbers(self) -> [f32; LANES] {
+        self.0
+    }
+
+    #[inline(always)]
+    fn write(self, to: &mut [MaybeUninit<u8>; 32]) {
+        for (to, number) in to.as_chunks_mut::<4>().0.iter_mut().zip(self.0) {
+            *to = number.to_le_bytes().map(MaybeUninit::new);
+        }
     }
 }
 
@@ -153,6 +146,12 @@ pub(super) fn half_of_byte(byte: u8, column: usize) -> f32 {
     f32::from(i8::from_ne_bytes([low_half_up]) >> 4)
 }
 
+/// Converts a bfloat16 to float32.
+#[inline(always)]
+pub(super) fn upper_half(half: u16) -> f32 {
+    f32::from_bits(u32::from(half) << 16)
+}
+
 /// Converts an int8, which is given as a byte, to float32.
 #[inline(always)]
 pub(super) fn signed_byte(byte: u8) -> f32 {
@@ -160,73 +159,79 @@ pub(super) fn signed_byte(byte: u8) -> f32 {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx2::Avx2;
+pub(super) use avx2::{Avx2, HasAvx2};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::x86_64::{
         __m256, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
         _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps,
-        _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps,
-        _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_storeu_ps,
+        _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32,
+        _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_storeu_ps,
     };
+    use std::mem::MaybeUninit;
 
     use super::{LANES, Lanes};
+
+    /// A proof that the processor has AVX2, F16C and FMA.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(in crate::tables) struct HasAvx2(());
+
+    impl HasAvx2 {
+        /// Returns the proof; None if the processor lacks one of the instruction sets.
+        pub(in crate::tables) fn detect() -> Option<Self> {
+            let has_all = std::arch::is_x86_feature_detected!("avx2")
+                && std::arch::is_x86_feature_detected!("f16c")
+                && std::arch::is_x86_feature_detected!("fma");
+            has_all.then_some(HasAvx2(()))
+        }
+    }
 
     /// A vector of eight numbers for an x86-64 processor with AVX2, F16C and FMA.
     #[derive(Clone, Copy)]
     pub(in crate::tables) struct Avx2(__m256);
 
     impl Lanes for Avx2 {
-        #[inline(always)]
-        unsafe fn zero() -> Self {
-            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
-            Avx2(unsafe { _mm256_setzero_ps() })
-        }
+        type Processor = HasAvx2;
 
         #[inline(always)]
-        unsafe fn splat(number: f32) -> Self {
-            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
+        fn splat(_: HasAvx2, number: f32) -> Self {
+            // SAFETY: `HasAvx2` proves that the processor has the instructions.
             Avx2(unsafe { _mm256_set1_ps(number) })
         }
 
         #[inline(always)]
-        unsafe fn float32(at: *const u8) -> Self {
-            // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 32 bytes at the address `at`
-            // may be read.
-            Avx2(unsafe { _mm256_loadu_ps(at.cast()) })
+        fn float32(_: HasAvx2, bytes: &[u8; 32]) -> Self {
+            // SAFETY: `HasAvx2` proves that the processor has the instructions; they read the 32 bytes.
+            Avx2(unsafe { _mm256_loadu_ps(bytes.as_ptr().cast()) })
         }
 
         #[inline(always)]
-        unsafe fn float16(at: *const u8) -> Self {
-            // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 16 bytes at the address `at`
-            // may be read.
-            Avx2(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) })
+        fn float16(_: HasAvx2, bytes: &[u8; 16]) -> Self {
+            // SAFETY: `HasAvx2` proves that the processor has the instructions; they read the 16 bytes.
+            Avx2(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast())) })
         }
 
         #[inline(always)]
-        unsafe fn bfloat16(at: *const u8) -> Self {
-            // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 16 bytes at the address `at`
-            // may be read.
-            let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())) };
-            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
-            Avx2(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) })
+        fn bfloat16(_: HasAvx2, bytes: &[u8; 16]) -> Self {
+            // SAFETY: `HasAvx2` proves that the processor has the instructions; they read the 16 bytes.
+            Avx2(unsafe {
+                let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+            })
         }
 
         #[inline(always)]
-        unsafe fn int8(at: *const u8) -> Self {
-            // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 8 bytes at the address `at`
-            // may be read.
-            Avx2(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) })
+        fn int8(_: HasAvx2, bytes: &[u8; 8]) -> Self {
+            // SAFETY: `HasAvx2` proves that the processor has the instructions; they read the eight bytes.
+            Avx2(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes.as_ptr().cast()))) })
         }
 
         #[inline(always)]
-        unsafe fn int4(at: *const u8) -> Self {
-            // SAFETY: the caller promises that four bytes from address `at` on, eight int4 numbers, may be read.
-            let word = unsafe { at.cast::<i32>().read_unaligned() };
+        fn int4(_: HasAvx2, bytes: &[u8; 4]) -> Self {
+            let word = i32::from_le_bytes(*bytes);
             // Each of the eight 32-bit lanes gets the whole word, shifts one of the word's eight int4 numbers to its top
-            // bits, and then back with its sign. SAFETY: the caller promises that the processor has the instruction set
-            // AVX2.
+            // bits, and then back with its sign. SAFETY: `HasAvx2` proves that the processor has the instructions.
             Avx2(unsafe {
                 let lefts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
                 let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);
@@ -235,26 +240,26 @@ mod avx2 {
         }
 
         #[inline(always)]
-        unsafe fn plus(self, other: Self) -> Self {
-            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
+        fn plus(self, other: Self) -> Self {
+            // SAFETY: only a processor with the instructions has a vector.
             Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
-        unsafe fn times(self, other: Self) -> Self {
-            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
+        fn times(self, other: Self) -> Self {
+            // SAFETY: only a processor with the instructions has a vector.
             Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
         }
 
         #[inline(always)]
-        unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
-            // SAFETY: the caller promises that the processor has the instruction set FMA.
+        fn times_plus(self, other: Self, sum: Self) -> Self {
+            // SAFETY: only a processor with the instructions has a vector.
             Avx2(unsafe { _mm256_fmadd_ps(self.0, other.0, sum.0) })
         }
 
         #[inline(always)]
-        unsafe fn totals(all: [Self; LANES]) -> Self {
-            // SAFETY: the caller promises that the processor has the instruction set AVX2.
+        fn totals(all: [Self; LANES]) -> Self {
+            // SAFETY: only a processor with the instructions has a vector.
             Avx2(unsafe {
                 let first = _mm256_hadd_ps(_mm256_hadd_ps(all[0].0, all[1].0), _mm256_hadd_ps(all[2].0, all[3].0));
                 let last = _mm256_hadd_ps(_mm256_hadd_ps(all[4].0, all[5].0), _mm256_hadd_ps(all[6].0, all[7].0));
@@ -266,10 +271,17 @@ mod avx2 {
         }
 
         #[inline(always)]
-        unsafe fn write(self, at: *mut u8) {
-            // SAFETY: the caller promises that the processor has AVX2, and that 32 bytes at the address `at` may be
-            // written.
-            unsafe { _mm256_storeu_ps(at.cast(), self.0) }
+        fn numbers(self) -> [f32; LANES] {
+            let mut numbers = [0.0; LANES];
+            // SAFETY: only a processor with the instructions has a vector; they write the eight numbers.
+            unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), self.0) };
+            numbers
+        }
+
+        #[inline(always)]
+        fn write(self, to: &mut [MaybeUninit<u8>; 32]) {
+            // SAFETY: only a processor with the instructions has a vector; they write the 32 bytes.
+            unsafe { _mm256_storeu_ps(to.as_mut_ptr().cast(), self.0) }
         }
     }
 }

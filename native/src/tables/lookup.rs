@@ -71,8 +71,6 @@ impl Table {
 
     /// Runs a kernel on this table; `processor` is [`Processor::Any`] or the result of [`Processor::best`].
     pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> LookupResult {
-        // SAFETY: the processor has the instructions for which the kernel is compiled, and `Table::new` has checked
-        // that the memory holds all rows of `self.dtype`.
-        unsafe { processor.run(self.dtype, kernel) }
+        processor.run(self.dtype, kernel)
     }
 }

@@ -1,5 +1,7 @@
 //! Bytes that stay at one address as long as anything refers to them: the rows of a table, the arrays of a vocabulary.
 
+use std::mem::MaybeUninit;
+
 use bytes::Bytes;
 
 /// Read-only bytes with an owner that keeps them in memory; a clone refers to the same bytes.
@@ -65,7 +67,22 @@ struct Numbers<N>(Vec<N>);
 
 impl<N: Number> AsRef<[u8]> for Numbers<N> {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: a `Number` has no byte that is not initialised, and bytes need no alignment.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), size_of_val(self.0.as_slice())) }
+        bytes_of(&self.0)
     }
+}
+
+/// Writes bytes to memory of the same length.
+///
+/// # Panics
+/// The lengths differ.
+pub fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) {
+    assert_eq!(from.len(), to.len());
+    // SAFETY: the two have the same length and do not overlap, and a MaybeUninit<u8> has the layout of a u8.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), from.len()) };
+}
+
+/// Returns the bytes of numbers.
+pub(super) fn bytes_of<N: Number>(numbers: &[N]) -> &[u8] {
+    // SAFETY: a `Number` has no byte that is not initialised, and bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }

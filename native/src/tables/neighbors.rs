@@ -6,14 +6,15 @@
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::time::Instant;
 
 use super::lanes::{LANES, Lanes};
 use super::numbers::Stored;
 use super::processor::{Kernel, Processor};
-use super::rows::{PREFETCH_DISTANCE, TableView};
-use super::table::{LookupResult, OnBadId, Policy, Table};
+use super::rows::{PREFETCH_DISTANCE, Rows, TableView, ZERO};
+use super::table::{Dtype, LookupResult, OnBadId, Policy, Table, Weights};
 use crate::priority;
 
 /// A search compares the rows of a table block by block; the rows of one block take about this many bytes as float32.
@@ -239,7 +240,7 @@ fn ordered(nearest: Nearest, metric: Metric) -> Vec<Neighbor> {
 
 /// A kernel that scans a part of a table: compares the rows of the part with all queries of a search.
 struct Scan<'a> {
-    table: TableView,
+    table: TableView<'a>,
     search: &'a Search<'a>,
     queries: &'a Queries,
     /// Numbers of the rows that the scan compares, or their positions in `Search::listed` if the search has that list.
@@ -251,15 +252,17 @@ struct Scan<'a> {
 
 impl Kernel for Scan<'_> {
     #[inline(always)]
-    unsafe fn run<L: Lanes, S: Stored>(self) -> LookupResult {
+    fn run<L: Lanes, S: Stored>(self, has: L::Processor) -> LookupResult {
         let Scan { table, search, queries, places, found, is_late } = self;
+        let table = table.of::<S>();
         let width = queries.width;
         let row_bytes = width * size_of::<f32>();
+        let group_bytes = LANES * row_bytes;
         let block_rows = (BLOCK_BYTES / row_bytes / LANES * LANES).clamp(LANES, MAX_BLOCK_ROWS);
         // Blocks of float32 rows are read without a copy if D is a multiple of eight, no rows are listed, and the
         // block's number of rows is a multiple of eight.
-        let is_direct = S::IS_FLOAT32 && table.dim == width && search.listed.is_none();
-        let mut copies = vec![0.0_f32; block_rows * width];
+        let is_direct = S::DTYPE == Dtype::Float32 && table.dim == width && search.listed.is_none();
+        let mut copies = vec![ZERO; block_rows * row_bytes];
         let mut factors = [1.0_f32; MAX_BLOCK_ROWS];
         for (number, start) in places.clone().step_by(block_rows).enumerate() {
             if number.is_multiple_of(CLOCK_BLOCKS) && search.until.is_some_and(|until| Instant::now() >= until) {
@@ -268,20 +271,19 @@ impl Kernel for Scan<'_> {
             }
             let count = block_rows.min(places.end - start);
             let rows = if is_direct && count.is_multiple_of(LANES) {
-                table.row::<S>(start as i64)
+                table.stored(start..start + count)
             } else {
-                // SAFETY: `places` are rows of the table, or positions in the list, whose ids are rows of the table;
-                // `copies` has space for `count` rows of `width` numbers, and D is at most `width`.
-                unsafe { copy_rows::<L, S>(&table, search, start..start + count, &mut copies, width) };
-                copies.as_ptr().cast()
+                copy_rows::<L, S>(has, &table, search, start..start + count, &mut copies, row_bytes);
+                // SAFETY: the copies were zeros before rows were written to them.
+                unsafe { std::slice::from_raw_parts(copies.as_ptr().cast(), copies.len()) }
             };
             // A last group of fewer than eight rows is filled up with rows of an earlier block, or with zeros; their
             // scores are ignored.
             let groups = count.div_ceil(LANES);
             if search.metric == Metric::Cosine {
                 for group in 0..groups {
-                    // SAFETY: `sums` may read eight rows of `width` float32 here, because each group has as many.
-                    let squares = unsafe { sums::<L, Square>(rows.add(group * LANES * row_bytes), rows, width) };
+                    let group_rows = &rows[group * group_bytes..][..group_bytes];
+                    let squares = sums::<L, Square>(has, group_rows, &group_rows[..row_bytes]);
                     for (factor, square) in factors[group * LANES..].iter_mut().zip(squares) {
                         // The cosine of a row of zeros is 0, because 0 takes the place of its factor 1/length; the
                         // cosine of a row with a NaN stays NaN.
@@ -290,17 +292,13 @@ impl Kernel for Scan<'_> {
                 }
             }
             for (query, nearest) in found.iter_mut().enumerate() {
-                let numbers = queries.numbers[query * width..].as_ptr().cast::<u8>();
+                let numbers = Weights::of(&queries.numbers[query * width..][..width]).as_bytes();
                 for group in 0..groups {
                     let first = group * LANES;
-                    // SAFETY: `sums` may read eight rows and one query of `width` float32 each here: each group and
-                    // each query has as many.
-                    let mut scores = unsafe {
-                        let rows = rows.add(first * row_bytes);
-                        match search.metric {
-                            Metric::Dot | Metric::Cosine => sums::<L, Product>(rows, numbers, width),
-                            Metric::L2 => sums::<L, Distance>(rows, numbers, width),
-                        }
+                    let rows = &rows[group * group_bytes..][..group_bytes];
+                    let mut scores = match search.metric {
+                        Metric::Dot | Metric::Cosine => sums::<L, Product>(has, rows, numbers),
+                        Metric::L2 => sums::<L, Distance>(has, rows, numbers),
                     };
                     match search.metric {
                         Metric::Dot => {}
@@ -341,37 +339,36 @@ fn add_group(scores: &[f32], start: usize, search: &Search<'_>, own: i64, neares
     }
 }
 
-/// Copies rows of the table to `copies` as float32; each row begins `width` numbers after the row before it.
+/// Copies rows of the table to `copies` as float32; each row begins `row_bytes` after the row before it.
 ///
-/// # Safety
-/// `places` are row numbers of the table, or positions in the search's list; `copies` has space for them.
+/// `places` are row numbers of the table, or positions in the search's list.
 #[inline(always)]
-unsafe fn copy_rows<L: Lanes, S: Stored>(
-    table: &TableView,
+fn copy_rows<L: Lanes, S: Stored>(
+    has: L::Processor,
+    table: &Rows<'_, S>,
     search: &Search<'_>,
     places: Range<usize>,
-    copies: &mut [f32],
-    width: usize,
+    copies: &mut [MaybeUninit<u8>],
+    row_bytes: usize,
 ) {
-    for (to, place) in copies.chunks_exact_mut(width).zip(places) {
+    for (to, place) in copies.chunks_exact_mut(row_bytes).zip(places) {
         let id = match search.listed {
             None => place as i64,
             Some(ids) => {
                 if let Some(&later) = ids.get(place + PREFETCH_DISTANCE) {
-                    table.prefetch_row::<S>(later);
+                    table.prefetch_row(later);
                 }
                 ids[place]
             }
         };
-        // SAFETY: the caller promises that the copied row lies in the table, and that `to` has space for its D float32.
-        unsafe { table.copy::<L, S>(id, to.as_mut_ptr().cast()) };
+        table.copy::<L>(has, id, to);
     }
 }
 
 /// A term, such as row times query, that a search sums over the columns of a row.
 trait Term {
-    /// Adds the terms of eight columns to `sum`; `query` is the address of the query's numbers for these columns.
-    unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L;
+    /// Adds the terms of eight columns to `sum`; `query` has the query's numbers for these columns.
+    fn add<L: Lanes>(row: L, query: L, sum: L) -> L;
 }
 
 /// The term of the scalar product: the row's number in a column times the query's number in that column.
@@ -383,53 +380,38 @@ struct Square;
 
 impl Term for Product {
     #[inline(always)]
-    unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises that the processor has the instruction set of `L`, and that eight float32 at
-        // `query` may be read.
-        unsafe { row.times_plus(L::float32(query), sum) }
+    fn add<L: Lanes>(row: L, query: L, sum: L) -> L {
+        row.times_plus(query, sum)
     }
 }
 
 impl Term for Distance {
     #[inline(always)]
-    unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises that the processor has the instruction set of `L`, and that eight float32 at
-        // `query` may be read.
-        unsafe {
-            let difference = row.plus(L::float32(query));
-            difference.times_plus(difference, sum)
-        }
+    fn add<L: Lanes>(row: L, query: L, sum: L) -> L {
+        let difference = row.plus(query);
+        difference.times_plus(difference, sum)
     }
 }
 
 impl Term for Square {
     #[inline(always)]
-    unsafe fn add<L: Lanes>(row: L, _query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises that the processor has the instruction set of `L`.
-        unsafe { row.times_plus(row, sum) }
+    fn add<L: Lanes>(row: L, _query: L, sum: L) -> L {
+        row.times_plus(row, sum)
     }
 }
 
-/// Sums a term over the columns of eight rows, which lie end to end; returns one sum for each row.
-///
-/// # Safety
-/// The processor has the instructions of `L`; `rows` are eight rows of `width` float32, `query` is as many numbers, and
-/// `width` is a multiple of eight.
+/// Sums a term over the columns of eight rows, which lie end to end; returns one sum for each row. A row and the query
+/// have as many float32, a multiple of eight.
 #[inline(always)]
-unsafe fn sums<L: Lanes, T: Term>(rows: *const u8, query: *const u8, width: usize) -> [f32; LANES] {
-    let row_bytes = width * size_of::<f32>();
-    // SAFETY: the loop reads only the columns below `width`, which the caller promises for the rows and the query.
-    unsafe {
-        let mut sums = [L::zero(); LANES];
-        let mut at = 0;
-        while at < row_bytes {
-            for (number, sum) in sums.iter_mut().enumerate() {
-                *sum = T::add(L::float32(rows.add(number * row_bytes + at)), query.add(at), *sum);
-            }
-            at += LANES * size_of::<f32>();
+fn sums<L: Lanes, T: Term>(has: L::Processor, rows: &[u8], query: &[u8]) -> [f32; LANES] {
+    let (rows, query) = (rows.as_chunks::<32>().0, query.as_chunks::<32>().0);
+    let mut sums = [L::splat(has, 0.0); LANES];
+    let each: [&[[u8; 32]]; LANES] = std::array::from_fn(|number| &rows[number * query.len()..][..query.len()]);
+    for (at, query) in query.iter().enumerate() {
+        let query = L::float32(has, query);
+        for (row, sum) in each.iter().zip(&mut sums) {
+            *sum = T::add(L::float32(has, &row[at]), query, *sum);
         }
-        let mut out = [0.0_f32; LANES];
-        L::totals(sums).write(out.as_mut_ptr().cast());
-        out
     }
+    L::totals(sums).numbers()
 }

@@ -1,23 +1,38 @@
-//! Reads the numbers of tables of five dtypes as float32, one number or eight at a time.
+//! The dtypes of tables that kernels read: how their numbers become float32, one or eight at a time.
 
-use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
+use super::lanes::{Lanes, half_of_byte, signed_byte, upper_half, widened};
+use super::table::Dtype;
 
 /// A dtype of a table's stored numbers, with functions that read these numbers as float32.
-///
-/// # Safety
-/// `row` is the address of a table row, at any alignment, and the columns exist in the row.
 pub(super) trait Stored {
+    /// The dtype.
+    const DTYPE: Dtype;
     /// Whether each row has a float32 scale, by which its numbers are multiplied.
     const IS_SCALED: bool = false;
-    /// Whether the stored numbers are float32, so that a kernel can read a row where it lies.
-    const IS_FLOAT32: bool = false;
+    /// The bytes with the number of one column; two columns of int4 share one.
+    type One: Octets;
+    /// The bytes with the numbers of eight columns.
+    type Eight: Octets;
+
     /// Returns how many bytes a stored row of `dim` numbers takes, without its scale.
     fn row_bytes(dim: usize) -> usize;
-    /// Reads the number in one column of a stored row as float32.
-    unsafe fn one(row: *const u8, column: usize) -> f32;
-    /// Reads the numbers in eight columns of a stored row as float32, from `column` on, which is a multiple of eight.
-    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L;
+
+    /// Returns the place in a row at which the bytes of a column begin.
+    #[inline(always)]
+    fn offset(column: usize) -> usize {
+        Self::row_bytes(column)
+    }
+
+    /// Returns the number of a column.
+    fn one(bytes: Self::One, column: usize) -> f32;
+    /// Returns the numbers of eight columns, the first of which is a multiple of eight.
+    fn eight<L: Lanes>(has: L::Processor, bytes: &Self::Eight) -> L;
 }
+
+/// An array of bytes, which may have any bits and lie at any address.
+pub(super) trait Octets: Copy {}
+
+impl<const N: usize> Octets for [u8; N] {}
 
 pub(super) struct Float32;
 pub(super) struct Float16;
@@ -26,7 +41,9 @@ pub(super) struct Int8;
 pub(super) struct Int4;
 
 impl Stored for Float32 {
-    const IS_FLOAT32: bool = true;
+    const DTYPE: Dtype = Dtype::Float32;
+    type One = [u8; 4];
+    type Eight = [u8; 32];
 
     #[inline(always)]
     fn row_bytes(dim: usize) -> usize {
@@ -34,65 +51,63 @@ impl Stored for Float32 {
     }
 
     #[inline(always)]
-    unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
-        // columns.
-        unsafe { row.add(column * 4).cast::<f32>().read_unaligned() }
+    fn one(bytes: [u8; 4], _: usize) -> f32 {
+        f32::from_le_bytes(bytes)
     }
 
     #[inline(always)]
-    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
-        // `column` on.
-        unsafe { L::float32(row.add(column * 4)) }
+    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 32]) -> L {
+        L::float32(has, bytes)
     }
 }
 
 impl Stored for Float16 {
+    const DTYPE: Dtype = Dtype::Float16;
+    type One = [u8; 2];
+    type Eight = [u8; 16];
+
     #[inline(always)]
     fn row_bytes(dim: usize) -> usize {
         dim * 2
     }
 
     #[inline(always)]
-    unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
-        // columns.
-        widened(unsafe { row.add(column * 2).cast::<u16>().read_unaligned() })
+    fn one(bytes: [u8; 2], _: usize) -> f32 {
+        widened(u16::from_le_bytes(bytes))
     }
 
     #[inline(always)]
-    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
-        // `column` on.
-        unsafe { L::float16(row.add(column * 2)) }
+    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 16]) -> L {
+        L::float16(has, bytes)
     }
 }
 
 impl Stored for Bfloat16 {
+    const DTYPE: Dtype = Dtype::Bfloat16;
+    type One = [u8; 2];
+    type Eight = [u8; 16];
+
     #[inline(always)]
     fn row_bytes(dim: usize) -> usize {
         dim * 2
     }
 
     #[inline(always)]
-    unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
-        // columns.
-        let upper = unsafe { row.add(column * 2).cast::<u16>().read_unaligned() };
-        f32::from_bits(u32::from(upper) << 16)
+    fn one(bytes: [u8; 2], _: usize) -> f32 {
+        upper_half(u16::from_le_bytes(bytes))
     }
 
     #[inline(always)]
-    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
-        // `column` on.
-        unsafe { L::bfloat16(row.add(column * 2)) }
+    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 16]) -> L {
+        L::bfloat16(has, bytes)
     }
 }
 
 impl Stored for Int8 {
+    const DTYPE: Dtype = Dtype::Int8;
     const IS_SCALED: bool = true;
+    type One = [u8; 1];
+    type Eight = [u8; 8];
 
     #[inline(always)]
     fn row_bytes(dim: usize) -> usize {
@@ -100,22 +115,21 @@ impl Stored for Int8 {
     }
 
     #[inline(always)]
-    unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
-        // columns.
-        signed_byte(unsafe { row.add(column).read() })
+    fn one(bytes: [u8; 1], _: usize) -> f32 {
+        signed_byte(bytes[0])
     }
 
     #[inline(always)]
-    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
-        // `column` on.
-        unsafe { L::int8(row.add(column)) }
+    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 8]) -> L {
+        L::int8(has, bytes)
     }
 }
 
 impl Stored for Int4 {
+    const DTYPE: Dtype = Dtype::Int4;
     const IS_SCALED: bool = true;
+    type One = [u8; 1];
+    type Eight = [u8; 4];
 
     #[inline(always)]
     fn row_bytes(dim: usize) -> usize {
@@ -123,17 +137,17 @@ impl Stored for Int4 {
     }
 
     #[inline(always)]
-    unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
-        // columns.
-        half_of_byte(unsafe { row.add(column / 2).read() }, column)
+    fn offset(column: usize) -> usize {
+        column / 2
     }
 
     #[inline(always)]
-    unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        debug_assert_eq!(column % LANES, 0);
-        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
-        // `column` on.
-        unsafe { L::int4(row.add(column / 2)) }
+    fn one(bytes: [u8; 1], column: usize) -> f32 {
+        half_of_byte(bytes[0], column)
+    }
+
+    #[inline(always)]
+    fn eight<L: Lanes>(has: L::Processor, bytes: &[u8; 4]) -> L {
+        L::int4(has, bytes)
     }
 }

@@ -4,12 +4,12 @@ use super::combine::split;
 use super::lanes::Lanes;
 use super::numbers::Stored;
 use super::processor::Kernel;
-use super::rows::{PREFETCH_DISTANCE, TableView};
+use super::rows::{PREFETCH_DISTANCE, TableView, ZERO};
 use super::table::{Ints, LookupResult, OutputRows};
 
 /// The arguments of a lookup of sequences, [`super::table::Table::sequence`].
 pub(super) struct Sequence<'a> {
-    pub(super) table: TableView,
+    pub(super) table: TableView<'a>,
     pub(super) ids: Ints<'a>,
     pub(super) splits: Ints<'a>,
     pub(super) length: usize,
@@ -18,8 +18,9 @@ pub(super) struct Sequence<'a> {
 
 impl Kernel for Sequence<'_> {
     #[inline(always)]
-    unsafe fn run<L: Lanes, S: Stored>(self) -> LookupResult {
+    fn run<L: Lanes, S: Stored>(self, has: L::Processor) -> LookupResult {
         let Sequence { table, ids, splits, length, mut out } = self;
+        let table = table.of::<S>();
         let row_bytes = table.dim * 4;
         let fits = length.checked_mul(row_bytes).is_some_and(|all| all <= out.width());
         assert!(out.rows() == 0 || (fits && splits.len() == out.rows() + 1));
@@ -30,29 +31,21 @@ impl Kernel for Sequence<'_> {
             let count = length.min(end - start);
             let to = out.row(r);
             for k in 0..count {
-                table.prefetch_nth_row::<S>(ids, start + k + PREFETCH_DISTANCE);
+                table.prefetch_nth_row(ids, start + k + PREFETCH_DISTANCE);
                 let mut id = ids.get(start + k);
-                // SAFETY: `k` is below `length`, and the assertion above checks that a row of `out` has space for
-                // `length` rows of the table.
-                let to = unsafe { to.add(k * row_bytes) };
+                let to = &mut to[k * row_bytes..][..row_bytes];
                 if !table.has_row(id) {
                     missing += 1;
                     if let Some(row) = table.replacement(id, start + k)? {
                         id = row;
                     } else {
-                        // SAFETY: the assertion above checks that `out` has space at `to` for one row of the table,
-                        // which is set to zeros here.
-                        unsafe { to.write_bytes(0, row_bytes) };
+                        to.fill(ZERO);
                         continue;
                     }
                 }
-                // SAFETY: `id` is now the number of a row of the table, and `out` has space at `to` for the copy of
-                // that row.
-                unsafe { table.copy::<L, S>(id, to) };
+                table.copy::<L>(has, id, to);
             }
-            // SAFETY: the assertion above checks that a whole row of the answer lies in `out`; the part after the last
-            // id is set to zeros here.
-            unsafe { to.add(count * row_bytes).write_bytes(0, (length - count) * row_bytes) };
+            to[count * row_bytes..length * row_bytes].fill(ZERO);
         }
         Ok(missing)
     }

@@ -1,5 +1,9 @@
 //! Copies rows bit for bit as a table stores them, and converts rows of float64 to float32.
 
+use std::mem::MaybeUninit;
+
+use super::memory::copy;
+use super::rows::ZERO;
 use super::table::{Dtype, Ints, LookupError, LookupResult, OutputRows, Policy, Table};
 
 impl Table {
@@ -31,15 +35,12 @@ impl Table {
                 policy.replacement(id, size).map_err(|_| LookupError::BadId(i))?
             };
             let to = out.row(i);
-            // SAFETY: the assertion above checks that a row of `out` has space for the bytes of a stored row.
-            unsafe {
-                match row {
-                    Some(row) => {
-                        let from = &self.rows.as_bytes()[row as usize * row_bytes..][..row_bytes];
-                        to.copy_from_nonoverlapping(from.as_ptr(), row_bytes);
-                    }
-                    None => to.write_bytes(0, row_bytes),
+            let to = &mut to[..row_bytes];
+            match row {
+                Some(row) => {
+                    copy(&self.rows.as_bytes()[row as usize * row_bytes..][..row_bytes], to);
                 }
+                None => to.fill(ZERO),
             }
         }
         Ok(missing)
@@ -67,10 +68,8 @@ impl Table {
         unsafe { stored.set_len(num_rows * dim * 8) };
         for r in 0..num_rows {
             let numbers = stored[r * dim * 8..][..dim * 8].as_chunks::<8>().0;
-            let to = out.row(r).cast::<f32>();
-            for (column, &number) in numbers.iter().enumerate() {
-                // SAFETY: the assertion above checks that a row of `out` has space for `dim` float32 numbers.
-                unsafe { to.add(column).write_unaligned(f64::from_le_bytes(number) as f32) };
+            for (to, &number) in out.row(r).as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
+                *to = (f64::from_le_bytes(number) as f32).to_le_bytes().map(MaybeUninit::new);
             }
         }
         Ok(missing)

@@ -1,8 +1,8 @@
 //! Embedding tables in memory, and the options and arrays of lookups in them.
 
-use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
-use super::memory::Memory;
+use super::memory::{Memory, bytes_of};
 
 /// A dtype in which a table can store its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
@@ -74,27 +74,25 @@ pub enum Summation {
 
 /// Little-endian int64 numbers, end to end, at any alignment: ids or row splits.
 #[derive(Clone, Copy, Debug)]
-pub struct Ints<'a>(&'a [u8]);
+pub struct Ints<'a>(&'a [[u8; 8]]);
 
 impl<'a> Ints<'a> {
     /// Wraps the little-endian bytes of integers; an incomplete last integer is ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
-        Ints(&bytes[..bytes.len() / 8 * 8])
+        Ints(bytes.as_chunks().0)
     }
 
     /// Wraps a slice of int64 numbers as little-endian bytes.
     #[must_use]
     pub fn of(numbers: &'a [i64]) -> Self {
-        // SAFETY: a slice of i64 may be read as bytes: each i64 is eight initialised bytes, and bytes need no
-        // alignment.
-        Ints(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len() * 8) })
+        Ints::new(bytes_of(numbers))
     }
 
     /// Returns the number of integers in the array.
     #[must_use]
     pub fn len(self) -> usize {
-        self.0.len() / 8
+        self.0.len()
     }
 
     /// Says whether the array has no integers.
@@ -110,40 +108,42 @@ impl<'a> Ints<'a> {
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> i64 {
-        i64::from_le_bytes(self.0[i * 8..i * 8 + 8].try_into().expect("eight bytes"))
+        i64::from_le_bytes(self.0[i])
     }
 
     /// Returns the integers from position `start` up to `end`, which is excluded; copies nothing.
     #[must_use]
     pub fn slice(self, start: usize, end: usize) -> Ints<'a> {
-        Ints(&self.0[start * 8..end * 8])
+        Ints(&self.0[start..end])
     }
 
     /// Iterates over the int64 numbers of this array.
     pub fn iter(self) -> impl Iterator<Item = i64> + 'a {
-        self.0.chunks_exact(8).map(|bytes| {
-            let mut number = [0; 8];
-            number.copy_from_slice(bytes);
-            i64::from_le_bytes(number)
-        })
+        self.0.iter().map(|bytes| i64::from_le_bytes(*bytes))
     }
 
     /// Returns the little-endian bytes of the integers.
     #[must_use]
     pub fn as_bytes(self) -> &'a [u8] {
-        self.0
+        self.0.as_flattened()
     }
 }
 
 /// Little-endian float32 numbers, end to end, at any alignment: one weight for each id.
 #[derive(Clone, Copy, Debug)]
-pub struct Weights<'a>(&'a [u8]);
+pub struct Weights<'a>(&'a [[u8; 4]]);
 
 impl<'a> Weights<'a> {
     /// Wraps the little-endian bytes of weights; an incomplete last weight is ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
-        Weights(&bytes[..bytes.len() / 4 * 4])
+        Weights(bytes.as_chunks().0)
+    }
+
+    /// Wraps a slice of float32 numbers.
+    #[must_use]
+    pub fn of(numbers: &'a [f32]) -> Self {
+        Weights::new(bytes_of(numbers))
     }
 
     /// Returns the weight at position `i`.
@@ -153,28 +153,24 @@ impl<'a> Weights<'a> {
     #[must_use]
     #[inline(always)]
     pub fn get(self, i: usize) -> f32 {
-        f32::from_le_bytes(self.0[i * 4..i * 4 + 4].try_into().expect("four bytes"))
+        f32::from_le_bytes(self.0[i])
     }
 
     /// Returns the weights from position `start` up to `end`, which is excluded; copies nothing.
     #[must_use]
     pub fn slice(self, start: usize, end: usize) -> Weights<'a> {
-        Weights(&self.0[start * 4..end * 4])
+        Weights(&self.0[start..end])
     }
 
     /// Iterates over the float32 weights of this array.
     pub fn iter(self) -> impl Iterator<Item = f32> + 'a {
-        self.0.chunks_exact(4).map(|bytes| {
-            let mut number = [0; 4];
-            number.copy_from_slice(bytes);
-            f32::from_le_bytes(number)
-        })
+        self.0.iter().map(|bytes| f32::from_le_bytes(*bytes))
     }
 
     /// Returns the number of float32 weights of looked-up ids in this array.
     #[must_use]
     pub fn len(self) -> usize {
-        self.0.len() / 4
+        self.0.len()
     }
 
     /// Says whether this array has no weights.
@@ -186,22 +182,18 @@ impl<'a> Weights<'a> {
     /// Returns the little-endian bytes of the weights.
     #[must_use]
     pub fn as_bytes(self) -> &'a [u8] {
-        self.0
+        self.0.as_flattened()
     }
 }
 
 /// Uninitialised memory for one feature's vectors in an answer: `rows` pieces of `width` bytes. Piece r begins `r *
 /// stride` bytes after the first, at any alignment.
 pub struct OutputRows<'a> {
-    start: *mut u8,
+    memory: &'a mut [MaybeUninit<u8>],
     stride: usize,
     width: usize,
     rows: usize,
-    lives: PhantomData<&'a mut [u8]>,
 }
-
-// SAFETY: an `OutputRows` may move to another thread, because it is a mutable borrow of plain bytes.
-unsafe impl Send for OutputRows<'_> {}
 
 impl<'a> OutputRows<'a> {
     /// Borrows `rows` pieces of `width` bytes from `memory`: the first piece begins at byte `skip`, each further piece
@@ -210,18 +202,11 @@ impl<'a> OutputRows<'a> {
     /// # Panics
     /// `memory` is too short for the rows.
     #[must_use]
-    pub fn new(
-        memory: &'a mut [std::mem::MaybeUninit<u8>],
-        skip: usize,
-        stride: usize,
-        width: usize,
-        rows: usize,
-    ) -> Self {
+    pub fn new(memory: &'a mut [MaybeUninit<u8>], skip: usize, stride: usize, width: usize, rows: usize) -> Self {
         assert!(width <= stride || rows <= 1);
         assert!(rows == 0 || skip + (rows - 1) * stride + width <= memory.len());
-        // SAFETY: the assertion above checks that byte `skip` lies in `memory`; if there are no rows, the offset is 0.
-        let start = unsafe { memory.as_mut_ptr().cast::<u8>().add(if rows == 0 { 0 } else { skip }) };
-        OutputRows { start, stride, width, rows, lives: PhantomData }
+        let memory = if rows == 0 { &mut [] } else { &mut memory[skip..] };
+        OutputRows { memory, stride, width, rows }
     }
 
     /// Returns the number of rows of the answer to which this memory belongs.
@@ -236,15 +221,16 @@ impl<'a> OutputRows<'a> {
         self.width
     }
 
-    /// Returns the address of the answer's row `r`, where `width` bytes may be written.
+    /// Returns the memory of the answer's row `r`: `width` bytes.
     ///
     /// # Panics
     /// There is no row `r`.
     #[inline(always)]
-    pub fn row(&mut self, r: usize) -> *mut u8 {
+    pub fn row(&mut self, r: usize) -> &mut [MaybeUninit<u8>] {
         assert!(r < self.rows);
+        let start = r * self.stride;
         // SAFETY: new() has checked that all rows of the answer lie in the borrowed memory, so row `r` does.
-        unsafe { self.start.add(r * self.stride) }
+        unsafe { self.memory.get_unchecked_mut(start..start + self.width) }
     }
 }
 

@@ -158,8 +158,7 @@ fn found(
     let stride = width * 4 + gap;
     let mut memory = vec![MaybeUninit::new(0xA5_u8); skip + rows * stride];
     let missing = look_up(&mapped, OutputRows::new(&mut memory, skip, stride, width * 4, rows))?;
-    // SAFETY: the code above has written every byte of the memory, so all bytes are initialised.
-    let memory: Vec<u8> = memory.iter().map(|byte| unsafe { byte.assume_init() }).collect();
+    let memory = written(&memory);
     assert!(memory[..skip].iter().all(|&byte| byte == 0xA5));
     let mut out = Vec::new();
     for row in memory[skip..].chunks(stride) {
@@ -168,6 +167,12 @@ fn found(
         out.extend(numbers.map(|number| f32::from_le_bytes(number.try_into().unwrap())));
     }
     Ok((out, missing))
+}
+
+/// Returns the bytes of memory that a test has filled before the lookup.
+fn written(memory: &[MaybeUninit<u8>]) -> &[u8] {
+    // SAFETY: all bytes are initialised, because the test has filled them.
+    unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), memory.len()) }
 }
 
 fn assert_same(found: &Found, expected: &Found) {
@@ -347,8 +352,7 @@ fn stored_rows_keep_their_bits() {
         let mut memory = [MaybeUninit::new(0); 72];
         let out = OutputRows::new(&mut memory, 0, 24, 24, 3);
         assert_eq!(table.gather_stored(Ints::of(&[2, 4, 1]), policy, out), Ok(1));
-        // SAFETY: all bytes are initialised, because the test filled the array with zeros before the lookup.
-        let written = memory.map(|byte| unsafe { byte.assume_init() });
+        let written = written(&memory);
         assert_eq!(written[..24], raw[48..72]);
         assert_eq!(written[24..48], [0; 24]);
         assert_eq!(written[48..], raw[24..48]);
@@ -360,8 +364,7 @@ fn stored_rows_keep_their_bits() {
         table.gather_stored(Ints::of(&[3, 4]), policy, OutputRows::new(&mut memory, 0, 6, 6, 2)),
         Err(LookupError::BadId(1))
     );
-    // SAFETY: all bytes are initialised, because the test filled the array with zeros before the lookup.
-    assert_eq!(memory.map(|byte| unsafe { byte.assume_init() })[..6], raw[18..24]);
+    assert_eq!(written(&memory)[..6], raw[18..24]);
 }
 
 #[test]
@@ -373,8 +376,7 @@ fn rows_of_float64_become_the_nearest_float32() {
     let mut memory = [MaybeUninit::new(0xFF); 24];
     let out = OutputRows::new(&mut memory, 0, 8, 8, 3);
     assert_eq!(table.gather_float32(Ints::of(&[1, 2, 0]), policy, out), Ok(1));
-    // SAFETY: all bytes are initialised, because the test filled the array before the lookup.
-    let written = memory.map(|byte| unsafe { byte.assume_init() });
+    let written = written(&memory);
     let found: Vec<f32> = written.as_chunks::<4>().0.iter().map(|number| f32::from_le_bytes(*number)).collect();
     assert!(found[0].is_nan() && found[1].to_bits() == 1e-40_f32.to_bits() && found[1] > 0.0);
     assert_eq!(found[2..], [0.0, 0.0, 1.0, f32::NEG_INFINITY]);

@@ -393,7 +393,10 @@ def test_channel_arguments_that_the_core_has_are_its_limits(
     text: str, message_bytes: int, idle_s: float | None
 ) -> None:
     settings = Settings(grpc_channel_arguments=text)
-    assert (settings.max_message_bytes, settings.grpc_idle_s) == (message_bytes, idle_s)
+    assert (settings.max_message_bytes, settings.channel_seconds("grpc.max_connection_idle_ms")) == (
+        message_bytes,
+        idle_s,
+    )
     assert not settings.idle_channel_arguments
 
 

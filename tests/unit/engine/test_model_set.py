@@ -257,7 +257,7 @@ def test_with_the_flag_only_a_label_that_is_in_use_must_not_move_to_what_is_not_
     world.models.start([world.config("a", stable=1, next=9)])
     until(lambda: world.registry.is_ready)
     assert world.answers("a", label="stable") == 1
-    with pytest.raises(ServiceError, match=r"^Servable not found for request: Specific\(a, 9\)$"):
+    with pytest.raises(ServiceError, match=r"^Servable not found for request: Specific\(a, 9\); versions served: 1$"):
         world.answers("a", label="next")
     assert isinstance(refused(world, world.config("a", stable=9)), ConfigConflict)
     world.models.reload([world.config("a", next=9, later=10)])

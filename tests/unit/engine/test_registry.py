@@ -133,7 +133,9 @@ def test_what_is_not_served_is_named_as_tensorflow_serving_does() -> None:
         registry.lease(ModelRef("x"))
     with pytest.raises(ModelNotFound, match=r"^Servable not found for request: Specific\(x, 9\)$"):
         registry.lease(ModelRef("x", 9))
-    with pytest.raises(VersionNotFound, match=r"^Servable not found for request: Specific\(m, 9\)$"):
+    with pytest.raises(
+        VersionNotFound, match=r"^Servable not found for request: Specific\(m, 9\); versions served: 1$"
+    ):
         registry.lease(ModelRef("m", 9))
     with pytest.raises(ModelNotFound, match=r"^Could not find any versions of model x$"):
         registry.statuses("x")
@@ -230,10 +232,13 @@ def test_a_label_means_the_version_it_points_to() -> None:
     with registry.lease(ModelRef("m", label="stable")) as held:
         assert held.version == 1
     assert registry.labels("m") == {"stable": 1, "gone": 7}
-    with pytest.raises(VersionNotFound, match=r"^Servable not found for request: Specific\(m, 7\)$"):
+    with pytest.raises(
+        VersionNotFound, match=r"^Servable not found for request: Specific\(m, 7\); versions served: 2, 1$"
+    ):
         registry.lease(ModelRef("m", label="gone"))
-    for model, label in (("m", "x"), ("m", ""), ("nobody", "stable")):
-        with pytest.raises(LabelNotFound, match=f"^Unrecognized servable version label: {label}$"):
+    known, near = "; labels: gone, stable", r"; did you mean stable\?"
+    for model, label, hint in (("m", "x", known), ("m", "", known), ("m", "stabel", near), ("nobody", "stable", "")):
+        with pytest.raises(LabelNotFound, match=f"^Unrecognized servable version label: {label}{hint}$"):
             registry.lease(ModelRef(model, label=label))
     registry.configure({"m": {}})
     with pytest.raises(LabelNotFound):

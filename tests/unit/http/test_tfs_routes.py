@@ -14,13 +14,16 @@ from tests.conftest import RecordingObserver
 from tests.unit.engine.fakes import FakeBackend
 from tests.unit.http.conftest import QUERY, SEARCH, Http, NumpyTable, error_text, specs
 
+SPECIFIC = "Servable not found for request: Specific(m, 9); versions served:"
+LABEL, UNLABELLED = "Unrecognized servable version label", "; no version has a label; versions served: 3"
+
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "text"),
     [
         ("POST", "/v1/models/nobody/tables/t:neighbors", 404, "Servable not found for request: Latest(nobody)"),
-        ("POST", "/v1/models/m/versions/9/tables/t:neighbors", 404, "Servable not found for request: Specific(m, 9)"),
-        ("POST", "/v1/models/m/labels/stable/tables/t:neighbors", 400, "Unrecognized servable version label: stable"),
+        ("POST", "/v1/models/m/versions/9/tables/t:neighbors", 404, f"{SPECIFIC} 3"),
+        ("POST", "/v1/models/m/labels/stable/tables/t:neighbors", 400, f"{LABEL}: stable{UNLABELLED}"),
         ("GET", "/v1/models/m/versions/x/metadata", 400, "Malformed request: GET /v1/models/m/versions/x/metadata"),
         ("GET", "/v1/models/m/versions/-1", 400, "Malformed request: GET /v1/models/m/versions/-1"),
         ("GET", f"/v1/models/m/versions/{2**63}", 400, f"Failed to convert version: {2**63} to numeric."),
@@ -35,10 +38,10 @@ from tests.unit.http.conftest import QUERY, SEARCH, Http, NumpyTable, error_text
         ("GET", "/v1/models/nobody", 404, "Could not find any versions of model nobody"),
         ("GET", "/v1/models/m/versions/9", 404, "Could not find version 9 of model m"),
         ("GET", "/v1/models/nobody/metadata", 404, "Servable not found for request: Latest(nobody)"),
-        ("GET", "/v1/models/m/labels/stable/metadata", 400, "Unrecognized servable version label: stable"),
-        ("POST", "/V1/Models/m/VERSIONS/9/tables/t:neighbors", 404, "Servable not found for request: Specific(m, 9)"),
+        ("GET", "/v1/models/m/labels/stable/metadata", 400, f"{LABEL}: stable{UNLABELLED}"),
+        ("POST", "/V1/Models/m/VERSIONS/9/tables/t:neighbors", 404, f"{SPECIFIC} 3"),
         ("POST", "/v1/models/a%2Fb%3A/tables/t:neighbors", 404, "Servable not found for request: Latest(a/b:)"),
-        ("GET", "/v1/models/m/labels/a%2Fb/metadata", 400, "Unrecognized servable version label: a/b"),
+        ("GET", "/v1/models/m/labels/a%2Fb/metadata", 400, f"{LABEL}: a/b{UNLABELLED}"),
         ("GET", "/v1/models/labels/x", 400, "Missing model name in request."),
     ],
 )

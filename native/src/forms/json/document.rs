@@ -72,7 +72,7 @@ fn parse(body: &[u8], is_strict: bool) -> Result<Json<'_>, BoxedFault> {
     let mut builder = Builder { text, open: Vec::new(), names: Vec::new(), root: None };
     match scanner.scan(&mut builder) {
         Ok(()) => {}
-        Err(Stop::Fault(problem, at)) => return Err(at_offset(problem, at)),
+        Err(Stop::Fault(problem, at)) => return Err(scanner.fault(problem, at)),
         Err(Stop::Refused(fault)) => return Err(fault),
         Err(Stop::TooDeep) => {
             Scanner::new(body).check()?;
@@ -83,10 +83,6 @@ fn parse(body: &[u8], is_strict: bool) -> Result<Json<'_>, BoxedFault> {
         return Err(faults::json_syntax(&format!("{word} is no JSON, and this server was told to be strict")));
     }
     Ok(builder.root.unwrap_or(Json::Null))
-}
-
-fn at_offset(problem: &str, at: usize) -> BoxedFault {
-    faults::json_syntax(&format!("{problem} at offset: {at}"))
 }
 
 /// Returns Python's text for bytes that are not UTF-8.
@@ -285,9 +281,27 @@ impl<'t> Scanner<'t> {
     /// Returns the error for the first fault of the document.
     fn check(mut self) -> Result<(), BoxedFault> {
         match self.scan(&mut Nowhere) {
-            Err(Stop::Fault(problem, at)) => Err(at_offset(problem, at)),
+            Err(Stop::Fault(problem, at)) => Err(self.fault(problem, at)),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the error for a fault at an offset: rapidjson's text, and what to change if the mistake is a usual one.
+    fn fault(&self, problem: &str, at: usize) -> BoxedFault {
+        let is_space = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
+        let (before, rest) = self.text.split_at(at.min(self.text.len()));
+        let comes_after_comma = || before.iter().rev().find(|byte| !is_space(byte)) == Some(&b',');
+        let hint = match rest.first() {
+            Some(b'\'') => "; names and strings stand in double quotes".to_owned(),
+            Some(&close @ (b']' | b'}')) if comes_after_comma() => {
+                format!("; remove the comma before the {}", char::from(close))
+            }
+            Some(_) if before.iter().all(|byte| is_space(&byte)) => {
+                "; the body must be a JSON object: {...}".to_owned()
+            }
+            _ => String::new(),
+        };
+        faults::json_syntax(&format!("{problem} at offset: {at}{hint}"))
     }
 
     fn byte(&self) -> u8 {

@@ -196,6 +196,12 @@ pub fn table_ids(body: &[u8]) -> Result<(Vec<i64>, bool)> {
         }
         _ => return Err(faults::only_ids().into()),
     };
+    if let Json::List(ids) = ids
+        && let Some(key) = ids.iter().find(|id| matches!(**id, Json::Text(_)))
+    {
+        let hint = " (:rows reads rows by their ids; :lookup takes the keys of a vocabulary)";
+        return Err(faults::wrong_element("ids", &described(&key), DataType::Int64.name(), hint).into());
+    }
     let tensor = dense("ids", &Value::One(ids), Wanted::plain(DataType::Int64))?;
     match tensor.data {
         Data::Ints(ids) if tensor.dims.len() == 1 => Ok((ids, wants_labels)),
