@@ -1,11 +1,10 @@
-"""Runs cases through power cuts, each from a seed, and plants faults to see whether the cuts find them."""
+"""Runs cases through power cuts, each from a seed."""
 
 from __future__ import annotations
 
 import random
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from loadtest.simulate.cases import CASES
 from loadtest.simulate.disk import Mark
-from loadtest.simulate.syscalls import Killed, Recorder, Site
+from loadtest.simulate.syscalls import Killed, Recorder
 
 # Cuts of each life, at moments of their own; the program goes on from the last.
 _CUTS = 8
@@ -22,20 +21,19 @@ _MAX_LIVES = 3
 
 @dataclass
 class Outcome:
-    """The result of one seed. sites: calls of the product to the disk; failure: what was broken, "" if nothing."""
+    """The result of one seed. failure: what was broken, "" if nothing."""
 
     case: str
     cuts: int = 0
-    sites: Counter[Site] = field(default_factory=Counter)
     failure: str = ""
     history: list[str] = field(default_factory=list)
 
 
-def run_seed(seed: int, planted: Site | None = None, case: str | None = None) -> Outcome:
+def run_seed(seed: int, case: str | None = None) -> Outcome:
     """Runs one case from a seed: up to three lives, with eight power cuts each.
 
     Args:
-      planted: a call that the disk treats otherwise (syscalls.Recorder). case: None draws it from the seed.
+      case: None draws it from the seed.
     """
     rng = random.Random(seed)
     name = list(CASES)[seed % len(CASES)] if case is None else case
@@ -47,7 +45,7 @@ def run_seed(seed: int, planted: Site | None = None, case: str | None = None) ->
         run.prepare()
         marks: list[Mark] = []
         for life in range(rng.randint(1, _MAX_LIVES)):
-            recorder = Recorder(root, rng, planted)
+            recorder = Recorder(root, rng)
             try:
                 with recorder:
                     for left in range(rng.randint(0, 2), -1, -1):
@@ -58,7 +56,6 @@ def run_seed(seed: int, planted: Site | None = None, case: str | None = None) ->
                         recorder.revive()
             except Exception as error:
                 outcome.failure = f"life {life}: {type(error).__name__}: {error}"
-            outcome.sites += recorder.sites
             for number in range(_CUTS):
                 if outcome.failure:
                     return outcome
