@@ -59,7 +59,8 @@ demo: core  ## train on MovieLens 100K, export, serve, and show what to ask
 
 test: core  ## all tests: the native core's, then the rest in four processes; ARGS=--quick: a minute
 	$(if $(findstring --quick,$(ARGS)),@echo 'ARGS=--quick leaves out the tests in Rust: they are compiled first.',\
-	  $(call cargo,cargo,$(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) cargo test --locked --quiet))
+	  $(call cargo,cargo,$(addprefix TENSORFLOW_LIBRARY=,$(TENSORFLOW)) cargo test --locked --quiet &&\
+	    cargo test --locked --quiet --features model --lib model::))
 	@# In their order, by which files with servers come first: one of them at the end would leave a processor idle.
 	@# Compiled modules are kept, also where the environment says otherwise: some 300 programs import them.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(ARGS)

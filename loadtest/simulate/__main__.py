@@ -11,8 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 from typing import NamedTuple
 
-from loadtest.simulate import power, repository
-from loadtest.simulate import power as mutations
+from loadtest.simulate import mutations, power, repository
 
 _KINDS = ("power", "repository")
 _CHUNK = 20
@@ -32,13 +31,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, help="replay this seed and print its history")
     parser.add_argument("--minutes", type=float, default=1.0, help="how long to run seeds, on two processes")
     parser.add_argument("--first", type=int, default=0, help="the first seed of a run")
-    parser.add_argument("--mutations", action="store_true", help="plant faults and print which of them are found")
+    parser.add_argument(
+        "--mutations", type=int, metavar="SEEDS", help="plant faults, and print which of them so many seeds find"
+    )
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     if options.mutations:
-        found = mutations.plant_all(range(options.first, options.first + 300), most_tried=60)
-        sys.stdout.write(f"{mutations.table(found)}\n")
-        return int(any(one.seed is None for one in found))
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        return int(not mutations.tell(options.mutations, lambda line: sys.stdout.write(f"{line}\n")))
     if options.seed is not None:
         failure, history = _replayed(options.kind, options.seed)
         sys.stdout.write("\n".join([*history, failure or "nothing is broken"]) + "\n")

@@ -27,7 +27,7 @@ from model_export.statistics.files import StatisticsFileError, add_to_file, read
 from model_export.statistics.table_statistics import TableDescription, TableStatistics
 from service.artifact.delta_file import Delta, Inbox, encode
 from service.artifact.delta_journal import Journal, journal_path
-from service.artifact.manifest import Manifest
+from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.engine.model_config import find_versions
 from service.errors import DeltaRefused, JournalUnavailable, ServiceError
 from service.loading.kept_files import HotRowsFiles
@@ -50,6 +50,9 @@ class Case:
     on. check() runs on the folder that a cut left, with all marks before the cut, and raises Broken.
     """
 
+    # Numbers of errors that the code may raise without a fault of the disk.
+    errors: Sequence[int] = ()
+
     def __init__(self, root: Path, rng: random.Random) -> None:
         self.root = root
         self.rng = rng
@@ -58,6 +61,7 @@ class Case:
         """Writes what is durable before the first life."""
 
     def live(self, disk: Recorder) -> None:
+        """Runs the code for one life."""
         raise NotImplementedError
 
     def check(self, marks: Sequence[Mark]) -> None:
@@ -71,23 +75,28 @@ class Case:
             yield
         except OSError as error:
             # shutil.Error has no number: it is a list of what could not be copied.
-            if not isinstance(error, shutil.Error) and error.errno not in (errno.EIO, errno.ENOSPC):
+            expected = (errno.EIO, errno.ENOSPC, *self.errors)
+            if not isinstance(error, shutil.Error) and error.errno not in expected:
                 raise
 
     def _faults(self, disk: Recorder) -> None:
-        if self.rng.random() < 0.2:
+        if self.rng.random() < 0.4:
             disk.fail("fsync", self.rng.randint(0, 12))
-        if self.rng.random() < 0.2:
+        if self.rng.random() < 0.4:
             disk.fail("write", self.rng.randint(0, 20))
 
 
 class Upserts(Case):
-    """Upserts through the journal of one version, by one or two processes."""
+    """Upserts through the journal of one version, by one or two processes; some journals are soon full."""
+
+    def __init__(self, root: Path, rng: random.Random) -> None:
+        super().__init__(root, rng)
+        self._max_bytes = rng.choice((_ALL, 4096))
 
     def _journal(self, faults: list[str]) -> Journal:
         path = journal_path(self.root / "state" / "journals", "m", 1, b"f" * 32)
         return Journal(
-            path, max_bytes=_ALL, max_record_bytes=1 << 20, refused=lambda fault, where: faults.append(where)
+            path, max_bytes=self._max_bytes, max_record_bytes=1 << 20, refused=lambda fault, where: faults.append(where)
         )
 
     def live(self, disk: Recorder) -> None:
@@ -174,9 +183,11 @@ class DeltaFiles(Case):
         return self.root / "models" / "1"
 
     def prepare(self) -> None:
+        """Writes the version."""
         write_toy_model(self._version)
 
     def live(self, disk: Recorder) -> None:
+        """Writes deltas with given and with free numbers."""
         rng = self.rng
         self._faults(disk)
         for _ in range(rng.randint(1, 4)):
@@ -193,6 +204,7 @@ class DeltaFiles(Case):
                     raise Broken(f"delta {number} does not exist, and can not be written: {error}") from error
 
     def check(self, marks: Sequence[Mark]) -> None:
+        """Reads the folder: it has all confirmed files, and each file is whole."""
         faults: list[str] = []
         inbox = Inbox(self._version, max_bytes=_ALL, refused=lambda fault, where: faults.append(f"{where}: {fault}"))
         found = {f"{one.sequence:016d}.delta": float(one.rows[0, 0]) for one in inbox.read(_ALL)}
@@ -211,11 +223,15 @@ class DeltaFiles(Case):
 class Versions(Case):
     """Versions that an export writes with finish(), and that compact makes of a version with deltas."""
 
+    errors = (errno.ENOTEMPTY, errno.EEXIST)
+
     def prepare(self) -> None:
+        """Writes a version with a delta."""
         write_toy_model(self.root / "compacted" / "1")
         write_delta(self.root / "compacted" / "1", "user", np.arange(2), np.ones((2, 2)), force=True)
 
     def live(self, disk: Recorder) -> None:
+        """Exports into a new or an old folder, or compacts."""
         rng = self.rng
         self._faults(disk)
         for _ in range(rng.randint(1, 2)):
@@ -223,13 +239,19 @@ class Versions(Case):
                 if rng.random() < 0.3:
                     done = compact(self.root / "compacted" / "1")
                 else:
-                    done = self._exported(rng.choice(("a", "b/c")))
-                disk.mark("confirmed", (str(done.relative_to(self.root)), _digest(done)))
+                    done = self._exported(rng.choice(("a", "b/c")), disk)
+                disk.mark("confirmed", self._confirmed(done))
 
-    def _exported(self, name: str) -> Path:
+    def _confirmed(self, done: Path) -> tuple[str, str]:
+        return str(done.relative_to(self.root)), _digest(done)
+
+    def _exported(self, name: str, disk: Recorder, *, is_late: bool = False) -> Path:
         """Writes a version as exporter.artifact.write_artifact does, without a trained model."""
         base = self.root / name
         target = new_version_folder(base, None)
+        if not is_late and self.rng.random() < 0.2:
+            # Another export takes the name first.
+            disk.mark("confirmed", self._confirmed(self._exported(name, disk, is_late=True)))
         base.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
         try:
@@ -277,6 +299,7 @@ class _Bucket:
         self.past: dict[str, list[dict[str, bytes]]] = {}
         self.deltas: dict[str, set[tuple[str, bytes]]] = {}
         self.reads_left = _ALL
+        self.is_damaging = False
 
     def put(self, version: str, files: dict[str, bytes]) -> None:
         self.versions.setdefault(version, {}).update(files)
@@ -287,6 +310,7 @@ class _Bucket:
         )
 
     def take(self, version: str, path: str) -> None:
+        """Removes an object of a version."""
         self.versions[version].pop(path, None)
         self.put(version, {})
 
@@ -296,10 +320,12 @@ class _Bucket:
             raise StoreError(5, "off")
 
     def folders(self) -> list[str]:
+        """Lists the versions."""
         self._use()
         return list(self.versions)
 
     def objects(self, folder: str) -> list[StoredObject]:
+        """Lists the objects of a version, or of its deltas."""
         self._use()
         version, _, below = folder.partition("/")
         prefix = f"{below}/" if below else ""
@@ -310,8 +336,13 @@ class _Bucket:
         )
 
     def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:
+        """Reads a part."""
         self._use()
-        return self.versions[folder][one.path][begin:end]
+        data = self.versions[folder][one.path][begin:end]
+        if self.is_damaging and MANIFEST_PATH in self.versions[folder] and ".data-" in one.path:
+            # Only what the manifest has a checksum of can be noticed.
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        return data
 
 
 class _InlineMirror(Mirror):
@@ -330,6 +361,7 @@ class Fetches(Case):
         self.now_s = 0.0
 
     def prepare(self) -> None:
+        """Puts a version into the store."""
         self._upload("1")
 
     def _upload(self, version: str) -> None:
@@ -355,6 +387,7 @@ class Fetches(Case):
             cache.close()
 
     def live(self, disk: Recorder) -> None:
+        """Polls a store that changes meanwhile, and that fails at times."""
         rng, bucket = self.rng, self.bucket
         self._faults(disk)
         with self._failing(), self._mirror() as mirror:
@@ -371,14 +404,19 @@ class Fetches(Case):
                         bucket.take(version, name)
                     else:
                         bucket.put(version, {name: self._data()})
-                elif change < 0.7:
+                elif change < 0.6:
+                    version = rng.choice(list(bucket.versions))
+                    deltas = {name: data for name, data in bucket.versions[version].items() if "deltas/" in name}
+                    bucket.versions[version] = rng.choice(bucket.past[version]) | deltas
+                elif change < 0.75:
                     number = rng.randint(1, 5)
                     bucket.put(rng.choice(list(bucket.versions)), {f"deltas/{number}.delta": self._data()})
-                bucket.reads_left = rng.randint(0, 12) if rng.random() < 0.3 else _ALL
+                bucket.reads_left = rng.randint(0, 12) if rng.random() < 0.4 else _ALL
+                bucket.is_damaging = rng.random() < 0.1
                 self.now_s += 100
                 self._poll(mirror, disk)
                 self._poll(mirror, disk)
-        bucket.reads_left = _ALL
+        bucket.reads_left, bucket.is_damaging = _ALL, False
 
     def _poll(self, mirror: Mirror, disk: Recorder) -> None:
         try:
@@ -394,6 +432,9 @@ class Fetches(Case):
                     disk.mark("here", version)
         disk.mark("keeps", sorted(wanted))
         mirror.keep(wanted)
+        kept = {f"{prefix}{version}" for version in wanted for prefix in ("", ".fetching-")}
+        if left := {path.name for path in mirror.folder.iterdir()} - kept:
+            raise Broken(f"{left} were removed from the cache, and are there")
 
     def check(self, marks: Sequence[Mark]) -> None:
         """Compares the versions that the cache serves at once with what the store had; none may be lost."""
@@ -442,6 +483,7 @@ class _Counted:
 
     @property
     def servable(self) -> Any:
+        """Returns itself."""
         return self
 
     def traffic(self, table: str, limit: int) -> Any:
@@ -461,6 +503,7 @@ class SmallFiles(Case):
     """Files that are replaced as a whole: lookup statistics and hot rows."""
 
     def live(self, disk: Recorder) -> None:
+        """Replaces the files some times."""
         rng = self.rng
         self._faults(disk)
         table = TableDescription("film", 10, 4, "mean", ("liked",))

@@ -39,6 +39,7 @@ class Names:
 
     @property
     def text(self) -> str:
+        """The operation, in one line."""
         told = (f"{folder}/{name} {'removed' if node is None else f'is {node}'}" for folder, name, node in self.effects)
         return f"{self.kind}: {', '.join(told)}"
 

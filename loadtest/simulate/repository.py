@@ -64,12 +64,15 @@ class _Files:
 
     @property
     def is_damaged(self) -> bool:
+        """Says whether they are."""
         return bool(self.damage)
 
     def look(self) -> str:
+        """Returns the damage."""
         return self.damage
 
     def close(self) -> None:
+        """Counts the call."""
         self.num_closed += 1
 
 
@@ -88,6 +91,7 @@ class _Polls:
         """Leaves the turn to the machine's next poll."""
 
     def turn(self, name: str) -> None:
+        """Does what a turn of the Poller does."""
         if (found := self.watchers.get(name)) is None:
             return
         watcher, on_end = found
@@ -97,6 +101,7 @@ class _Polls:
             del self.watchers[name]
 
     def wait_until_ended(self, names: Iterable[str], timeout_s: float) -> None:
+        """Gives each model a turn."""
         for name in names:
             self.turn(name)
 
@@ -195,6 +200,7 @@ class Repository(RuleBasedStateMachine):
 
     @rule(model=_models, version=_versions)
     def copy_begins(self, model: str, version: int) -> None:
+        """Writes a part of a folder in its place."""
         self.number += 1
         folder = self._folder(model, version)
         folder.mkdir(exist_ok=True)
@@ -202,16 +208,19 @@ class Repository(RuleBasedStateMachine):
 
     @rule(model=_models, version=_versions)
     def version_goes(self, model: str, version: int) -> None:
+        """Removes a folder."""
         shutil.rmtree(self._folder(model, version), ignore_errors=True)
 
     @rule(model=_models)
     def mount_goes_or_comes(self, model: str) -> None:
+        """Hides the model's folder, or brings it back."""
         here, away = self.root / model, self.root / f"{model}.away"
         (here.rename(away) if here.exists() else away.rename(here))
 
     @precondition(lambda self: self.registry.loaded())
     @rule(data=st.data())
     def files_are_damaged(self, data: st.DataObject) -> None:
+        """Changes a served version's files under their map."""
         loaded = self.registry.loaded()
         one = loaded[data.draw(st.integers(0, len(loaded) - 1))].servable
         assert isinstance(one.files, _Files)
@@ -219,10 +228,12 @@ class Repository(RuleBasedStateMachine):
 
     @rule(model=_models)
     def model_is_polled(self, model: str) -> None:
+        """Gives a model a turn."""
         self.polls.turn(model)
 
     @rule(seconds=st.sampled_from((1.0, _SETTLE_S, _RETRY_S, GONE_S)))
     def time_passes(self, seconds: float) -> None:
+        """Moves the clock on, and gives all models a turn."""
         self.now_s += seconds
         for model in _MODELS:
             self.polls.turn(model)
@@ -248,6 +259,7 @@ class Repository(RuleBasedStateMachine):
 
     @invariant()
     def a_version_answers_until_another_does(self) -> None:
+        """Checks what each unload left."""
         assert not self.broken, self.broken
 
     @invariant()
@@ -260,6 +272,7 @@ class Repository(RuleBasedStateMachine):
 
     @invariant()
     def status_tells_what_answers(self) -> None:
+        """Checks that AVAILABLE is what a request gets, and that nothing is left between two states."""
         for model in _MODELS:
             statuses = {one.version: one for one in self.registry.all_statuses(model)}
             told = {version for version, one in statuses.items() if one.state is State.AVAILABLE}

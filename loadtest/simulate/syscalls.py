@@ -12,8 +12,6 @@ import io
 import os
 import random
 import shutil
-import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +19,6 @@ from typing import Any
 
 from loadtest.simulate.disk import Disk, Mark, Names, Resize, Step, Sync, Write
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-_PRODUCT = tuple(f"{_ROOT}/{name}/" for name in ("service", "model_export"))
 _REAL = {
     name: getattr(os, name)
     for name in "open mkdir rmdir unlink remove rename replace link write pwrite ftruncate fsync fdatasync".split()
@@ -30,9 +26,6 @@ _REAL = {
 _real_open = io.open
 # Most files that the code of one life may open: more means that it tries something again and again, for ever.
 _MAX_OPENS = 20_000
-
-# A call in the product's code: what it does, and the lines that call it ("file:line < file:line").
-Site = tuple[str, str]
 
 
 class Endless(AssertionError):
@@ -48,20 +41,16 @@ class Recorder:
 
     Args:
       root: an existing folder; its content counts as durable.
-      planted: a call that the disk treats otherwise: "fsync" and "truncate" are ignored, "rename" is done before the
-        fsync that came last.
 
     Attributes:
-      steps: what was recorded. sites: how often each call of the product was made.
+      steps: what was recorded.
     """
 
-    def __init__(self, root: Path, rng: random.Random, planted: Site | None = None) -> None:
+    def __init__(self, root: Path, rng: random.Random) -> None:
         self.root = str(root)
         self.steps: list[Step] = []
-        self.sites: Counter[Site] = Counter()
         self.base = Disk()
         self._rng = rng
-        self._planted = planted
         self._nodes: dict[int, int] = {}
         self._content: dict[int, bytearray] = {}
         self._fails_in: dict[str, int] = {}
@@ -92,6 +81,7 @@ class Recorder:
             raise Killed
 
     def mark(self, label: str, value: object = None) -> None:
+        """Records what the case knows from here on."""
         self.steps.append(Mark(label, value))
 
     def __enter__(self) -> Recorder:
@@ -151,19 +141,6 @@ class Recorder:
     def _of_fd(self, fd: int) -> int | None:
         found = os.fstat(fd)
         return self._nodes.get(found.st_ino) if found.st_dev == self._device else None
-
-    def _is_planted(self, kind: str) -> bool:
-        frame, chain = sys._getframe(2), []
-        while frame is not None and len(chain) < 2:
-            name = frame.f_code.co_filename
-            if name.startswith(_PRODUCT):
-                chain.append(f"{name[len(_ROOT) + 1 :]}:{frame.f_lineno}")
-            frame = frame.f_back  # type: ignore[assignment]
-        if not chain:
-            return False
-        site = (kind, " < ".join(chain))
-        self.sites[site] += 1
-        return site == self._planted
 
     def _fails(self, what: str) -> bool:
         left = self._fails_in.get(what)
@@ -229,11 +206,7 @@ class Recorder:
         _REAL["rename"](src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         if begin is None or end is None or child is None:
             return
-        is_early = self._is_planted("rename")
         self._names("rename", child, (*begin, None), (*end, child))
-        if is_early:
-            syncs = [number for number, step in enumerate(self.steps) if isinstance(step, Sync)]
-            self.steps.insert(syncs[-1] if syncs else 0, self.steps.pop())
 
     _replace = _rename
 
@@ -256,8 +229,6 @@ class Recorder:
         node = self._of_fd(fd)
         if node is not None:
             self._live()
-            if self._is_planted("truncate"):
-                return
         _REAL["ftruncate"](fd, length)
         if node is not None:
             self._resize(node, length)
@@ -311,8 +282,6 @@ class Recorder:
             if real != self._content[node]:
                 # The file was written to through a memory map.
                 self._note(node, 0, real)
-        if self._is_planted("fsync"):
-            return
         if self._fails("fsync"):
             self.steps.append(Sync(node, has_failed=True))
             raise OSError(errno.EIO, os.strerror(errno.EIO))

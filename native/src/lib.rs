@@ -27,6 +27,7 @@ mod python_graphs;
 mod python_log;
 #[cfg(feature = "python")]
 mod python_tables;
+mod sync;
 pub mod tables;
 pub mod towers;
 

@@ -225,23 +225,24 @@ class Journal:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _write_again(self, size: int) -> None:
-        # After a failed fsync the kernel takes the pages for written: the next one would succeed without them.
+        # After a failed fsync, perhaps of a writer that was killed then, the kernel takes the pages for written: the
+        # next one would succeed without them. The records before the last were synced before the last was written.
         with suppress(OSError):
-            for at in range(self._end, size, _WINDOW_BYTES):
+            for at in range(max(self._end, size - self._max_record_bytes), size, _WINDOW_BYTES):
                 os.pwrite(self._descriptor, os.pread(self._descriptor, min(_WINDOW_BYTES, size - at), at), at)
 
     def _catch_up(self, up_to: int | None = None) -> None:
         """Reads deltas that were appended behind the last one that was read; the caller holds the journal's lock."""
         size = os.fstat(self._descriptor).st_size
         if self._end < size:
-            # A writer that was killed before its fsync left records which a power cut would take back. They must not be
+            # A writer that was killed before its fsync left a record which a power cut would take back. It must not be
             # shown before.
+            self._write_again(size)
             try:
                 os.fsync(self._descriptor)
             except OSError as error:
                 # A disk that is read-only takes nothing back.
                 if error.errno != errno.EROFS:
-                    self._write_again(size)
                     raise
         while self._end < (size if up_to is None else min(up_to, size)):
             at, found = self._end, self._record(self._end, size)

@@ -2,12 +2,13 @@
 //! never waits for either.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 use crate::priority;
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The value that is added to the nice value of threads for large work, so that the system prefers the threads that serve connections.
 const NICENESS: i32 = 5;
@@ -91,7 +92,7 @@ impl Pool {
         let pool = Pool { inner: Arc::clone(&inner), threads: Mutex::default() };
         for number in 0..limits.slots {
             let inner = Arc::clone(&inner);
-            let thread = std::thread::Builder::new().name(format!("{name}-{number}")).spawn(move || work(&inner))?;
+            let thread = thread::Builder::new().name(format!("{name}-{number}")).spawn(move || work(&inner))?;
             pool.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(pool)
@@ -152,7 +153,7 @@ impl Drop for Pool {
         drop(state);
         drop(dropped);
         self.inner.has_job.notify_all();
-        let own = std::thread::current().id();
+        let own = thread::current().id();
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // A thread can not join itself. If its job held the last reference to the pool, the thread ends after the
             // job.
@@ -298,5 +299,38 @@ mod tests {
         drop(release);
         drop(pool);
         assert!(receiver.recv().is_err());
+    }
+}
+
+#[cfg(all(test, feature = "model"))]
+mod model {
+    use super::*;
+    use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use crate::sync::check;
+
+    #[test]
+    fn each_job_runs_or_is_dropped_and_all_threads_end() {
+        check(|| {
+            let pool = Pool::start("large", Limits { slots: 2, queued: 3, wait: Duration::MAX }).unwrap();
+            let done = Arc::new((AtomicUsize::new(0), Mutex::new(0), Condvar::new()));
+            let tickets = [(); 2].map(|()| {
+                let done = Arc::clone(&done);
+                let job = move |_: Result<Duration, Refusal>| {
+                    done.0.fetch_add(1, SeqCst);
+                    *done.1.lock().unwrap() += 1;
+                    done.2.notify_one();
+                    true
+                };
+                pool.submit(Ask::new("m", "a:1", 100, None), None, job).unwrap()
+            });
+            let mut ended = done.1.lock().unwrap();
+            while *ended < 2 {
+                ended = done.2.wait(ended).unwrap();
+            }
+            drop(ended);
+            drop(pool);
+            drop(tickets);
+            assert_eq!((done.0.load(SeqCst), Arc::strong_count(&done)), (2, 1));
+        });
     }
 }

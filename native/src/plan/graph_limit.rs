@@ -1,7 +1,9 @@
 //! Limits how many threads run graphs at the same time, for a pool that may have more threads than the machine has
 //! processors.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Limits how many graphs run at the same time. Concurrency: any thread; [`GraphLimit::permit`] blocks.
 #[derive(Debug)]
@@ -24,8 +26,11 @@ impl GraphLimit {
     /// Blocks until the calling thread may run a graph; returns the permit for the run.
     #[must_use]
     pub fn permit(&self) -> GraphPermit<'_> {
-        let free = self.has_free.wait_while(self.lock(), |free| *free == 0);
-        *free.unwrap_or_else(PoisonError::into_inner) -= 1;
+        let mut free = self.lock();
+        while *free == 0 {
+            free = self.has_free.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+        *free -= 1;
         GraphPermit(self)
     }
 
@@ -86,5 +91,32 @@ mod tests {
             }));
             assert!(ran.is_err());
         }
+    }
+}
+
+#[cfg(all(test, feature = "model"))]
+mod model {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sync::atomic::{AtomicUsize, Ordering};
+    use crate::sync::{check, thread};
+
+    #[test]
+    fn each_thread_gets_its_permit_and_no_two_at_a_time() {
+        check(|| {
+            let limit = Arc::new((GraphLimit::new(1), AtomicUsize::new(0)));
+            let run = |limit: &(GraphLimit, AtomicUsize)| {
+                let _permit = limit.0.permit();
+                assert_eq!(limit.1.fetch_add(1, Ordering::Relaxed), 0);
+                limit.1.fetch_sub(1, Ordering::Relaxed);
+            };
+            let threads = [(); 2].map(|()| {
+                let limit = Arc::clone(&limit);
+                thread::spawn(move || run(&limit))
+            });
+            run(&limit);
+            let _ = threads.map(|one| one.join().unwrap());
+        });
     }
 }

@@ -18,7 +18,8 @@ use std::io;
 use std::mem::MaybeUninit;
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Maximal number of memory maps of files that are guarded against bus errors at a time. A further map stays unguarded.
 pub(super) const MAX_MAPS: usize = 1 << 14;
@@ -31,18 +32,28 @@ struct Entry {
     flag_at: AtomicUsize,
 }
 
-/// The guarded memory maps. Entries never written take no memory, because the system stores no pages of zeros.
-static ENTRIES: [Entry; MAX_MAPS] = [const {
-    Entry {
-        version: AtomicU64::new(0),
-        start: AtomicUsize::new(0),
-        end: AtomicUsize::new(0),
-        flag_at: AtomicUsize::new(0),
-    }
-}; MAX_MAPS];
+/// The guarded memory maps. num_used: number of entries, from the first on, that were ever in use.
+struct Registry<const N: usize> {
+    entries: [Entry; N],
+    num_used: AtomicUsize,
+}
 
-/// Number of entries of `ENTRIES`, from the first on, that were ever in use.
-static NUM_ENTRIES: AtomicUsize = AtomicUsize::new(0);
+/// The guarded memory maps of the process. Entries never written take no memory, because the system stores no pages of
+/// zeros.
+#[cfg(not(all(test, feature = "model")))]
+static REGISTRY: Registry<MAX_MAPS> = Registry {
+    entries: [const {
+        Entry {
+            version: AtomicU64::new(0),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            flag_at: AtomicUsize::new(0),
+        }
+    }; MAX_MAPS],
+    num_used: AtomicUsize::new(0),
+};
+#[cfg(all(test, feature = "model"))]
+loom::lazy_static! { static ref REGISTRY: Registry<MAX_MAPS> = unreachable!("a model has a registry of its own"); }
 
 /// The SIGBUS handler that this module replaced; None if the system refused this module's handler.
 static PREVIOUS: OnceLock<Option<libc::sigaction>> = OnceLock::new();
@@ -58,23 +69,7 @@ static PREVIOUS: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 /// the address of an aligned, writable 64-bit word: the handler stores 1 there once the map is damaged.
 pub(super) unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::Result<Option<usize>> {
     install()?;
-    for (index, entry) in ENTRIES.iter().enumerate() {
-        let version = entry.version.load(Ordering::Acquire);
-        if version % 2 == 1 || entry.end.load(Ordering::Acquire) != 0 {
-            continue;
-        }
-        let claimed = entry.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed);
-        if claimed.is_err() {
-            continue;
-        }
-        entry.flag_at.store(flag_at, Ordering::Release);
-        entry.start.store(start, Ordering::Release);
-        entry.end.store(start + num_bytes, Ordering::Release);
-        entry.version.store(version + 2, Ordering::Release);
-        NUM_ENTRIES.fetch_max(index + 1, Ordering::AcqRel);
-        return Ok(Some(index));
-    }
-    Ok(None)
+    Ok(REGISTRY.add(start, start + num_bytes, flag_at))
 }
 
 /// Ends the guard of a mapped file. Call this before you unmap the file, because its addresses may belong to another
@@ -83,21 +78,47 @@ pub(super) unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::
 /// # Panics
 /// `index` is not below [`MAX_MAPS`].
 pub(super) fn remove(index: usize) {
-    ENTRIES[index].end.store(0, Ordering::Release);
+    REGISTRY.remove(index);
 }
 
-/// Returns the start, the end and the address of the damage flag of the guarded map that contains an address; None if
-/// no guarded map contains it.
-fn find(address: usize) -> Option<(usize, usize, usize)> {
-    ENTRIES[..NUM_ENTRIES.load(Ordering::Acquire)].iter().find_map(|entry| {
-        // The handler skips an entry that another thread is changing: it can not be the map that the interrupted thread
-        // reads.
-        let version = entry.version.load(Ordering::Acquire);
-        let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
-        let flag_at = entry.flag_at.load(Ordering::Acquire);
-        let is_whole = version % 2 == 0 && entry.version.load(Ordering::Acquire) == version;
-        (is_whole && start <= address && address < end).then_some((start, end, flag_at))
-    })
+impl<const N: usize> Registry<N> {
+    fn add(&self, start: usize, end: usize, flag_at: usize) -> Option<usize> {
+        for (index, entry) in self.entries.iter().enumerate() {
+            let version = entry.version.load(Ordering::Acquire);
+            if version % 2 == 1 || entry.end.load(Ordering::Acquire) != 0 {
+                continue;
+            }
+            let claimed = entry.version.compare_exchange(version, version + 1, Ordering::AcqRel, Ordering::Relaxed);
+            if claimed.is_err() {
+                continue;
+            }
+            entry.flag_at.store(flag_at, Ordering::Release);
+            entry.start.store(start, Ordering::Release);
+            entry.end.store(end, Ordering::Release);
+            entry.version.store(version + 2, Ordering::Release);
+            self.num_used.fetch_max(index + 1, Ordering::AcqRel);
+            return Some(index);
+        }
+        None
+    }
+
+    fn remove(&self, index: usize) {
+        self.entries[index].end.store(0, Ordering::Release);
+    }
+
+    /// Returns the start, the end and the address of the damage flag of the guarded map that contains an address; None
+    /// if no guarded map contains it.
+    fn find(&self, address: usize) -> Option<(usize, usize, usize)> {
+        self.entries[..self.num_used.load(Ordering::Acquire)].iter().find_map(|entry| {
+            // The handler skips an entry that another thread is changing: it can not be the map that the interrupted
+            // thread reads.
+            let version = entry.version.load(Ordering::Acquire);
+            let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
+            let flag_at = entry.flag_at.load(Ordering::Acquire);
+            let is_whole = version % 2 == 0 && entry.version.load(Ordering::Acquire) == version;
+            (is_whole && start <= address && address < end).then_some((start, end, flag_at))
+        })
+    }
 }
 
 fn install() -> io::Result<()> {
@@ -134,7 +155,7 @@ extern "C" fn on_bus_error(number: libc::c_int, info: *mut libc::siginfo_t, cont
 /// Sets the damage flag of the guarded map that contains the address, and maps zeros over that map. Returns false if no
 /// guarded map contains the address.
 fn replace_with_zeros(address: usize) -> bool {
-    let Some((start, end, flag_at)) = find(address) else {
+    let Some((start, end, flag_at)) = REGISTRY.find(address) else {
         return false;
     };
     // SAFETY: the damage flag at this address may be written: the caller of `add` promised that it stays in memory
@@ -204,5 +225,50 @@ fn set_errno(error: libc::c_int) {
 /// Returns the index of the entry of a map that begins at an address.
 #[cfg(test)]
 pub(super) fn entry_at(start: usize) -> Option<usize> {
-    ENTRIES.iter().position(|one| one.start.load(Ordering::Acquire) == start)
+    REGISTRY.entries.iter().position(|one| one.start.load(Ordering::Acquire) == start)
+}
+
+#[cfg(all(test, feature = "model"))]
+mod model {
+    use std::array;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sync::{check, thread};
+
+    /// Map 1 is at 10 to 20 with its flag at 1, map 2 at 30 to 40 with its flag at 2, and so on.
+    const fn map(number: usize) -> (usize, usize, usize) {
+        (20 * number - 10, 20 * number, number)
+    }
+
+    fn add(registry: &Registry<2>, number: usize) -> Option<usize> {
+        let (start, end, flag_at) = map(number);
+        registry.add(start, end, flag_at)
+    }
+
+    #[test]
+    fn a_handler_finds_its_own_map_whatever_other_threads_do() {
+        check(|| {
+            let entry = |_| Entry {
+                version: AtomicU64::new(0),
+                start: AtomicUsize::new(0),
+                end: AtomicUsize::new(0),
+                flag_at: AtomicUsize::new(0),
+            };
+            let registry = Arc::new(Registry::<2> { entries: array::from_fn(entry), num_used: AtomicUsize::new(0) });
+            let first = add(&registry, 1).unwrap();
+            let other = Arc::clone(&registry);
+            let changing = thread::spawn(move || {
+                other.remove(first);
+                add(&other, 2).unwrap();
+            });
+            // This thread opens a map and reads it; a stranger's address belongs to a whole map or to none.
+            add(&registry, 3).unwrap();
+            assert_eq!(registry.find(55), Some(map(3)));
+            assert!([None, Some(map(2))].contains(&registry.find(35)));
+            assert!([None, Some(map(1))].contains(&registry.find(15)));
+            changing.join().unwrap();
+            assert_eq!([15, 35, 55].map(|at| registry.find(at)), [None, Some(map(2)), Some(map(3))]);
+        });
+    }
 }

@@ -27,6 +27,7 @@ pub mod norms;
 mod numbers;
 pub mod paged;
 mod processor;
+mod residency;
 mod rows;
 mod sequence;
 mod stored;

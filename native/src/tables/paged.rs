@@ -28,7 +28,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -36,8 +35,10 @@ use serde::Serialize;
 
 use super::map::Map;
 use super::memory::Memory;
+use super::residency::Residency;
 use super::table::{Ints, Policy, Table};
 use crate::priority;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// The highest use count of a page; further lookups of the page do not raise its count.
 const MOST_USES: u8 = 4;
@@ -149,9 +150,7 @@ struct PagedRange {
     page_bytes: usize,
     /// For each page, 0 if it is not in memory, else its use count: a lookup raises the count, up to `MOST_USES`, and
     /// the clock hand lowers it.
-    uses: Box<[AtomicU8]>,
-    /// Number of pages with a use count above 0.
-    num_known: AtomicUsize,
+    uses: Residency,
     /// Whether the pager's thread reads all pages of the range.
     is_warmed: bool,
     map: Arc<Map>,
@@ -240,18 +239,12 @@ impl Pager {
         let (map, at) = shared.find_map(|map| Some((map, map.place(bytes)?)))?;
         let offset = at / self.page_bytes * self.page_bytes;
         let num_pages = (at + bytes.len() - offset).div_ceil(self.page_bytes);
-        // The use counts of a large table's pages take no memory at first: the kernel gives zeroed memory only when a
-        // thread writes to it.
-        let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
-        // SAFETY: the boxed slice of u8 may become one of AtomicU8, which has the same size and alignment.
-        let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
         self.num_partial.fetch_add(1, Relaxed);
         Some(Arc::new_cyclic(|this| PagedRange {
             skip: at - offset,
             stride: bytes.len() / rows.max(1),
             page_bytes: self.page_bytes,
-            uses,
-            num_known: AtomicUsize::new(0),
+            uses: Residency::new(num_pages),
             is_warmed,
             map: Arc::clone(map),
             offset,
@@ -372,7 +365,7 @@ impl Pager {
             let _ = range.map.touch(range.offset + page * range.page_bytes);
             // If another thread has read the same page meanwhile, that thread has counted the page, so this thread
             // takes its own count back.
-            num_known += 1 - range.know(page, page + 1);
+            num_known += 1 - range.uses.know(page, page + 1, &self.num_partial);
         }
         self.held.fetch_sub(num_known, Relaxed);
         self.reads.fetch_add((pages.len() - num_known) as u64, Relaxed);
@@ -495,7 +488,7 @@ impl Clock {
                 self.hand.page += 1;
             }
             if !pages.is_empty() {
-                range.count_dropped(pages.len());
+                range.uses.forget(pages.len(), &range.pager.num_partial);
                 chosen.push((Arc::clone(range), pages));
             }
         }
@@ -555,31 +548,8 @@ impl PagedRange {
             !is_there && count > 0 && uses.compare_exchange(count, 0, Relaxed, Relaxed).is_ok()
         });
         let num_lost = lost.count();
-        self.count_dropped(num_lost);
+        self.uses.forget(num_lost, &self.pager.num_partial);
         num_lost
-    }
-
-    /// Says whether all pages of the range are in memory.
-    #[inline]
-    fn is_whole(&self) -> bool {
-        self.num_known.load(Relaxed) == self.uses.len()
-    }
-
-    /// Notes that the pages in `from..to` are in memory; returns for how many that is new.
-    fn know(&self, from: usize, to: usize) -> usize {
-        let is_new = |uses: &&AtomicU8| uses.compare_exchange(0, 1, Relaxed, Relaxed).is_ok();
-        let num_new = self.uses[from..to].iter().filter(is_new).count();
-        if num_new > 0 && self.num_known.fetch_add(num_new, Relaxed) + num_new == self.uses.len() {
-            self.pager.num_partial.fetch_sub(1, Relaxed);
-        }
-        num_new
-    }
-
-    /// Notes that pages whose use counts became 0 are no longer in memory.
-    fn count_dropped(&self, num_pages: usize) {
-        if num_pages > 0 && self.num_known.fetch_sub(num_pages, Relaxed) == self.uses.len() {
-            self.pager.num_partial.fetch_add(1, Relaxed);
-        }
     }
 
     /// Reads the pages in `from..to` into memory. Blocks.
@@ -597,14 +567,14 @@ impl PagedRange {
                 let _ = self.map.touch(self.offset + page * self.page_bytes);
             }
         }
-        self.pager.held.fetch_add(self.know(from, to), Relaxed);
+        self.pager.held.fetch_add(self.uses.know(from, to, &self.pager.num_partial), Relaxed);
     }
 }
 
 impl Drop for PagedRange {
     fn drop(&mut self) {
-        self.pager.held.fetch_sub(self.num_known.load(Relaxed), Relaxed);
-        self.pager.num_partial.fetch_sub(usize::from(!self.is_whole()), Relaxed);
+        self.pager.held.fetch_sub(self.uses.num_known(), Relaxed);
+        self.pager.num_partial.fetch_sub(usize::from(!self.uses.is_whole()), Relaxed);
     }
 }
 
@@ -613,7 +583,7 @@ impl PagedTable {
     /// page that is not in memory.
     #[must_use]
     pub fn has_rows(&self, ids: Ints<'_>, policy: Policy) -> bool {
-        if self.ranges.iter().all(|range| range.is_whole()) {
+        if self.ranges.iter().all(|range| range.uses.is_whole()) {
             return true;
         }
         ids.iter()
@@ -633,7 +603,7 @@ impl PagedTable {
     /// Returns how many of the table's pages are in memory, by the pager's use counts.
     #[cfg(test)]
     pub(super) fn num_kept(&self) -> usize {
-        self.ranges.iter().flat_map(|range| &range.uses).filter(|uses| uses.load(Relaxed) > 0).count()
+        self.ranges.iter().flat_map(|range| range.uses.iter()).filter(|uses| uses.load(Relaxed) > 0).count()
     }
 
     fn missing<'a>(&'a self, ids: Ints<'_>, policy: Policy, pages: &mut Vec<Page<'a>>) {

@@ -1,12 +1,12 @@
 //! Opens a graph at the first request for it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::plan::faults::{self, BoxedFault};
 use crate::plan::{Declined, Effort, Graph, GraphOutput, Inputs, Notes, QueuedRequest, RowsRead, Servable, Signature};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A function that opens a graph; its error is one sentence of text.
 type Open = dyn Fn() -> Result<Box<dyn Graph>, String> + Send + Sync;
@@ -16,13 +16,14 @@ type Open = dyn Fn() -> Result<Box<dyn Graph>, String> + Send + Sync;
 pub struct LazyGraph {
     open: Box<Open>,
     graph: OnceLock<Box<dyn Graph>>,
-    is_published: AtomicBool,
     opening: Mutex<Opening>,
     has_ended: Condvar,
 }
 
 #[derive(Default)]
 struct Opening {
+    /// Whether the version was unpublished last; an open graph is told under the lock, so that it is told each change.
+    is_unpublished: bool,
     is_running: bool,
     /// Number of openings that have failed.
     num_failed: u64,
@@ -34,13 +35,7 @@ impl LazyGraph {
     /// Returns a graph that `open` opens.
     #[must_use]
     pub fn new(open: Box<Open>) -> Self {
-        LazyGraph {
-            open,
-            graph: OnceLock::new(),
-            is_published: AtomicBool::new(true),
-            opening: Mutex::default(),
-            has_ended: Condvar::new(),
-        }
+        LazyGraph { open, graph: OnceLock::new(), opening: Mutex::default(), has_ended: Condvar::new() }
     }
 
     /// Returns the open graph; opens it, or waits until another thread has done so.
@@ -80,8 +75,9 @@ impl LazyGraph {
         let mut ending = Ending { graph: self, cause: "the opening panicked".to_owned() };
         match (self.open)() {
             Ok(graph) => {
-                graph.set_published(self.is_published.load(Ordering::SeqCst));
                 ending.cause.clear();
+                let opening = self.lock();
+                graph.set_published(!opening.is_unpublished);
                 Ok(&**self.graph.get_or_init(|| graph))
             }
             Err(cause) => {
@@ -155,7 +151,8 @@ impl Graph for LazyGraph {
     }
 
     fn set_published(&self, is_published: bool) {
-        self.is_published.store(is_published, Ordering::SeqCst);
+        let mut opening = self.lock();
+        opening.is_unpublished = !is_published;
         if let Some(graph) = self.graph.get() {
             graph.set_published(is_published);
         }
@@ -164,7 +161,7 @@ impl Graph for LazyGraph {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::time::Duration;
 
     use super::*;
@@ -231,5 +228,52 @@ mod tests {
         let opened = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| graph.opened(None).map(drop)));
         assert!(opened.is_err() && !graph.is_open());
         assert!(graph.opened(None).is_ok());
+    }
+}
+
+#[cfg(all(test, feature = "model"))]
+mod model {
+    use super::*;
+    use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+    use crate::sync::{check, thread};
+
+    /// A graph that notes whether it is published.
+    #[derive(Debug)]
+    struct Told(Arc<AtomicBool>);
+
+    impl Graph for Told {
+        fn run(
+            &self,
+            _: &Servable,
+            _: &Signature,
+            _: &Inputs<'_>,
+            _: &[usize],
+            _: Effort<'_>,
+        ) -> Result<(Vec<GraphOutput>, Notes), Declined> {
+            Ok((vec![], Notes::default()))
+        }
+
+        fn set_published(&self, is_published: bool) {
+            self.0.store(is_published, SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_graph_is_opened_once_and_told_when_its_version_goes() {
+        check(|| {
+            let (tries, is_published) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+            let (counted, told) = (Arc::clone(&tries), Arc::clone(&is_published));
+            let graph = Arc::new(LazyGraph::new(Box::new(move || {
+                counted.fetch_add(1, SeqCst);
+                Ok(Box::new(Told(Arc::clone(&told))))
+            })));
+            let threads = [(); 2].map(|()| {
+                let graph = Arc::clone(&graph);
+                thread::spawn(move || assert!(graph.opened(None).is_ok()))
+            });
+            graph.set_published(false);
+            let _ = threads.map(|one| one.join().unwrap());
+            assert_eq!((tries.load(SeqCst), is_published.load(SeqCst)), (1, false));
+        });
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::counts::{Counts, Limits};
 use super::parameters::Parameters;
 use super::queue::{BatchQueue, Queued, Task};
 use crate::plan::faults::{self, BoxedFault, Code};
+use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
 /// A request that a scheduler runs in batches.
 pub trait BatchCall: Queued + Send + Sync + Sized + 'static {
@@ -173,7 +174,7 @@ fn wake_one<C: BatchCall>(inner: &Arc<Inner<C>>, state: &mut State<C>) -> std::i
         return Ok(());
     }
     let (own, name) = (Arc::clone(inner), format!("{}_{}", inner.name, state.num_started + 1));
-    match std::thread::Builder::new().name(name).spawn(move || work(&own)) {
+    match thread::Builder::new().name(name).spawn(move || work(&own)) {
         Ok(_) => state.num_started += 1,
         // The system gives no further thread, but those that the scheduler has will run the batch.
         Err(_) if state.num_started > 0 => {}
@@ -272,7 +273,8 @@ fn work<C: BatchCall>(inner: &Arc<Inner<C>>) {
         let (now, mut dropped) = (Instant::now(), Vec::new());
         let taken = state.take(now, &mut dropped);
         if taken.is_some() || !dropped.is_empty() {
-            if state.is_ready(now) {
+            // While this thread runs its batch, another one runs, or waits for, the next.
+            if state.is_ready(now) || (state.watched.is_none() && state.due().is_some()) {
                 let _ = wake_one(inner, &mut state);
             }
             drop(state);
@@ -298,5 +300,79 @@ fn work<C: BatchCall>(inner: &Arc<Inner<C>>) {
             inner.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
         };
         state.num_idle -= 1;
+    }
+}
+
+#[cfg(all(test, feature = "model"))]
+mod model {
+    use super::*;
+    use crate::sync::check;
+
+    /// A request that counts its runs.
+    struct Counted(Arc<(Mutex<usize>, Condvar)>);
+
+    impl Queued for Counted {
+        type Group = ();
+
+        fn rows(&self) -> usize {
+            1
+        }
+
+        fn group(&self) -> &() {
+            &()
+        }
+    }
+
+    impl BatchCall for Counted {
+        fn is_over(&self) -> bool {
+            false
+        }
+
+        fn deadline(&self) -> Option<Instant> {
+            None
+        }
+
+        fn fail(&self, _: BoxedFault) {}
+
+        fn lose(&self) {}
+
+        fn padding(&self, _: usize) -> usize {
+            0
+        }
+
+        fn run(tasks: &[Task<Self>]) {
+            for task in tasks {
+                *task.call.0.0.lock().unwrap() += 1;
+                task.call.0.1.notify_one();
+            }
+        }
+    }
+
+    #[test]
+    fn each_request_runs_once_and_all_threads_end() {
+        check(|| {
+            let scheduler = Scheduler::new(2, "batches", Limits::default());
+            let parameters = Parameters {
+                max_batch_size: 1,
+                batch_timeout_micros: 0,
+                max_enqueued_batches: 9,
+                allowed_batch_sizes: Vec::new(),
+                pad_variable_length_inputs: false,
+                enable_large_batch_splitting: false,
+                max_execution_batch_size: 1,
+            };
+            let queue = scheduler.add_queue(Arc::new(parameters));
+            let done = Arc::new((Mutex::new(0), Condvar::new()));
+            for _ in 0..2 {
+                scheduler.push(queue, &Arc::new(Counted(Arc::clone(&done))), Instant::now()).unwrap();
+            }
+            let mut ended = done.0.lock().unwrap();
+            while *ended < 2 {
+                ended = done.1.wait(ended).unwrap();
+            }
+            assert_eq!(*ended, 2);
+            drop(ended);
+            drop(scheduler);
+        });
     }
 }

@@ -25,6 +25,8 @@ struct Fake {
     runs: Runs,
     state: Mutex<(bool, Option<BoxedFault>)>,
     panics: bool,
+    /// A request that must be over, within 30 s, before the run ends.
+    awaits: Option<Arc<Fake>>,
 }
 
 impl Queued for Fake {
@@ -64,6 +66,11 @@ impl BatchCall for Fake {
         let parts = tasks.iter().map(|task| (task.call.number, task.begin, task.end)).collect();
         tasks[0].call.runs.lock().unwrap().push(parts);
         assert!(tasks.iter().all(|task| !task.call.panics), "on purpose");
+        let begun = Instant::now();
+        while tasks[0].call.awaits.as_ref().is_some_and(|awaited| !awaited.is_over()) && begun.elapsed().as_secs() < 30
+        {
+            std::thread::yield_now();
+        }
         for task in tasks {
             task.call.state.lock().unwrap().0 |= task.end == task.call.rows;
         }
@@ -115,6 +122,7 @@ impl Bench {
             runs: Arc::clone(&self.runs),
             state: Mutex::default(),
             panics: false,
+            awaits: None,
         })
     }
 
@@ -354,6 +362,24 @@ fn a_run_that_panics_ends_the_requests_of_its_batch_only() {
 }
 
 #[test]
+fn a_batch_that_is_due_runs_beside_a_long_one() {
+    let bench = Bench::new(of_size(2));
+    let scheduler = Scheduler::new(2, "batch", Limits::default());
+    let queues = [500_000, 0]
+        .map(|micros| scheduler.add_queue(Arc::new(Parameters { batch_timeout_micros: micros, ..of_size(2) })));
+    let due = bench.call(1, 'a', None);
+    let long = Arc::new(Fake { awaits: Some(Arc::clone(&due)), ..Arc::into_inner(bench.call(1, 'a', None)).unwrap() });
+    scheduler.push(queues[0], &due, Instant::now()).unwrap();
+    // Time for the only thread to fall asleep until the batch is due.
+    std::thread::sleep(Duration::from_millis(50));
+    scheduler.push(queues[1], &long, Instant::now()).unwrap();
+    while !long.is_over() {
+        std::thread::yield_now();
+    }
+    assert!(due.is_over());
+}
+
+#[test]
 fn many_clients_are_answered_by_the_schedulers_own_threads() {
     for micros in [0, 500] {
         let scheduler = Scheduler::new(2, "batch", Limits::default());
@@ -375,6 +401,7 @@ fn many_clients_are_answered_by_the_schedulers_own_threads() {
                             runs: Arc::clone(runs),
                             state: Mutex::default(),
                             panics: false,
+                            awaits: None,
                         });
                         scheduler.push(queues[(client + number) % 3], &call, Instant::now()).unwrap();
                         while !call.is_over() {
