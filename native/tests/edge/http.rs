@@ -96,7 +96,7 @@ async fn rare_paths_and_bad_headers_are_answered_and_refused() {
         assert_eq!(post(&mut sender, path, &[], "x").await.body(), body);
     }
     for (path, value, status, text) in [
-        ("/v1/models/m/versions/x:predict", "0", 400, "Malformed request: POST /v1/models/m/versions/x:predict"),
+        ("/v1/models/m/labels/:predict", "0", 400, "Malformed request: POST /v1/models/m/labels/:predict"),
         ("/v2/models/m/infer", "-1", 400, "Inference-Header-Content-Length: '-1' is not a length in bytes."),
     ] {
         let answer = post(&mut sender, path, &[("inference-header-content-length", value)], "x").await;
