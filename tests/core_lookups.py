@@ -11,7 +11,7 @@ import numpy as np
 from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
-from service.native.description import Described, describe
+from service.core.description import Described, describe
 from service.tables.backend import OpenedLookups, open_lookups
 from tests.conformance.wires import PREDICT, fill_tensor
 

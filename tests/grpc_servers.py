@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
+from service.core.forwarded import NO_FORWARDING
 from service.engine.engine import Engine
 from service.grpc.grpcio_server import GrpcServer
-from service.native.forwarded import NO_FORWARDING
 
 
 class LocalServer(GrpcServer):

@@ -142,9 +142,9 @@ MAY_IMPORT: dict[str, Row] = {
         # service.access counts the reloads of its files (callers, certificates) in metrics.
         | {"service.observe.reload_metrics"}
     ),
-    # service.native is the Python side of the native core: it describes models to the core, and reads the core's
+    # service.core is the Python side of the native core: it describes models to the core, and reads the core's
     # counts.
-    "service.native": Row(
+    "service.core": Row(
         _BASE
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {
@@ -173,7 +173,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.http": Row(
         _BASE
         | {"service.artifact.signature_def", "service.engine", "service.wire"}
-        | {"service.access.callers", "service.access.sessions", "service.native.forwarded"}
+        | {"service.access.callers", "service.access.sessions", "service.core.forwarded"}
         # The schemas of the OpenAPI document are made from the dataclasses that are written as JSON.
         | {"service.comparison.document"},
         {"fastapi", "orjson", "pydantic", "starlette", "uvicorn"},
@@ -181,7 +181,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.grpc": Row(
         _BASE
         | {"service.artifact.protos", "service.artifact.signature_def", "service.engine", "service.wire"}
-        | {"service.access.callers", "service.native.forwarded"},
+        | {"service.access.callers", "service.core.forwarded"},
         # The gRPC server catches protobuf's own error for malformed messages of the health and reflection services.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),

@@ -183,7 +183,7 @@ def measured(
     if why := missing_core():
         return {name: _run_whole(one, why) if one.entry.kind == "predict" else one for name, one in found.items()}
     # What the native core does not run is a warning to a server's operator; the summary here says how each is served.
-    with without_warnings("service.native"), Trial(artifact, manifest, served.keys(), frozenset(SERVE)) as trial:
+    with without_warnings("service.core"), Trial(artifact, manifest, served.keys(), frozenset(SERVE)) as trial:
         for name, one in served.items():
             if (why := trial.not_run(name)) and one.entry.kind == "predict":
                 found[name] = _run_whole(one, why)

@@ -10,7 +10,7 @@ from model_export.tensorflow_setup import tf
 from service.artifact.manifest import UNWEIGHTED, SignatureEntry, Summation
 from service.graph.flat_graph import FlatGraph, flatten, node_of
 
-# The ops that add up rows, and the order in which each adds. tests/unit/native/test_summation.py compares the kernels
+# The ops that add up rows, and the order in which each adds. tests/unit/core/test_summation.py compares the kernels
 # with these ops.
 _ORDERS: Mapping[str, Summation] = {
     **{

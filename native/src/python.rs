@@ -38,7 +38,7 @@ pub struct Servable {
 
 #[pymethods]
 impl Servable {
-    /// Compiles the JSON description of a model version, which service/native/description.py writes. The description
+    /// Compiles the JSON description of a model version, which service/core/description.py writes. The description
     /// names `buffers` by their places in the list; `mark` and `maps` are those of the version's files. `clusters` opens
     /// the tables that lie in clusters, `pager` reads pages of mapped ones, `batcher` batches runs of graphs.
     /// `openers` open the graphs whose description is `{"opener": place in the list}`, and return the description as JSON.
@@ -443,7 +443,7 @@ pub struct Server {
 
 #[pymethods]
 impl Server {
-    /// Starts the server; `config` is JSON of service/native/edge.py.
+    /// Starts the server; `config` is JSON of service/core/edge.py.
     #[new]
     fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
         let config: ServerConfig =
@@ -632,7 +632,7 @@ impl Dispatch for PlainForms {
     }
 }
 
-/// The configuration of the network server, parsed from JSON of `service/native/edge.py`.
+/// The configuration of the network server, parsed from JSON of `service/core/edge.py`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ServerConfig {
@@ -777,7 +777,7 @@ impl ServerConfig {
 fn listen(one: Listener) -> Listen {
     match one {
         Listener::Path(path) => Listen::Path(path),
-        // SAFETY: service/native/edge.py detached the socket from its Python object, so no other code owns the file
+        // SAFETY: service/core/edge.py detached the socket from its Python object, so no other code owns the file
         // descriptor.
         Listener::Fd(fd) => Listen::Bound(unsafe { std::net::TcpListener::from_raw_fd(fd) }),
     }

@@ -1,4 +1,4 @@
-//! Forwards the core's log events to Python's logger `service.native`, in a thread of its own: the threads of the
+//! Forwards the core's log events to Python's logger `service.core`, in a thread of its own: the threads of the
 //! connections must not wait for Python's interpreter lock. Besides its own faults, the core logs the refusals of
 //! requests, at a bounded rate: see `edge/refusal_log.rs`.
 
@@ -176,7 +176,7 @@ impl LogLine {
             if dropped > 0 {
                 let _ = write!(text, " ({dropped} lines before this one were dropped)");
             }
-            logger("service.native")?.call_method1("log", (self.level, "%s", text))?;
+            logger("service.core")?.call_method1("log", (self.level, "%s", text))?;
             return Ok(());
         };
         let is_http = refusal.wire == "http";

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import grpc
 
 from service.access.callers import Callers, Grant, Part, names_of_auth_context
+from service.core.forwarded import Forwarding
 from service.engine import request_context
 from service.engine.admission import Reservation
 from service.engine.engine import Engine
@@ -27,7 +28,6 @@ from service.grpc.methods import (
     unary_handlers,
 )
 from service.grpc.refusals import STATUS_CODES, Refusals, retry_hint
-from service.native.forwarded import Forwarding
 from service.wire.api import Handler, first_model
 
 _OPEN_PATHS: dict[str, Part] = {

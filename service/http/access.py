@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import NO_NAMES, Callers, Grant, Part, names_of_transport
 from service.access.sessions import COOKIE, CSRF_HEADER, Sessions
+from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.errors import PermissionDenied, Unauthenticated
 from service.http.errors import CODE_HEADER, ERROR_HEADERS, HTTP_STATUS, service_error_response
-from service.native.forwarded import NO_FORWARDING, Forwarding
 
 _PAGE = """<!doctype html>
 <html lang="en">

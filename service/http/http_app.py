@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from service.access.callers import Callers
 from service.access.sessions import Sessions
+from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.engine.engine import Engine
 from service.errors import ModelNotFound, RouteNotFound, ServiceError
 from service.http import openapi
@@ -34,7 +35,6 @@ from service.http.oip_routes import add_open_inference_routes
 from service.http.operations_routes import add_admin_routes, add_docs_page, add_statusz_route
 from service.http.routing import malformed, meant, raw_path
 from service.http.table_view_routes import add_table_view_routes
-from service.native.forwarded import NO_FORWARDING, Forwarding
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
 _MAX_MODELS_TOLD = 100

@@ -216,7 +216,7 @@ class OtelTracing:
 
     @property
     def sampler(self) -> str:
-        """The text by which OpenTelemetry's sampler describes itself; native.edge parses it for the native core."""
+        """The text by which OpenTelemetry's sampler describes itself; core.edge parses it for the native core."""
         return self._provider.sampler.get_description()
 
     def request(self, name: str) -> AbstractContextManager[None]:

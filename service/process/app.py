@@ -16,6 +16,9 @@ from service.access.access import create_access
 from service.access.tls import TlsError, Wires
 from service.configuration.settings import Settings, StartError
 from service.configuration.settings_reading import installed_version
+from service.core.clusters import Clusters
+from service.core.native_servable import RoutePublisher, compile_native
+from service.core.statistics import Batcher, Pages, create_batcher
 from service.deltas.version_deltas import Follower
 from service.engine.admission import Admission, Limits
 from service.engine.engine import Engine
@@ -29,9 +32,6 @@ from service.loading.loader import batching_of, create_load_rules
 from service.loading.remote_tables import RemoteFilling, RemoteTables
 from service.loading.table_pages import mapped_bytes, paged_tables, table_pages, table_verification
 from service.loading.version_diffs import VersionDiffs
-from service.native.clusters import Clusters
-from service.native.native_servable import RoutePublisher, compile_native
-from service.native.statistics import Batcher, Pages, create_batcher
 from service.observe.history import RecentRequests, TrafficHistory, VersionHistory
 from service.observe.logs import dropped_line_metrics
 from service.observe.metrics import Metrics

@@ -23,7 +23,7 @@ from service.configuration.settings_reading import (
     service_links,
     shown_settings,
 )
-from service.native.choice import with_data_plane
+from service.core.choice import with_data_plane
 from service.observe.logs import LogWriter, configure_logging, name_requests_in_log, native_lines_in_log
 from service.process.resources import keep_freed_memory, raise_descriptor_limit
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from service.access.access import Access
 from service.configuration.settings import Settings
+from service.core.forwarded import Forwarding
 from service.engine.engine import Engine
 from service.grpc.grpcio_server import GrpcServer, Guard
 from service.http.admin_app import add_upsert_routes, create_admin_app
@@ -17,7 +18,6 @@ from service.http.console_routes import ConsoleSources, new_csrf
 from service.http.http_app import create_http_app
 from service.http.operations_routes import add_statusz_route
 from service.http.uvicorn_server import HttpServer, uvicorn_config
-from service.native.forwarded import Forwarding
 from service.process.bound_ports import BoundPort
 from service.process.http_parts import HttpParts
 

@@ -22,14 +22,14 @@ from typing import TypeVar
 from service.artifact.manifest import LookupFeature, Manifest
 from service.artifact.signature_def import read_signatures
 from service.configuration.settings import Settings
+from service.core.choice import has_core
+from service.core.native_servable import compile_native
 from service.engine.servable import Servable
 from service.errors import ServiceError
 from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.feature_lookups import SingleFeature, core_lookups
 from service.loading.graph_opening import native_graphs, open_towers
-from service.native.choice import has_core
-from service.native.native_servable import compile_native
 from service.reference.graphs import Graph
 from service.reference.lookups import look_up
 from service.reference.models import Model, open_model

@@ -1,6 +1,6 @@
 """Describes lookup signatures with their tables: which features each output holds, and how the ids are looked up.
 
-The native core looks ids up; service.native.description tells it what is described here.
+The native core looks ids up; service.core.description tells it what is described here.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from service.core.native_servable import compile_native
 from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from tests.conformance.contract_calls import Case, send_grpc, send_rest
 from tests.conformance.wires import HttpClient
 from tests.integration.process import ServerProcess, server_of

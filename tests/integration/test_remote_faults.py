@@ -20,9 +20,9 @@ import pytest
 from model_export.remote.push import push
 from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
+from service.core.clusters import FRESH_S, Clusters
 from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_tables import RemoteTables
-from service.native.clusters import FRESH_S, Clusters
 from service.remote.address import StoreAddress
 from service.remote.layout import slot_of
 from service.tables.remote_table import RemoteTable

@@ -13,10 +13,10 @@ import pytest
 
 from model_export.errors import ExportError
 from model_export.remote.push import push
+from service.core.clusters import Clusters
 from service.errors import TableUnreachable
 from service.loading import remote_tables
 from service.loading.remote_tables import RemoteTables
-from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
 from service.remote.topology import node_client, store_client
 from tests.certificates import Authority

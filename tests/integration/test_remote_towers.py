@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from model_export.remote.push import push
+from service.core.clusters import Clusters
+from service.core.native_servable import compile_native
 from service.engine.servable import Servable
 from service.graph.native_form import NativeGraph
 from service.graph.tower import TowerBackend
@@ -17,8 +19,6 @@ from service.loading.feature_lookups import CompileNative
 from service.loading.graph_opening import native_graphs
 from service.loading.loader import ServableLoader
 from service.loading.remote_tables import RemoteTables
-from service.native.clusters import Clusters
-from service.native.native_servable import compile_native
 from service.remote.address import StoreAddress
 from tests.integration.test_towers import SERVE, answers, folder, random_request
 from tests.native_answers import assert_same, native_answer

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.core.native_servable import compile_native
 from service.errors import ArtifactError
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from tests.conftest import SHARED
 from tests.integration.process import ServerProcess, server_of
 

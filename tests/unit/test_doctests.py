@@ -14,7 +14,7 @@ from tests.source_files import ROOT, module_name, python_files
 # Modules without doctests, because importing them starts a program.
 PROGRAMS = {"service.__main__"}
 # Modules that import the native core.
-OF_THE_CORE = {"service.native.edge", "service.process.native_servers"}
+OF_THE_CORE = {"service.core.edge", "service.process.native_servers"}
 
 
 def modules() -> list[str]:

@@ -92,7 +92,7 @@ MAY_READ_THE_WALL = {
     # A session of the console ends at the same wall-clock time on all replicas.
     "access/sessions.py",
     # These modules put times into the names of files, or show them to people.
-    "native/statistics.py",
+    "core/statistics.py",
     "observe/request_logs.py",
     "observe/statusz.py",
     "observe/history.py",

@@ -1,5 +1,5 @@
 //! Describes a Valkey or Redis cluster, and the keys under which a table's blocks lie there;
-//! `service/native/description.py` writes both as JSON.
+//! `service/core/description.py` writes both as JSON.
 
 use std::time::Duration;
 

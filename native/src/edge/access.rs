@@ -22,7 +22,7 @@ const CSRF: &str = "x-console-csrf";
 /// control server, which refuses the request.
 const MAX_HEADER_BYTES: usize = 4096;
 
-/// One caller of `--auth_config`, as `service/native/edge.py` writes it.
+/// One caller of `--auth_config`, as `service/core/edge.py` writes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caller {

@@ -10,7 +10,7 @@ use super::request_id::trace_id;
 
 const TRACEPARENT: &str = "traceparent";
 
-/// The rates, from 0 to 1, at which an OpenTelemetry sampler samples traces; `service/native/edge.py` reads them
+/// The rates, from 0 to 1, at which an OpenTelemetry sampler samples traces; `service/core/edge.py` reads them
 /// from the sampler.
 ///
 /// A trace is sampled if the lower 64 bits of its id are below its rate times `2**64`.

@@ -1,4 +1,4 @@
-//! Reads the JSON description of one version of a model, which `service/native/description.py` writes.
+//! Reads the JSON description of one version of a model, which `service/core/description.py` writes.
 
 use serde::Deserialize;
 

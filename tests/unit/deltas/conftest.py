@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service.core.native_servable import compile_native
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import VersionDeltas
 from service.engine.engine import Engine
 from service.engine.registry import Registry
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from service.types import ModelRef
 from tests.conftest import RecordingObserver
 from tests.deltas import delta_bytes, drop

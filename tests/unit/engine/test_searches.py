@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.core.native_servable import compile_native
 from service.engine import low_priority
 from service.engine.admission import NeighborLimits
 from service.engine.engine import Engine
@@ -21,7 +22,6 @@ from service.engine.request_context import Call
 from service.engine.table_view import MAX_MAPS, KeptMaps, ids_on_map, project
 from service.errors import DataLoss, DeadlineExceeded, IdOutOfRange, IdsTooMany, Overloaded
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from service.native_tables import core_tables
 from service.tables.guarded_files import GuardedFiles
 from service.tables.row_index import build_index, tune_index

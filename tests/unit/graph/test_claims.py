@@ -20,13 +20,13 @@ from service.artifact.manifest import (
     SignatureEntry,
     VocabularyEntry,
 )
+from service.core.native_servable import compile_native
 from service.engine.servable import Servable
 from service.errors import InvalidRequest
 from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import FeatureRows, TowerBackend
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from service.types import Array
 from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, ZOO_ROWS
 

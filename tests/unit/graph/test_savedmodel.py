@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from service.artifact.signature_def import metadata_json, read_signatures
+from service.core.native_servable import compile_native
 from service.engine.servable import Servable
 from service.errors import ArtifactError, InvalidRequest, Unimplemented
 from service.graph.flat_graph import flatten
@@ -21,7 +22,6 @@ from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.sparse import to_coo
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from service.artifact.protos import message_class
+from service.core.native_servable import compile_native
 from service.engine.servable import Servable
 from service.errors import ArtifactError, InvalidRequest
 from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from service.process.trial import compare_runs
 from service.types import INIT_SIGNATURE, Array
 from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS

@@ -18,6 +18,7 @@ from model_export.compaction.deltas import write_delta
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import journal_path
 from service.configuration.settings_reading import read_settings
+from service.core.native_servable import compile_native
 from service.deltas.rules import DeltaRules
 from service.deltas.version_deltas import VersionDeltas
 from service.engine.deltas import Upsert
@@ -30,7 +31,6 @@ from service.graph.savedmodel import LazyBackend
 from service.loading.loader import DEFAULT, PER_MODEL_FILE, BatchingRules, ServableLoader, read_rules, residency_of
 from service.loading.remote_tables import RemoteNames, unserved_models
 from service.loading.table_pages import available_bytes, memory_limit_bytes
-from service.native.native_servable import compile_native
 from service.remote.address import remote_tables
 from service.tables import residency
 from service.tables.residency import Residency

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from service.configuration.settings_reading import read_settings
+from service.core.native_servable import compile_native
 from service.engine.servable import Servable
 from service.loading.loader import ServableLoader
 from service.loading.table_pages import TablePages, TableVerification, table_pages
-from service.native.native_servable import compile_native
 from service.tables import huge_pages
 from service.tables.guarded_files import GuardedFiles, Verifier
 from service.tables.huge_pages import HugePages, huge_bytes

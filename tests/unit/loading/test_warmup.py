@@ -15,14 +15,14 @@ from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
 from service.artifact.tf_record import MAX_WARMUP_RECORDS, WARMUP_PATH
+from service.core.choice import has_core
+from service.core.native_servable import CompiledServable, compile_native
 from service.engine.counts import FeatureCounts, FeatureIds, SampledRows
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError, InputMismatch, InvalidRequest
 from service.loading.kept_files import HotRowsFiles
 from service.loading.loader import ServableLoader
 from service.loading.warmup import replay_requests, warm_up
-from service.native.choice import has_core
-from service.native.native_servable import CompiledServable, compile_native
 from service.reference.inputs import checked
 from service.tables.backend import open_lookups
 from service.tables.residency import Residency

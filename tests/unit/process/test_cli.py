@@ -372,7 +372,7 @@ LOAD = """
 from service.configuration.settings_reading import read_settings
 read_settings(["--model_base_path=" + sys.argv[1]], {})
 import service.process.cli, service.process.app, service.process.native_servers
-from service.native.native_servable import compile_native
+from service.core.native_servable import compile_native
 from service.loading.loader import ServableLoader
 servable = ServableLoader(frozenset({"serve"}), "off", 1, compile_native)("toy", 1, Path(sys.argv[1]))
 assert servable.native is not None

@@ -14,8 +14,8 @@ import pytest
 from model_export.__main__ import main
 from model_export.errors import ExportError
 from service.artifact.manifest import Manifest
+from service.core.native_servable import compile_native
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf

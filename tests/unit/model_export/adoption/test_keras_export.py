@@ -16,8 +16,8 @@ from model_export.adoption.adopt import adopt, print_spec
 from model_export.errors import ExportError
 from model_export.export_model import export
 from service.artifact.manifest import Manifest
+from service.core.native_servable import compile_native
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 
 pytestmark = pytest.mark.tf
 

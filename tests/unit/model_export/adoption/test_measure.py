@@ -15,8 +15,8 @@ from model_export.adoption.summary import Served
 from service.artifact.manifest import Manifest
 from service.artifact.protos import message_class
 from service.artifact.tensor_proto import decode_tensor
-from service.native.choice import has_core
-from service.native.native_servable import compile_native
+from service.core.choice import has_core
+from service.core.native_servable import compile_native
 from service.process import trial
 from service.process.trial import Answer, Rates
 

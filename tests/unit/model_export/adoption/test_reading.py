@@ -20,9 +20,9 @@ from model_export.adoption.roles import Roles
 from model_export.errors import ExportError
 from service.artifact.hashes import fingerprint64
 from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry, VocabularyEntry
+from service.core.native_servable import compile_native
 from service.graph.flat_graph import flatten
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from service.types import Array, SignatureSpec, TensorSpec
 
 pytestmark = pytest.mark.tf

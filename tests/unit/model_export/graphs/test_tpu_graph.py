@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from model_export.errors import ExportError
+from service.core.native_servable import compile_native
 from service.errors import InvalidRequest
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from tests.unit.model_export.late import Late, tf
 
 pytestmark = pytest.mark.tf

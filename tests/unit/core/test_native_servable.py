@@ -23,7 +23,7 @@ from tests.toy_model import write_toy_model
 
 pytest.importorskip("service._native", reason="the native core is not built")
 
-from service.native.native_servable import compile_native
+from service.core.native_servable import compile_native
 
 MESSAGE = "the native core does not run signatures"
 

@@ -11,8 +11,8 @@ import pytest
 from tests import oracle
 from tests.feature_lookups import Where, combine, gather
 from tests.stored_tables import store
-from tests.unit.native.test_lookups import COMBINERS
-from tests.unit.native.test_lookups import where as where
+from tests.unit.core.test_lookups import COMBINERS
+from tests.unit.core.test_lookups import where as where
 
 pytestmark = pytest.mark.tf
 

@@ -24,9 +24,9 @@ import numpy as np
 from service.artifact.manifest import LookupFeature
 from service.artifact.row_labels import RowLabels
 from service.artifact.signature_rules import OutputRule
+from service.core.clusters import remote_description
 from service.engine.counts import FeatureIds, summed
 from service.graph.native_form import NativeGraph, PythonOnly
-from service.native.clusters import remote_description
 from service.tables.backend import OpenedLookups, Paging
 from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import FeaturePlan, SignaturePlan

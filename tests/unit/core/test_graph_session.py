@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from service.artifact.signature_def import read_signatures
+from service.core.native_servable import compile_native
 from service.engine.servable import Servable
 from service.errors import InvalidRequest, ServiceError
 from service.graph.library import find_core
 from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
-from service.native.native_servable import compile_native
 from service.reference.graphs import Graph
 from service.reference.inputs import checked
 from service.types import Array

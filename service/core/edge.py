@@ -21,9 +21,9 @@ from service import _native
 from service.access.callers import Caller, Callers
 from service.access.tls import Wires
 from service.configuration.settings import Settings, StartError
+from service.core.native_servable import RoutePublisher
 from service.engine.request_context import Recorder, Tracing
 from service.errors import InvalidRequest
-from service.native.native_servable import RoutePublisher
 from service.observe.metric_text import EXAMPLES, QUEUE, REQUEST
 from service.wire.config_protos import SslConfig
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from service.core.native_servable import RoutePublisher
 from service.engine.registry import Registry
 from service.engine.servable import Holder
-from service.native.native_servable import RoutePublisher
 from service.types import TableCounts
 from tests.unit.engine.fakes import servable
 

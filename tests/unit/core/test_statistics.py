@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from service.configuration.settings import Settings, StartError
+from service.core.choice import with_data_plane
+from service.core.edge import trace_shares
+from service.core.forwarded import NO_FORWARDING, Forwarding
+from service.core.statistics import NativeStatistics
 from service.engine.counts import PageCounts
 from service.engine.request_context import Finished, Subject
-from service.native.choice import with_data_plane
-from service.native.edge import trace_shares
-from service.native.forwarded import NO_FORWARDING, Forwarding
-from service.native.statistics import NativeStatistics
 from service.observe.metric_text import REQUEST, Times
 from service.observe.own_metrics import page_lines
 from service.observe.request_metrics import RequestCounter
@@ -47,12 +47,12 @@ class FakeCore:
 
     @property
     def statistics(self) -> str:
-        """See service.native.statistics.CoreNumbers."""
+        """See service.core.statistics.CoreNumbers."""
         found = {"subjects": self.subjects, "slow": self.slow, "failures": self.failures, "queued": 3}
         return json.dumps(found | self.events)
 
     def retire(self, model: str, version: int) -> str:
-        """See service.native.statistics.CoreNumbers."""
+        """See service.core.statistics.CoreNumbers."""
         gone, self.subjects = self.subjects, []
         return json.dumps({"subjects": gone, "failed": self.retired_failures})
 
@@ -65,19 +65,19 @@ class Seen:
         self.held: Mapping[str, int] = {}
 
     def connection_dropped(self, reason: str) -> None:
-        """See service.native.statistics.Events."""
+        """See service.core.statistics.Events."""
         self.told.append(("dropped", reason))
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """See service.native.statistics.Events."""
+        """See service.core.statistics.Events."""
         self.told.append(("refused", model, reason, count))
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """See service.native.statistics.Events."""
+        """See service.core.statistics.Events."""
         self.told.append(("waited", model, sum(times.counts), times.seconds))
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """See service.native.statistics.Events."""
+        """See service.core.statistics.Events."""
         self.held = held
 
     def handshake_failed(self, wire: str) -> None:
@@ -318,7 +318,7 @@ def test_a_core_that_is_asked_for_and_missing_stops_the_start() -> None:
 
 def test_a_pager_without_tables_has_read_nothing() -> None:
     pytest.importorskip("service._native")
-    from service.native.statistics import Pages
+    from service.core.statistics import Pages
 
     counts = Pages(10 << 20).counts()
     assert counts == PageCounts(rows=0, reads=0, drops=0, losses=0, seconds=0.0, bytes=0, max_bytes=10 << 20)

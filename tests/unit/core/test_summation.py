@@ -10,7 +10,7 @@ import pytest
 from service.artifact.manifest import LookupFeature
 from tests.feature_lookups import Where, looked_up
 from tests.stored_tables import store
-from tests.unit.native.test_lookups import where as where
+from tests.unit.core.test_lookups import where as where
 
 pytestmark = pytest.mark.tf
 

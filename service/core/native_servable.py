@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from service.core.description import Described, describe, left_out
 from service.engine.counts import FeatureCounts, SampledRows, summed
 from service.engine.registry import ModelRoutes
 from service.engine.request_context import Recorder
@@ -25,7 +26,6 @@ from service.errors import (
     Unimplemented,
 )
 from service.graph.native_form import NativeGraph, PythonOnly
-from service.native.description import Described, describe, left_out
 from service.tables.backend import OpenedLookups
 from service.tables.table import MappedTable
 from service.types import INIT_SIGNATURE, Array, TableCounts, Tensors, runnable

@@ -75,7 +75,7 @@ def _signatures(tf: Any, one: Any, other: Any, kernel: Any) -> dict[str, tuple[A
 @pytest.fixture(scope="module")
 def servables(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servable, Servable]]:
     """The model with its lookups cut out, compiled for the core; and as a whole graph."""
-    from service.native.native_servable import compile_native
+    from service.core.native_servable import compile_native
 
     version = tmp_path_factory.mktemp("cut") / "1"
     write_model(tf, version)
@@ -147,7 +147,7 @@ def test_a_cut_graph_refuses_as_the_whole_graph(
 
 def test_more_sets_of_outputs_than_the_core_keeps_are_answered(tf: Any, tmp_path: Path) -> None:
     from service import _native
-    from service.native.native_servable import compile_native
+    from service.core.native_servable import compile_native
 
     count = 8
     module = tf.Module()

@@ -13,7 +13,7 @@ import pytest
 
 from service.artifact.manifest import Manifest
 from service.artifact.signature_def import read_signatures
-from service.native.description import Described, describe, left_out
+from service.core.description import Described, describe, left_out
 from service.tables.backend import OpenedLookups, open_lookups
 from service.types import TableCounts
 from tests.toy_described import MAX_NORM, write_described_model

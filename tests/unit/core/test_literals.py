@@ -13,7 +13,7 @@ import pytest
 from service.artifact.manifest import LookupFeature, Manifest, Summation
 from service.artifact.protos import message_class
 from service.artifact.signature_def import read_signatures
-from service.native.description import CORE_DTYPES, Described, describe, left_out
+from service.core.description import CORE_DTYPES, Described, describe, left_out
 from service.reference.lookups import look_up
 from service.reference.rows import Table
 from service.tables.backend import LookupBackend, OpenedLookups, open_lookups

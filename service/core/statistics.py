@@ -57,7 +57,7 @@ class Events(Protocol):
 
 
 class CoreNumbers(Protocol):
-    """The source of the native core's statistics, such as native.edge.Edge; edge/snapshot.rs makes the JSON."""
+    """The source of the native core's statistics, such as core.edge.Edge; edge/snapshot.rs makes the JSON."""
 
     @property
     def statistics(self) -> str: ...
