@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from service.errors import ArtifactError
 from service.graph.graph_session import GraphError, GraphProgram, GraphSession, open_session, session_config
 from service.graph.restoring import prepared
 from service.graph.sparse import SparseNames, read_sparse_names
-from service.types import Backend
 
 _NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")
 
@@ -71,28 +68,3 @@ def _first_line(text: str) -> str:
     # The other lines of a TensorFlow error are left out: they list graph nodes and Python frames of the exporter.
     # Before the message stand the functions that the node lies in, one after the other.
     return _NODE_MARKS.sub("", text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]).strip()
-
-
-Opened = TypeVar("Opened", bound=Backend)
-
-
-class LazyBackend(Generic[Opened]):
-    """A backend that opens the real backend at the first call of opened().
-
-    Concurrency: any thread; calls wait for the opening.
-    """
-
-    def __init__(self, open_backend: Callable[[], Opened]) -> None:
-        self._open_backend = open_backend
-        self._backend: Opened | None = None
-        self._opening = threading.Lock()
-
-    def opened(self) -> Opened:
-        with self._opening:
-            if self._backend is None:
-                self._backend = self._open_backend()
-            return self._backend
-
-    def close(self) -> None:
-        if self._backend is not None:
-            self._backend.close()

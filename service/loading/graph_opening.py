@@ -16,9 +16,10 @@ from service.artifact.manifest import LookupFeature, Manifest
 from service.artifact.signature_def import SERVE_TAGS
 from service.engine.servable import Servable
 from service.errors import ArtifactError
+from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.native_graph import composite_fault, native_savedmodel, native_tower
-from service.graph.savedmodel import LazyBackend, SavedModelBackend, open_savedmodel
+from service.graph.savedmodel import SavedModelBackend, open_savedmodel
 from service.graph.tower import Claim, ComputedRows, FeatureRows, RowSource, TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.loading.feature_lookups import CompileNative, SingleFeature, core_lookups

@@ -27,8 +27,8 @@ from service.engine.loads import LoadRules, OpenStore
 from service.engine.model_config import ModelConfig, Origin
 from service.engine.servable import Servable
 from service.errors import ArtifactError, DataLoss, InvalidRequest, ServiceError
+from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
-from service.graph.savedmodel import LazyBackend
 from service.loading.feature_lookups import CompileNative
 from service.loading.table_pages import PagedTables, TablePages, TableVerification
 from service.loading.warmup import replay_requests, warm_up

@@ -340,13 +340,11 @@ class Fetch:
 
     def _bring_object(self, one: StoredObject) -> None:
         path, step = self._staging / one.path, self._progress.of(one)
-        if step.num_bytes == one.num_bytes and path.exists():
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "w+b") as file:
             if _crc_of(file, 0, step.num_bytes) != step.crc:
-                # The file's bytes do not have the checksum that Progress recorded: the disk lost synced bytes, or is
-                # damaged. The object is fetched again from its start.
+                # The file's bytes do not have the checksum that Progress recorded: the disk is damaged, or the object
+                # was replaced in the store meanwhile, and came back. It is fetched again from its start.
                 self.done_bytes -= step.num_bytes
                 step = Step()
             # The bytes of the file behind the step.num_bytes that Progress recorded may be incomplete, and are cut off.

@@ -89,14 +89,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serve(base: Path, **settings: object) -> ServerProcess:
     """Starts a server of all models that `base` writes."""
-    return ServerProcess(
-        model_config_file=base / "models.conf",
-        admin_port="auto",
-        file_system_poll_wait_seconds=0.1,
-        graph_signatures="off",
-        delta_journal_dir=base / "journals",
-        **settings,
-    )
+    usual: dict[str, object] = {
+        "model_config_file": base / "models.conf",
+        "admin_port": "auto",
+        "file_system_poll_wait_seconds": 0.1,
+        "graph_signatures": "off",
+        "delta_journal_dir": base / "journals",
+    }
+    return ServerProcess(**(usual | settings))
 
 
 @pytest.fixture(scope="module")

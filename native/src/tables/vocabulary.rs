@@ -1,4 +1,4 @@
-//! Maps keys to table rows by the hash index that service/tables/key_index.py builds.
+//! Maps keys to table rows by the hash index that service/tables/vocabulary.py builds.
 
 use super::key_index::{self, Integers, Lines, RowMapping, UnknownKeys, find};
 use super::memory::{Memory, Number};
@@ -24,7 +24,7 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Returns a vocabulary on the arrays that service/tables/key_index.py makes from one file. `data` has the bytes of
+    /// Returns a vocabulary on the arrays that service/tables/vocabulary.py makes from one file. `data` has the bytes of
     /// the file, `keys` the int64 offsets of its lines or its int64 keys, `slots` the int32 slots of the hash index.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ mod tests {
         EMPTY, IndexError, count_lines, find_lines, index_integers, index_strings, parse_integers,
     };
 
-    /// The arrays of one test vocabulary, as service/tables/key_index.py makes them.
+    /// The arrays of one test vocabulary, as service/tables/vocabulary.py makes them.
     struct Indexed {
         data: Vec<u8>,
         starts: Vec<i64>,

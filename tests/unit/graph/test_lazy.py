@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from service.errors import ArtifactError
-from service.graph.savedmodel import LazyBackend
+from service.graph.lazy import LazyBackend
 from tests.unit.engine.fakes import FakeBackend
 
 

@@ -27,7 +27,7 @@ from service.engine.model_config import ModelConfig
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.errors import ArtifactError, DeltaRefused, InvalidRequest
-from service.graph.savedmodel import LazyBackend
+from service.graph.lazy import LazyBackend
 from service.loading.loader import DEFAULT, PER_MODEL_FILE, BatchingRules, ServableLoader, read_rules, residency_of
 from service.loading.remote_tables import RemoteNames, unserved_models
 from service.loading.table_pages import available_bytes, memory_limit_bytes

@@ -22,6 +22,11 @@ def test_what_a_killed_writer_could_not_sync_is_shown_only_once_it_is() -> None:
     assert run_seed(434, "upserts").failure == ""
 
 
+def test_an_object_that_comes_back_is_fetched_again() -> None:
+    # Its notes say that it is complete; its file was begun anew, and the fetch was interrupted.
+    assert run_seed(191, "object store").failure == ""
+
+
 def test_a_seed_does_the_same_each_time() -> None:
     first, again = run_seed(5), run_seed(5)
     assert (first.case, first.cuts) == ("upserts", again.cuts)

@@ -532,7 +532,7 @@ mod tests {
 
     #[test]
     fn faults_have_the_words_and_offsets_of_rapidjson() {
-        // The expected texts are those of service.wire.json_document.parse_object.
+        // The expected texts are those of service.wire.json_body.parse_object.
         for (body, expected) in [
             (&b""[..], "JSON Parse error: The document is empty"),
             (b" ", "JSON Parse error: The document is empty. at offset: 1"),
@@ -582,7 +582,7 @@ mod tests {
 
     #[test]
     fn values_are_shown_as_rapidjson_writes_them() {
-        // The expected texts are those of service.wire.json_text.shown.
+        // The expected texts are those of service.wire.json_body.shown.
         let text =
             |body: &str| super::super::shown::shown_object(&parse_object(body.as_bytes(), false).expect("valid"));
         assert_eq!(text(r#"{"a": [1, "x"], "b": 2.0}"#), "{\n    \"a\": [1, \"x\"],\n    \"b\": 2.0\n}");

@@ -369,12 +369,12 @@ def test_outputs_side_by_side_and_means_that_end_early_are_described(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "signature", "expected"),
+    ("name", "read", "expected"),
     [
-        ("module_ragged_mean", "read", {"combiner": "mean", "on_empty_row": "nan"}),
-        ("module_ragged_sum", "read", {"combiner": "sum"}),
-        ("module_segment_sum", "read", {"combiner": "sum", "trailing_empty_rows": "cut", "summation": "four_lanes"}),
-        ("module_unsorted_segment_mean", "read", {"combiner": "mean"}),
+        ("module_ragged_mean", "tag", {"combiner": "mean", "on_empty_row": "nan"}),
+        ("module_ragged_sum", "tag", {"combiner": "sum"}),
+        ("module_segment_sum", "tag", {"combiner": "sum", "trailing_empty_rows": "cut", "summation": "four_lanes"}),
+        ("module_unsorted_segment_mean", "tag", {"combiner": "mean"}),
         (
             "ragged_safe_default_row_of_sparse",
             "mean",
@@ -383,14 +383,12 @@ def test_outputs_side_by_side_and_means_that_end_early_are_described(tmp_path: P
         ("ragged_safe_of_sparse", "sum", {"combiner": "sum", "on_bad_id": "drop_negative", "summation": "blocks_of_8"}),
     ],
 )
-def test_policies_are_found_by_trying(tmp_path: Path, name: str, signature: str, expected: dict[str, Any]) -> None:
+def test_policies_are_found_by_trying(tmp_path: Path, name: str, read: str, expected: dict[str, Any]) -> None:
     found = discovered(tmp_path, name)
-    entry = entries(found)[signature]
-    assert entry.kind == "lookup"
-    (feature,) = entry.features.values()
+    feature = entries(found)["serving_default"].features[read]
     for field, value in expected.items():
         assert getattr(feature, field) == value, field
-    assert all(one.is_exact for one in found.signatures if one.name == signature)
+    assert all(one.is_exact for one in found.signatures)
 
 
 def test_a_vocabulary_of_a_file_is_taken_from_the_graph(tmp_path: Path) -> None:
@@ -405,7 +403,7 @@ def test_hashed_keys_need_no_file_unless_the_graph_changes_them_first(tmp_path: 
     (feature,) = found.features.values()
     assert feature.keys is not None and feature.keys.lines == ()
     assert feature.keys.entry == VocabularyEntry("", 0, num_oov_buckets=800)
-    assert entries(found)["rows"].kind == "lookup"
+    assert entries(found)["first"].kind == "lookup"
     lowered = discovered(tmp_path / "lower", "hashed_fast_of_lower_case")
     assert {entry.kind for entry in entries(lowered).values()} == {"predict"}
     assert not lowered.features
@@ -413,14 +411,14 @@ def test_hashed_keys_need_no_file_unless_the_graph_changes_them_first(tmp_path: 
 
 def test_a_variable_in_parts_is_one_table(tmp_path: Path) -> None:
     found = discovered(tmp_path, "session_partitioned_div")
-    assert list(found.tables.values()) == ["users"]
+    assert list(found.tables.values()) == ["user_rows"]
     assert entries(found)["serving_default"].kind == "lookup"
 
 
 def test_what_is_no_lookup_is_told_with_a_reason(tmp_path: Path) -> None:
     found = discovered(tmp_path, "module_ragged_max")
     reasons = {one.name: one.reason for one in found.signatures}
-    assert reasons["read"] == "output 'tags' is computed from looked-up rows by UnsortedSegmentMax"
+    assert reasons["serving_default"] == "output 'tag_vector' is computed from looked-up rows by UnsortedSegmentMax"
 
 
 def test_a_model_without_tables_is_refused_with_the_matrices_that_it_has(tmp_path: Path) -> None:
