@@ -109,6 +109,8 @@ def _checked_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Ar
 
 
 def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
+    if spec.kind == "lookup" and not array.size:
+        return np.empty(array.shape, tensor.numpy_dtype)
     sent = "string" if array.dtype.kind in "OSU" else array.dtype.name
     if sent == "string" != tensor.dtype and tensor.takes_strings and tensor.vocabulary is not None:
         array, sent = tensor.vocabulary.ids_of(array, tensor.name), "int64"

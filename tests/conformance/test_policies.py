@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import grpc
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
 from tests.conformance.wires import HttpClient, Request, Wire
+from tests.integration.process import ServerProcess
 from tests.toy_policies import WORDS, policy_tables
 
 
@@ -38,6 +41,28 @@ def test_metadata_has_the_keys_dtypes_and_the_shapes_of_sequences(http: HttpClie
     }
     sizes = [dim["size"] for dim in lookup["outputs"]["word_path"]["tensor_shape"]["dim"]]
     assert sizes == ["-1", "3", "2"]
+
+
+def test_rows_without_ids_have_no_dtype(shared_core: ServerProcess) -> None:
+    # A client that does not know the signature can not tell which dtype an empty list has.
+    splits = np.array([0, 0, 0])
+    for empty in (np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, object)):
+        found = shared_core.predict_grpc(
+            {"words__values": empty, "words__row_splits": splits, "drop_negative__values": empty}
+            | {"drop_negative__row_splits": splits},
+            "lookup",
+            model="policies",
+        )
+        assert {name: rows.tolist() for name, rows in found.items()} == {
+            "words": [[0, 0], [0, 0]],
+            "drop_negative": [[0, 0, 0], [0, 0, 0]],
+        }
+    with pytest.raises(grpc.RpcError, match="words"):
+        shared_core.predict_grpc(
+            {"words__values": np.array([1.5], np.float32), "words__row_splits": np.array([0, 1])},
+            "lookup",
+            model="policies",
+        )
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

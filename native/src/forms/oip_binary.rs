@@ -15,6 +15,7 @@ use super::{Call, Version};
 use crate::plan::faults::{self, Asked, BoxedFault};
 use crate::plan::{
     Data, DataType, Declined, Dims, Inputs, OutputShape, Servable, Signature, Strings, Tensor, Work, check_names,
+    set_no_rows,
 };
 
 /// Name of the signature that a request runs if the request names none and the model has no `serving_default`.
@@ -196,6 +197,9 @@ pub(super) fn inputs_and_outputs<'a>(
     let mut extra: HashSet<Cow<'a, str>> = HashSet::new();
     for (name, tensor) in named {
         let Some(index) = signature.input(name.as_bytes()) else {
+            if set_no_rows(signature, &name, &tensor, &mut inputs) {
+                continue;
+            }
             if let Some(name) = extra.replace(name) {
                 return Err(faults::input_twice(&name).into());
             }

@@ -22,6 +22,7 @@ use super::{Answered, Call};
 use crate::plan::faults::{Asked, Code};
 use crate::plan::{
     Data, DataType, Declined, Dims, Effort, Inputs, Servable, Signature, Tensor, Version, Work, check_names,
+    set_no_rows,
 };
 
 /// A request with more bytes is parsed on the thread pool for large work; parsing integers of this many bytes takes
@@ -175,21 +176,6 @@ fn read<'a>(
         return Err(fault.into());
     }
     Ok((inputs, signature.output_indexes(&filter.iter().copied())?))
-}
-
-/// Sets the inputs of a ragged feature to no rows, if this tensor has the feature's name and is an empty list, as JSON may
-/// send it; returns whether it is. A client that does not know the signature can not tell the two forms of no ids apart.
-fn set_no_rows(signature: &Signature, name: &str, tensor: &Tensor<'_>, inputs: &mut Inputs<'_>) -> bool {
-    let Some(names) = signature.ragged(name).filter(|_| tensor.dims[..] == [0]) else { return false };
-    if inputs[names.values].is_some() || inputs[names.row_splits].is_some() {
-        return false;
-    }
-    let values = signature.inputs[names.values].dtype;
-    let data = if values == DataType::String { Data::Strings(crate::plan::Strings::default()) } else { Data::Raw(&[]) };
-    inputs[names.values] = Some(Tensor { dtype: values, dims: Dims::from_slice(&[0]), data });
-    let splits = signature.inputs[names.row_splits].dtype;
-    inputs[names.row_splits] = Some(Tensor { dtype: splits, dims: Dims::from_slice(&[1]), data: Data::Ints(vec![0]) });
-    true
 }
 
 #[cfg(test)]

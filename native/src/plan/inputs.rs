@@ -158,6 +158,14 @@ pub struct Tensor<'a> {
     pub data: Data<'a>,
 }
 
+impl Tensor<'_> {
+    /// Returns a tensor without elements; one of the sizes in `dims` is 0.
+    pub(super) fn empty(dtype: DataType, dims: Dims) -> Self {
+        let data = if dtype == DataType::String { Data::Strings(Strings::default()) } else { Data::Raw(&[]) };
+        Tensor { dtype, dims, data }
+    }
+}
+
 /// The tensors of a request, one element for each input of the signature (see `Signature::input`); None for an input
 /// that the request lacks.
 pub type Inputs<'a> = SmallVec<[Option<Tensor<'a>>; 8]>;

@@ -50,5 +50,5 @@ pub use servable::{
     Counts, FeaturePlan, Graph, InputPlan, InputRole, LookupKind, OpenGraph, OutputPlan, Ragged, RaggedNames, Servable,
     Signature, VersionMemory,
 };
-pub use validation::check_names;
+pub use validation::{check_names, set_no_rows};
 pub use work::{OutputShape, Work, check_answer_size};

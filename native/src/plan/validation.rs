@@ -37,6 +37,19 @@ pub fn check_names(plan: &Signature, inputs: &Inputs<'_>, extra: &[&str]) -> Res
     }
 }
 
+/// Sets the inputs of a ragged feature to no rows, if this tensor has the feature's name and is an empty list, as JSON may
+/// send it; returns whether it is. A client that does not know the signature can not tell the two forms of no ids apart.
+pub fn set_no_rows(plan: &Signature, name: &str, tensor: &Tensor<'_>, inputs: &mut Inputs<'_>) -> bool {
+    let Some(names) = plan.ragged(name).filter(|_| tensor.dims[..] == [0]) else { return false };
+    if inputs[names.values].is_some() || inputs[names.row_splits].is_some() {
+        return false;
+    }
+    inputs[names.values] = Some(Tensor::empty(plan.inputs[names.values].dtype, Dims::from_slice(&[0])));
+    let splits = plan.inputs[names.row_splits].dtype;
+    inputs[names.row_splits] = Some(Tensor { dtype: splits, dims: Dims::from_slice(&[1]), data: Data::Ints(vec![0]) });
+    true
+}
+
 fn lookup_names(plan: &Signature, is_sent: &dyn Fn(&usize) -> bool, extra: &[&str]) -> BoxedFault {
     let features = Names::sorted(plan.json_names());
     if extra.is_empty() && !(0..plan.inputs.len()).any(|index| is_sent(&index)) {
@@ -191,7 +204,10 @@ pub(super) fn validate_tensors<'r>(
         if let Some(vocabulary) = vocabulary {
             replace_keys(servable, plan, (index, vocabulary), tensor, &mut unknown_keys)?;
         }
-        if tensor.dtype != input.dtype {
+        if is_lookup && tensor.dims.contains(&0) {
+            // An empty list of a client has no dtype: over JSON it fits each feature.
+            *tensor = Tensor::empty(input.dtype, std::mem::take(&mut tensor.dims));
+        } else if tensor.dtype != input.dtype {
             convert(plan, input, tensor)?;
         }
         check_shape(plan, index, tensor)?;
