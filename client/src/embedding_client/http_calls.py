@@ -3,7 +3,7 @@
 Lookups and predicts are sent in Open Inference's binary form, except these, which are sent in JSON:
 
 - a lookup with a label of digits alone, which an Open Inference path would name as a version;
-- a lookup that the server refused and that has an empty list, because JSON's empty lists have no dtype;
+- a lookup of a server without Open Inference, as the reference server;
 - a predict whose inputs are not known to have the signature's dtypes, because JSON has no dtypes: the first one, one of
   other dtypes, and each one to TensorFlow Serving, which lacks Open Inference.
 
@@ -64,9 +64,6 @@ class HttpCalls:
             except Unimplemented:
                 # The reference server has no Open Inference.
                 pass
-            except InvalidRequest:
-                if all(array.size for array in inputs.values()):
-                    raise
             else:
                 return found
         answer: Outputs = yield Call(f"{self._at(at)}:lookup", lookup_body(ids, signature), _embeddings)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from embedding_client.calls import Reply, Where
-from embedding_client.errors import InvalidRequest, ServerFault
+from embedding_client.errors import InvalidRequest, ServerFault, Unimplemented
 from embedding_client.http_calls import HttpCalls
 from embedding_client.open_inference import encode_infer
 from embedding_client.types import State, TableDescription, TensorDescription, VersionStatus
@@ -72,18 +72,10 @@ def test_a_lookup_takes_one_call() -> None:
     np.testing.assert_array_equal(arrays["user"], np.array([[0.1, np.nan]], np.float32), strict=True)
 
 
-EMPTY = {"user": np.array([], np.int64)}
-
-
-def test_only_a_lookup_with_an_empty_list_is_sent_again_in_json() -> None:
-    refused = InvalidRequest("INVALID_ARGUMENT", "expected string")
-    flow = HttpCalls("m").lookup(IDS, (), Where(), "s")
+def test_a_server_without_open_inference_is_asked_in_json() -> None:
+    flow = HttpCalls("m").lookup({"user": np.array([], np.int64)}, (), Where(), "s")
     next(flow)
-    with pytest.raises(InvalidRequest, match="expected string"):
-        flow.throw(refused)
-    flow = HttpCalls("m").lookup(EMPTY, (), Where(), "s")
-    next(flow)
-    call = flow.throw(refused)
+    call = flow.throw(Unimplemented("UNIMPLEMENTED", "no /v2"))
     assert call.path == "/v1/models/m:lookup"
     asked = flow.send(call.read(Reply(lookup_answer({"user": np.empty((0, 5), np.float32)}, strict=False))))
     assert asked.path == "/v1/models/m/metadata"
