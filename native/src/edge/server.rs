@@ -86,6 +86,9 @@ struct Hub {
     is_draining: AtomicBool,
     // Channel whose value becomes true when the server must accept no more connections.
     stop: watch::Sender<bool>,
+    // Channel whose value becomes true with the first routes. Until then no connection is accepted: each model would be
+    // unknown, which clients take for an answer.
+    has_routes: watch::Sender<bool>,
     closed: Notify,
     room: [Mutex<Room>; 2],
 }
@@ -171,6 +174,7 @@ impl Server {
             open: [AtomicUsize::new(0), AtomicUsize::new(0)],
             is_draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
+            has_routes: watch::Sender::new(false),
             closed: Notify::new(),
             room: Default::default(),
         });
@@ -210,13 +214,14 @@ impl Server {
     }
 
     /// Changes the published servables of some models, and removes other models; running requests keep the servables
-    /// with which they started. Tells each version that comes or goes whether requests can reach it. One caller at a
-    /// time.
+    /// with which they started. Tells each version that comes or goes whether requests can reach it. The first call lets
+    /// the server accept connections. One caller at a time.
     pub fn change_routes(&self, changed: HashMap<String, ModelRoutes>, removed: &[String]) {
         let names: Vec<String> = changed.keys().chain(removed).cloned().collect();
         let before = self.hub.shared.routes.load_full();
         let now = Arc::new(before.with(changed, removed));
         self.hub.shared.routes.store(Arc::clone(&now));
+        self.hub.has_routes.send_if_modified(|has_routes| !std::mem::replace(has_routes, true));
         for name in &names {
             now.not_in(&before, name).for_each(|servable| servable.set_published(true));
             before.not_in(&now, name).for_each(|servable| servable.set_published(false));
@@ -567,6 +572,11 @@ fn listen(listen: Listen) -> io::Result<Listener> {
 /// queue.
 async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
     let mut stop = hub.stop.subscribe();
+    let mut has_routes = hub.has_routes.subscribe();
+    tokio::select! {
+        _ = has_routes.wait_for(|has_routes| *has_routes) => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
     let mut left = BACKLOG;
     while left > 0 {
         let is_stopping = *stop.borrow();

@@ -106,7 +106,7 @@ pub(super) fn combine(
         for at in start..end {
             missing += usize::from(!(0..table.size as i64).contains(&ids[at]));
             let weight = weights.map_or(1.0, |weights| weights[at]);
-            if options.positive_only && !(weight > 0.0) {
+            if options.positive_only && (weight <= 0.0 || weight.is_nan()) {
                 continue;
             }
             if let Some(row) = table.row_of(ids[at], at, policy)? {

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -328,4 +329,17 @@ async fn unfinished_heads_of_all_connections_are_bounded() {
         }
     }
     panic!("no head was finished");
+}
+
+#[tokio::test]
+async fn a_connection_waits_for_the_first_routes() {
+    let setup = Setup::without_routes(limits(), |_| ()).await;
+    let mut stream = tokio::net::TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+    stream.write_all(b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(setup.count(|s| s.connections.clone(), "http"), 0);
+    setup.server().change_routes(HashMap::default(), &[]);
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer[..8], b"HTTP/1.1");
 }

@@ -1,5 +1,6 @@
 //! A server with a test form and with test reference servers that echo requests.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -140,8 +141,14 @@ impl Setup {
         Self::with(limits(), |_| ()).await
     }
 
-    #[allow(clippy::unused_async, reason = "it needs a runtime")]
     pub async fn with(limits: Limits, change: impl FnOnce(&mut Config)) -> Self {
+        let setup = Self::without_routes(limits, change).await;
+        setup.server().change_routes(HashMap::default(), &[]);
+        setup
+    }
+
+    #[allow(clippy::unused_async, reason = "it needs a runtime")]
+    pub async fn without_routes(limits: Limits, change: impl FnOnce(&mut Config)) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("edge-{}-{}", std::process::id(), NUMBER.fetch_add(1, SeqCst));
         let folder = std::env::temp_dir().join(name);
