@@ -101,8 +101,10 @@ class Node:
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, f"{self._arguments} ended"
-        with socket.socket() as sock:
-            return sock.connect_ex((self.host.address, self.port)) == 0
+        try:
+            return bool(self.ask("PING"))
+        except redis.ConnectionError:
+            return False
 
     @cached_property
     def client(self) -> Any:
