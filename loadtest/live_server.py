@@ -91,7 +91,7 @@ class LiveServer:
                 self._ports = record
                 self._is_listening.set()
             elif record["level"] in ("error", "critical"):
-                cause = " ".join(record.get("traceback", "").split("\n")[-_LAST_LINES:])
+                cause = " ".join([record.get("reason", ""), *record.get("traceback", "").split("\n")[-_LAST_LINES:]])
                 self.faults[f"{record['message']} {cause}".strip()] += 1
         self._is_listening.set()
 

@@ -49,7 +49,7 @@ def test_nothing_fails_and_the_report_has_its_rows(bench_models: Path, tmp_path:
     # An upsert is sent every 5 s, so a short run may have none.
     assert set(found["totals"]["requests"]) - {"upsert"} == KINDS
     assert found["totals"]["outcomes"]["health watch: SERVING"] >= 1
-    assert found["totals"]["outcomes"]["version swap: OK"] > 1
+    assert found["totals"]["outcomes"]["version swap: OK"] >= 1
     assert 6 <= len(found["samples"]) <= 8
     assert all(
         s["anonymous_mib"] > 0 and s["descriptors"] > 0 and s["p99_ms"] >= s["p50_ms"] >= 0 for s in found["samples"]
