@@ -17,7 +17,6 @@ from service.access.sessions import Sessions
 from service.core.forwarded import NO_FORWARDING, Forwarding
 from service.engine.engine import Engine
 from service.errors import ModelNotFound, RouteNotFound, ServiceError
-from service.http import openapi
 from service.http.access import AccessMiddleware
 from service.http.console_routes import ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
@@ -32,7 +31,7 @@ from service.http.middleware import (
 from service.http.model_routes import add_diff_route, add_hot_rows_route, add_lookup_routes, add_tfs_routes
 from service.http.neighbor_routes import add_neighbor_routes
 from service.http.oip_routes import add_open_inference_routes
-from service.http.operations_routes import add_admin_routes, add_docs_page, add_statusz_route
+from service.http.operations_routes import add_admin_routes, add_docs_routes, add_statusz_route
 from service.http.routing import malformed, meant, raw_path
 from service.http.table_view_routes import add_table_view_routes
 
@@ -91,7 +90,7 @@ def create_http_app(
         # FastAPI's own telemetry is off, because it would read environment variables three times per request; this
         # server has metrics and traces of its own.
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        **openapi.application(),
+        openapi_url=None,
     )
     add_lookup_routes(app, engine)
     close_searches = add_neighbor_routes(app, engine, max_body_bytes=max_body_bytes, timeout_s=rest_api_timeout_s)
@@ -107,8 +106,7 @@ def create_http_app(
         add_statusz_route(app, statusz)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions, max_body_bytes=max_body_bytes)
-    openapi.complete(app, engine, strict_json=strict_json)
-    add_docs_page(app)
+    add_docs_routes(app, engine, strict_json=strict_json)
 
     async def on_service_error(request: Request, error: Exception) -> Response:
         known = engine.models()[:_MAX_MODELS_TOLD] if isinstance(error, ModelNotFound) else None
