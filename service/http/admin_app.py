@@ -5,10 +5,11 @@ tables.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from hmac import compare_digest
+from typing import Any
 
 import orjson
 from fastapi import FastAPI
@@ -28,8 +29,8 @@ from service.http.body import read_body
 from service.http.console_routes import SESSION_PATH, ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
 from service.http.middleware import RequestIdMiddleware, RequestIds, SecurityHeadersMiddleware
-from service.http.operations_routes import add_admin_routes
-from service.http.routing import add_route, model_ref, raw_path
+from service.http.operations_routes import add_admin_routes, add_statusz_route
+from service.http.routing import add_model_route, add_route, model_ref, raw_path
 from service.types import ModelRef
 from service.wire.json_body import decode_upsert, encode_receipt, encode_tables
 
@@ -43,21 +44,22 @@ def create_admin_app(
     *,
     metrics: Callable[[], tuple[bytes, str]],
     reload_config: Callable[[str | None], Sequence[str]],
+    statusz: Callable[[], Mapping[str, Any]],
+    max_body_bytes: int,
     callers: Callers | None = None,
     sessions: Sessions | None = None,
     console: ConsoleSources | None = None,
-    add_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
     """Returns the ASGI application of the admin port.
 
     Args:
-      metrics: as in create_http_app.
+      metrics, statusz: as in create_http_app.
       reload_config: replaces the list of models by one in the text form of ModelServerConfig, or None: by the file's;
         returns the models' names when they answer; may block.
+      max_body_bytes: largest body of an upsert.
       callers: the callers that may send requests; None: everybody who can connect.
       sessions: the sessions of the console's users; None: nobody signs in.
       console: data of the console, whose pages may send requests; None: there is no console, and no page may.
-      add_routes: functions that add further admin routes.
     """
     app = FastAPI(redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -99,11 +101,11 @@ def create_admin_app(
     add_route(app, "/v1/models/{model}:pin", pin, "POST")
     for where in ("", "/versions/{version}"):
         add_route(app, "/v1/models/{model}" + where + "/tables", tables, "GET")
+    _add_upsert_routes(app, engine, max_body_bytes)
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions)
     add_admin_routes(app, engine, metrics, METRICS_PATHS)
-    for add in add_routes:
-        add(app)
+    add_statusz_route(app, statusz)
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     if callers is not None:
@@ -178,8 +180,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 _NUM_THREADS = 4
 
 
-def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
-    """Adds to the admin application, which operators and trainers use, the route that changes rows of a table."""
+def _add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:
@@ -192,9 +193,7 @@ def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None
         answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
         return Response(answer, media_type="application/json")
 
-    for where in ("", "/versions/{version}", "/labels/{label}"):
-        path = "/v1/models/{model}" + where
-        add_route(app, path + "/tables/{table}:upsert", upsert, "POST")
+    add_model_route(app, "/tables/{table}:upsert", upsert, "POST")
 
 
 def _upsert(engine: Engine, ref: ModelRef, table: str, body: bytes) -> bytes:

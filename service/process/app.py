@@ -304,19 +304,20 @@ class App:
             self._tls = Wires(settings, self._metrics.tls)
         except TlsError as error:
             raise StartError(str(error)) from error
+        access, render, statusz, traffic = self._access, self._metrics.render, self._statusz().read, self._traffic.read
         self._http_parts = HttpParts(
             settings,
-            self._engine,
-            self._metrics,
-            self._access,
+            access.engine if access else self._engine,
+            access.metrics(render) if access else render,
+            access,
             self._tls,
-            statusz=self._statusz().read,
+            statusz=access.server_wide(statusz) if access else statusz,
             spans=self._tracing.http_spans if self._tracing else None,
             metrics_paths=metrics_paths_of(settings.monitoring_config_file),
             version=installed_version,
             labels=self._registry.labels,
             history=self._history.read,
-            traffic=self._traffic.read,
+            traffic=access.server_wide(traffic) if access else traffic,
             folders=lambda model: sorted(self._models.folders(model)),
         )
         self._servers = self._create_servers()
@@ -385,9 +386,9 @@ class App:
 
     def _create_admin(self) -> AdminServer:
         # control_servers is imported here and not at the top, because it imports FastAPI, which takes long.
-        from service.process.control_servers import create_admin_server
+        from service.process.control_servers import AdminServer
 
-        return create_admin_server(self._http_parts, self._lists.reload_config)
+        return AdminServer(self._http_parts, self._lists.reload_config)
 
     async def _open(self, models: Sequence[str]) -> Ports | None:
         """Opens the ports, first_loads_timeout_s after the start at the latest, and starts the control servers.
