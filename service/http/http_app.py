@@ -37,15 +37,13 @@ from service.http.table_view_routes import add_table_view_routes
 
 # Most names of models that the error for an unknown model lists, as in native/src/edge/shared.rs.
 _MAX_MODELS_TOLD = 100
-# HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
-DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
 def create_http_app(
     engine: Engine,
     *,
     metrics: Callable[[], tuple[bytes, str]],
-    metrics_paths: Sequence[str] = DEFAULT_METRICS_PATHS,
+    metrics_paths: Sequence[str],
     max_body_bytes: int,
     rest_api_timeout_s: float,
     gzip_min_bytes: int = 0,
