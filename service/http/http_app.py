@@ -47,8 +47,7 @@ def create_http_app(
     max_body_bytes: int,
     rest_api_timeout_s: float,
     gzip_min_bytes: int = 0,
-    has_cors: bool = False,
-    cors_origins: Collection[str] = (),
+    cors_origins: Collection[str] | None = None,
     strict_json: bool = False,
     callers: Callers | None = None,
     sessions: Sessions | None = None,
@@ -64,7 +63,7 @@ def create_http_app(
       max_body_bytes: largest body, before and after decompression.
       rest_api_timeout_s: timeout of a whole request.
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
-      has_cors: lets web pages of other origins read answers; with cors_origins, of these origins only.
+      cors_origins: origins whose web pages may read answers; empty: all origins; None: no other origin.
       strict_json: the native core writes null for numbers that are not finite, which the documentation says.
       callers: authenticates requests; None: everybody may send requests.
       sessions: the sessions of the console's users; None: nobody signs in.
@@ -122,7 +121,7 @@ def create_http_app(
             forwarding=forwarding,
             sessions=sessions,
         )
-    if has_cors or cors_origins:
+    if cors_origins is not None:
         app.add_middleware(CorsMiddleware, origins=cors_origins or None)
     app.add_middleware(SecurityHeadersMiddleware)
     if spans is not None:
